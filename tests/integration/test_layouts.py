@@ -33,6 +33,7 @@ from transformers import (
 
 from checkpoints import TEXT, make_distinct, save_checkpoint
 from e2e.in_process import run_here
+from e2e.workplace import Outcome
 from encoder_decoder import save_encoder_decoder
 from generating import PROMPT, build_decoder, counting_graph, save_decoder, save_tokenizer
 from readers import folder_of, python_of
@@ -560,3 +561,90 @@ def test_what_a_reader_does_not_know_is_refused(bert: Path, tmp_path: Path) -> N
     outcome = run_here("build", "-m", bert, "-o", tmp_path / "b", "--layout", "optimum", *task)
     assert 2 == outcome.code
     assert "next-sentence-prediction" in outcome.err
+
+
+UNKNOWN: list[tuple[str, str, str]] = [
+    ("mixtral", "transformers.js", "mixtral"),
+    ("roberta-prelayernorm", "transformers.js", "roberta-prelayernorm"),
+    *(("llava", layout, "vision-language") for layout in READERS),
+    *(("qwen2_5_vl", layout, "vision-language") for layout in READERS),
+    *(("mamba", layout, "states") for layout in READERS),
+    *(("qwen3_next", layout, "states") for layout in READERS),
+    ("t5", "genai", "encoder-decoder"),
+    ("bert", "genai", "BertForMaskedLM"),
+]
+"""Model type, layout without a class for it, and a word of the reason."""
+ARCHITECTURES = {
+    "bert": "BertForMaskedLM", "granitemoehybrid": "GraniteMoeHybridForCausalLM", "llama": "LlamaForCausalLM",
+    "llava": "LlavaForConditionalGeneration", "mamba": "MambaForCausalLM", "mixtral": "MixtralForCausalLM",
+    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration", "qwen3_next": "Qwen3NextForCausalLM",
+    "roberta-prelayernorm": "RobertaPreLayerNormForSequenceClassification", "t5": "T5ForConditionalGeneration",
+    "whisper": "WhisperForConditionalGeneration",
+}  # fmt: skip
+
+
+def _dry_run(model_type: str, layout: str, folder: Path, *options: str, **changes: Any) -> Outcome:
+    """Plan the build of a config without weights."""
+    config = transformers.AutoConfig.for_model(model_type, architectures=[ARCHITECTURES[model_type]], **changes)
+    config.save_pretrained(folder / model_type)
+    config_file = folder / model_type / "config.json"
+    asked = ("--layout", layout, "--random-weights", "--dry-run", *options)
+    return run_here("build", "-m", config_file, "-o", folder / "out", *asked)
+
+
+@pytest.mark.parametrize(("model_type", "layout", "words"), UNKNOWN)
+def test_model_type_without_a_class_is_refused_before_the_export(
+    model_type: str, layout: str, words: str, tmp_path: Path
+) -> None:
+    """The plan refuses it, so that neither a dry run says yes nor an export runs for nobody."""
+    outcome = _dry_run(model_type, layout, tmp_path)
+    assert 2 == outcome.code
+    for word in (f"--layout {layout}", words, "Remove --layout"):
+        assert word in outcome.err
+
+
+def test_model_types_with_a_class_are_planned(tmp_path: Path) -> None:
+    """Also a hybrid type without recurrent layers, a recurrent decoder without a cache, and a model without a head."""
+    for model_type, layout, options, changes in (
+        ("llama", "genai", (), {}),
+        ("whisper", "genai", (), {}),
+        ("t5", "transformers.js", (), {}),
+        ("mixtral", "optimum", (), {}),
+        ("mixtral", "transformers.js", ("--task", "feature-extraction"), {}),
+        ("qwen2_5_vl", "transformers.js", ("--task", "text-generation"), {}),
+        ("granitemoehybrid", "transformers.js", (), {"layer_types": ["attention"] * 2, "num_hidden_layers": 2}),
+        ("mamba", "optimum", ("--no-cache",), {}),
+    ):
+        outcome = _dry_run(model_type, layout, tmp_path / model_type / layout, *options, **changes)
+        assert 0 == outcome.code, outcome.err
+
+
+def test_graph_with_recurrent_states_is_refused_whatever_its_config_says(tmp_path: Path) -> None:
+    """The names of its inputs decide where there is no config."""
+    graph = counting_graph(tmp_path / "counting.onnx")
+    model = onnx.load(graph)
+    for names in (model.graph.input, model.graph.node[-1].input, *(node.input for node in model.graph.node)):
+        for place, value in enumerate(names):
+            if getattr(value, "name", value) == "state":
+                if isinstance(value, str):
+                    names[place] = "past_recurrent.0"  # type: ignore[index]
+                else:
+                    value.name = "past_recurrent.0"
+    onnx.save(model, graph)
+    outcome = run_here("build", "-m", graph, "-o", tmp_path / "out", "--layout", "optimum")
+    assert 2 == outcome.code
+    assert "recurrent states" in outcome.err
+
+
+@pytest.mark.parametrize("layout", ["optimum", "transformers.js"])
+def test_settings_of_a_processor_are_copied_to_where_readers_look(clip: Path, tmp_path: Path, layout: str) -> None:
+    """One file of transformers 5 holds those of a whole processor; readers know its sections as files."""
+    checkpoint = shutil.copytree(clip, tmp_path / "clip")
+    settings = json.loads((checkpoint / "preprocessor_config.json").read_text(encoding="utf-8"))
+    (checkpoint / "preprocessor_config.json").unlink()
+    whole = {"image_processor": settings, "processor_class": "CLIPProcessor"}
+    (checkpoint / "processor_config.json").write_text(json.dumps(whole), encoding="utf-8")
+    outcome = run_here("build", "-m", checkpoint, "-o", tmp_path / "out", "--layout", layout, "--no-verify")
+    assert 0 == outcome.code, outcome.err
+    written = json.loads((tmp_path / "out" / "preprocessor_config.json").read_text(encoding="utf-8"))
+    assert {**settings, "processor_class": "CLIPProcessor"} == written

@@ -6,7 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from winml.modelkit.builds.identity import ModelIdentity
-from winml.modelkit.builds.layouts.layout import PLAIN, LayoutFiles, find_layout, refuse_models
+from winml.modelkit.builds.layouts.layout import (
+    PLAIN,
+    LayoutFiles,
+    find_layout,
+    refuse_models,
+    refuse_unknown_type,
+)
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stage_runs import BuiltPart
 from winml.modelkit.builds.stages import adapter_names, built_name
@@ -14,6 +20,7 @@ from winml.modelkit.evaluate.processors import missing_processors
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, files_folder, is_data_of, numbered_data_path
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.load.checkpoints.companion_files import companion_files
+from winml.modelkit.load.checkpoints.task import canonical_task
 
 __all__ = ["FolderLayout"]
 
@@ -31,10 +38,14 @@ class FolderLayout:
 
         Raises:
             InputError: a file that is written anew for the readers is damaged.
+            TaskError: the readers have no class for the model.
         """
         self._plan = plan
         self._layout = find_layout(plan.config.layout)
         self._sources = self._found_sources(identity)
+        self._config = self._find_config(identity)
+        task = None if plan.request.task is None else canonical_task(plan.request.task)
+        refuse_unknown_type(self._layout, self._config, task, has_cache=plan.request.cache)
         self._rewritten = self._layout.rewrite(self._sources)
         written = {*self._rewritten, *self._layout.described}
         self.copied = {name: source for name, source in self._sources.items() if name not in written}
@@ -47,6 +58,11 @@ class FolderLayout:
             # Without a layout nothing is known of a reader who looks for them.
             return {} if self._layout is PLAIN else companion_files(files_folder(self._plan.onnx_path))
         return {**identity.companions, **(identity.card if self._layout.with_card else {})}
+
+    def _find_config(self, identity: ModelIdentity) -> Path | None:
+        """Return ``config.json`` of the model, also where it is not copied; None if it has none."""
+        found = identity.companions.get(CHECKPOINT_CONFIG_NAME, self._sources.get(CHECKPOINT_CONFIG_NAME))
+        return found or next((path for path in identity.places if path.name == CHECKPOINT_CONFIG_NAME), None)
 
     @property
     def rewritten_names(self) -> tuple[str, ...]:
@@ -106,7 +122,7 @@ class FolderLayout:
         """
         models = [part.current for part in parts if part.current is not None]
         if self._layout is not PLAIN and models:
-            refuse_models(self._layout, models)
+            refuse_models(self._layout, models, self._config)
             self.written(parts, {})
 
     def notes(self, parts: Sequence[BuiltPart], folder: Path) -> tuple[str, ...]:

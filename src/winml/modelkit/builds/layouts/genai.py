@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.builds.layouts.layout import Layout, rewritten_tokenizer
+from winml.modelkit.builds.layouts.layout import (
+    Layout,
+    has_recurrent_layers,
+    is_vision_language,
+    rewritten_tokenizer,
+)
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.file_names import (
     AUDIO_PROCESSOR_NAME,
@@ -421,11 +426,30 @@ def _shares_buffers(graph: onnx.GraphProto, caches: _Caches) -> bool:
     return bool(readers) and set(readers) == {_SHARING}
 
 
+_GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSpeechSeq2Seq")
+"""Specified by transformers: ends of the names of classes that generate text."""
+
+
+def _unknown(config: Mapping[str, Any], task: str | None, has_cache: bool) -> str:
+    """Return the kind of model that onnxruntime-genai has no type for, as far as the config shows it."""
+    classes = config.get("architectures")
+    name = str(classes[0]) if isinstance(classes, list) and classes else ""
+    if is_vision_language(config, task):
+        return "a vision-language model in three graphs"
+    if task is None and "For" in name and not name.endswith(_GENERATING):
+        return f"{name}, which generates no text"
+    if config.get("is_encoder_decoder") is True and not isinstance(config.get("num_mel_bins"), int):
+        return "an encoder-decoder without audio as input"
+    is_decoder = has_cache and task in (None, "text-generation")
+    return "a decoder with states other than keys and values" if is_decoder and has_recurrent_layers(config) else ""
+
+
 GENAI = Layout(
     "genai",
     lambda part, of_several, _precision: built_part_name(part, of_several=of_several),
     readers="onnxruntime-genai",
     tasks=frozenset({"text-generation", "automatic-speech-recognition"}),
+    unknown=_unknown,
     described=(GENAI_CONFIG_NAME, AUDIO_PROCESSOR_NAME),
     describe=lambda files: genai_texts(files.models, files.sources),
     rewritten=(TOKENIZER_CONFIG_NAME,),

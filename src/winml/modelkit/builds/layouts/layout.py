@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from winml.modelkit.errors import InputError, TaskError, UsageError
 from winml.modelkit.file_names import DECODER, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, built_part_name
@@ -27,8 +27,11 @@ __all__ = [
     "LayoutFiles",
     "LayoutName",
     "find_layout",
+    "has_recurrent_layers",
+    "is_vision_language",
     "refuse_models",
     "refuse_task",
+    "refuse_unknown_type",
     "rewritten_tokenizer",
 ]
 
@@ -56,6 +59,11 @@ class Layout:
     """Who opens it."""
     tasks: frozenset[str] | None = None
     """Tasks the readers know; None: any."""
+    unknown: Callable[[Mapping[str, Any], str | None, bool], str] = lambda _config, _task, _has_cache: ""
+    """Takes ``config.json`` of the checkpoint, the task (None where the checkpoint decides) and whether a decoder has a
+    cache; returns the kind of model that the readers have no class for, or "". Called before the export."""
+    unknown_inputs: Mapping[str, str] = field(default_factory=dict)
+    """Start of the name of a graph input → kind of model that the readers have no class for."""
     described: tuple[str, ...] = ()
     """Names of the files that ``describe`` may write."""
     describe: Callable[[LayoutFiles], Mapping[str, str]] = lambda _files: {}
@@ -146,12 +154,77 @@ def find_layout(name: str | None) -> Layout:
     return PLAIN if name is None else LAYOUTS.find(name, "--layout")
 
 
-def refuse_models(layout: Layout, models: Sequence[Path]) -> None:
+# --- What does config.json say of a model before it is exported?
+
+
+_IMAGE_TOKENS = ("image_token_id", "image_token_index")
+"""Specified by transformers: keys of the placeholder token for images. BLIP and GIT have none."""
+_RECURRENT_LAYERS = frozenset({"mamba", "linear_attention", "recurrent"})
+_RECURRENT_SIZES = ("state_size", "ssm_state_size", "mamba_d_state", "linear_num_value_heads", "lru_width")
+"""Specified by transformers: entries of ``layer_types``, and keys of configs without that list."""
+_TASKS_WITH_IMAGES = (None, "image-text-to-text", "image-to-text")
+
+
+def is_vision_language(config: Mapping[str, Any], task: str | None) -> bool:
+    """Return True for a language model with images as input, which becomes vision encoder, embedding and decoder.
+
+    Args:
+        config: ``config.json`` of the checkpoint.
+        task: The task; None where the checkpoint decides.
+    """
+    return "vision_config" in config and any(key in config for key in _IMAGE_TOKENS) and task in _TASKS_WITH_IMAGES
+
+
+def has_recurrent_layers(config: Mapping[str, Any]) -> bool:
+    """Return True for a decoder with states that are computed from token to token.
+
+    Args:
+        config: ``config.json`` of the checkpoint.
+    """
+    text = config.get("text_config")
+    text = text if isinstance(text, dict) else config
+    layers = text.get("layer_types") or text.get("layers_block_type")
+    if isinstance(layers, list):
+        return any(isinstance(kind, str) and kind in _RECURRENT_LAYERS for kind in layers)
+    return any(isinstance(text.get(key), int) for key in _RECURRENT_SIZES)
+
+
+def refuse_unknown_type(layout: Layout, config: Path | None, task: str | None, *, has_cache: bool) -> None:
+    """Refuse a model for which the readers of a layout have no class.
+
+    Args:
+        layout: The layout.
+        config: ``config.json`` of the checkpoint; None: nothing is known.
+        task: The task; None where the checkpoint decides.
+        has_cache: Whether a decoder has a cache.
+
+    Raises:
+        TaskError: names the model and the layout.
+    """
+    if config is None:
+        return
+    try:
+        record = read_json_file(config)
+    except (OSError, JsonError):
+        return  # refused with its reason by what loads the model
+    if isinstance(record, dict) and (unknown := layout.unknown(record, task, has_cache)):
+        raise _unknown_model(layout, unknown)
+
+
+def _unknown_model(layout: Layout, words: str) -> TaskError:
+    return TaskError(
+        f"--layout {layout.name}: {layout.readers} has no class for {words}",
+        hint="Remove --layout: winml run, winml generate and WinMLAutoModel open the folder.",
+    )
+
+
+def refuse_models(layout: Layout, models: Sequence[Path], config: Path | None = None) -> None:
     """Refuse graphs that the readers of a layout do not know.
 
     Args:
         layout: The layout.
         models: The files of all parts.
+        config: ``config.json`` of the checkpoint; None: there is none.
 
     Raises:
         UsageError: they have another decoder in mind.
@@ -166,11 +239,16 @@ def refuse_models(layout: Layout, models: Sequence[Path]) -> None:
             f"{layout.readers} lets the decoder compute them",
             hint="Build from the checkpoint, which exports a decoder for this layout, or omit --layout.",
         )
+    inputs = [value.name for path in models for value in read_structure(path).graph.input]
+    for start, words in layout.unknown_inputs.items():
+        if any(name.startswith(start) for name in inputs):
+            raise _unknown_model(layout, words)
     texts = [entry.value for entry in read_structure(models[0]).metadata_props if entry.key == MODEL_KEY]
     try:
         task = load_json(texts[0]).get("task") if texts else None
     except (ValueError, AttributeError):
         task = None
+    refuse_unknown_type(layout, config, task, has_cache=any(name.startswith("past_") for name in inputs))
     refuse_task(layout, task, is_described=bool(texts))
 
 

@@ -11,7 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.builds.layouts.layout import Layout, LayoutFiles, rewritten_tokenizer
+from winml.modelkit.builds.layouts.layout import (
+    Layout,
+    LayoutFiles,
+    has_recurrent_layers,
+    is_vision_language,
+    rewritten_tokenizer,
+)
+from winml.modelkit.builds.layouts.transformers_js_types import TYPES
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, TOKENIZER_CONFIG_NAME
 from winml.modelkit.options import JsonError, read_json_file
@@ -24,13 +31,14 @@ TASKS = frozenset(
         "feature-extraction", "fill-mask", "text-classification", "token-classification", "question-answering",
         "multiple-choice", "image-classification", "image-segmentation", "object-detection", "depth-estimation",
         "zero-shot-image-classification", "audio-classification", "automatic-speech-recognition", "image-to-image",
-        "text-generation", "text2text-generation", "image-to-text", "image-text-to-text", "sentence-similarity",
+        "text-generation", "text2text-generation", "image-to-text", "sentence-similarity",
         "zero-shot-object-detection", "zero-shot-audio-classification", "image-feature-extraction", "text-to-audio",
         "audio-frame-classification", "audio-xvector", "document-question-answering", "visual-question-answering",
         "keypoint-detection", "mask-generation", "zero-shot-classification",
     }
 )  # fmt: skip
-"""Specified: tasks of optimum's ``ORTModelFor…`` classes and of transformers.js' pipelines and ``AutoModelFor…``."""
+"""Specified: tasks of optimum's ``ORTModelFor…`` classes and of transformers.js' pipelines and ``AutoModelFor…``. For
+``image-text-to-text``, see :func:`_unknown_to_both`."""
 
 _STEMS: Mapping[str, str] = {
     "model": "model", "encoder": "encoder_model", "decoder": "decoder_model_merged", "vision": "vision_encoder",
@@ -135,14 +143,93 @@ def _as_before_transformers_5(record: Mapping[str, Any]) -> dict[str, object]:
     return changed
 
 
+# --- Copies the settings of an image processor or feature extractor to where readers look for them.
+
+
+_PREPROCESSOR_NAME, _PROCESSOR_NAME = "preprocessor_config.json", "processor_config.json"
+"""Specified: the file that both readers take, and the one that holds it as a section if a processor of transformers 5
+wrote it."""
+_PROCESSOR_SECTIONS = ("feature_extractor", "image_processor")
+
+
+def _preprocessor(sources: Mapping[str, Path]) -> dict[str, str]:
+    """Return ``preprocessor_config.json`` of a checkpoint with ``processor_config.json`` alone; ``{}`` for others.
+
+    Raises:
+        InputError: the file of the checkpoint is damaged.
+    """
+    path = sources.get(_PROCESSOR_NAME)
+    if path is None or _PREPROCESSOR_NAME in sources:
+        return {}
+    try:
+        record = read_json_file(path)
+    except JsonError as error:
+        raise InputError(f"{path}: {error}", hint=error.hint) from error
+    sections = [record[name] for name in _PROCESSOR_SECTIONS if isinstance(record, dict) and name in record]
+    settings = {key: value for section in sections if isinstance(section, dict) for key, value in section.items()}
+    if not settings:
+        return {}
+    if "processor_class" in record:
+        settings["processor_class"] = record["processor_class"]
+    return {_PREPROCESSOR_NAME: json.dumps(settings, indent=2, ensure_ascii=False) + "\n"}
+
+
+# --- For which models is there no class?
+
+
+_RECURRENT = "a decoder with recurrent states, of which a graph reads one token in each run"
+
+
+def _unknown_to_both(config: Mapping[str, Any], task: str | None, has_cache: bool) -> str:
+    """Return the kind of model that neither has a class for.
+
+    transformers.js runs ``embed_tokens`` on tokens alone and inserts the vectors of images itself; the embedding graph
+    of winml takes both. optimum has no class for a vision-language model.
+    """
+    if is_vision_language(config, task) or task == "image-text-to-text":
+        return "a vision-language model whose embedding graph takes the vectors of images, as those of winml do"
+    is_decoder = has_cache and task in (None, "text-generation")
+    return _RECURRENT if is_decoder and has_recurrent_layers(config) else ""
+
+
+def _unknown_to_transformers_js(config: Mapping[str, Any], task: str | None, has_cache: bool) -> str:
+    """Return the kind of model that transformers.js has no class for."""
+    model_type, classes = config.get("model_type"), config.get("architectures")
+    name = str(classes[0]) if isinstance(classes, list) and classes else ""
+    if unknown := _unknown_to_both(config, task, has_cache):
+        return unknown
+    if task is None and name.endswith(("ForCausalLM", "LMHeadModel")):
+        task = "text-generation"
+    if not isinstance(model_type, str):
+        return ""
+    if task is not None:
+        types = TYPES.get(task)
+        return f"{task} of model type {model_type}" if types is not None and model_type not in types else ""
+    # A model without a head is opened whatever its type.
+    is_known = not name or name.endswith("Model") or any(model_type in types for types in TYPES.values())
+    return "" if is_known else f"model type {model_type}"
+
+
+_UNKNOWN_INPUTS: Mapping[str, str] = {
+    "past_recurrent.": _RECURRENT,
+    "image_features": "a vision-language model whose embedding graph takes the vectors of images",
+}
+"""Start of the name of a graph input → kind of model that neither has a class for."""
+
+
 OPTIMUM = Layout(
     "optimum",
     lambda part, of_several, _precision: f"{model_stem(part, of_several)}.onnx",
     readers="optimum and sentence-transformers",
     tasks=TASKS,
+    unknown=_unknown_to_both,
+    unknown_inputs=_UNKNOWN_INPUTS,
     cross_keys="decoder",
-    rewritten=(TOKENIZER_CONFIG_NAME,),
-    rewrite=lambda sources: rewritten_tokenizer(sources, _as_before_transformers_5),
+    rewritten=(TOKENIZER_CONFIG_NAME, _PREPROCESSOR_NAME),
+    rewrite=lambda sources: {
+        **rewritten_tokenizer(sources, _as_before_transformers_5),
+        **_preprocessor(sources),
+    },
     note=unfit_cache_words,
 )
 """For ``ORTModelFor…``."""
@@ -210,9 +297,13 @@ TRANSFORMERS_JS = Layout(
     _model_name,
     readers="transformers.js",
     tasks=TASKS,
+    unknown=_unknown_to_transformers_js,
+    unknown_inputs=_UNKNOWN_INPUTS,
     cross_keys="decoder",
     described=(CHECKPOINT_CONFIG_NAME,),
     describe=_described,
+    rewritten=(_PREPROCESSOR_NAME,),
+    rewrite=_preprocessor,
     unread=("vocab.txt", TOKENIZER_CONFIG_NAME),
     numbers_data=True,
 )
