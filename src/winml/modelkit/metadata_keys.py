@@ -18,6 +18,8 @@ TREE_KEY = "winml.hierarchy.tree"
 
 INPUTS_KEY = "winml.io.inputs"
 OUTPUTS_KEY = "winml.io.outputs"
+DIMENSIONS_KEY = "winml.io.dimensions"
+"""Smallest and largest size of each dynamic dimension for which the graph was made, if it has such bounds."""
 MODEL_KEY = "winml.model"
 EXPORT_KEY = "winml.export"
 PART_KEY = "winml.part"

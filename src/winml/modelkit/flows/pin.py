@@ -26,10 +26,17 @@ from winml.modelkit.graph.pinning import (
     pin_dimensions,
     sizes_of_dimensions,
 )
-from winml.modelkit.graph.specs import InputTensorSpec, input_records, resolve_names, stated_sums, summed_sizes
+from winml.modelkit.graph.specs import (
+    InputTensorSpec,
+    input_records,
+    resolve_names,
+    stated_bounds,
+    stated_sums,
+    summed_sizes,
+)
 from winml.modelkit.graph.stage import StageResult
 from winml.modelkit.hierarchy.tagging import measure_coverage
-from winml.modelkit.metadata_keys import INPUTS_KEY, OUTPUTS_KEY
+from winml.modelkit.metadata_keys import DIMENSIONS_KEY, INPUTS_KEY, OUTPUTS_KEY
 from winml.modelkit.results.transformed_file import PinnedModel
 from winml.modelkit.runtime.graph_inputs import draw_feeds, graph_inputs
 from winml.modelkit.runtime.sessions import Session
@@ -185,12 +192,18 @@ class Pinning(GraphWork[_PinResult]):
     precedes_normalization: ClassVar[bool] = True
 
     def refuse_graph(self, model: ir.Model) -> None:
-        """Refuse a graph without a dimension that has a size.
+        """Refuse a graph without a dimension that has a size, and sizes for which it was not made.
 
         Raises:
             UsageError: names the size.
         """
-        sizes_of_dimensions(model.graph, self.sizes)
+        bounds = stated_bounds(model.metadata_props)
+        for name, size in sizes_of_dimensions(model.graph, self.sizes).items():
+            if name in bounds and (refusal := bounds[name].refusal(size)):
+                raise UsageError(
+                    f"--shape-config: {refusal}",
+                    hint=f"Use one of the sizes {bounds[name].words}, or export the model with this one.",
+                )
 
     @property
     def request_words(self) -> str:
@@ -209,6 +222,7 @@ class Pinning(GraphWork[_PinResult]):
         sizes |= {name: size for name, size in summed_sizes(sums, sizes).items() if name in names}
         pin_dimensions(model, sizes)
         _state_sums(model, sizes)
+        _state_bounds(model, sizes)
         return _PinResult(
             model,
             changed=bool(sizes),
@@ -285,6 +299,14 @@ def _state_sums(model: ir.Model, sizes: Mapping[str, int]) -> None:
         if sums:
             record["sums"] = sums
     model.metadata_props[INPUTS_KEY] = json.dumps(list(records.values()))
+
+
+def _state_bounds(model: ir.Model, sizes: Mapping[str, int]) -> None:
+    """Leave out the bounds of dimensions that are fixed, in place."""
+    bounds = [item.as_record() for name, item in stated_bounds(model.metadata_props).items() if name not in sizes]
+    model.metadata_props.pop(DIMENSIONS_KEY, None)
+    if bounds:
+        model.metadata_props[DIMENSIONS_KEY] = json.dumps(bounds)
 
 
 def _input_specs(model: ir.Model) -> tuple[InputTensorSpec, ...]:

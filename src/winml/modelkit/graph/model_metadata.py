@@ -10,9 +10,17 @@ from typing import Any
 import onnx_ir as ir
 
 from winml.modelkit.graph.bundle import PartDescription
-from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
+from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec, StatedBounds
 from winml.modelkit.hierarchy.tree import ModuleTree
-from winml.modelkit.metadata_keys import EXPORT_KEY, INPUTS_KEY, MODEL_KEY, OUTPUTS_KEY, PART_KEY, TREE_KEY
+from winml.modelkit.metadata_keys import (
+    DIMENSIONS_KEY,
+    EXPORT_KEY,
+    INPUTS_KEY,
+    MODEL_KEY,
+    OUTPUTS_KEY,
+    PART_KEY,
+    TREE_KEY,
+)
 
 __all__ = ["ModelDescription", "output_specs", "write_model_metadata"]
 
@@ -42,6 +50,8 @@ class ModelDescription:
     """Who made it, and how."""
     part: PartDescription | None = None
     """Which part it is; None for a model of one part."""
+    bounds: Sequence[StatedBounds] = ()
+    """Those of dynamic dimensions."""
 
     def as_metadata(self) -> dict[str, object]:
         """Return each metadata key with its JSON value."""
@@ -52,10 +62,13 @@ class ModelDescription:
             EXPORT_KEY: self.export,
             TREE_KEY: self.tree.as_record(),
         }
+        if self.bounds:
+            record[DIMENSIONS_KEY] = [item.as_record() for item in self.bounds]
         return record if self.part is None else {**record, PART_KEY: self.part.as_record()}
 
 
 def write_model_metadata(model: ir.Model, description: ModelDescription) -> None:
     """Write who made the file, from what, its inputs and outputs, the module tree, and which part it is; in place."""
+    model.metadata_props.pop(DIMENSIONS_KEY, None)
     for key, record in description.as_metadata().items():
         model.metadata_props[key] = json.dumps(record, ensure_ascii=False, separators=(",", ":"))

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import pydantic
 
 from winml.modelkit.errors import ConfigError, UsageError
-from winml.modelkit.metadata_keys import INPUTS_KEY
+from winml.modelkit.metadata_keys import DIMENSIONS_KEY, INPUTS_KEY
 from winml.modelkit.options import Options, load_json, nearest, parse_options, read_json
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "OpenSize",
     "OutputAxis",
     "OutputTensorSpec",
+    "StatedBounds",
     "StatedCache",
     "StatedInput",
     "counts_rows",
@@ -39,6 +40,7 @@ __all__ = [
     "names_among",
     "parse_dynamic_axes",
     "resolve_names",
+    "stated_bounds",
     "stated_inputs",
     "stated_sums",
     "summed_sizes",
@@ -242,6 +244,55 @@ def stated_inputs(metadata: Mapping[str, str]) -> dict[str, StatedInput]:
 def stated_sums(metadata: Mapping[str, str]) -> dict[str, tuple[int | str, ...]]:
     """Return the sizes that are sums of others, as the metadata of a file states them."""
     return {name: terms for item in stated_inputs(metadata).values() for name, terms in item.sums.items()}
+
+
+class StatedBounds(pydantic.BaseModel):
+    """Sizes of a dynamic dimension for which a graph was made, as its file states them."""
+
+    model_config = pydantic.ConfigDict(frozen=True)
+
+    name: str
+    """As in the shapes of the inputs."""
+    min: Annotated[int, pydantic.Field(ge=0)] = 1
+    """Smallest size."""
+    max: Annotated[int, pydantic.Field(ge=0)] | None = None
+    """Largest size; None: unbounded."""
+
+    def clamp(self, size: int) -> int:
+        """Return the nearest size within the bounds."""
+        return max(self.min, size if self.max is None else min(size, self.max))
+
+    def refusal(self, size: int) -> str:
+        """Return why a size is not possible; ``""`` if it is.
+
+        >>> StatedBounds(name="T", max=64).refusal(65)
+        'T 65: the graph was made for sizes 1 to 64'
+        """
+        return "" if self.clamp(size) == size else f"{self.name} {size}: the graph was made for sizes {self.words}"
+
+    @property
+    def words(self) -> str:
+        """The sizes.
+
+        >>> StatedBounds(name="T", max=64).words, StatedBounds(name="T", min=2).words
+        ('1 to 64', 'from 2')
+        """
+        return f"from {self.min}" if self.max is None else f"{self.min} to {self.max}"
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the ``winml.io.dimensions`` entry of FORMATS: name, min and, if bounded, max."""
+        return self.model_dump(exclude_none=True)
+
+
+def stated_bounds(metadata: Mapping[str, str]) -> dict[str, StatedBounds]:
+    """Return the bounds of dynamic dimensions that the metadata of a file states, by name; without damaged ones."""
+    bounds = {}
+    with contextlib.suppress(ValueError, TypeError):
+        for record in load_json(metadata.get(DIMENSIONS_KEY, "[]")):
+            with contextlib.suppress(pydantic.ValidationError):
+                item = StatedBounds.model_validate(record)
+                bounds[item.name] = item
+    return bounds
 
 
 class OutputTensorSpec(_TensorSpec):

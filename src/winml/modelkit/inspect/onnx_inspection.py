@@ -18,6 +18,7 @@ from winml.modelkit.file_names import sidecar_path
 from winml.modelkit.graph.assumptions import Assumption
 from winml.modelkit.graph.files.content_digest import hash_file
 from winml.modelkit.graph.files.reading import check_data_file, inline_functions, read_structure
+from winml.modelkit.graph.specs import StatedBounds, stated_bounds
 from winml.modelkit.graph.validity import cycle_words
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.selector import select
@@ -128,6 +129,8 @@ class OnnxInspection:
     """The ``winml.*`` metadata, parsed; the module tree is in ``modules`` instead."""
     metadata: Mapping[str, str]
     """All other metadata."""
+    dimensions: tuple[StatedBounds, ...]
+    """Dynamic dimensions for which the file states bounds."""
     tree_source: TreeSource
     coverage: Coverage
     modules: tuple[ModuleCost, ...]
@@ -165,6 +168,7 @@ class OnnxInspection:
             "graph_name": self.graph_name,
             "inputs": [value.as_record() for value in self.inputs],
             "outputs": [value.as_record() for value in self.outputs],
+            "dimensions": [item.as_record() for item in self.dimensions],
             "initializers": {
                 "count": len(self.weights),
                 "parameters": self.total.parameters,
@@ -371,6 +375,7 @@ def inspect_onnx(path: Path, *, selector: str | None = None) -> OnnxInspection:
         total=sum((module.own for module in modules), unclaimed),
         records=_parse_own_metadata(metadata),
         metadata={key: value for key, value in metadata.items() if not key.startswith(OUR_PREFIX)},
+        dimensions=tuple(stated_bounds(metadata).values()),
         tree_source=tree.source,
         coverage=tree.coverage,
         modules=selected,

@@ -129,6 +129,8 @@ def schema_document(schema: RunSchema) -> doc.Document:
     blocks.append(_tensors("tensor", schema.tensors))
     if schema.outputs:
         blocks.append(_tensors("output", schema.outputs))
+    if schema.dimensions:
+        blocks.append(doc.Fields([("sizes", ", ".join(f"{item.name} {item.words}" for item in schema.dimensions))]))
     return doc.Document(blocks, doc.Fields([("example", schema.example)]), title="Inputs")
 
 

@@ -234,6 +234,8 @@ def _file_fields(inspection: OnnxInspection) -> Iterator[doc.Field]:
 def _graph_fields(inspection: OnnxInspection) -> Iterator[doc.Field]:
     yield "inputs", ", ".join(map(_value_words, inspection.inputs)) or "none"
     yield "outputs", ", ".join(map(_value_words, inspection.outputs)) or "none"
+    if inspection.dimensions:
+        yield "sizes", ", ".join(f"{item.name} {item.words}" for item in inspection.dimensions)
     groups = [
         f"{dtype} {count_words(summary.parameters) if summary.parameters else 'packed values or scales'} "
         f"({size_words(summary.size_bytes)})"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from winml.modelkit.graph.specs import StatedBounds
 from winml.modelkit.records import Record, entry
 
 __all__ = [
@@ -123,3 +124,5 @@ class RunSchema(Record, schema_version=1):
     outputs: tuple[SchemaTensor, ...]
     example: str
     """A command that runs it."""
+    dimensions: tuple[StatedBounds, ...] = ()
+    """Dynamic dimensions that the graphs take some sizes of only."""

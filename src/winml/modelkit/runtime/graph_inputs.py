@@ -25,9 +25,11 @@ from winml.modelkit.graph.specs import (
     CacheSlot,
     GridSlot,
     InputTensorSpec,
+    StatedBounds,
     StatedInput,
     counts_rows,
     resolve_names,
+    stated_bounds,
     stated_inputs,
     summed_sizes,
 )
@@ -41,10 +43,12 @@ if TYPE_CHECKING:
     from winml.modelkit.runtime.sessions import Session
 
 __all__ = [
+    "SIZES_OPTION",
     "GraphInput",
     "Sizes",
     "array_words",
     "batch_of",
+    "bounds_by_name",
     "default_size_notes",
     "described_inputs",
     "draw_feeds",
@@ -62,6 +66,8 @@ Size = int | str | None
 _ELEMENT_TYPES = {"float": "float32", "double": "float64"}
 """ONNX Runtime's words that are not numpy's."""
 
+SIZES_OPTION = "--shape-config"
+"""The option whose sizes are refused in a message."""
 _PAST = "past_key_values."
 """Specified: how optimum, transformers.js and onnxruntime-genai begin the names of caches."""
 _DRAWN = frozenset({*DTYPES, "uint64", "uint32", "uint16"})
@@ -89,6 +95,8 @@ class GraphInput:
     """How many patches it tells of, where the file says that it holds the grids of pictures."""
     window: int | None = None
     """How many of the last tokens the layer of its state of a cache attends to; None: all of them."""
+    bounds: Mapping[str, StatedBounds] = field(default_factory=dict)
+    """Name in the shape → the sizes for which the graph was made, where the file says."""
 
     @property
     def keys(self) -> tuple[int | str, ...]:
@@ -165,14 +173,16 @@ def described_inputs(
         shapes: Input → sizes.
         metadata: That of the file.
     """
-    stated = stated_inputs(metadata)
+    stated, bounds = stated_inputs(metadata), stated_bounds(metadata)
     return tuple(
-        _described_input(name, words, shapes[name], stated.get(name) or StatedInput(name=name))
+        _described_input(name, words, shapes[name], stated.get(name) or StatedInput(name=name), bounds)
         for name, words in types.items()
     )
 
 
-def _described_input(name: str, words: str, shape: Sequence[Size], stated: StatedInput) -> GraphInput:
+def _described_input(
+    name: str, words: str, shape: Sequence[Size], stated: StatedInput, bounds: Mapping[str, StatedBounds]
+) -> GraphInput:
     by_name = name.rpartition(".")[2] if name.startswith(_PAST) else None
     return GraphInput(
         name,
@@ -184,6 +194,7 @@ def _described_input(name: str, words: str, shape: Sequence[Size], stated: State
         by_name if stated.cache is None else stated.cache.kind,
         stated.grid,
         None if stated.cache is None else stated.cache.window or None,
+        {size: bounds[size] for size in shape if isinstance(size, str) and size in bounds},
     )
 
 
@@ -209,11 +220,21 @@ def sizes_by_key(inputs: Sequence[GraphInput], requested: Mapping[str, int]) -> 
         requested: Sizes by name in the file, by ``input:axis``, or by key of ``--shape-config``.
 
     Raises:
-        UsageError: a name the graph does not have, or two sizes for one dimension.
+        UsageError: a name the graph does not have, two sizes for one dimension, or one for which the graph was not
+            made.
     """
     keys = [(f"{item.name}:{axis}", key) for item in inputs for axis, key in enumerate(item.keys)]
     places = {place: key for place, key in keys if isinstance(key, str)}
-    return resolve_names(requested, dict.fromkeys(places.values()), places)
+    sizes = resolve_names(requested, dict.fromkeys(places.values()), places)
+    for name, bounds in bounds_by_name(inputs).items():
+        if name in sizes and (refusal := bounds.refusal(sizes[name])):
+            raise UsageError(f"{SIZES_OPTION}: {refusal}", hint=f"Use one of the sizes {bounds.words}.")
+    return sizes
+
+
+def bounds_by_name(inputs: Sequence[GraphInput]) -> dict[str, StatedBounds]:
+    """Return the bounds of the dynamic dimensions of some inputs."""
+    return {name: bounds for item in inputs for name, bounds in item.bounds.items()}
 
 
 def settle_sizes(inputs: Sequence[GraphInput], requested: Mapping[str, int], *, batch_size: int | None = None) -> Sizes:
@@ -303,11 +324,11 @@ def _batch_names(inputs: Sequence[GraphInput], batch_size: int) -> list[str]:
 
 
 def _default_size(name: str, inputs: Sequence[GraphInput], names: Sequence[str]) -> int:
-    default = default_size(name)
+    default, bounds = default_size(name), bounds_by_name(inputs).get(name)
     if default is not None:
-        return default
+        return default if bounds is None else bounds.clamp(default)
     if any(item.keys[:1] == (name,) for item in inputs):
-        return 1  # the first dimension of an input is its batch, as a rule
+        return 1 if bounds is None else bounds.clamp(1)  # the first dimension of an input is its batch, as a rule
     example = ", ".join(f'"{open_name}": {default_size(open_name) or 8}' for open_name in names)
     where = next(item for item in inputs if name in item.keys)
     raise UsageError(

@@ -22,6 +22,7 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError, StageError, UsageError
 from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.graph.files.output_files import write_error
+from winml.modelkit.graph.specs import stated_bounds
 from winml.modelkit.metadata_keys import COMPILE_KEY
 from winml.modelkit.options import load_json
 from winml.modelkit.runtime.adapters import ActiveAdapter
@@ -180,6 +181,7 @@ class Session:
         self.inputs: dict[str, str] = {value.name: value.type for value in inputs}
         """Input name → type as ONNX Runtime writes it (``tensor(float)``), in order."""
         self.input_shapes: dict[str, Shape] = {value.name: tuple(value.shape) for value in inputs}
+        self._bounds = stated_bounds(self.metadata)
         self.outputs: tuple[str, ...] = tuple(value.name for value in outputs)
         self.output_shapes: dict[str, Shape] = {
             value.name: tuple(value.shape) for value in outputs if value.type.startswith("tensor")
@@ -208,6 +210,21 @@ class Session:
                 f"{self.name} is damaged: a name or its metadata is not UTF-8 text", hint="Export or download it again."
             ) from error
 
+    def _refuse_sizes(self, feeds: Arrays) -> None:
+        """Refuse values of sizes for which the graph was not made, where it may answer wrongly without an error.
+
+        Raises:
+            UsageError: names the dimension and its bounds.
+        """
+        for name, array in feeds.items() if self._bounds else ():
+            for key, size in zip(self.input_shapes.get(name, ()), array.shape, strict=False):
+                bounds = self._bounds.get(key) if isinstance(key, str) else None
+                if bounds is not None and (refusal := bounds.refusal(size)):
+                    raise UsageError(
+                        f"{self.name}: input {name}: {refusal}",
+                        hint=f"Pass values of one of the sizes {bounds.words}, or export the model with this one.",
+                    )
+
     def run(self, feeds: Arrays, output_names: Sequence[str] | None = None) -> dict[str, Array]:
         """Run the graph once.
 
@@ -219,13 +236,15 @@ class Session:
             One array per graph output, in their order.
 
         Raises:
-            UsageError: the names are not those of the graph's inputs.
+            UsageError: the names are not those of the graph's inputs, or a size is beyond the bounds that the file
+                states.
             StageError: ONNX Runtime refuses the values or fails; gives its reason.
         """
         if set(feeds) != set(self.inputs):
             raise UsageError(
                 f"{self.name} takes {', '.join(self.inputs) or 'no inputs'}; got {', '.join(feeds) or 'none'}"
             )
+        self._refuse_sizes(feeds)
         try:
             values = {name: to_ort_value(array) for name, array in feeds.items()}
             names = list(self.outputs if output_names is None else output_names)
@@ -253,6 +272,7 @@ class Session:
         """
         if {*feeds, *states} != set(self.inputs):
             raise UsageError(f"{self.name} takes {', '.join(self.inputs)}; got {', '.join((*feeds, *states))}")
+        self._refuse_sizes(feeds)
         try:
             values = {**{name: to_ort_value(array) for name, array in feeds.items()}, **states}
             outputs = self._session.run_with_ort_values(list(self.outputs), values, self._run_options)
@@ -284,7 +304,7 @@ class Session:
             StageError: ONNX Runtime refuses the values.
         """
         try:
-            return InPlaceRun(self._session, self.name, states, outputs, self._run_options)
+            return InPlaceRun(self._session, self.name, states, outputs, self._run_options, self._refuse_sizes)
         except ORT_ERRORS as error:
             raise StageError(f"ONNX Runtime cannot run {self.name}: {ort_reason(error)}") from error
 
@@ -297,8 +317,10 @@ class Session:
                 gets arrays back, as :meth:`run` does.
 
         Raises:
+            UsageError: a size is beyond the bounds that the file states.
             StageError: ONNX Runtime refuses the values.
         """
+        self._refuse_sizes(feeds)
         return PreparedRun(self._session, self.name, feeds, io_binding=io_binding)
 
     def end_profile(self) -> Path:
@@ -319,9 +341,11 @@ class InPlaceRun:
         states: Mapping[str, ort.OrtValue],
         outputs: Mapping[str, str],
         run_options: ort.RunOptions | None,
+        refuse_sizes: Callable[[Arrays], None],
     ) -> None:
         """Bind the states; use :meth:`Session.prepare_in_place`."""
         self._session, self._name, self._options = session, name, run_options
+        self._refuse_sizes = refuse_sizes
         self._binding = session.io_binding()
         bound = {outputs[state] for state in states}
         self._others = [value.name for value in session.get_outputs() if value.name not in bound]
@@ -346,8 +370,10 @@ class InPlaceRun:
             The outputs that are no states; never the arrays of an earlier run.
 
         Raises:
+            UsageError: a size is beyond the bounds that the file states.
             StageError: ONNX Runtime refuses the values or fails; gives its reason.
         """
+        self._refuse_sizes(feeds)
         try:
             # Bound again: otherwise a run writes into the outputs of the run before, which a caller may hold.
             arrays = {name: np.empty_like(like[name]) for name in self._others if name in like}

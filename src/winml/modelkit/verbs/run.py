@@ -23,6 +23,7 @@ from winml.modelkit.verbs.answers import AnswerPlan, AnswerRequest, plan_answer
 from winml.modelkit.verbs.running import ProviderFields
 
 if TYPE_CHECKING:
+    from winml.modelkit.graph.specs import StatedBounds
     from winml.modelkit.inference.answering import Answer, TaskRunner
     from winml.modelkit.load.request import ModelRequest
     from winml.modelkit.results.inference import AnswerEntry, InferenceResult, RunSchema, SchemaTensor
@@ -381,6 +382,15 @@ def _graph_tensors(files: Mapping[str, Path], which: str) -> list[SchemaTensor]:
     return found
 
 
+def _graph_bounds(files: Mapping[str, Path]) -> tuple[StatedBounds, ...]:
+    """Return the bounds of dynamic dimensions that the graphs state, each once."""
+    from winml.modelkit.graph.files.reading import read_structure
+    from winml.modelkit.graph.specs import stated_bounds
+
+    metadata = ({item.key: item.value for item in read_structure(path).metadata_props} for path in files.values())
+    return tuple(dict.fromkeys(item for props in metadata for item in stated_bounds(props).values()))
+
+
 def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:
     """Return what a model takes: inputs of its task, tensors of its graph, and a command. Loads no weights.
 
@@ -389,7 +399,7 @@ def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:
     """
     from winml.modelkit.results.inference import RunSchema, SchemaInput, SchemaTensor
 
-    subject = plan.subject
+    subject, bounds = plan.subject, _graph_bounds(request.files)
     name, tensors, outputs = (
         subject.task,
         _graph_tensors(request.files, "inputs"),
@@ -420,7 +430,7 @@ def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:
     by_name = " ".join(f"--input {name}=@{name}.npy" for name in dict.fromkeys(item.name for item in tensors))
     example = example_command(request.name, task or "", definition, request.files)
     example = example or f"winml run {_commanded(request)} {by_name}"
-    return RunSchema(request.name, task, inputs, tuple(tensors), tuple(outputs), example)
+    return RunSchema(request.name, task, inputs, tuple(tensors), tuple(outputs), example, bounds)
 
 
 # --- The run.

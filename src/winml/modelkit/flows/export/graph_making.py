@@ -34,7 +34,14 @@ from winml.modelkit.graph.files.output_files import ExportPaths, OutputFiles
 from winml.modelkit.graph.fingerprint import stamp
 from winml.modelkit.graph.lora_branches import add_branches
 from winml.modelkit.graph.model_metadata import ModelDescription, output_specs, write_model_metadata
-from winml.modelkit.graph.specs import UNNAMED, DynamicDimension, InputTensorSpec, OutputAxis, OutputTensorSpec
+from winml.modelkit.graph.specs import (
+    UNNAMED,
+    DynamicDimension,
+    InputTensorSpec,
+    OutputAxis,
+    OutputTensorSpec,
+    StatedBounds,
+)
 from winml.modelkit.hierarchy.tagging import Coverage, all_nodes, clear_tag, measure_coverage
 from winml.modelkit.hierarchy.torch_modules import CallTrace, joined_traces, record_calls, with_captured_modules
 from winml.modelkit.hierarchy.tree import ModuleTree, build_tree
@@ -689,6 +696,14 @@ def _plain_graph(model: ir.Model, config: WinMLExportConfig, used: ExporterUse) 
     return renormalized.model, (*renormalized.notes, *((note,) if note else ()))
 
 
+def _bounds_of(dimensions: Sequence[DynamicDimension]) -> tuple[StatedBounds, ...]:
+    return tuple(
+        StatedBounds(name=item.name, min=item.min, max=item.max)
+        for item in dimensions
+        if item.min > 1 or item.max is not None
+    )
+
+
 def _describe_model(model: ir.Model, run: ExportRun, part: ModelPart, tree: ModuleTree, used: ExporterUse) -> None:
     """Write what the file says about itself, or remove every trace of the hierarchy; in place."""
     if not run.config.hierarchy:
@@ -711,6 +726,7 @@ def _describe_model(model: ir.Model, run: ExportRun, part: ModelPart, tree: Modu
             **_bounds_record(run, part),
         },
         part=run.loaded.describe(part),
+        bounds=_bounds_of(part.dimensions),
     )
     write_model_metadata(model, description)
     stamp(model)

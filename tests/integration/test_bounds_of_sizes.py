@@ -1,0 +1,112 @@
+"""Every reader of a size obeys the bounds that an export found, and shows them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from e2e.in_process import run_here
+from winml.modelkit import HTPExporter, WinMLExportConfig
+from winml.modelkit.errors import UsageError
+from winml.modelkit.flows.pin import pin_model
+from winml.modelkit.graph.specs import stated_bounds
+from winml.modelkit.runtime.sessions import Session
+
+
+class Branching(nn.Module):
+    """Doubles sequences of up to 64 tokens, and triples longer ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Choose by the length."""
+        return self.layer(values) * (2 if values.shape[1] <= 64 else 3)
+
+
+@pytest.fixture(scope="module")
+def bounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Export the module with dynamic dimensions."""
+    path = tmp_path_factory.mktemp("bounded") / "model.onnx"
+    config = WinMLExportConfig(exporter="dynamo", dynamic_axes={"values": {0: "batch_size", 1: "T"}})
+    HTPExporter(config).export(Branching(), path, {"values": torch.randn(2, 48, 4)})
+    return path
+
+
+def test_bounds_are_stated_in_the_metadata(bounded: Path) -> None:
+    """Of the dimension that has some; the batch has none."""
+    metadata = Session(bounded).metadata
+    assert [{"name": "T", "min": 1, "max": 64}] == json.loads(metadata["winml.io.dimensions"])
+    assert ["T"] == [*stated_bounds(metadata)]
+
+
+def test_session_refuses_a_size_beyond_the_bounds(bounded: Path) -> None:
+    """In any run, also one that is prepared; the largest size is answered."""
+    session = Session(bounded)
+    assert (1, 64, 4) == session.run({"values": np.zeros((1, 64, 4), np.float32)})["output"].shape
+    beyond = {"values": np.zeros((1, 65, 4), np.float32)}
+    for run in (session.run, session.prepare):
+        with pytest.raises(UsageError, match=r"T 65.* 1 to 64"):
+            run(beyond)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("export", "-m", "{file}", "-o", "{folder}/fixed.onnx"),
+        ("export", "-m", "{file}", "-o", "{folder}/fixed.onnx", "--dry-run"),
+        ("perf", "-m", "{file}", "--iterations", "1"),
+        ("compare", "{file}", "{file}"),
+        ("quantize", "-m", "{file}", "-o", "{folder}/int8.onnx"),
+        ("optimize", "-m", "{file}", "-o", "{folder}/fast.onnx", "--level", "basic"),
+    ],
+    ids=lambda arguments: f"{arguments[0]} {arguments[-1][-9:]}",
+)
+def test_verb_refuses_a_size_beyond_the_bounds(arguments: tuple[str, ...], bounded: Path, tmp_path: Path) -> None:
+    """With exit code 2, before a file is written; a size within them is taken."""
+    words = [word.format(file=bounded, folder=tmp_path) for word in arguments]
+    refused = run_here(*words, "--shape-config", '{"T": 65}')
+    assert (2, True) == (refused.code, "1 to 64" in refused.err)
+    assert not list(tmp_path.iterdir())
+    assert 0 == run_here(*words, "--shape-config", '{"T": 64}').code
+
+
+def test_run_refuses_a_tensor_beyond_the_bounds(bounded: Path, tmp_path: Path) -> None:
+    """Instead of an answer of the wrong branch."""
+    np.save(tmp_path / "long.npy", np.zeros((1, 65, 4), np.float32))
+    assert 2 == run_here("run", str(bounded), "--input", f"values=@{tmp_path}/long.npy").code
+
+
+def test_bounds_are_shown(bounded: Path) -> None:
+    """By inspect and by the schema of run, for people and for programs."""
+    expected: list[dict[str, Any]] = [{"name": "T", "min": 1, "max": 64}]
+    for words in (["inspect", "-m", str(bounded)], ["run", str(bounded), "--schema"]):
+        assert "T 1 to 64" in run_here(*words).out
+        assert expected == json.loads(run_here(*words, "-f", "json").out)["dimensions"]
+
+
+def test_bounds_of_a_fixed_size_are_dropped(bounded: Path, tmp_path: Path) -> None:
+    """Those of a size that stays dynamic stay."""
+    pin_model(bounded, tmp_path / "short.onnx", {"T": 8})
+    pin_model(bounded, tmp_path / "row.onnx", {"batch_size": 1})
+    assert {} == stated_bounds(Session(tmp_path / "short.onnx").metadata)
+    assert 64 == stated_bounds(Session(tmp_path / "row.onnx").metadata)["T"].max
+
+
+def test_default_size_is_within_the_bounds(tmp_path: Path) -> None:
+    """A verb that chooses a size itself takes the nearest possible one: 128 tokens are usual."""
+
+    class Short(Branching):
+        pass
+
+    config = WinMLExportConfig(exporter="dynamo", dynamic_axes={"values": {1: "sequence_length"}})
+    HTPExporter(config).export(Short(), tmp_path / "model.onnx", {"values": torch.randn(2, 48, 4)})
+    answer = run_here("perf", "-m", str(tmp_path / "model.onnx"), "--iterations", "1", "-f", "json")
+    assert 0 == answer.code
