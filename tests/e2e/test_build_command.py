@@ -165,6 +165,8 @@ def test_ignored_option_is_said_to_be(place: Workplace) -> None:
         (("-m", "out/model.onnx", "-o", "new", "--optimise"), "such option"),
         (("-m", "./nowhere", "-o", "new"), "no such"),
         (("-m", "out/model.onnx", "-o", "new", "--exclude", "a", "--no-quant"), "--exclude"),
+        (("-m", "out/model.onnx", "-o", "new", "--min-sqnr", "20"), "neither quantizes nor compiles"),
+        (("-m", "out/model.onnx", "-o", "new", "--min-sqnr", "20", "--no-quant"), "--no-quant"),
         (("-m", "out/model.onnx", "-o", "new", "-p", "int4", "--mode", "qdq"), "--mode qdq"),
         (("-m", "out/model.onnx", "-o", "new", "-p", "int3"), "'int3'"),
     ],

@@ -41,6 +41,18 @@ def plan_for(**quant: Any) -> BuildPlan:
     return plan_build(WinMLBuildConfig(quant=section(**quant)), ModelRequest("checkpoint"))
 
 
+def test_limit_alone_quantizes_nothing() -> None:
+    """A minimum SQNR applies to the stages that run, and is refused if there is none."""
+    assert idle_quantization(section(min_sqnr_db=20.0))
+    with pytest.raises(UsageError, match="neither quantizes nor compiles"):
+        plan_for(min_sqnr_db=20.0)
+    compiled = parse_build_config({"compile": {"ep": "cpu"}, "quant": {"min_sqnr_db": 20.0}}, "test")[0]
+    plan = plan_build(compiled, ModelRequest("checkpoint"))
+    assert plan.config.quant is not None
+    assert idle_quantization(plan.config.quant)
+    assert not idle_quantization(section(min_sqnr_db=20.0, precision="int8"))
+
+
 def test_section_has_every_option_of_the_stage_and_a_place() -> None:
     """What ``winml quantize`` takes, a config says."""
     assert {"device"} == QuantSection.model_fields.keys() - QuantizeOptions.model_fields.keys()

@@ -113,7 +113,8 @@ class OptimSection(OptimizeOptions):
 
 
 class QuantSection(QuantizeOptions):
-    """Options of quantization. A build quantizes if a precision or another of these options is requested."""
+    """Options of quantization. A build quantizes if a precision or another of these options is requested; a minimum SQNR
+    applies to what it quantizes, and requests nothing."""
 
     precision: PrecisionName | Literal["auto"] | None = None
     """Precision of what is quantized; `auto`: `fp32` for a CPU, `fp16` for a GPU, `w8a16` for an NPU. Null: `int8` if
@@ -272,7 +273,8 @@ def quantize_options(section: QuantSection) -> QuantizeOptions:
 def idle_quantization(section: QuantSection) -> str:
     """Return why a build that has this section quantizes nothing, or an empty string where it does."""
     options = quantize_options(section)
-    if options.model_copy(update={"ep": None}) == QuantizeOptions():
+    # A provider and a limit request nothing by themselves.
+    if options.model_copy(update={"ep": None, "min_sqnr_db": None}) == QuantizeOptions():
         return "no precision was requested (--precision)"
     if (
         options.kv_cache is not None

@@ -115,6 +115,7 @@ def plan_build(
         _refuse_optimization(config.optim, None if is_onnx_path(request.model) else config.export)
     if config.quant is not None:
         _refuse_quantization(quantize_options(config.quant))
+        _refuse_idle_limit(config)
     if config.eval is not None:
         refuse_missing_evaluations(config.eval)
         refuse_unfit_limits(config.eval, request.task)
@@ -261,6 +262,22 @@ def _refuse_quantization(options: QuantizeOptions) -> None:
     refuse_missing_files(options)
 
 
+def _refuse_idle_limit(config: WinMLBuildConfig) -> None:
+    """Refuse a minimum SQNR in a build without a stage that it applies to.
+
+    Raises:
+        UsageError: names the limit.
+    """
+    section = config.quant
+    if section is None or section.min_sqnr_db is None or not idle_quantization(section):
+        return
+    if config.compile is None or idle_compilation(config):
+        raise UsageError(
+            f"--min-sqnr {section.min_sqnr_db:g}: this build neither quantizes nor compiles",
+            hint="Request a precision (--precision), compile for a provider (--compile --ep), or omit it.",
+        )
+
+
 def refuse_missing_compiler(plan: BuildPlan, passed: Collection[str] = ()) -> None:
     """Refuse a build whose last stage cannot run here, before the export that it would follow.
 
@@ -301,7 +318,7 @@ def idle_compilation(config: WinMLBuildConfig) -> str:
         return "no execution provider is specified (compile.ep)"
     provider = find_execution_provider(section.ep)
     # How it is to be compiled is said of no provider that a result is merely for.
-    is_merely_for = not section.model_dump(exclude_none=True, exclude={"ep", "device"})
+    is_merely_for = not section.model_dump(exclude_none=True, exclude={"ep", "device", "min_sqnr_db"})
     if is_merely_for and not provider.has_compiled_form:
         return f"{provider.name} compiles when a session is created, and cannot write compiled files"
     return ""

@@ -86,13 +86,17 @@ def _filled_section(section: QuantSection | None, options: Mapping[str, object])
     return parse_options(QuantSection, {**base, **stated}, "options")
 
 
-def _refuse_flags_without_stage(options: Mapping[str, object]) -> None:
+def _refuse_flags_without_stage(options: Mapping[str, object], *, may_compile: bool) -> None:
     """Refuse options about quantization where the stage is left out.
+
+    Args:
+        options: Those of the command.
+        may_compile: Whether a provider is named, so that the minimum SQNR applies to the compiled file.
 
     Raises:
         UsageError: names the first of them.
     """
-    if stated := _stated(options):
+    if stated := [field for field in _stated(options) if not (may_compile and field.name == "min_sqnr_db")]:
         flags = {item.name: item.opts[-1] for item in click.get_current_context().command.params}
         raise UsageError(f"{flags[stated[0].name]} has no effect with --no-quant", hint="Omit one of them.")
 
@@ -176,13 +180,17 @@ def _read_request(context: click.Context, options: dict[str, Any]) -> BuildReque
         if is_onnx_path(model) and options[option]:
             refuse_sizes(model, f"--{option.replace('_', '-')}", str(options[option]))
     if options["quant"] is False:
-        _refuse_flags_without_stage(options)
+        names_provider = options["ep"] or (config.compile is not None and config.compile.ep)
+        _refuse_flags_without_stage(options, may_compile=bool(names_provider))
     words = {**configured.words, **export_section_keys(config.export, options, "export.{}")}
     with rename_options(words):
         changed: dict[str, Any] = {"quant": _filled_section(config.quant, options)}
         if config.export is not None:
             open_anyway = {"allow_dynamic": True} if options["allow_dynamic"] else {}
             changed["export"] = with_sizes(config.export, options).model_copy(update=open_anyway)
+        if options["min_sqnr_db"] is not None and config.compile is not None:
+            # The limit of every stage that runs: the compiled file is compared as well.
+            changed["compile"] = config.compile.model_copy(update={"min_sqnr_db": options["min_sqnr_db"]})
         return BuildRequest(
             model=model_request(configured.options),
             config=config.model_copy(update=changed),
