@@ -67,6 +67,13 @@ def _unreadable_text(content: bytes, position: int, value: int) -> bytes:
     return content[:at] + bytes([0x80 + value % 128]) + content[at + 1 :] if at < len(content) else content
 
 
+def _set_number(content: bytes, position: int, value: int) -> bytes:
+    """Replace four or eight bytes by an integer that no count is, or that is another type's."""
+    number = _EXTREME_INTEGERS[value % len(_EXTREME_INTEGERS)]
+    at, size = _at(position, len(content)), (4, 8)[value // 16 % 2]
+    return content[:at] + (number % 2 ** (8 * size)).to_bytes(size, "little") + content[at + size :]
+
+
 _BYTE_DAMAGES = (_flip, _cut, _insert, _remove, _double, _unreadable_text)
 
 
@@ -185,3 +192,4 @@ def damages(*kinds: Callable[[bytes, int, int], bytes]) -> st.SearchStrategy[Dam
 
 onnx_damages = damages(_change_field)
 json_damages = damages(change_json)
+byte_damages = damages(_set_number)

@@ -50,6 +50,14 @@ DAMAGES: dict[str, tuple[Callable[[Tensors], None], tuple[str, ...]]] = {
         _changed("scales", lambda value: value * float("nan")),
         (f"{LAYER}.weight", "scales", "NaN"),
     ),
+    "a group that does not exist": (
+        _changed("g_idx", lambda value: value.index_fill(0, torch.tensor([3]), 2**31 - 1)),
+        (f"{LAYER}.g_idx", "group 2147483647", "from 0 to"),
+    ),
+    "a negative group": (
+        _changed("g_idx", lambda value: value.index_fill(0, torch.tensor([3]), -1)),
+        (f"{LAYER}.g_idx", "group -1"),
+    ),
     "an empty order": (_changed("g_idx", lambda value: value[:0]), (f"{LAYER}.g_idx", "[0]")),
 }
 """What is done to the tensors → what the message names."""

@@ -19,8 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from checkpoints import build_model
-from damage import Damage, json_damages, onnx_damages
+from adapters import save_adapter
+from checkpoints import build_model, save_checkpoint, save_image_processor
+from damage import Damage, byte_damages, json_damages, onnx_damages
+from evaluation_checkpoints import save_task_checkpoint, sentences, text_tokenizer
 from fuzzed_commands import CommandProcess
 from graphs import parse
 from winml.modelkit.errors import WinMLError
@@ -227,3 +229,75 @@ def test_damaged_checkpoint_ends_its_export_in_words(
     with _restored(path, wrap(damage, path.read_bytes())):
         ending = commands.run(*arguments)
     assert ending.is_foreseen, (arguments, ending)
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory, commands: CommandProcess) -> Path:
+    """An adapter with its base, and builds of a classifier of texts and one of images, with their files beside them."""
+    from PIL import Image
+
+    root = tmp_path_factory.mktemp("foreign")
+    save_checkpoint("bert", root / "base")
+    save_adapter(root / "adapter", build_model("bert"), ("query", "value"), seed=1)
+    save_task_checkpoint(root / "text", "bert", "BertForSequenceClassification", text_tokenizer(), labels=["a", "b"])
+    save_checkpoint("vit", root / "image")
+    save_image_processor(root / "image", 32)
+    Image.new("RGB", (40, 50)).save(root / "photo.png")
+    for name in ("text", "image"):
+        output = str(root / f"built-{name}")
+        assert commands.run("build", "-m", str(root / name), "-o", output, "--no-verify").code == 0
+    return root
+
+
+@pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors"])
+@given(damage=json_damages)
+@settings(bounded, max_examples=EXAMPLES // 2)
+def test_damaged_adapter_is_told_in_words(commands: CommandProcess, foreign: Path, file: str, damage: Damage) -> None:
+    """Numbers of any size, types that torch lacks, and names that are expressions."""
+    path = foreign / "adapter" / file
+    wrap = _header if path.suffix == ".safetensors" else _whole
+    with _restored(path, wrap(damage, path.read_bytes())):
+        ending = commands.run("inspect", "-m", str(foreign / "base"), "--adapter", str(path.parent))
+    assert ending.is_foreseen, ending
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["built-text/config.json", "built-text/tokenizer_config.json", "built-text/tokenizer.json",
+     "built-image/config.json", "built-image/preprocessor_config.json"],
+)  # fmt: skip
+@given(damage=json_damages)
+@settings(bounded, max_examples=EXAMPLES // 4)
+def test_damaged_file_beside_a_model_is_told_in_words(
+    commands: CommandProcess, foreign: Path, file: str, damage: Damage
+) -> None:
+    """Config, tokenizer and processor are read by transformers, which raises what it likes."""
+    path = foreign / file
+    passed = ("--text", sentences(1)[0]) if "text" in path.parent.name else ("--image", str(foreign / "photo.png"))
+    with _restored(path, damage(path.read_bytes())):
+        ending = commands.run("run", str(path.parent / "model.onnx"), *passed)
+    assert ending.is_foreseen, ending
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A file, and where its values begin."""
+    gguf = pytest.importorskip("gguf")
+    import coded_checkpoints
+
+    path = coded_checkpoints.save_gguf_of(tmp_path_factory.mktemp("gguf"), "llama")
+    return path, int(gguf.GGUFReader(path).data_offset)
+
+
+@given(damage=byte_damages)
+@bounded
+def test_damaged_gguf_header_is_told_in_words(
+    commands: CommandProcess, gguf_file: tuple[Path, int], damage: Damage
+) -> None:
+    """Counts, lengths, offsets and names of any value; temporary folders are not named."""
+    path, start = gguf_file
+    content = path.read_bytes()
+    with _restored(path, damage(content[:start]) + content[start:]):
+        ending = commands.run("inspect", "-m", str(path))
+    assert ending.is_foreseen, ending
+    assert "winml-temporary" not in ending.stderr

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,10 +88,16 @@ def open_image(cell: object, folders: Sequence[Path] | None, place: str) -> Imag
     try:
         with foreign_parser(""):
             try:
-                image = source if isinstance(source, PIL.Image.Image) else PIL.Image.open(source, formats=IMAGE_FORMATS)
+                with warnings.catch_warnings():
+                    # The size is refused below, in words of ours.
+                    warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)
+                    if not isinstance(source, PIL.Image.Image):
+                        source = PIL.Image.open(source, formats=IMAGE_FORMATS)
+                    image = source
             except PIL.UnidentifiedImageError:
                 return Unreadable(name, f"the format is none of {', '.join(IMAGE_FORMATS)}")
             if problem := _size_problem(image.width, image.height):
+                image.close()
                 return Unreadable(name, problem)
             image.load()
             if image.getexif().get(_ORIENTATION, 1) != 1:

@@ -108,3 +108,49 @@ def test_damaged_files_are_named(folder: Path) -> None:
         (folder / "adapter_config.json").write_text(text)
         with pytest.raises(CheckpointError, match=r"adapter_config\.json"):
             read_adapters([str(folder)])
+
+
+def test_values_by_module_are_those_of_peft(tmp_path: Path) -> None:
+    """The first key in the order of the config that a path ends with, part by part, or after ``^`` is."""
+    net = nn.ModuleDict({"a": nn.ModuleDict({"q": nn.Linear(8, 8)}), "q": nn.Linear(8, 8), "xq": nn.Linear(8, 8)})
+    pattern = {"^q": 2, r"a\.q": 4, "q": 16}
+    folder = save_adapter(tmp_path / "by module", net, ("q", "xq"), seed=0, rank=4, alpha=8, alpha_pattern=pattern)
+    (adapter,) = read_adapters([str(folder)])
+    assert {"a.q": 1.0, "q": 0.5, "xq": 2.0} == {path: pair.scaling for path, pair in adapter.pairs.items()}
+
+
+@pytest.mark.parametrize("key", ["rank_pattern", "alpha_pattern"])
+@pytest.mark.parametrize("expression", ["(a+)+$", ".*q", "[0-9]+", "a|b", "(", "a" * 2000, ""])
+def test_regular_expression_of_an_adapter_is_refused_by_name(folder: Path, key: str, expression: str) -> None:
+    """Nothing bounds the time that it takes."""
+    with pytest.raises(CheckpointError) as caught:
+        read_adapters([str(changed(folder, **{key: {expression: 4}}))])
+    assert f"{key} has the key {expression[:100]!r}" in caught.value.message
+
+
+@pytest.mark.parametrize("key", ["r", "lora_alpha"])
+@pytest.mark.parametrize("value", ["1e300", "2147483648", "true", "Infinity", "NaN", f"1{'0' * 400}"])
+def test_number_that_no_adapter_has_is_refused(folder: Path, key: str, value: str) -> None:
+    """Some of them are no float in Python."""
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: "VALUE"}).replace('"VALUE"', value))
+    with pytest.raises(CheckpointError, match=f"{key} is "):
+        read_adapters([str(folder)])
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("F4", 4), ("C64", 64), ("F8_E4M3FNUZ", 8), ("F8_E8M0", 8), ("X9", 8)])
+def test_element_type_that_torch_lacks_is_refused(folder: Path, dtype: str, bits: int) -> None:
+    """Also where the sizes fit."""
+    path = folder / "adapter_model.safetensors"
+    size = 4 * 8 * bits // 8
+    entries = {
+        f"base_model.model.linear.lora_{part}.weight": {
+            "dtype": dtype, "shape": shape, "data_offsets": [place * size, (place + 1) * size],
+        }
+        for place, (part, shape) in enumerate((("A", [4, 8]), ("B", [8, 4])))
+    }  # fmt: skip
+    header = json.dumps(entries).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(2 * size))
+    with pytest.raises(CheckpointError) as caught:
+        read_adapters([str(folder)])
+    assert {"C64": "complex64"}.get(dtype, dtype.lower()) in caught.value.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import pytest
 import transformers
 from transformers import tokenization_utils_base, utils
 
+from winml.modelkit.errors import CheckpointError
 from winml.modelkit.graph.files.foreign_files import COMPANION_NAMES
 from winml.modelkit.load.checkpoints.companion_files import (
     LARGEST_COMPANION,
     LARGEST_MODULE_WEIGHTS,
+    card_files,
     companion_files,
 )
 
@@ -141,3 +144,18 @@ def test_path_that_is_no_folder_has_no_companions(tmp_path: Path) -> None:
     """A config file alone, or nothing."""
     write(tmp_path, "config.json")
     assert {} == companion_files(tmp_path / "config.json") == companion_files(tmp_path / "missing")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+@pytest.mark.parametrize("name", ["vocab.txt", "chat_template.jinja", "1_Pooling/config.json", "README.md"])
+def test_link_that_leads_out_of_the_checkpoint_is_refused(tmp_path: Path, name: str) -> None:
+    """Its target would be deployed."""
+    folder = tmp_path / "checkpoint"
+    write(tmp_path, "id_rsa")
+    write(folder, "config.json", name)
+    write_modules(folder, {"path": "1_Pooling"} if "/" in name else {})
+    (folder / name).unlink()
+    (folder / name).symlink_to(tmp_path / "id_rsa")
+    with pytest.raises(CheckpointError) as caught:
+        card_files(folder) if name == "README.md" else companion_files(folder)
+    assert str(folder / name) in caught.value.message

@@ -10,8 +10,8 @@ import pytest
 from huggingface_hub.errors import StrictDataclassError
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from winml.modelkit.errors import CheckpointError
-from winml.modelkit.graph.files.foreign_numbers import refuse_absurd_sizes
+from winml.modelkit.errors import CheckpointError, InputError
+from winml.modelkit.graph.files.foreign_numbers import check_config_files, refuse_absurd_sizes
 
 PATH = Path("config.json")
 
@@ -48,3 +48,39 @@ def test_refuse_absurd_sizes_lets_every_default_config_pass() -> None:
         refuse_absurd_sizes(content, Path(model_type))
         looked_at += 1
     assert looked_at > 100
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"size": {"height": 2**40, "width": 2**40}}, "size."),
+        ({"size": 10**5}, "size is 100000"),
+        ({"crop_size": {"height": 32, "width": 10**400}}, "crop_size.width"),
+        ({"image_processor": {"size": {"shortest_edge": 10**5}}}, "image_processor.size.shortest_edge"),
+        ({"size": {"shortest_edge": 3136, "longest_edge": 10**9}}, "size.longest_edge"),
+        ({"feature_size": 2**31}, "feature_size is 2147483648"),
+        ({"chunk_length": 10**9}, "chunk_length is 1000000000"),
+    ],
+)
+def test_absurd_size_of_a_processor_is_refused(tmp_path: Path, content: dict[str, Any], words: str) -> None:
+    """Images and filter banks of this size would fill the memory."""
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(content))
+    with pytest.raises(InputError) as caught:
+        check_config_files(tmp_path)
+    assert f"preprocessor_config.json: {words}" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"size": {"shortest_edge": 65536, "longest_edge": 16777216}, "max_pixels": 12845056},
+        {"feature_size": 128, "n_samples": 480000, "nb_max_frames": 3000, "chunk_length": 30, "n_fft": 400},
+        {"size": {"height": 2560, "width": 1920}, "crop_size": 224},
+        [],
+    ],
+)
+def test_sizes_of_known_processors_pass(tmp_path: Path, content: object) -> None:
+    """Qwen3-VL, Whisper, Donut; a damaged file is for the library to name."""
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(content))
+    (tmp_path / "config.json").write_text("{")
+    check_config_files(tmp_path)

@@ -247,7 +247,8 @@ def _refuse_config(requested: NamedAdapter, config: Mapping[str, Any]) -> None:
         pattern = config.get(key) or {}
         if not isinstance(pattern, dict) or not all(map(_is_positive, pattern.values())):
             raise refusal(key, f"expected an object: path of a module → {_EXPECTED_NUMBER.removeprefix('expected ')}")
-        if expression := next((name for name in pattern if not _MODULE_NAME.fullmatch(name)), None):
+        expression = next((name for name in pattern if not _MODULE_NAME.fullmatch(name)), None)
+        if expression is not None:
             raise CheckpointError(
                 f"{requested.words}: {ADAPTER_CONFIG_NAME}: {key} has the key {expression[:_SHOWN]!r}: expected the "
                 "path of a module or its end; regular expressions are not evaluated",
