@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import onnx
+import onnx.parser
 import pytest
 
+from e2e.in_process import run_here
 from e2e.workplace import Workplace
 
 NOISY = """
@@ -52,3 +56,55 @@ def test_json_is_alone_on_stdout_when_user_code_prints(arguments: tuple[str, ...
     assert "printed by the factory" in done.err
     if arguments[0] == "export":
         assert any("noisy.py:14" in note for note in answer["notes"])
+
+
+_NET = """
+<ir_version: 8, opset_import: ["" : 17]>
+net (float[2, 4] x) => (float[2, 4] y) <float[4, 4] w = {1, 0.5, 3, 4, 5, 6, 0.25, 8, 9, 10, 11, 12, 1.3, 14, 15, 16}>
+{
+    product = MatMul (x, w)
+    same = Relu (product)
+    y = Neg (same)
+}
+"""
+
+
+@pytest.fixture
+def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    onnx.save(onnx.parser.parse_model(_NET), tmp_path / "net.onnx")
+    return tmp_path / "net.onnx"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("quantize", "-m", "net.onnx", "-o", "q.onnx", "--precision", "int8", "--min-sqnr", "500"),
+        ("quantize", "-m", "net.onnx", "-o", "q.onnx", "--precision", "fp16", "--min-sqnr", "500"),
+    ],
+)
+def test_refused_result_is_a_json_object(arguments: tuple[str, ...], net: Path) -> None:
+    """Exit code 3 is a result: a program reads it from stdout."""
+    done = run_here(*arguments, "--format", "json")
+    record = json.loads(done.out)
+    assert (3, 3, 1) == (done.code, record["exit_code"], record["schema_version"])
+    assert record["error"] in done.err
+    assert not Path("q.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("sys",), ("cache", "ls"), ("inspect", "net.onnx"), ("diff", "net.onnx", "net.onnx"),
+        ("compare", "net.onnx", "net.onnx"), ("perf", "net.onnx", "--iterations", "2"), ("run", "net.onnx", "--schema"),
+        ("optimize", "-m", "net.onnx", "-o", "o.onnx"), ("optimize", "-m", "net.onnx", "-o", "o.onnx", "--dry-run"),
+        ("optimize", "-m", "net.onnx", "--level", "full", "--check"), ("optimize", "--list"), ("compile", "--list"),
+        ("quantize", "-m", "net.onnx", "-o", "q.onnx", "-p", "fp16"), ("inspect", "--list-tasks"),
+    ],
+)  # fmt: skip
+def test_json_object_has_a_schema_version(arguments: tuple[str, ...], net: Path) -> None:
+    """Whatever the verb."""
+    done = run_here(*arguments, "--format", "json")
+    assert 0 == done.code, done.err
+    assert json.loads(done.out)["schema_version"] in (1, 2)

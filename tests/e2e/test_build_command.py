@@ -63,13 +63,13 @@ def refuse(workplace: Workplace, *arguments: str | Path, code: int, words: str) 
 
 
 def test_second_build_reuses_all_without_importing_torch(place: Workplace, bert_tiny: Path) -> None:
-    """Stdout is one JSON object: the manifest and its folder."""
+    """Stdout is one JSON object: the manifest, its folder and a version."""
     looking = Workplace(place.root, (sys.executable, "-c", _MODULES))
     outcome = looking.winml("build", "-m", bert_tiny, "-o", "out", *_FLAGS, "--no-quant", "--format", "json")
     assert 0 == outcome.code, outcome.err
     assert outcome.err.endswith("imported []\n")
     record = json.loads(outcome.out)
-    assert "out" == record.pop("folder")
+    assert ("out", 1) == (record.pop("folder"), record.pop("schema_version"))
     assert record == json.loads(place.files()["out/build_manifest.json"])
     assert ["reused", "reused", "skipped", "skipped"] == [stage["status"] for stage in record["parts"][0]["stages"]]
     assert "--no-quant" == record["parts"][0]["stages"][2]["reason"]

@@ -66,6 +66,10 @@ class WinMLError(Exception):
     def __str__(self) -> str:
         return f"{self.message}\n{self.hint}" if self.hint else self.message
 
+    def as_record(self) -> dict[str, object]:
+        """Return the JSON object: message, hint and step."""
+        return {"error": self.message, "hint": self.hint, "step": self.step}
+
 
 class UsageError(WinMLError):
     """The request is wrong."""

@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx.parser
 import onnx_ir as ir
 import pytest
 
 from winml.modelkit.errors import StageError
+from winml.modelkit.graph.files.wire_format import has_half_floats
 from winml.modelkit.runtime.graph_sessions import GraphSessions
 from winml.modelkit.runtime.sessions import Session, rewrite_file
 
@@ -21,6 +23,13 @@ options.log_severity_level = 4
 onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
 """
 """Opens a file as any program does."""
+
+
+BRANCHES = """g (bool c) => (float[2] y) {
+    y = If (c) <then_branch = t () => (float[2] u) { u = A <dtype = 10> () },
+                else_branch = f () => (float[2] v) { v = B () }>
+}"""
+"""A branch with a node that makes float16."""
 
 
 def transposed_product(order: list[int], dtype: str = "float16") -> ir.Model:
@@ -90,3 +99,26 @@ def test_float32_model_is_opened_once(tmp_path: Path) -> None:
     assert single.check_seconds < 0.1  # starting a process and importing ONNX Runtime takes longer
     assert second.check_seconds < 0.1
     assert (5, 2, 8) == first.run({"x": np.ones((5, 2, 16), np.float16)})["y"].shape
+
+
+@pytest.mark.parametrize(
+    ("body", "is_half"),
+    [
+        ("g (float[2] x) => (float[2] y) { y = Relu (x) }", False),
+        ("g (float16[2] x) => (float16[2] y) { y = Relu (x) }", True),
+        ("g (float[2] x) => (float[2] y) { h = Cast <to = 10> (x) y = Cast <to = 1> (h) }", True),
+        ("g (float[2] x) => (float[2] y) { h = Cast <to = 16> (x) y = Cast <to = 1> (h) }", True),
+        ("g (float[2] x) => (float[2] y) { y = Unknown <num_heads = 16, axis = 10> (x) }", False),
+        ("g (float[2] x) => (float[2] y) { h = Constant <value = float16[1] {0}> () y = Relu (x) }", True),
+        ("g (float[2] x) => (float[2] y) <float16[1] w = {0}> { y = Relu (x) }", True),
+        (BRANCHES, True),
+    ],
+)
+def test_half_floats_are_found_wherever_they_are_made(body: str, is_half: bool, tmp_path: Path) -> None:
+    """In a file and in bytes; a damaged file has none."""
+    content = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {body}').SerializeToString()
+    (tmp_path / "model.onnx").write_bytes(content)
+    (tmp_path / "cut.onnx").write_bytes(content[: len(content) // 3])
+    assert is_half == has_half_floats(content) == has_half_floats(str(tmp_path / "model.onnx"))
+    assert not has_half_floats(str(tmp_path / "missing.onnx"))
+    assert has_half_floats(str(tmp_path / "cut.onnx")) in (False, is_half)

@@ -114,7 +114,8 @@ class OptimSection(OptimizeOptions):
 
 class QuantSection(QuantizeOptions):
     """Options of quantization. A build quantizes if a precision or another of these options is requested; a minimum SQNR
-    applies to what it quantizes, and requests nothing."""
+    applies to what it quantizes, and requests nothing.
+    """
 
     precision: PrecisionName | Literal["auto"] | None = None
     """Precision of what is quantized; `auto`: `fp32` for a CPU, `fp16` for a GPU, `w8a16` for an NPU. Null: `int8` if

@@ -61,6 +61,8 @@ class PlannedBuild(Plan):
     build: BuildPlan
     folder: Path
     """Where; in the cache, a ``*`` stands for digits that are known when the model is fetched."""
+    is_exported: bool = False
+    """Whether a graph is exported, because no up-to-date result is known."""
 
 
 def planned_build(
@@ -146,6 +148,7 @@ class _Outline:
         self._doubts: dict[str, _Doubt] = {}
         self._runs: set[str] = set()
         """Parts of which a stage runs for certain."""
+        self._is_exported = False
         self._writes: dict[Path, PlannedFile] = {}
         self._kept: set[str] = set()
 
@@ -174,6 +177,7 @@ class _Outline:
             interrupted=self._interrupted,
             build=plan,
             folder=folder.path,
+            is_exported=self._is_exported,
         )
 
     def _stage(self, stage: Stage) -> PlannedStep:
@@ -212,6 +216,7 @@ class _Outline:
             return self._take(stored.records)
         earlier = [part.name for part in self._earlier.parts] if self._earlier is not None else []
         self._set_parts(earlier or [ONLY_PART], None)
+        self._is_exported = True
         return next(iter([self._run(stage, part, reason) for part in self._parts]))
 
     def _change_graph(self, stage: Stage, part: BuiltPart) -> str:

@@ -21,7 +21,7 @@ import click
 
 from winml.modelkit.cli._completion import complete_arguments, complete_values
 from winml.modelkit.cli._help import HELP_SETTINGS, GroupedOption, help_all_option, write_help
-from winml.modelkit.cli._streams import finish_streams, tell
+from winml.modelkit.cli._streams import finish_streams, print_json, tell
 from winml.modelkit.errors import (
     InputError,
     UsageError,
@@ -176,6 +176,8 @@ class WinMLCommand(click.Command):
         except WinMLError as error:
             if ctx.params.get("debug"):
                 traceback.print_exc()
+            if error.exit_code == NEGATIVE_RESULT and ctx.params.get("format_") == "json":
+                print_json({"exit_code": error.exit_code, **error.as_record()})
             ctx.exit(report_error(error))
 
 

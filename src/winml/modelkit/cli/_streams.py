@@ -31,6 +31,7 @@ __all__ = [
     "library_output_to_stderr",
     "open_streams",
     "own_stderr",
+    "plain_json_text",
     "print_json",
     "show_result",
     "silence_library_warnings",
@@ -212,10 +213,15 @@ def print_json(record: Mapping[str, object]) -> None:
 
 
 def json_text(record: Mapping[str, object]) -> str:
-    """Return a record as indented JSON; letters of all languages stay readable, and no character moves a terminal."""
+    """Return a record as indented JSON, with ``schema_version`` first if the record has none."""
+    return plain_json_text(record if "schema_version" in record else {"schema_version": 1, **record})
+
+
+def plain_json_text(value: Mapping[str, object]) -> str:
+    """Return indented JSON; letters of all languages stay readable, and no character moves a terminal."""
     import json
 
-    return json_printable(json.dumps(record, indent=2, ensure_ascii=False))
+    return json_printable(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def write_and_print_result(

@@ -16,23 +16,20 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 
-from winml.modelkit.errors import StageError, WinMLError
+from winml.modelkit.errors import StageError
 from winml.modelkit.runtime.ort_values import to_array, to_ort_value
 from winml.modelkit.runtime.plug_ins import ORT_ERRORS
 from winml.modelkit.runtime.processes import start_python
-from winml.modelkit.runtime.session_settings import SessionSettings
-
-if TYPE_CHECKING:
-    import onnx
+from winml.modelkit.runtime.sessions import SessionSettings
 
 __all__ = ["main", "refuse_crashing_model"]
 
@@ -45,8 +42,7 @@ def refuse_crashing_model(
 ) -> None:
     """Refuse a model whose opening on the CPU provider crashes ONNX Runtime.
 
-    Nothing is checked if the graph is opened as written, has no 16-bit floats, or cannot be read; and if no process can
-    be started.
+    Nothing is checked if no process can be started.
 
     Args:
         model: Path of an ONNX file, or its bytes.
@@ -57,8 +53,6 @@ def refuse_crashing_model(
     Raises:
         StageError: ONNX Runtime crashes.
     """
-    if settings.level == "ORT_DISABLE_ALL" or not _has_half_floats(model):
-        return
     question: dict[str, object] = {
         "settings": asdict(settings),
         "weights": {key: _type_and_shape(value) for key, value in weights.items()},
@@ -96,45 +90,6 @@ def _crash_words(status: int) -> str:
 def _type_and_shape(value: ort.OrtValue) -> tuple[str, list[int]]:
     array = to_array(value)
     return array.dtype.name, list(array.shape)
-
-
-def _has_half_floats(model: str | bytes) -> bool:
-    """Return True if a tensor of the model is float16 or bfloat16; False for an unreadable model."""
-    import onnx
-    from google.protobuf.message import DecodeError
-
-    from winml.modelkit.graph.files.reading import read_structure
-
-    try:
-        if isinstance(model, bytes):
-            proto = onnx.ModelProto.FromString(model)
-        else:
-            proto = read_structure(Path(model), as_written=True)
-    except (WinMLError, DecodeError):
-        return False  # ONNX Runtime states the reason.
-    halves = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
-    return _graph_has_type(proto.graph, halves) or any(
-        _nodes_have_type(function.node, halves) for function in proto.functions
-    )
-
-
-def _graph_has_type(graph: onnx.GraphProto, types: frozenset[int]) -> bool:
-    return (
-        any(tensor.data_type in types for tensor in graph.initializer)
-        or any(value.type.tensor_type.elem_type in types for value in graph.input)
-        or _nodes_have_type(graph.node, types)
-    )
-
-
-def _nodes_have_type(nodes: Iterable[onnx.NodeProto], types: frozenset[int]) -> bool:
-    """Return True if nodes create values of a type: by a dtype attribute, a constant, or inside a subgraph."""
-    return any(
-        (attribute.name in ("to", "dtype") and attribute.i in types)
-        or attribute.t.data_type in types
-        or (attribute.HasField("g") and _graph_has_type(attribute.g, types))
-        for node in nodes
-        for attribute in node.attribute
-    )
 
 
 class _OpeningProcess:

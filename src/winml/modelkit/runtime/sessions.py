@@ -10,6 +10,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,11 +23,11 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError, StageError, UsageError
 from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.graph.files.output_files import write_error
+from winml.modelkit.graph.files.wire_format import has_half_floats
 from winml.modelkit.graph.specs import stated_bounds
 from winml.modelkit.metadata_keys import COMPILE_KEY
 from winml.modelkit.options import load_json
 from winml.modelkit.runtime.adapters import ActiveAdapter
-from winml.modelkit.runtime.crash_check import refuse_crashing_model
 from winml.modelkit.runtime.execution_providers import provider_options_of
 from winml.modelkit.runtime.host import instruction_sets, saturates_integer_sums
 from winml.modelkit.runtime.ort_values import to_array, to_ort_value
@@ -37,14 +38,15 @@ from winml.modelkit.runtime.plug_ins import (
     named_providers,
     ort_reason,
 )
-from winml.modelkit.runtime.session_settings import SessionSettings
 
 __all__ = [
     "CPU",
     "DATA_LIMIT_BYTES",
+    "SEVERITY_FATAL",
     "InPlaceRun",
     "PreparedRun",
     "Session",
+    "SessionSettings",
     "is_onnxruntime_at_least",
     "last_entries",
     "onnxruntime_version",
@@ -66,12 +68,42 @@ Shape = tuple[int | str | None, ...]
 CPU = ("CPUExecutionProvider",)
 """The provider every ONNX Runtime has."""
 
+SEVERITY_FATAL = 4
+"""Log nothing less severe than this: warnings are for developers of ONNX Runtime, and errors are raised."""
+
 EXACT_INTEGER_SUMS = "session.x64quantprecision"
 """Specified: entry of ONNX Runtime's session configuration; takes effect where graphs are optimized when opened."""
 
 
 _UNWRITTEN = ("Failed to write external initializers", "Protobuf serialization failed")
 """What ONNX Runtime says where it cannot write the graph as it is executed."""
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """Settings of a session, apart from its providers and the files that it writes."""
+
+    level: str = "ORT_ENABLE_ALL"
+    """Name of a graph optimization level of ONNX Runtime."""
+    entries: Mapping[str, str] = field(default_factory=dict)
+    """Entries of the session configuration."""
+    threads: int | None = None
+    """Threads that share the work of one operator; None: the default of ONNX Runtime."""
+    in_written_order: bool = False
+    """Run nodes in the order of the file."""
+
+    def options(self) -> ort.SessionOptions:
+        """Create the session options."""
+        options = ort.SessionOptions()
+        options.log_severity_level = SEVERITY_FATAL
+        options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, self.level)
+        for key, value in self.entries.items():
+            options.add_session_config_entry(key, value)
+        if self.threads is not None:
+            options.intra_op_num_threads = self.threads
+        if self.in_written_order:
+            options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+        return options
 
 
 class Session:
@@ -139,7 +171,7 @@ class Session:
             sent = model if isinstance(model, bytes) else os.fspath(model)
             if providers[0] in CPU:
                 started = time.perf_counter()
-                refuse_crashing_model(sent, settings, self.name, self._weights)
+                _refuse_crashing_model(sent, settings, self.name, self._weights)
                 self.check_seconds += time.perf_counter() - started
             options = settings.options()
             _request_files(options, profile_prefix, optimized_path)
@@ -545,6 +577,20 @@ def _settings(
     return SessionSettings("ORT_ENABLE_ALL" if optimize else "ORT_DISABLE_ALL", entries, threads, in_written_order)
 
 
+def _refuse_crashing_model(
+    model: str | bytes, settings: SessionSettings, name: str, weights: Mapping[str, ort.OrtValue] = {}
+) -> None:
+    """Refuse a model that crashes ONNX Runtime, if it is of the kind that may.
+
+    Raises:
+        StageError: ONNX Runtime crashes.
+    """
+    if settings.level != "ORT_DISABLE_ALL" and has_half_floats(model):
+        from winml.modelkit.runtime.crash_check import refuse_crashing_model
+
+        refuse_crashing_model(model, settings, name, weights)
+
+
 def _request_files(
     options: ort.SessionOptions,
     profile_prefix: str | os.PathLike[str] | None,
@@ -690,7 +736,7 @@ def rewrite_file(
         **(config or {}),
     }
     settings = SessionSettings("ORT_ENABLE_ALL" if with_layouts else "ORT_ENABLE_EXTENDED", entries)
-    refuse_crashing_model(str(original), settings, "the graph")
+    _refuse_crashing_model(str(original), settings, "the graph")
     options = settings.options()
     options.optimized_model_filepath = str(target)
     try:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
     from winml.modelkit.results.build_manifest import BuildResult
 
-__all__ = ["BuildRequest", "build_words", "plan_requested_build", "run_planned_build"]
+__all__ = ["BuildRequest", "build_words", "plan_requested_build", "refuse_unloadable", "run_planned_build"]
 
 STAGES = "Stages"
 
@@ -124,6 +124,29 @@ def plan_requested_build(request: BuildRequest) -> PlannedBuild:
         from winml.modelkit.builds.planned_build import planned_build
 
         return planned_build(opened_first(plan), request.output, rebuild=request.rebuild, requested=plan)
+
+
+def refuse_unloadable(plan: PlannedBuild, request: BuildRequest) -> None:
+    """Refuse a model that the build refuses before it loads weights, for a plan that is not run.
+
+    A factory is not called. Of a Hub id that is not on this machine, the small files are fetched.
+
+    Raises:
+        WinMLError: as :func:`run_planned_build` raises.
+    """
+    from winml.modelkit.load.request import CHECKPOINT_KINDS, resolve_source
+
+    config = plan.build.config
+    if not plan.is_exported or config.export is None:
+        return
+    if resolve_source(plan.build.request).kind not in CHECKPOINT_KINDS:
+        return
+    from winml.modelkit.builds.layouts.layout import find_layout, refuse_task
+    from winml.modelkit.flows.export.loading import resolve_for_export
+
+    with rename_options(build_words(request)):
+        decision = resolve_for_export(plan.build.request, config.export).decision
+        refuse_task(find_layout(config.layout), None if decision is None else decision.task)
 
 
 def run_planned_build(plan: PlannedBuild, request: BuildRequest, listener: BuildListener) -> BuildResult:

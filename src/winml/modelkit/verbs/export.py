@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from winml.modelkit.results.export_result import ExportResult
     from winml.modelkit.results.transformed_file import PinnedModel
 
-__all__ = ["PIN", "ExportPlan", "ExportRequest", "PinRequest", "plan_export", "run_export"]
+__all__ = ["PIN", "ExportPlan", "ExportRequest", "PinRequest", "plan_export", "refuse_unloadable", "run_export"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +117,24 @@ def plan_export(request: ExportRequest) -> ExportPlan:
         request=request,
         model=model,
     )
+
+
+def refuse_unloadable(plan: ExportPlan) -> None:
+    """Refuse a model that the export refuses before it loads weights, for a plan that is not run.
+
+    A factory is not called. Of a Hub id that is not on this machine, the small files are fetched.
+
+    Raises:
+        WinMLError: as :func:`run_export` raises.
+    """
+    from winml.modelkit.load.request import CHECKPOINT_KINDS, resolve_source
+
+    if resolve_source(plan.model).kind not in CHECKPOINT_KINDS:
+        return
+    from winml.modelkit.flows.export.loading import resolve_for_export
+
+    with rename_options(plan.request.words):
+        resolve_for_export(plan.model, plan.request.config)
 
 
 def run_export(plan: ExportPlan, on_step: Callable[[StepEvent], None] | None = None) -> ExportResult:

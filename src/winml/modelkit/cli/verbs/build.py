@@ -37,7 +37,7 @@ from winml.modelkit.fields import fields_of
 from winml.modelkit.file_names import DECODER
 from winml.modelkit.quantize.declared_options import QuantizeFields
 from winml.modelkit.quantize.precisions import PRECISIONS
-from winml.modelkit.verbs.build import BuildRequest, plan_requested_build, run_planned_build
+from winml.modelkit.verbs.build import BuildRequest, plan_requested_build, refuse_unloadable, run_planned_build
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.build import BuildListener
@@ -148,6 +148,8 @@ def command(context: click.Context, /, **options: Any) -> None:
     with library_output_to_stderr():
         plan = plan_requested_build(request)
     if options["dry_run"]:
+        with library_output_to_stderr():
+            refuse_unloadable(plan, request)
         show_plan(plan, options)
         return
     retained: list[str] = []

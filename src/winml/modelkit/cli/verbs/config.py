@@ -31,6 +31,7 @@ from winml.modelkit.cli._requests import (
 )
 from winml.modelkit.cli._streams import (
     library_output_to_stderr,
+    plain_json_text,
     print_json,
     silence_library_warnings,
     tell,
@@ -105,7 +106,7 @@ def command(context: click.Context, /, **options: Any) -> None:
             "--format table requires --dry-run, since a config is JSON", hint="Add --dry-run, or omit --format."
         )
     if options["schema"]:
-        print_json(_json_schema())
+        click.echo(plain_json_text(_json_schema()))
     elif options["check"] is not None:
         _check_config(options["check"])
     elif not makes_config:

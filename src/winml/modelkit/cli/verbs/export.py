@@ -41,7 +41,7 @@ from winml.modelkit.export.declared_options import DynamicFields, ExportFields
 from winml.modelkit.fields import ADVANCED, fields_of
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.load.load_options import declared_options
-from winml.modelkit.verbs.export import PIN, ExportRequest, PinRequest, plan_export, run_export
+from winml.modelkit.verbs.export import PIN, ExportRequest, PinRequest, plan_export, refuse_unloadable, run_export
 
 if TYPE_CHECKING:
     from winml.modelkit.export.config import WinMLExportConfig
@@ -171,6 +171,8 @@ def command(context: click.Context, /, **options: Any) -> None:
     if options["clean_onnx"] and not options["quiet"]:
         tell("warning: --clean-onnx is deprecated; use --no-hierarchy")
     if options["dry_run"]:
+        with library_output_to_stderr():
+            refuse_unloadable(plan)
         show_plan(plan, options)
         return
     with library_output_to_stderr():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._errors import WinMLCommand, report_error
 from winml.modelkit.cli._measuring import provider_options, refuse_unknown_ep
 from winml.modelkit.cli._options import (
     debug_option,
@@ -156,10 +156,12 @@ def command(**options: Any) -> None:
         _tell_result(result, number if len(results) > 1 else None, options)
     for result in results:
         if result.reference is not None and result.reference.difference is not None:
-            raise VerificationError(
+            error = VerificationError(
                 f"PyTorch generates a different token after {result.reference.difference.index} equal ones",
                 hint="A small margin indicates rounding; winml compare shows where the graphs diverge.",
             )
+            # Not raised: the result is printed, as JSON too.
+            click.get_current_context().exit(report_error(error))
 
 
 def _text_on_stdin() -> str:

@@ -17,6 +17,7 @@ from winml.modelkit.cli._requests import read_request
 from winml.modelkit.cli._streams import (
     json_text,
     library_output_to_stderr,
+    plain_json_text,
     show_result,
     silence_library_warnings,
     tell,
@@ -118,7 +119,7 @@ def _write_files(result: QuantizationSensitivity, options: Mapping[str, Any]) ->
         ),
     }
     if listed is not None and listed.is_met:
-        renderers["exclude_list"] = lambda: f"{json_text(listed.rules)}\n"
+        renderers["exclude_list"] = lambda: f"{plain_json_text(listed.rules)}\n"
     texts = {options[name]: text for name, text in renderers.items() if options[name]}
     return write_files(texts, overwrite=options["overwrite"])
 

@@ -20,7 +20,7 @@ from winml.modelkit.errors import UsageError, WinMLError, rename_options
 from winml.modelkit.export.config import PYTHON_WORDS, ExporterUse, WinMLExportConfig, first_choice
 from winml.modelkit.export.state_restoration import module_left_as_found, process_left_as_found
 from winml.modelkit.flows.export.graph_making import ExportRun, ExportTarget, calls_of_all_parts
-from winml.modelkit.flows.export.loading import closing_sizes, load_for_export
+from winml.modelkit.flows.export.loading import closing_sizes, configured_request, load_for_export
 from winml.modelkit.flows.export.part_export import export_part
 from winml.modelkit.flows.graph_file import GraphHandover
 from winml.modelkit.flows.module_functions import refuse_old_runtime, refuse_unregistered
@@ -144,9 +144,7 @@ class HTPExporter:
         :func:`export_pytorch`. A size that is dynamic by default and not supported by the graph is fixed, with a
         note; if it was requested, that is an error.
         """
-        if self.config.input_tensors is not None and request.input_specs is None:
-            request = replace(request, input_specs=self.config.input_tensors, specs_origin="input_tensors")
-        request = replace(request, dynamic=request.dynamic.joined(self.config.dynamic))
+        request = configured_request(request, self.config)
         refuse_dynamic(self.config.ep, is_dynamic=request.is_dynamic, allow_dynamic=self.config.allow_dynamic)
         target = self._target(output, overwrite=overwrite, with_report=with_report)
         target = replace(target, with_companions=with_companions, with_adapters=with_adapters, functions=functions)

@@ -42,9 +42,11 @@ __all__ = [
     "LARGE_UNREAD_BYTES",
     "LARGE_WEIGHTS_BYTES",
     "closing_sizes",
+    "configured_request",
     "load_for_export",
     "load_weightless",
     "parameter_bytes",
+    "resolve_for_export",
 ]
 
 
@@ -193,6 +195,24 @@ LARGE_UNREAD_BYTES = 2**27
 """The same where no run in PyTorch reads them: the graph is changed in memory before it is written, or nothing is
 compared. Chosen: peak memory is to stay below 1.5 GB, of which 0.5 GB are the libraries; with half a gigabyte of
 weights held, a build peaked at 1.7 GB."""
+
+
+def configured_request(request: ModelRequest, config: WinMLExportConfig) -> ModelRequest:
+    """Return the request with the inputs and the dynamic dimensions of an export config."""
+    if config.input_tensors is not None and request.input_specs is None:
+        request = replace(request, input_specs=config.input_tensors, specs_origin="input_tensors")
+    return replace(request, dynamic=request.dynamic.joined(config.dynamic))
+
+
+def resolve_for_export(request: ModelRequest, config: WinMLExportConfig) -> ResolvedModel:
+    """Resolve a model as an export does before it loads weights, to refuse what the export would refuse.
+
+    Raises:
+        UsageError: the request is wrong, or states a task or size that the model does not have.
+        InputError: config files or the Hub did not deliver, the model needs its own code, or quantized weights are
+            missing.
+    """
+    return resolve_model(configured_request(request, config))
 
 
 def load_for_export(

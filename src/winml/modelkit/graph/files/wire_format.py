@@ -11,7 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["LENGTH_DELIMITED", "NodeSummary", "WireError", "node_summaries", "varint", "walk_fields"]
+__all__ = [
+    "LENGTH_DELIMITED",
+    "NodeSummary",
+    "WireError",
+    "has_half_floats",
+    "node_summaries",
+    "varint",
+    "walk_fields",
+]
 
 _VARINT, _FIXED64, LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 """Specified: the wire types of protobuf."""
@@ -58,7 +66,7 @@ def varint(number: int) -> bytes:
     return bytes(groups)
 
 
-def walk_fields(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
+def walk_fields(data: mmap.mmap | bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
     """Yield the fields of a message: number, wire type, start of the field, start and end of its value.
 
     The last field may extend past ``end``; the caller must check that.
@@ -100,13 +108,101 @@ def node_summaries(path: Path) -> list[NodeSummary]:
         ]
 
 
-def _messages(data: mmap.mmap, start: int, end: int, requested: int) -> Iterator[tuple[int, int]]:
+_HALF_FLOATS = (10, 16)
+"""Specified by onnx.proto: FLOAT16 and BFLOAT16."""
+_MODEL_FUNCTION, _FUNCTION_NODE = 25, 7
+_GRAPH_INITIALIZER, _GRAPH_INPUT = 5, 11
+_VALUE_TYPE, _TYPE_TENSOR, _TENSOR_ELEMENT = 2, 1, 1
+_TENSOR_DATA_TYPE = 2
+_NODE_ATTRIBUTE = 5
+_ATTRIBUTE_NAME, _ATTRIBUTE_INT, _ATTRIBUTE_TENSOR, _ATTRIBUTE_GRAPH = 1, 3, 5, 6
+_DTYPE_ATTRIBUTES = (b"to", b"dtype")
+_HALF_FIELDS = tuple(
+    bytes([number << 3, dtype]) for number in (_TENSOR_DATA_TYPE, _ATTRIBUTE_INT) for dtype in _HALF_FLOATS
+)
+"""How a node holds one of the two types: in a tensor, or as the number of an attribute."""
+
+
+def has_half_floats(model: str | bytes) -> bool:
+    """Return True if a tensor or value of a model is float16 or bfloat16; False for an unreadable model.
+
+    Args:
+        model: Path of an ONNX file, or its bytes.
+    """
+    try:
+        if isinstance(model, bytes):
+            return _model_has_halves(model)
+        with Path(model).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _model_has_halves(data)
+    except (OSError, ValueError, IndexError):  # a field may extend past the end
+        return False
+
+
+def _model_has_halves(data: mmap.mmap | bytes) -> bool:
+    end = len(data)
+    return any(_graph_has_halves(data, *graph) for graph in _messages(data, 0, end, _MODEL_GRAPH)) or any(
+        _node_has_halves(data, *node)
+        for function in _messages(data, 0, end, _MODEL_FUNCTION)
+        for node in _messages(data, *function, _FUNCTION_NODE)
+    )
+
+
+def _graph_has_halves(data: mmap.mmap | bytes, start: int, end: int) -> bool:
+    for number, _, _, value, stop in walk_fields(data, start, end):
+        if number == _GRAPH_INITIALIZER:
+            found = _number(data, value, stop, _TENSOR_DATA_TYPE) in _HALF_FLOATS
+        elif number == _GRAPH_INPUT:
+            found = any(
+                _number(data, *tensor, _TENSOR_ELEMENT) in _HALF_FLOATS
+                for type_ in _messages(data, value, stop, _VALUE_TYPE)
+                for tensor in _messages(data, *type_, _TYPE_TENSOR)
+            )
+        else:
+            found = number == _GRAPH_NODE and _node_has_halves(data, value, stop)
+        if found:
+            return True
+    return False
+
+
+def _node_has_halves(data: mmap.mmap | bytes, start: int, end: int) -> bool:
+    """Return True if a node creates such values: by a dtype attribute, a constant, or inside a subgraph."""
+    if all(data.find(field, start, end) < 0 for field in _HALF_FIELDS):
+        return False
+    return any(_attribute_has_halves(data, *attribute) for attribute in _messages(data, start, end, _NODE_ATTRIBUTE))
+
+
+def _attribute_has_halves(data: mmap.mmap | bytes, start: int, end: int) -> bool:
+    name = next((data[value:stop] for value, stop in _messages(data, start, end, _ATTRIBUTE_NAME)), b"")
+    return (
+        (name in _DTYPE_ATTRIBUTES and _number(data, start, end, _ATTRIBUTE_INT) in _HALF_FLOATS)
+        or any(
+            _number(data, *tensor, _TENSOR_DATA_TYPE) in _HALF_FLOATS
+            for tensor in _messages(data, start, end, _ATTRIBUTE_TENSOR)
+        )
+        or any(_graph_has_halves(data, *graph) for graph in _messages(data, start, end, _ATTRIBUTE_GRAPH))
+    )
+
+
+def _number(data: mmap.mmap | bytes, start: int, end: int, requested: int) -> int | None:
+    """Return the value of a field that is a varint; ``None`` if the message does not have it."""
+    fields = walk_fields(data, start, end)
+    return next(
+        (
+            _read_varint(data, value, stop)[0]
+            for number, wire_type, _, value, stop in fields
+            if number == requested and wire_type == _VARINT
+        ),
+        None,
+    )
+
+
+def _messages(data: mmap.mmap | bytes, start: int, end: int, requested: int) -> Iterator[tuple[int, int]]:
     for number, wire_type, _, value, stop in walk_fields(data, start, end):
         if number == requested and wire_type == LENGTH_DELIMITED:
             yield value, stop
 
 
-def _summary(data: mmap.mmap, start: int, end: int) -> NodeSummary:
+def _summary(data: mmap.mmap | bytes, start: int, end: int) -> NodeSummary:
     texts: dict[int, list[str]] = {number: [] for number in (_NODE_INPUT, _NODE_OUTPUT, _NODE_OPERATOR, _NODE_DOMAIN)}
     for number, _, _, value, stop in walk_fields(data, start, end):
         if number in texts:
@@ -115,7 +211,7 @@ def _summary(data: mmap.mmap, start: int, end: int) -> NodeSummary:
     return NodeSummary(last[_NODE_OPERATOR], last[_NODE_DOMAIN], tuple(texts[_NODE_INPUT]), tuple(texts[_NODE_OUTPUT]))
 
 
-def _read_varint(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:
+def _read_varint(data: mmap.mmap | bytes, position: int, end: int) -> tuple[int, int]:
     """Return a number (seven bits per byte, the lowest first) and the position after it."""
     number = shift = 0
     while position < end:
