@@ -374,3 +374,28 @@ def test_size_of_a_dimension_the_file_lacks_is_refused_with_those_it_has(tmp_pat
     with pytest.raises(UsageError, match="'x:2'") as caught:
         optimize_onnx(source, tmp_path / "out.onnx", sizes={"x:2": 7})
     assert "N (x:0), time (x:1)" in str(caught.value.hint)
+
+
+_PRODUCT = """m (float[{rows}, 4, 3] x) => (float[{rows}, 4, 3] y) <float[3, 3] w = {{1, 2, 3, 4, 5, 6, 7, 8, 9}},
+    float[3] b = {{1, 2, 3}}> {{ p = MatMul (x, w) y = Add (p, b) }}"""
+
+
+def test_capability_enabled_by_name_that_a_dynamic_size_prevents_says_so(tmp_path: Path) -> None:
+    """And with fixed sizes it fuses; one without its nodes says that there are none."""
+    notes = {}
+    for rows in ("N", "2"):
+        source = _save(tmp_path / f"{rows}.onnx", stamped=False, body=_PRODUCT.format(rows=rows))
+        result = optimize_onnx(source, tmp_path / f"{rows}_out.onnx", matmul_add_fusion=True, layer_norm_fusion=True)
+        notes[rows] = [note for note in result.notes if "changed nothing" in note]
+        assert ("Gemm" in _operators(result.model_path)) == (rows == "2")
+    prevented, absent = sorted(notes["N"], key=lambda note: "no nodes" in note)
+    assert "--enable-matmul-add-fusion" in prevented
+    assert "dynamic sizes (N) prevent it in 1 place" in prevented
+    assert "--enable-layer-norm-fusion" in absent
+    assert [absent] == notes["2"]
+
+
+def test_level_says_nothing_of_capabilities_that_change_nothing(tmp_path: Path) -> None:
+    """Only what is enabled by name is missed."""
+    result = optimize_onnx(_save(tmp_path / "in.onnx", stamped=False), tmp_path / "out.onnx", level="full")
+    assert not [note for note in result.notes if "changed nothing" in note]

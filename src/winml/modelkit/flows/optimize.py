@@ -226,12 +226,16 @@ class SingleOptimization(_Optimization):
         return ", ".join((f"level {self.options.level}", *opset, *words))
 
     def apply(self, model: ir.Model) -> OptimizeResult:
-        """Optimize the model.
+        """Optimize the model, and note which capabilities that are enabled by name changed nothing, and why.
 
         Raises:
             UsageError: a selector names no module.
         """
-        return optimize_within(model, self.options)
+        named = [entry for entry in self.options.named() if entry.makes or entry.marks]
+        plain = model.clone() if named else model
+        result = optimize_within(model, self.options)
+        idle = [entry for entry in named if not result.fired.get(entry.name)]
+        return replace(result, notes=(*result.notes, *_idle_notes(plain, idle, self.options)))
 
     def compare(self, source: Path, written: Path, seed: int) -> VerificationInfo:
         """Compare with the source, at the sizes that were given.
@@ -316,6 +320,25 @@ def _options_of_next_round(flags: Mapping[str, Any]) -> OptimizeOptions:
 
 def _optimized_file(work: _Optimization, done: Transformation[OptimizeResult]) -> OptimizedFile:
     return OptimizedFile(**vars(done.file), enabled=work.enabled_names(), fired=done.result.fired)
+
+
+def _idle_notes(plain: ir.Model, idle: Sequence[Capability], options: OptimizeOptions) -> list[str]:
+    """Return why capabilities that are enabled by name changed nothing: a dynamic size, or no such nodes."""
+    notes = []
+    for entry in idle:
+        alone = {**dict.fromkeys(CAPABILITIES), "level": "none", "opset": None, entry.name: True}
+        blocked, _ = _blocked(plain, options.model_copy(update=alone), {})
+        found = [item for item in blocked.get(entry.name, ()) if not item.only_at_one]
+        reason = "the graph has no nodes that it fuses"
+        if found:
+            sizes = ", ".join(dict.fromkeys(name for item in found for name in item.dimensions))
+            count = sum(item.count for item in found)
+            reason = (
+                f"dynamic sizes ({sizes}) prevent it in {count} place{'' if count == 1 else 's'}. Fix them first "
+                "(winml export -m FILE.onnx --shape-config); winml optimize --check shows the modules"
+            )
+        notes.append(f"--enable-{entry.flag} changed nothing: {reason}.")
+    return notes
 
 
 _OTHER_SIZE = 16

@@ -275,7 +275,7 @@ _ENTRIES = (
 RESERVED = frozenset(
     {
         "enabled", "ep", "exclude", "folds_constants", "is_empty", "is_enabled", "is_limited", "level", "module",
-        "opset", "plug_ins", "refuse_older_opset", "refuse_whole_graph_options", "uses_contrib", "ways_out",
+        "named", "opset", "plug_ins", "refuse_older_opset", "refuse_whole_graph_options", "uses_contrib", "ways_out",
         "with_decoder_fusions", "with_token_windows",
     }
 )  # fmt: skip

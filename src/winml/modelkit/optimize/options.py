@@ -135,6 +135,11 @@ class OptimizeOptions(_Fields):
         """Yield the capabilities that are on, in the order of the registry."""
         return (entry for entry in CAPABILITIES.values() if self.is_enabled(entry))
 
+    def named(self) -> Iterator[Capability]:
+        """Yield the capabilities that are enabled by name, without those that builds enable for every decoder."""
+        by_builds = {*DECODER_FUSIONS, *WHOLE_GRAPH}
+        return (entry for entry in CAPABILITIES.values() if self._flag_of(entry) and entry.name not in by_builds)
+
     def is_enabled(self, capability: Capability) -> bool:
         """Say whether a capability is on.
 
