@@ -19,7 +19,6 @@ from winml.modelkit.evaluate.media import install_hint
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, TOKENIZER_NAME
 from winml.modelkit.graph.files.foreign_files import library_file
 from winml.modelkit.options import JsonError, read_json_file
-from winml.modelkit.runtime.foreign_libraries import library_folder
 from winml.modelkit.runtime.shared_settings import shared_by_threads
 
 __all__ = [
@@ -47,6 +46,8 @@ def open_config(folder: Path) -> Any:
     path = library_file(folder, CHECKPOINT_CONFIG_NAME)
     if path is None:
         return None
+    from winml.modelkit.runtime.foreign_libraries import library_folder
+
     with library_folder(folder, f"{path} cannot be read", hint="Correct or replace it."):
         from transformers import AutoConfig
 
@@ -139,6 +140,8 @@ def open_processor(kind: ProcessorKind, folder: Path, option: str, *, instead: s
         )
     if kind == "image processor":
         _require_pillow(option)
+    from winml.modelkit.runtime.foreign_libraries import library_folder
+
     with library_folder(folder, f"the {kind} in {folder} cannot be read", hint="Correct or replace its files."):
         import transformers
 

@@ -14,7 +14,6 @@ from typing import NoReturn
 
 from winml.modelkit.errors import InputError
 from winml.modelkit.graph.files.foreign_files import check_library_files, foreign_parser
-from winml.modelkit.graph.files.foreign_numbers import check_config_files
 from winml.modelkit.runtime.shared_settings import shared_by_threads
 
 __all__ = ["library_folder", "local_files_only", "local_libraries", "quiet_libraries"]
@@ -98,6 +97,8 @@ def library_folder(folder: Path, words: str, *, error: type[InputError] = InputE
         InputError: a file is a link to another folder or no regular file, a config names a size that no model has, or
             the library fails, whatever it raises.
     """
+    from winml.modelkit.graph.files.foreign_numbers import check_config_files
+
     check_library_files(folder, error=error)
     check_config_files(folder, error=error)
     with local_files_only(), foreign_parser(words, error=error, hint=hint):

@@ -55,6 +55,7 @@ __all__ = [
     "graph_inputs",
     "inputs_of_specs",
     "load_feeds",
+    "read_array",
     "settle_sizes",
     "sizes_by_key",
     "with_sums",
