@@ -28,8 +28,8 @@ Written by `scripts/verb_reference.py` from the code; change it there.
 
 An option of the command line takes precedence over the key of a build config (`-c`), which takes precedence over the
 default. Python functions take the last part of a key as a keyword: `optim.level` is `level`. `--dry-run` prints what a
-verb would read, run and write, and writes nothing; it refuses what the run refuses before it loads weights, with the same exit code. Of a Hub id that is not on this machine, it downloads
-the config files.
+verb would read, run and write, and writes nothing; it refuses what the run refuses before it loads weights, with the
+same exit code. Of a Hub id that is not on this machine, it downloads the config files.
 """
 
 _CODE = re.compile(r"""(`[^`]*`|(?<![\w-])--[a-z][\w-]*|\{"[^}]*\}|\b[A-Za-z]+_[\w:=,]*\w(?:\.[a-z]+\b)?)""")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import onnx
@@ -10,7 +11,7 @@ import onnx.parser
 import pytest
 
 from e2e.in_process import run_here
-from e2e.workplace import Workplace
+from e2e.workplace import PROGRAM, Workplace
 
 NOISY = """
 import os
@@ -108,3 +109,16 @@ def test_json_object_has_a_schema_version(arguments: tuple[str, ...], net: Path)
     done = run_here(*arguments, "--format", "json")
     assert 0 == done.code, done.err
     assert json.loads(done.out)["schema_version"] in (1, 2)
+
+
+def test_json_is_ascii_if_stdout_has_a_code_page(workplace: Workplace) -> None:
+    """Programs read JSON as UTF-8, and a code page lacks letters."""
+    name = "größe-模型.onnx"
+    onnx.save(onnx.parser.parse_model(_NET), workplace.folder / name)
+    done = subprocess.run(
+        [*PROGRAM, "inspect", name, "--format", "json"], cwd=workplace.folder, capture_output=True, check=False,
+        env={**workplace.environment(), "PYTHONIOENCODING": "cp1252"},
+    )  # fmt: skip
+    assert 0 == done.returncode, done.stderr
+    assert done.stdout.isascii()
+    assert name == Path(json.loads(done.stdout)["path"]).name

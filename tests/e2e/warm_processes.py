@@ -110,7 +110,7 @@ def _server() -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         encoding="utf-8",
-        env={**kept, "HOME": home.name, "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"},
+        env={**kept, "HOME": home.name, "HF_HUB_OFFLINE": "1"},
     )
     assert server.stdout is not None
     assert server.stdout.readline().strip() == READY

@@ -65,7 +65,7 @@ class Workplace:
         places["WINML_CACHE"] = str(self.root / "cache")
         hidden = {"HF_HOME", "HF_HUB_CACHE", "ORT_DISABLE_TELEMETRY", "FORCE_COLOR", "NO_COLOR"}
         kept = {name: value for name, value in os.environ.items() if name not in hidden}
-        return {**kept, **places, "PYTHONUTF8": "1", "HF_HUB_OFFLINE": "1", **self.variables}
+        return {**kept, **places, "HF_HUB_OFFLINE": "1", **self.variables}
 
     def export(self, *arguments: str | Path) -> Outcome:
         """Run ``winml export``."""

@@ -53,3 +53,23 @@ def test_patterns_see_what_they_are_for() -> None:
     assert not _METADATA_KEY.search("winml.modelkit")
     assert _FILE_NAME.search("model.onnx.data")
     assert not _FILE_NAME.search("config.json")
+
+
+def test_written_texts_end_lines_alike_on_every_system() -> None:
+    """Without ``newline``, Python writes the line ends of the system."""
+    missing = [
+        f"{module.name}:{node.lineno}"
+        for module in modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and (node.func.attr == "write_text" or (node.func.attr in ("open", "fdopen") and _opens_text(node)))
+        and any(keyword.arg == "encoding" for keyword in node.keywords)
+        and not any(keyword.arg == "newline" for keyword in node.keywords)
+    ]
+    assert [] == missing
+
+
+def _opens_text(call: ast.Call) -> bool:
+    modes = [item.value for item in call.args if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+    return any(mode in ("w", "a", "x") for mode in modes)

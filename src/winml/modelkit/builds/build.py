@@ -528,7 +528,7 @@ def _write_evaluation(job: BuildJob, result: BuildResult, section: EvalSection, 
     manifest = result.manifest.model_copy(update={"files": tuple(sorted({*result.manifest.files, EVALUATION_NAME}))})
     with OutputFiles() as files:
         text = json.dumps(evaluation.as_record(), indent=2, ensure_ascii=False) + "\n"
-        files.reserve(job.folder.path / EVALUATION_NAME).write_text(text, encoding="utf-8")
+        files.reserve(job.folder.path / EVALUATION_NAME).write_text(text, encoding="utf-8", newline="\n")
         job.folder.save(manifest)
         files.commit(overwrite=True)
     return replace(result, manifest=manifest, evaluation=evaluation)
@@ -751,7 +751,7 @@ class _Build:
                 names[part.name] = self._layout.place(part, folder, files)
                 text, note = self._sidecar_of(part, path, names[part.name], files)
                 if text is not None:
-                    files.reserve(sidecar_path(path)).write_text(text, encoding="utf-8")
+                    files.reserve(sidecar_path(path)).write_text(text, encoding="utf-8", newline="\n")
                 self._job.folder.notes += [note] if note else []
             self._claim_data(names.values())
             self._companions.reserve(files)
@@ -759,9 +759,9 @@ class _Build:
             self._job.folder.save(self._make_manifest("unfinished", {}))
             config = files.reserve(folder / BUILD_CONFIG_NAME)
             text = json.dumps(self._resolved_config(), indent=2, ensure_ascii=False) + "\n"
-            config.write_text(text, encoding="utf-8")
+            config.write_text(text, encoding="utf-8", newline="\n")
             for name, text in self._layout.written(self._parts, names).items():
-                files.reserve(folder / name).write_text(text, encoding="utf-8")
+                files.reserve(folder / name).write_text(text, encoding="utf-8", newline="\n")
             self._layout.place_adapters(self._parts, folder, files)
             written = {path.relative_to(folder.absolute()).as_posix() for path in files.commit()}
         self._companions.settle(files)

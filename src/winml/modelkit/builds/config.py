@@ -113,8 +113,10 @@ class OptimSection(OptimizeOptions):
 
 
 class QuantSection(QuantizeOptions):
-    """Options of quantization. A build quantizes if a precision or another of these options is requested; a minimum SQNR
-    applies to what it quantizes, and requests nothing.
+    """Options of quantization.
+
+    A build quantizes if a precision or another of these options is requested. A minimum SQNR applies to what is
+    quantized, and requests nothing.
     """
 
     precision: PrecisionName | Literal["auto"] | None = None

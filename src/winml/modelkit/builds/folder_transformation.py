@@ -110,7 +110,7 @@ def transform_folder(
             staged[f"/{name}"] = (name, (place,))
         described = {key: _described(name, paths) for key, (name, paths) in staged.items()}
         text = _manifest_text(found, output, described, started, time.perf_counter() - clock)
-        manifest.write_text(text, encoding="utf-8")
+        manifest.write_text(text, encoding="utf-8", newline="\n")
         size_bytes = sum(files.commit(overwrite=task.overwrite).values())
     unchanged = {part: _why_unchanged(part, found) for part in found.parts if part not in records}
     return TransformedFolder(found.path, output, records, unchanged, tuple(found.companions), size_bytes)

@@ -6,6 +6,7 @@ stream that does not take what is written never stops the work; why is told at t
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import io
@@ -33,6 +34,7 @@ __all__ = [
     "own_stderr",
     "plain_json_text",
     "print_json",
+    "print_json_text",
     "show_result",
     "silence_library_warnings",
     "tell",
@@ -209,7 +211,17 @@ def _redirected_descriptors() -> Iterator[TextIO | None]:
 
 def print_json(record: Mapping[str, object]) -> None:
     """Write a record on stdout."""
-    click.echo(json_text(record))
+    print_json_text(json_text(record))
+
+
+def print_json_text(text: str) -> None:
+    """Write JSON on stdout; letters are escaped if stdout is not UTF-8, which is what programs read JSON as."""
+    encoding = getattr(sys.stdout, "encoding", None)
+    if encoding is not None and codecs.lookup(encoding).name != "utf-8":
+        import json
+
+        text = json.dumps(json.loads(text), indent=2)
+    click.echo(text)
 
 
 def json_text(record: Mapping[str, object]) -> str:
@@ -288,6 +300,6 @@ def write_files(texts: Mapping[Path, Callable[[], str]], *, overwrite: bool) -> 
 
     with OutputFiles() as files:
         for path, text in texts.items():
-            files.reserve(path).write_text(text(), encoding="utf-8")
+            files.reserve(path).write_text(text(), encoding="utf-8", newline="\n")
         files.commit(overwrite=overwrite)
     return list(texts)

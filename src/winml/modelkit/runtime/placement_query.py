@@ -36,7 +36,7 @@ def main(task: Mapping[str, Any]) -> None:
         output = _kernels(task["kernels_of"])
     else:
         output = _compilation(task) if "compile_to" in task else _assignment(task)
-    Path(task["answer"]).write_text(json.dumps(output), encoding="utf-8")
+    Path(task["answer"]).write_text(json.dumps(output), encoding="utf-8", newline="\n")
 
 
 def _assignment(task: Mapping[str, Any]) -> dict[str, object]:

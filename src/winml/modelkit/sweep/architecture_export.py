@@ -242,7 +242,7 @@ def error_line(error: BaseException) -> str:
 
 
 def _write_config(order: ExportOrder, content: Mapping[str, object], aspects: Sequence[Aspect]) -> None:
-    _config_path(order).write_text(json.dumps(shrink(content, aspects)), encoding="utf-8")
+    _config_path(order).write_text(json.dumps(shrink(content, aspects)), encoding="utf-8", newline="\n")
 
 
 def _config_path(order: ExportOrder) -> Path:

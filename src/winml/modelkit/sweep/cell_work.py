@@ -179,7 +179,7 @@ def _own_place(folder: Path) -> Iterator[None]:
     temporary = folder / "tmp"
     temporary.mkdir(parents=True, exist_ok=True)
     tempfile.tempdir = str(temporary)
-    with (folder / SWEEP_LOG_NAME).open("w", encoding="utf-8") as log:
+    with (folder / SWEEP_LOG_NAME).open("w", encoding="utf-8", newline="\n") as log:
         sys.stdout.flush()
         sys.stderr.flush()
         for descriptor in (1, 2):
@@ -275,7 +275,7 @@ class _CellWork:
         else:
             own = self.order.folder / "tmp" / "model"
             architecture = find_small_model(ExportOrder(model_type, own, task), self._report_small)
-            (own / _SMALL_MODEL).write_text(json.dumps(asdict(architecture)), encoding="utf-8")
+            (own / _SMALL_MODEL).write_text(json.dumps(asdict(architecture)), encoding="utf-8", newline="\n")
             folder.mkdir(parents=True, exist_ok=True)
             for path in sorted(own.iterdir(), key=lambda path: path.name == _SMALL_MODEL):
                 # The description comes last: who sees it sees all. Every finder writes the same.

@@ -246,7 +246,7 @@ def main() -> None:
 
 def _own_stdout() -> TextIO:
     """Return a stream to the original stdout; what libraries print there goes to stderr from now on."""
-    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    stream = os.fdopen(os.dup(1), "w", encoding="utf-8", newline="\n")
     os.dup2(2, 1)
     return stream
 

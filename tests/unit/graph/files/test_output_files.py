@@ -264,3 +264,36 @@ def test_output_that_is_an_input_is_refused_whatever_path_leads_there(tmp_path: 
     refuse_inputs([tmp_path / "hard.onnx", tmp_path / "new.onnx"], [source])
     with pytest.raises(UsageError):
         refuse_inputs([source], [source])
+
+
+def test_file_that_another_program_has_open_is_a_write_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows, where no rename onto such a file works, not even that of its own second name."""
+    target = tmp_path / "held.json"
+    target.write_text("earlier")
+    replace = Path.replace
+
+    def failing(source: Path, place: Path) -> Path:
+        if Path(place) == target and target.exists():
+            raise PermissionError(errno.EACCES, "Access is denied", str(source), 5, str(place))
+        return replace(source, place)
+
+    def commit_both() -> None:
+        with OutputFiles() as files:
+            for path in (target, tmp_path / "other.json"):
+                files.reserve(path).write_text("new")
+            files.commit()
+
+    monkeypatch.setattr(Path, "replace", failing)
+    with pytest.raises(WriteError, match=r"held\.json: Access is denied"):
+        commit_both()
+    assert ["held.json"] == _file_names(tmp_path)
+    assert "earlier" == target.read_text()
+
+
+def test_path_without_an_existing_folder_above_is_a_write_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows, where a drive or a share may not be connected."""
+    monkeypatch.setattr(os.path, "lexists", lambda _path: False)
+    with pytest.raises(WriteError, match="does not exist"):
+        refuse_existing([tmp_path / "model.onnx"], overwrite=False)

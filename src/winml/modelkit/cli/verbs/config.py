@@ -33,6 +33,7 @@ from winml.modelkit.cli._streams import (
     library_output_to_stderr,
     plain_json_text,
     print_json,
+    print_json_text,
     silence_library_warnings,
     tell,
     write_result,
@@ -106,7 +107,7 @@ def command(context: click.Context, /, **options: Any) -> None:
             "--format table requires --dry-run, since a config is JSON", hint="Add --dry-run, or omit --format."
         )
     if options["schema"]:
-        click.echo(plain_json_text(_json_schema()))
+        print_json_text(plain_json_text(_json_schema()))
     elif options["check"] is not None:
         _check_config(options["check"])
     elif not makes_config:

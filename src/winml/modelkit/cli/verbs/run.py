@@ -158,7 +158,7 @@ def _write(result: InferenceResult, saved: Mapping[Path, Callable[[Path], None]]
         text = f"{json_text(result.as_record())}\n"
 
         def write_answer(path: Path) -> None:
-            path.write_text(text, encoding="utf-8")
+            path.write_text(text, encoding="utf-8", newline="\n")
 
         writers[request.output] = write_answer
     with OutputFiles() as files:

@@ -225,10 +225,12 @@ def _write_part(
         reported = _with_part(result, exported, run)
         if paths.report:
             run.files.reserve(paths.report).write_text(
-                render_markdown(export_report(reported, reported.parts[-1])), encoding="utf-8"
+                render_markdown(export_report(reported, reported.parts[-1])), encoding="utf-8", newline="\n"
             )
         if paths.sidecar:
-            run.files.reserve(paths.sidecar).write_text(sidecar_json(reported, reported.parts[-1]), encoding="utf-8")
+            run.files.reserve(paths.sidecar).write_text(
+                sidecar_json(reported, reported.parts[-1]), encoding="utf-8", newline="\n"
+            )
         is_last = part is run.loaded.requested_parts[-1]
         sizes = run.files.commit(overwrite=run.target.overwrite) if is_last else run.files.written_sizes()
         if is_last:

@@ -167,7 +167,9 @@ def extract_modules(
         modules = tuple(outcome for outcome in outcomes if isinstance(outcome, ExtractedModule))
         failed = (outcome for outcome in outcomes if isinstance(outcome, RefusedModule))
         result = replace(result, modules=modules, refused=(*cuts.refused, *failed), notes=recording.fed.notes)
-        manifest.write_text(json.dumps(result.as_record(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        manifest.write_text(
+            json.dumps(result.as_record(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n"
+        )
         if modules:
             written = files.commit(overwrite=options.overwrite)
             step.summary = f"{len(written)} files"

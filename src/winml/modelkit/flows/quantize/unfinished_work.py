@@ -42,7 +42,7 @@ def unfinished_folder(output: Path) -> Iterator[Path]:
         WriteError: the folder cannot be made.
     """
     folder = unfinished_work_path(output.absolute())
-    there = next(parent for parent in folder.parents if parent.is_dir())
+    there = next((parent for parent in folder.parents if parent.is_dir()), None)
     is_done = False
     try:
         with locked_folder(folder, UNFINISHED_LOCK_NAME, "quantization"):

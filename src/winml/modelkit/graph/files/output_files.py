@@ -12,6 +12,7 @@ import contextlib
 import errno
 import os
 import stat
+import sys
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -74,7 +75,10 @@ _REMEDIES = {
     errno.ENOSPC: "Free some space",
     errno.EDQUOT: "Free some space",
     errno.EFBIG: "Raise the limit on file sizes",
-    errno.EACCES: "Correct its permissions",
+    # Windows reports files that other programs have open in the same way.
+    errno.EACCES: "Close the programs that use it, or correct its permissions"
+    if sys.platform == "win32"
+    else "Correct its permissions",
     errno.EPERM: "Correct its permissions",
     errno.ENOTDIR: "Move the file that has the name of a needed folder",
 }
@@ -195,7 +199,14 @@ def _refuse_files(paths: Iterable[Path], waiting: Collection[Path] = ()) -> None
 
 
 def _refuse_unwritable(directory: Path) -> None:
-    nearest_existing = next(parent for parent in (directory, *directory.absolute().parents) if os.path.lexists(parent))
+    absolute = directory.absolute()
+    nearest_existing = next((parent for parent in (directory, *absolute.parents) if os.path.lexists(parent)), None)
+    if nearest_existing is None:
+        # Windows: a drive or a share that is not connected.
+        raise WriteError(
+            f"cannot write {directory}: {absolute.anchor} does not exist",
+            hint="Connect it, or choose another output path.",
+        )
     try:
         # os.access is not enough: it ignores read-only file systems and Windows' access lists.
         with tempfile.TemporaryFile(dir=nearest_existing):
@@ -239,7 +250,25 @@ def _put_aside(folder: Path, target: Path) -> Path:
 
 
 def _restore(folder: Path, target: Path, place: Path, aside: Path) -> None:
-    """Take a move back; a kill on the way is no deletion by the user, as the folder of the earlier file says."""
+    """Undo a move; a kill on the way is no deletion by the user, as the folder of the earlier file says.
+
+    An earlier file that cannot be put back stays in the hidden folder for the next command. No error is raised: the
+    reason why the commit is undone is reported.
+    """
+    with contextlib.suppress(OSError):
+        if os.path.lexists(target) and aside.samefile(target):
+            aside.unlink()  # a second name of a file that is still in its place, which another program may have open
+            return
+        _put_back(folder, target, place, aside)
+
+
+def _take_back(target: Path, place: Path) -> None:
+    """Undo the move of a new file, as far as that is possible."""
+    with contextlib.suppress(OSError):
+        target.replace(place)
+
+
+def _put_back(folder: Path, target: Path, place: Path, aside: Path) -> None:
     if not os.path.lexists(place):
         moved = folder / MOVED_ASIDE / target.name
         moved.parent.mkdir(exist_ok=True)
@@ -406,7 +435,7 @@ class OutputFiles:
         place.replace(target)
         if not is_there:
             # Data is called after its content: what it replaced was the same.
-            undo.callback(target.replace, place)
+            undo.callback(_take_back, target, place)
 
     def _orphaned_data(self, targets: Iterable[Path]) -> dict[Path, list[str]]:
         """Return by directory the weights that the models to be replaced name, and that may go with them."""

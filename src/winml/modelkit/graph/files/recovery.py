@@ -119,7 +119,7 @@ def write_journal(folder: Path, staged: Path, directory: Path, moves: Sequence[s
     }
     path = folder / JOURNAL_NAME
     unfinished = path.with_suffix(".new")
-    with unfinished.open("w", encoding="utf-8") as file:
+    with unfinished.open("w", encoding="utf-8", newline="\n") as file:
         json.dump(record, file)
         file.flush()
         os.fsync(file.fileno())
@@ -600,4 +600,8 @@ def temporary_folder(beside: Path | None = None) -> Iterator[Path]:
 
 
 def _nearest_folder(path: Path) -> Path:
-    return next(folder for folder in path.absolute().parents if folder.is_dir())
+    absolute = path.absolute()
+    for folder in absolute.parents:
+        if folder.is_dir():
+            return folder
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), absolute.anchor)

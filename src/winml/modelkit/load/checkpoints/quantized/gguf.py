@@ -77,7 +77,7 @@ def gguf_folder(path: Path) -> Path:
             for file in folder.glob("*.json"):
                 file.unlink()
         text = json.dumps({**config, "quantization_config": record}, indent=2)
-        (folder / CHECKPOINT_CONFIG_NAME).write_text(text, encoding="utf-8")
+        (folder / CHECKPOINT_CONFIG_NAME).write_text(text, encoding="utf-8", newline="\n")
         _FOLDERS[key] = folder
     return _FOLDERS[key]
 
