@@ -26,6 +26,7 @@ from winml.modelkit.errors import (
     InputError,
     UsageError,
     WinMLError,
+    WriteError,
     ended_by_foreign_code,
     failed_import,
     first_line,
@@ -343,6 +344,8 @@ def exit_status(run: Callable[[], Any], *, debug: bool) -> int:
         if isinstance(error, OSError) and not _has_temporary_folder():
             # Some packages make a temporary file while they are imported.
             return report_error(_NO_TEMPORARY_FOLDER)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return report_error(_disk_full(error))
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             return report_error(_name_too_long(error))
         if damaged := damaged_package(error):
@@ -355,6 +358,14 @@ def exit_status(run: Callable[[], Any], *, debug: bool) -> int:
     except BaseException as error:
         # No ending of ours: only code that is not ours ends the process like that.
         return _report_foreign_ending(error, debug=debug)
+
+
+def _disk_full(error: OSError) -> WriteError:
+    file = error.filename2 or error.filename
+    return WriteError(
+        f"cannot write {file if file is not None else 'a file'}: {error.strerror}",
+        hint="Free some space, or choose another output path.",
+    )
 
 
 def _name_too_long(error: OSError) -> UsageError:

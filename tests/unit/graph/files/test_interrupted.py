@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from winml.modelkit.errors import OutputExistsError
-from winml.modelkit.file_names import JOURNAL_NAME, OWNER_LOCK_NAME, PARTIAL_PREFIX, is_output_name
+from winml.modelkit.file_names import BUILD_MANIFEST_NAME, JOURNAL_NAME, OWNER_LOCK_NAME, PARTIAL_PREFIX, is_output_name
 from winml.modelkit.graph.files.foreign_files import COMPANION_NAMES
 from winml.modelkit.graph.files.named_paths import taken_settled
 from winml.modelkit.graph.files.output_files import OutputFiles, refuse_existing
@@ -248,3 +248,12 @@ def test_single_file_survives_a_kill_where_links_fail(tmp_path: Path, number: in
     settle_interrupted(tmp_path)
     assert {"model.onnx": "old" if is_damaged and number == 1 else "new"} == _contents(tmp_path)
     assert ["model.onnx"] == [path.name for path in tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(("content", "is_told"), [('{"status": "unfinished"}', True), ('{"status": "done"}', False)])
+def test_reader_is_told_of_an_unfinished_build(tmp_path: Path, content: str, is_told: bool) -> None:
+    """A killed build leaves models of the build before."""
+    (tmp_path / BUILD_MANIFEST_NAME).write_text(content)
+    assert is_told == bool(unfinished_notes([tmp_path / "model.onnx"]))
+    (tmp_path / BUILD_MANIFEST_NAME).write_text("{damaged")
+    assert () == unfinished_notes([tmp_path])

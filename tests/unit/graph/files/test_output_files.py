@@ -297,3 +297,16 @@ def test_path_without_an_existing_folder_above_is_a_write_error(
     monkeypatch.setattr(os.path, "lexists", lambda _path: False)
     with pytest.raises(WriteError, match="does not exist"):
         refuse_existing([tmp_path / "model.onnx"], overwrite=False)
+
+
+def test_copy_that_fills_the_disk_names_the_output(tmp_path: Path) -> None:
+    """The error of a copy names its source first."""
+
+    def write() -> None:
+        with OutputFiles() as files:
+            place = files.reserve(tmp_path / "model.onnx")
+            raise OSError(errno.ENOSPC, "No space left on device", "source.onnx", None, str(place))
+
+    with pytest.raises(WriteError) as raised:
+        write()
+    assert f"{tmp_path / 'model.onnx'}: No space left on device" in str(raised.value)

@@ -20,6 +20,7 @@ import onnx_ir as ir
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import WinMLError, WriteError
 from winml.modelkit.file_names import UNFINISHED_LOCK_NAME, unfinished_work_path
+from winml.modelkit.graph.files.output_files import DISK_ERRORS, write_error
 from winml.modelkit.graph.files.recovery import file_state
 from winml.modelkit.graph.files.resumable_results import locked_folder
 from winml.modelkit.graph.files.stored_tensors import StoredTensor
@@ -51,6 +52,12 @@ def unfinished_folder(output: Path) -> Iterator[Path]:
     except WinMLError as error:
         is_done = not isinstance(error, WriteError)
         raise
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        failed = write_error(folder, error)
+        failed.hint += f" {folder.name} has the work so far: the same command resumes there."
+        raise failed from error
     finally:
         if is_done:
             shutil.rmtree(folder, ignore_errors=True)

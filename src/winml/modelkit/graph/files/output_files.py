@@ -45,6 +45,7 @@ from winml.modelkit.graph.files.recovery import (
 )
 
 __all__ = [
+    "DISK_ERRORS",
     "ExportPaths",
     "OutputFiles",
     "files_of_model",
@@ -60,7 +61,7 @@ __all__ = [
 EARLIER = "earlier"
 """Subfolder of the hidden folder that keeps the earlier files, linked, until all new ones are in place."""
 
-_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
+DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
 """Errors of a full or failing disk while a file is written; they do not name the file."""
 
 _SPECIAL_KINDS = {
@@ -467,11 +468,13 @@ class OutputFiles:
 
     def _target_of(self, error: OSError) -> Path | None:
         """Return the output that a system error concerns, or None if it concerns something else."""
-        if error.filename is not None:
-            place = Path(os.fsdecode(error.filename))
+        # Of a copy, the second one is the file that is written.
+        names = [name for name in (error.filename2, error.filename) if isinstance(name, (str, bytes))]
+        if names:
+            place = Path(os.fsdecode(names[0]))
             staged = {folder.path / STAGED: directory for directory, folder in self._folders.items()}
             return staged[place.parent] / place.name if place.parent in staged else None
-        return next(reversed(self._reserved), None) if error.errno in _DISK_ERRORS else None
+        return next(reversed(self._reserved), None) if error.errno in DISK_ERRORS else None
 
     def _finish(self) -> None:
         """Remove what is no longer needed; done again where an interruption came in between."""

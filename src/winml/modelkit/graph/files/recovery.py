@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.file_names import (
+    BUILD_MANIFEST_NAME,
     JOURNAL_NAME,
     MODEL_SUFFIX,
     OWNER_LOCK_NAME,
@@ -516,10 +517,29 @@ def unfinished_notes(paths: Iterable[Path]) -> tuple[str, ...]:
 def _unfinished_words(directory: Path) -> str:
     names = [name for found in interrupted_in(directory) for name in found.completes]
     if not names:
-        return ""
+        return _unfinished_build_words(directory)
     return (
         f"{directory}: a command was killed or still runs; its unfinished files: "
         f"{', '.join(dict.fromkeys(names))}; the next command that writes here completes them"
+    )
+
+
+def _unfinished_build_words(directory: Path) -> str:
+    """Return a sentence about a build whose manifest says that it did not finish; empty for any other folder."""
+    path = directory / BUILD_MANIFEST_NAME
+    if not path.is_file():
+        return ""
+    from winml.modelkit.options import JsonError, read_json_file  # imports pydantic
+
+    try:
+        manifest = read_json_file(path)
+    except (OSError, JsonError):
+        return ""
+    if not isinstance(manifest, dict) or manifest.get("status") != "unfinished":
+        return ""
+    return (
+        f"{directory}: a build failed, was killed or still runs, so its models may be those of the build before; the "
+        "same winml build command finishes it"
     )
 
 
