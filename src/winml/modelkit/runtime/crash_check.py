@@ -29,7 +29,7 @@ from winml.modelkit.errors import StageError
 from winml.modelkit.runtime.ort_values import to_array, to_ort_value
 from winml.modelkit.runtime.plug_ins import ORT_ERRORS
 from winml.modelkit.runtime.processes import start_python
-from winml.modelkit.runtime.sessions import SessionSettings
+from winml.modelkit.runtime.session_settings import SessionSettings
 
 __all__ = ["main", "refuse_crashing_model"]
 

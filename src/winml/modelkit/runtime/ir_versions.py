@@ -17,7 +17,8 @@ from winml.modelkit.graph.files.reading import read_referring, read_structure
 from winml.modelkit.graph.files.wire_format import varint
 from winml.modelkit.runtime.host import saturates_integer_sums
 from winml.modelkit.runtime.plug_ins import ORT_ERRORS
-from winml.modelkit.runtime.sessions import CPU, SEVERITY_FATAL, Session
+from winml.modelkit.runtime.session_settings import SEVERITY_FATAL
+from winml.modelkit.runtime.sessions import CPU, Session
 
 __all__ = [
     "newest_ir_version",

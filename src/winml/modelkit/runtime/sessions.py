@@ -10,7 +10,6 @@ import errno
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,15 +37,14 @@ from winml.modelkit.runtime.plug_ins import (
     named_providers,
     ort_reason,
 )
+from winml.modelkit.runtime.session_settings import SessionSettings
 
 __all__ = [
     "CPU",
     "DATA_LIMIT_BYTES",
-    "SEVERITY_FATAL",
     "InPlaceRun",
     "PreparedRun",
     "Session",
-    "SessionSettings",
     "is_onnxruntime_at_least",
     "last_entries",
     "onnxruntime_version",
@@ -68,42 +66,12 @@ Shape = tuple[int | str | None, ...]
 CPU = ("CPUExecutionProvider",)
 """The provider every ONNX Runtime has."""
 
-SEVERITY_FATAL = 4
-"""Log nothing less severe than this: warnings are for developers of ONNX Runtime, and errors are raised."""
-
 EXACT_INTEGER_SUMS = "session.x64quantprecision"
 """Specified: entry of ONNX Runtime's session configuration; takes effect where graphs are optimized when opened."""
 
 
 _UNWRITTEN = ("Failed to write external initializers", "Protobuf serialization failed")
 """What ONNX Runtime says where it cannot write the graph as it is executed."""
-
-
-@dataclass(frozen=True)
-class SessionSettings:
-    """Settings of a session, apart from its providers and the files that it writes."""
-
-    level: str = "ORT_ENABLE_ALL"
-    """Name of a graph optimization level of ONNX Runtime."""
-    entries: Mapping[str, str] = field(default_factory=dict)
-    """Entries of the session configuration."""
-    threads: int | None = None
-    """Threads that share the work of one operator; None: the default of ONNX Runtime."""
-    in_written_order: bool = False
-    """Run nodes in the order of the file."""
-
-    def options(self) -> ort.SessionOptions:
-        """Create the session options."""
-        options = ort.SessionOptions()
-        options.log_severity_level = SEVERITY_FATAL
-        options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, self.level)
-        for key, value in self.entries.items():
-            options.add_session_config_entry(key, value)
-        if self.threads is not None:
-            options.intra_op_num_threads = self.threads
-        if self.in_written_order:
-            options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
-        return options
 
 
 class Session:

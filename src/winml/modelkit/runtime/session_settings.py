@@ -1,0 +1,40 @@
+"""Settings of an ONNX Runtime session that can be sent to another process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import onnxruntime as ort
+
+__all__ = ["SEVERITY_FATAL", "SessionSettings"]
+
+SEVERITY_FATAL = 4
+"""Log nothing less severe than this: warnings are for developers of ONNX Runtime, and errors are raised."""
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """Settings of a session, apart from its providers and the files that it writes."""
+
+    level: str = "ORT_ENABLE_ALL"
+    """Name of a graph optimization level of ONNX Runtime."""
+    entries: Mapping[str, str] = field(default_factory=dict)
+    """Entries of the session configuration."""
+    threads: int | None = None
+    """Threads that share the work of one operator; None: the default of ONNX Runtime."""
+    in_written_order: bool = False
+    """Run nodes in the order of the file."""
+
+    def options(self) -> ort.SessionOptions:
+        """Create the session options."""
+        options = ort.SessionOptions()
+        options.log_severity_level = SEVERITY_FATAL
+        options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, self.level)
+        for key, value in self.entries.items():
+            options.add_session_config_entry(key, value)
+        if self.threads is not None:
+            options.intra_op_num_threads = self.threads
+        if self.in_written_order:
+            options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+        return options
