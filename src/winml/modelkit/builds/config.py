@@ -113,11 +113,7 @@ class OptimSection(OptimizeOptions):
 
 
 class QuantSection(QuantizeOptions):
-    """Options of quantization.
-
-    A build quantizes if a precision or another of these options is requested. A minimum SQNR applies to what is
-    quantized, and requests nothing.
-    """
+    """Options of quantization. A build quantizes if one of these options except the minimum SQNR is requested."""
 
     precision: PrecisionName | Literal["auto"] | None = None
     """Precision of what is quantized; `auto`: `fp32` for a CPU, `fp16` for a GPU, `w8a16` for an NPU. Null: `int8` if

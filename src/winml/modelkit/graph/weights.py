@@ -27,6 +27,7 @@ __all__ = [
     "read_once",
     "to_weightless",
     "transposed_weight",
+    "weight_bytes",
     "weights_read_on_demand",
 ]
 
@@ -111,6 +112,12 @@ def _transposed(weight: ir.Value, name: str) -> ir.Value:
 
 
 _ASKS_SIZES = frozenset({"Shape", "Size"})
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """Return the bytes of all initializers, each counted once; no value is read."""
+    tensors = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
+    return sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in tensors if tensor is not None}.values())
 
 
 def idle_weight_bytes(model: ir.Model) -> int:

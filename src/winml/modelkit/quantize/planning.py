@@ -189,6 +189,32 @@ def refuse_idle_selectors(model: ir.Model, options: QuantizeOptions, modules: Gr
             )
 
 
+def better_mode_words(model: ir.Model, options: QuantizeOptions) -> str:
+    """Return a hint that names what quantizes more of the weights than the requested modes; empty if nothing does."""
+    weights = {node.name or "": constant_weight(node) for node in all_nodes(model)}
+    sizes = {
+        name: value.const_value.nbytes
+        for name, value in weights.items()
+        if value is not None and value.const_value is not None
+    }
+
+    def quantized_bytes(mode: Mode) -> int:
+        return sum(sizes.get(name, 0) for name, obstacle in _obstacles(model, mode, options).items() if not obstacle)
+
+    fused = {node.op_type for node in all_nodes(model) if node.name in sizes and node.op_type in _MADE_BY_OPTIMIZER}
+    found = {mode: quantized_bytes(mode) for mode in options.base.modes}
+    best = max(found, key=found.__getitem__, default=None)
+    if best is not None and found[best] > max(found.get(mode, 0) for mode in options.modes()):
+        return f"Use --mode {best}, which quantizes {found[best] / sum(sizes.values()):.0%} of the weights."
+    if fused:
+        return f"Quantize a file that was optimized with --level basic: higher levels made {', '.join(sorted(fused))}."
+    return ""
+
+
+_MADE_BY_OPTIMIZER = frozenset({"FusedConv", "NhwcFusedConv", "FusedGemm", "FusedMatMul"})
+"""Operators with a weight that levels above basic make, and no mode but float takes."""
+
+
 def _obstacles(model: ir.Model, mode: Mode, options: QuantizeOptions) -> dict[str, str]:
     """Return name of a node → why a mode cannot change it; empty if it can. Nodes with a weight come first."""
     rules, provider = MODES[mode], placement_for(options.ep)
@@ -275,6 +301,8 @@ def _other_modes(node: ir.Node, requested: Precision, mode: Mode) -> str:
     """Return which other ways to a precision have a form of an operator that this one has not."""
     if node.op_type in MODES[mode].operators:
         return ""
+    if node.op_type in _MADE_BY_OPTIMIZER:
+        return " (optimize with --level basic instead)"
     others = [f"--mode {other}" for other in requested.modes if node.op_type in MODES[other].operators]
     return f" ({' and '.join(others)} {'has' if len(others) == 1 else 'have'})" if others else ""
 

@@ -47,7 +47,7 @@ from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.files.writing import written_bytes
 from winml.modelkit.graph.fingerprint import is_normalized
 from winml.modelkit.graph.pinning import sizes_of_dimensions
-from winml.modelkit.graph.weights import to_weightless
+from winml.modelkit.graph.weights import to_weightless, weight_bytes
 from winml.modelkit.hierarchy.tagging import measure_coverage
 from winml.modelkit.metadata_keys import INPUTS_KEY, OUTPUTS_KEY
 from winml.modelkit.options import load_json
@@ -56,7 +56,7 @@ from winml.modelkit.quantize.half_float_engine import clipped_values
 from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, WeightSolver, quantize
 from winml.modelkit.quantize.placements import placement_for
-from winml.modelkit.quantize.planning import refuse_idle_selectors, refuse_quantized
+from winml.modelkit.quantize.planning import better_mode_words, refuse_idle_selectors, refuse_quantized
 from winml.modelkit.quantize.precisions import FLOAT32, INTEGER_ACTIVATIONS, LEAST_CACHE_SQNR_DB, PRECISIONS, Mode
 from winml.modelkit.results.quantization_budget import BudgetSearch
 from winml.modelkit.results.transformed_file import Calibrated, GraphSummary, QuantizedFile
@@ -271,6 +271,10 @@ class Quantization(GraphWork[QuantizeResult]):
     """Whether the graph is a part that stays as it is where it keeps the limit; else that is refused."""
     stays_float: bool = False
     """Whether it does; False before the work."""
+    saved_share: float = 1.0
+    """Share of the bytes of the weights that quantization saves, if the mode left nodes float; else 1."""
+    better_mode: str = ""
+    """Hint that names a mode which quantizes more of the weights; empty if there is none."""
 
     @property
     def calibration(self) -> Calibration | None:
@@ -346,8 +350,12 @@ class Quantization(GraphWork[QuantizeResult]):
             result = QuantizeResult(model, changed=True, notes=(), coverage=measure_coverage(model))
         else:
             self.notes += source_notes(modules)
+            before = weight_bytes(model)
+            self.better_mode = better_mode_words(model, self.options)
             reasons = {} if self.search is None else {module.tag: module.why for module in self.search.modules}
             result = quantize(model, self.options, modules, self.statistics, self.solver, reasons)
+            if any(module.left and module.requested != FLOAT32 for module in result.modules):
+                self.saved_share = 1 - weight_bytes(result.model) / before
         self.notes += self._resumed_notes()
         self.used = frozenset(module.requested for module in result.modules if module.quantized)
         if self.options.kv_cache is not None:
@@ -414,11 +422,18 @@ class Quantization(GraphWork[QuantizeResult]):
         return written_bytes(model, self.output, external=self.is_external(model))
 
     def refuse_written(self, size_bytes: int) -> None:
-        """Refuse a file that is larger than what was allowed: what was added after the search made it so.
+        """Refuse a file that is larger than allowed, or from which quantization saved nothing.
 
         Raises:
             QuantizeError: names both sizes.
         """
+        source_bytes = sum(file.stat().st_size for file in (self.source, *external_files(self.source)))
+        if size_bytes >= source_bytes and self.saved_share < 1 - LEAST_SAVING:
+            raise QuantizeError(
+                f"the quantized file is not smaller than its source ({size_words(size_bytes)}, "
+                f"{size_words(source_bytes)}): {self.saved_share:.0%} of the bytes of its weights were saved",
+                hint=f"No file was written. {self.better_mode or 'Use another --precision, or exclude fewer modules.'}",
+            )
         most = None if self.budget is None else self.budget.max_bytes
         if most is not None and size_bytes > most:
             raise QuantizeError(
