@@ -88,7 +88,8 @@ def test_answer_is_told_written_and_the_same_from_python(tmp_path: Path) -> None
     assert record["metrics"][0]["value"] == record["metrics"][0]["baseline"]["value"] == 1
     assert record["model"]["latency_per_sample_ms"]["p50"] > 0
     assert 37 == record["model"]["timed_samples"]
-    assert "ms per sample" in done.out
+    # A time that other load made too long is not shown.
+    assert ("ms per sample" in done.out) != ("the machine seems busy" in done.out)
     assert record["baseline"]["kind"] == "pytorch"
 
 

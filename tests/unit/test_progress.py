@@ -99,3 +99,13 @@ def test_items_are_counted_until_all_are_done() -> None:
         after = (step.counted, step.done)
     assert [(f"draw {number + 1} of 4", number / 4) for number in range(4)] == seen
     assert ("", 0) == after
+
+
+@pytest.mark.parametrize(("done", "is_estimated"), [(1e-6, False), (0.019, False), (0.5, True)])
+def test_rest_is_estimated_once_a_share_of_the_work_is_done(done: float, is_estimated: bool) -> None:
+    """Start-up would make days of a minute."""
+    heard: list[StepEvent] = []
+    with StepClock(("load",), heard.append).step("load"):
+        count_progress(done, 1, "a part", is_told=True)
+        (words,) = {event.running.words for event in heard if event.running is not None and event.running.done}
+    assert is_estimated == ("left" in words)

@@ -29,6 +29,10 @@ __all__ = [
 _T = TypeVar("_T")
 
 
+_LEAST_DONE = 0.02
+"""Share of the work from which the rest is estimated. Chosen: start-up and the first item say little of the others."""
+
+
 @dataclass(frozen=True)
 class StepTiming(Record):
     """One finished step."""
@@ -83,7 +87,7 @@ class RunningStep:
     def words(self) -> str:
         """Time so far, what is done, and an estimate of the rest: ``12 s, layer 3 of 24, about 84 s left``."""
         seconds = time.monotonic() - self.started
-        left = f"about {seconds * (1 / self.done - 1):.0f} s left" if self.done else ""
+        left = f"about {seconds * (1 / self.done - 1):.0f} s left" if self.done >= _LEAST_DONE else ""
         return ", ".join(filter(None, (f"{seconds:.0f} s", self.progress, left)))
 
     def outward(self) -> Iterator[RunningStep]:

@@ -264,8 +264,8 @@ class Compilation(GraphWork[CompileResult]):
         run = RunOptions(str(source), sizes=self.sizes, seed=seed)
         # Of a decoder, the float file writes the texts that are read.
         model = self.reference or source
-        beside = [files_folder(path.absolute()) for path in (source, model)]
-        folders = [self.processors] if self.processors is not None else list(dict.fromkeys(beside))
+        own_folders = dict.fromkeys(files_folder(path.absolute()) for path in (source, model))
+        folders = list(own_folders) if self.processors is None else [self.processors]
         request = SampleRequest(run, count=SAMPLES, tries_sizes=True, model=model)
         draws, expected, samples = reference_outputs(source, partial(_read_samples, request, folders))
         provider = self.chosen

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InternalError, QuantizeError
-from winml.modelkit.graph.cutting import GraphModules
+from winml.modelkit.graph.cutting import Cutter, GraphModules
 from winml.modelkit.graph.stage import StageResult
 from winml.modelkit.graph.weights import give_products_own_weights
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
@@ -429,6 +429,8 @@ def _module_outcomes(
     model: ir.Model, planned: Sequence[PlannedNode], reached: frozenset[str], reasons: Mapping[str, str]
 ) -> tuple[ModulePrecision, ...]:
     weights = {node.name: constant_weight(node) for node in all_nodes(model)}
+    cutter = Cutter(model)
+    constants = {node.name for node in model.graph if cutter.is_constant(node)}
     by_module: defaultdict[tuple[str, str], list[PlannedNode]] = defaultdict(list)
     for node in planned:
         if not node.has_weight:
@@ -440,7 +442,9 @@ def _module_outcomes(
         retained: dict[str, None] = {}
         for node in nodes:
             if node.name not in reached:
-                left[node.reason or f"{node.operator} not supported by {node.mode}"] += 1
+                idle = f"{node.operator} of constants"
+                unsupported = f"{node.operator} not supported by {node.mode}"
+                left[node.reason or (idle if node.name in constants else unsupported)] += 1
                 weight = weights.get(node.name)
                 retained[float_name(weight.dtype.name if weight is not None and weight.dtype is not None else "")] = (
                     None

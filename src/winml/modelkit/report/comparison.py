@@ -19,7 +19,7 @@ from winml.modelkit.results.comparison import (
     ModelComparison,
     StructureDiff,
 )
-from winml.modelkit.results.evaluation import EvaluatedSide, Evaluation, Limit, number_words
+from winml.modelkit.results.evaluation import EvaluatedSide, Evaluation, Limit, MetricResult, number_words
 from winml.modelkit.results.generated_text import GeneratedText, ReferenceText
 from winml.modelkit.version import __version__
 from winml.modelkit.words import count_noun, count_words, decibel_words, size_words, time_words
@@ -321,7 +321,7 @@ def _evaluation_figures(result: Evaluation) -> Iterator[doc.Figure]:
         yield doc.Figure("difference", _signed(first.value - first.baseline) or "not defined", meaning)
     if result.agreement is not None:
         yield doc.Figure("agreement", _percent(result.agreement), f"of the samples: {result.agreement_words}")
-    if result.is_timed:
+    if result.has_times:
         times = f"; baseline {time_words(result.baseline.latency_ms.p50)} ms" if result.baseline is not None else ""
         yield doc.Figure("time of a sample", f"{time_words(result.model.latency_ms.p50)} ms", f"median{times}")
     if result.limits:
@@ -394,7 +394,7 @@ def _metric_table(result: Evaluation) -> doc.Table:
 
 def _time_rows(result: Evaluation) -> Iterator[list[doc.Cell]]:
     """Yield the median time of a sample on each side, where there are enough for one."""
-    if result.is_timed:
+    if result.has_times:
         row: list[doc.Cell] = ["ms per sample", time_words(result.model.latency_ms.p50), ""]
         yield row if result.baseline is None else [*row, time_words(result.baseline.latency_ms.p50), "", ""]
 
@@ -404,7 +404,7 @@ def _summary_fields(result: Evaluation) -> Iterator[doc.Field]:
         differing = f"; {len(result.differing)} of {result.data.samples} samples differ" if result.differing else ""
         yield "agreement", f"{_percent(result.agreement)} ({result.agreement_words}{differing})"
     for limit in result.limits:
-        yield "limit", _limit_words(limit)
+        yield "limit", f"{_limit_words(limit)}{_resolution_words(limit, result.metric(limit.metric))}"
     yield from doc.note_fields(result.notes)
 
 
@@ -416,6 +416,19 @@ def _limit_words(limit: Limit) -> str:
     return (
         f"{verdict}: {limit.metric} {words} {limit.limit:g} worse than the baseline, it is {_drop_words(limit.value)}"
     )
+
+
+def _resolution_words(limit: Limit, metric: MetricResult) -> str:
+    """Return the interval of a metric or its drop if the limit lies inside it; empty if the samples resolve it."""
+    ends = metric.interval
+    if limit.kind == "max_drop":
+        difference = metric.difference_interval
+        ends = difference
+        if difference is not None and metric.is_higher_better:
+            ends = (-difference[1], -difference[0])
+    if ends is None or not ends[0] <= limit.limit <= ends[1] or ends[0] == ends[1]:
+        return ""
+    return f"; too few samples to be sure (95 % interval {_ends(ends)})"
 
 
 def _drop_words(drop: float) -> str:

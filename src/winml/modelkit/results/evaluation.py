@@ -173,6 +173,11 @@ class Evaluation(Record, schema_version=SCHEMA_VERSION):
         """Whether enough samples were timed on each side for a time of one."""
         return all(side.timed_samples >= LEAST_TIMED for side in self.sides)
 
+    @property
+    def has_times(self) -> bool:
+        """True if the time of a sample is shown: it was measured, and no other load slowed the runs."""
+        return self.is_timed and not any(side.is_disturbed for side in self.sides)
+
     def time_notes(self) -> Iterator[str]:
         """Yield why there is no time of a sample, or on which side other load slowed the runs."""
         if not self.is_timed:
@@ -184,7 +189,7 @@ class Evaluation(Record, schema_version=SCHEMA_VERSION):
             if side.is_disturbed:
                 yield (
                     f"Half of the runs of {side.name} took more than {DISTURBED:g} times the fastest of equal sizes: "
-                    "the machine seems busy, so ms per sample is too high. Use winml perf for latency."
+                    "the machine seems busy, so the time of a sample is not shown. Use winml perf for latency."
                 )
 
     def metric(self, name: str) -> MetricResult:

@@ -186,7 +186,9 @@ class Answer:
             words.append(f"its sizes are fixed ({fixed}): it runs at these sizes only")
         if candidate.callers > 1:
             words.append(f"with {candidate.callers} parallel runs, which winml perf does not measure")
-        if choice.winner == PLAIN and not choice.is_within_noise:
+        if sum(self.state.facts(item.name) is not None for item in self.candidates) == 1:
+            words.append("the only variant that was measured: it was compared with no other")
+        elif choice.winner == PLAIN and not choice.is_within_noise:
             words.append("no candidate within the quality limit is better than the plain file")
         return "; ".join(words)
 

@@ -143,6 +143,7 @@ def _config_of(request: ConfigRequest) -> tuple[WinMLBuildConfig, tuple[str, ...
         ConfigError: an option has no valid value.
     """
     from winml.modelkit.builds.config import parse_build_config
+    from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
 
     stated = {"device": request.device, "ep": request.ep}
     place = {key: value for key, value in stated.items() if value is not None}
@@ -164,9 +165,15 @@ def _config_of(request: ConfigRequest) -> tuple[WinMLBuildConfig, tuple[str, ...
         elif values and not (name == "quant" and request.config.quant is None and not precision):
             section = getattr(request.config, name) or getattr(requested, name)
             changed[name] = section.model_copy(update=values)
+    export = request.config.export
+    is_dynamic = request.model.is_dynamic or (export is not None and not export.dynamic.is_empty)
     notes: tuple[str, ...] = ()
+    if request.device == "npu" and request.ep is None and is_dynamic:
+        fixed = ", ".join(name for name, provider in EXECUTION_PROVIDERS.items() if not provider.takes_dynamic)
+        notes = (f"--device npu with dynamic dimensions: {fixed} require fixed sizes. Name the provider with --ep.",)
     if changed.get("quant") is not None:
-        changed["quant"], notes = _with_decided_precision(changed["quant"])
+        changed["quant"], decided = _with_decided_precision(changed["quant"])
+        notes = (*notes, *decided)
     return request.config.model_copy(update=changed), notes
 
 

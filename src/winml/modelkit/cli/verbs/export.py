@@ -152,7 +152,7 @@ Examples:
     group=ADVANCED,
     help='Export options, such as {"opset_version": 17}: a file or JSON text.',
 )
-@grouped_option("--clean-onnx", is_flag=True, group=ADVANCED, help="Deprecated: use --no-hierarchy.")
+@grouped_option("--clean-onnx", is_flag=True, hidden=True, group=ADVANCED, help="Deprecated: use --no-hierarchy.")
 @tree_options("Show more detail: the module tree with node counts.")
 @result_options
 @click.pass_context
