@@ -6,6 +6,7 @@ import importlib
 import json
 import re
 from pathlib import Path
+from typing import TypeGuard
 
 import click
 import pytest
@@ -93,6 +94,11 @@ def test_a_file_outside_of_the_documents_is_not_in_the_site() -> None:
     assert "index.md" == site_path("README.md")
 
 
+def _is_listed(parameter: click.Parameter) -> TypeGuard[click.Option]:
+    """Say whether a parameter is an option that the help lists."""
+    return isinstance(parameter, click.Option) and not parameter.hidden
+
+
 def test_reference_of_commands_has_every_option_of_every_verb() -> None:
     """In the groups of its help."""
     page = (DOCS / "reference" / "verbs.md").read_text(encoding="utf-8")
@@ -100,7 +106,7 @@ def test_reference_of_commands_has_every_option_of_every_verb() -> None:
         section = page.partition(f"## winml {verb}\n")[2].partition("\n## ")[0]
         command = importlib.import_module(f"winml.modelkit.cli.verbs.{verb}").command
         inner = command.commands.values() if isinstance(command, click.Group) else ()
-        options = [option for found in (command, *inner) for option in found.params if isinstance(option, click.Option)]
+        options = [option for found in (command, *inner) for option in found.params if _is_listed(option)]
         names = [re.search(rf"`{re.escape(option.opts[-1])}[` ]", section) for option in options]
         assert None not in names
         groups = grouped_options(command, click.Context(command, **command.context_settings))

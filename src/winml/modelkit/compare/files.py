@@ -22,10 +22,8 @@ from winml.modelkit.compare.outputs import ROUNDING_FACTOR, Rounding, Verificati
 from winml.modelkit.compare.words import difference_words, fidelity_words, samples_words
 from winml.modelkit.errors import StageError, UsageError, VerificationError
 from winml.modelkit.graph.contexts import proto_nodes
-from winml.modelkit.graph.files.graph_reading import graph_of
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.files.reading import read_referring, read_structure
-from winml.modelkit.graph.probabilities import probability_outputs
 from winml.modelkit.graph.specs import current_name
 from winml.modelkit.graph.weights import QUANTIZED_OPERATORS
 from winml.modelkit.progress import counted
@@ -105,7 +103,7 @@ def refuse_different(
         raise VerificationError(
             f"the result has outputs {', '.join(outputs[0])}; {reference.name} has {', '.join(expected[0])}", hint=_HINT
         )
-    rounding = Rounding(probabilities=lambda: probability_outputs(graph_of(read_structure(reference), reference).graph))
+    rounding = Rounding(probabilities=lambda: _probabilities_of(reference))
     verification = compare_outputs(expected, outputs, rounding=rounding)
     is_equal = all(item.is_equal for item in verification.comparisons)
     if not is_equal and (_may_be_rounding(verification) or _rounds_activations(reference)):
@@ -128,6 +126,15 @@ def refuse_different(
         silent=None if has_signal else verification.silent,
         in_float32=_widened(reference) is not None,
     )
+
+
+def _probabilities_of(path: Path) -> frozenset[str]:
+    """Return the names of the outputs of a file that Sigmoid or Softmax makes."""
+    # Read where a comparison fails only.
+    from winml.modelkit.graph.files.graph_reading import graph_of
+    from winml.modelkit.graph.probabilities import probability_outputs
+
+    return probability_outputs(graph_of(read_structure(path), path).graph)
 
 
 def refuse_unfaithful(

@@ -403,8 +403,11 @@ def _summary_fields(result: Evaluation) -> Iterator[doc.Field]:
     if result.agreement is not None:
         differing = f"; {len(result.differing)} of {result.data.samples} samples differ" if result.differing else ""
         yield "agreement", f"{_percent(result.agreement)} ({result.agreement_words}{differing})"
+    metrics = {metric.name: metric for metric in result.metrics}
     for limit in result.limits:
-        yield "limit", f"{_limit_words(limit)}{_resolution_words(limit, result.metric(limit.metric))}"
+        # The agreement, which a limit may name, has no interval.
+        metric = metrics.get(limit.metric)
+        yield "limit", f"{_limit_words(limit)}{_resolution_words(limit, metric) if metric is not None else ''}"
     yield from doc.note_fields(result.notes)
 
 
