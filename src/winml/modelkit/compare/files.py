@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import onnx
@@ -179,7 +179,7 @@ def reference_outputs(
         draws, samples = read_samples(session)
         return draws, [session.run(draw) for draw in counted(draws, "sample of the source")], samples
     except (StageError, UsageError) as error:
-        raise _reference_error(reference, error) from error
+        _refuse_reference(reference, error)
 
 
 def outputs_of_file(path: Path, draws: Sequence[Arrays]) -> list[Arrays]:
@@ -247,7 +247,7 @@ def _outputs_at_reference_sizes(reference: Path, candidate: Path, seed: int, siz
     try:
         draws, expected = _draws_and_outputs(reference, seed, sizes)
     except (StageError, UsageError) as error:
-        raise _reference_error(reference, error) from error
+        _refuse_reference(reference, error)
     return draws, expected, _candidate_outputs(candidate, draws)
 
 
@@ -429,16 +429,17 @@ def _reference_outputs(reference: Path, draws: Sequence[Arrays], *, as_written: 
     try:
         return _run_draws(reference, draws, as_written=as_written)
     except (StageError, UsageError) as error:
-        raise _reference_error(reference, error) from error
+        _refuse_reference(reference, error)
 
 
-def _reference_error(reference: Path, error: StageError | UsageError) -> StageError | UsageError:
+def _refuse_reference(reference: Path, error: StageError | UsageError) -> NoReturn:
+    """Raise the error of a reference that does not run, or that of sizes passed for it, which are at fault then."""
     if error.message.startswith(SIZES_OPTION):
-        return error  # not the file but the sizes passed are at fault
+        raise error
     ways = (missing_kernel_hint(error.message), "--no-verify writes the result without comparing it.")
-    return StageError(
+    raise StageError(
         f"cannot verify: {reference.name} does not run: {error.message}", hint=" ".join(filter(None, ways))
-    )
+    ) from error
 
 
 def _candidate_outputs(candidate: Path, draws: Sequence[Arrays], *, as_written: bool = True) -> list[Arrays]:

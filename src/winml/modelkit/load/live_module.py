@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import GraphModule
+from torch.jit._script import RecursiveScriptModule  # not public; torch.jit.script returns it
+from torch.jit._trace import TracedModule
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from winml.modelkit.errors import ConfigError, InputError, UsageError
@@ -32,6 +35,7 @@ __all__ = [
     "NamedExample",
     "loaded_from_module",
     "name_examples",
+    "refuse_programs",
     "refuse_uninitialized",
     "refuse_without_values",
 ]
@@ -58,8 +62,9 @@ def loaded_from_module(
 
     Raises:
         UsageError: nothing says what the module takes, or a name is no parameter of its forward.
-        InputError: a parameter holds no values yet.
+        InputError: a parameter holds no values yet, or the module is TorchScript or of an exported program.
     """
+    refuse_programs(model, type(model).__name__)
     model, dynamic = uncompiled(model), dynamic or DynamicRequest()
     refuse_uninitialized(model, type(model).__name__)
     refuse_without_values(model, type(model).__name__)
@@ -126,6 +131,39 @@ def _module_info(model: nn.Module) -> ModelInfo:
         library_version=version,
         model_type=getattr(getattr(model, "config", None), "model_type", None),
     )
+
+
+def refuse_programs(model: object, requested_by: str) -> None:
+    """Refuse an object that computes but is no Python code: TorchScript, or an exported program.
+
+    A module that `torch.jit.trace` made is accepted: its operators are recorded as those of any function.
+
+    Raises:
+        InputError: names the object, or the module inside, and the replacement.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"{requested_by}: {type(model).__name__} is no torch.nn.Module",
+            hint="Pass the nn.Module that the program was made from, with its weights.",
+        )
+    # Only the module of an exported program has methods of its own there, which raise.
+    if isinstance(model, GraphModule) and "eval" in vars(model):
+        raise InputError(
+            f"{requested_by}: the model is the module() of an exported program (torch.export), whose modules are "
+            "flattened",
+            hint="Pass the nn.Module that was exported, with its weights.",
+        )
+    traced: tuple[str, ...] = ()
+    for path, module in model.named_modules():
+        if isinstance(module, TracedModule):
+            traced = (*traced, f"{path}.".removeprefix("."))
+        elif isinstance(module, RecursiveScriptModule) and not path.startswith(traced):
+            place = f"module {path!r} is" if path else "the model is"
+            raise InputError(
+                f"{requested_by}: {place} TorchScript ({module.original_name}, by torch.jit.script or torch.jit.load), "
+                "which torch's exporters cannot look into",
+                hint="Pass the nn.Module before torch.jit.script; load the weights with load_state_dict().",
+            )
 
 
 def refuse_uninitialized(model: torch.nn.Module, requested_by: str) -> None:

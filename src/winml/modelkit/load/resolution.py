@@ -63,7 +63,7 @@ from winml.modelkit.load.inputs.nested_arguments import NestedArguments, argumen
 from winml.modelkit.load.inputs.options import INPUT_SPECS_OPTION
 from winml.modelkit.load.inputs.sizes import SEPARATOR
 from winml.modelkit.load.library_access import import_losses
-from winml.modelkit.load.live_module import NamedExample, name_examples, refuse_uninitialized
+from winml.modelkit.load.live_module import NamedExample, name_examples, refuse_programs, refuse_uninitialized
 from winml.modelkit.load.load_options import Dtype
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.load.request import ModelRequest, ModelSource, check_folder, resolve_source
@@ -496,6 +496,7 @@ def _load_script(source: ModelSource, *, is_example_needed: bool) -> _ScriptMode
         factory = _find_factory(module, source)
         returned = factory if isinstance(factory, torch.nn.Module) else _call_user_code(factory, source.name, module)
         model, inputs = _model_and_inputs(returned, source)
+        refuse_programs(model, source.name)
         model = uncompiled(model)
         refuse_uninitialized(model, source.name)
         origin = f"the inputs that {source.name} returns"
@@ -525,7 +526,7 @@ def _model_and_inputs(returned: object, source: ModelSource) -> tuple[torch.nn.M
     raise InputError(
         f"{source.name}: returned {type(returned).__name__}{f' of {kinds}' if kinds else ''}, "
         "expected a torch.nn.Module",
-        hint="Return the model, or (model, inputs).",
+        hint="Return the model, or (model, inputs); for an exported program, the nn.Module that it was made from.",
     )
 
 

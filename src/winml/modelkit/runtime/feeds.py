@@ -78,7 +78,7 @@ def make_feeds(
     longer than one; the other way round for flags named ``…padding_mask``; all alike where its value range is one
     value. The mask of a decoder whose cache has a sliding window hides the first tokens in the cache instead, so that
     its rows have no gaps: programs differ in whether a window counts them. Of several rows of other flags none is all
-    true. A row of integers named ``…length`` or ``…lens``
+    alike, and none of one flag is true if rows have a dynamic length. A row of integers named ``…length`` or ``…lens``
     holds lengths: the largest possible one first, none larger than the one before. An input named ``bbox`` holds boxes,
     corners in order. Grids of pictures have one frame, and the patches are as many as they tell.
     First values stand where the row begins, and are not masked.
@@ -136,9 +136,12 @@ def _draw_input(generator: np.random.Generator, spec: InputTensorSpec, shape: tu
     if "float" in spec.dtype:
         return _draw_floats(generator, shape, dtype, spec)
     values = _draw_integers(generator, shape, dtype, spec)
-    if dtype == np.bool_ and len(shape) > 1 and shape[-1] > 1 and spec.value_range in (None, (0, 1)):
-        # They may hide: of a row that is all hidden a softmax makes NaN.
-        values[..., 0] &= ~values.all(axis=-1)
+    if dtype == np.bool_ and len(shape) > 1 and shape[-1] and spec.value_range in (None, (0, 1)):
+        # They may hide, by either value: of a row that is all hidden a softmax makes NaN.
+        if shape[-1] > 1:
+            values[..., -1] |= ~values.any(axis=-1)
+        if shape[-1] > 1 or isinstance(spec.shape[-1], str):
+            values[..., 0] &= ~values.all(axis=-1)
     return np.sort(values.reshape(*shape[:-1], 2, 2), axis=-2).reshape(shape) if _holds_boxes(spec, shape) else values
 
 
