@@ -566,10 +566,10 @@ def test_what_a_reader_does_not_know_is_refused(bert: Path, tmp_path: Path) -> N
 UNKNOWN: list[tuple[str, str, str]] = [
     ("mixtral", "transformers.js", "mixtral"),
     ("roberta-prelayernorm", "transformers.js", "roberta-prelayernorm"),
-    *(("llava", layout, "vision-language") for layout in READERS),
-    *(("qwen2_5_vl", layout, "vision-language") for layout in READERS),
-    *(("mamba", layout, "states") for layout in READERS),
-    *(("qwen3_next", layout, "states") for layout in READERS),
+    *(("llava", layout, "vision-language") for layout in PROGRAMS),
+    *(("qwen2_5_vl", layout, "vision-language") for layout in PROGRAMS),
+    *(("mamba", layout, "states") for layout in PROGRAMS),
+    *(("qwen3_next", layout, "states") for layout in PROGRAMS),
     ("t5", "genai", "encoder-decoder"),
     ("bert", "genai", "BertForMaskedLM"),
 ]

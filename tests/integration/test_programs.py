@@ -66,3 +66,16 @@ def test_program_is_refused_with_what_to_pass_instead(name: str, tmp_path: Path)
     caught.match(words)
     assert "nn.Module" in caught.value.hint
     assert not (tmp_path / "model.onnx").exists()
+
+
+def test_module_left_in_training_mode_is_noted(tmp_path: Path) -> None:
+    """The export evaluates it; a model that is wholly in training mode is what most callers pass, and is not noted."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.Linear(8, 2)).eval()
+    exporter = HTPExporter(WinMLExportConfig())
+    assert not any("training" in note for note in exporter.export(model, tmp_path / "a.onnx", INPUTS).only_part.notes)
+    model[1].train()
+    notes = exporter.export(model, tmp_path / "b.onnx", INPUTS).only_part.notes
+    assert ["1 is in training mode inside a model in evaluation mode: exported in evaluation mode."] == [
+        note for note in notes if "training" in note
+    ]
+    assert model[1].training

@@ -177,3 +177,25 @@ def test_feeds_only_token_of_a_row_differs_between_draws() -> None:
     spec = _spec("input_ids", (1, 1), value_range=(0, 1000), last_value=2)
     draws = {int(make_feeds([spec], seed)["input_ids"].item()) for seed in range(8)}
     assert len(draws) > 1
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_feeds_flags_of_a_dynamic_length_hide_no_row(length: int) -> None:
+    """Neither with true nor with false; a row of one flag is not hidden as in ``torch.nn``."""
+    spec = InputTensorSpec(name="pad", dtype="bool", shape=(64, "length"))
+    flags = make_feeds([spec], seed=3, sizes={"length": length})["pad"]
+    assert not flags.all(axis=-1).any()
+    assert length == 1 or flags.any(axis=-1).all()
+
+
+def test_feeds_offsets_rise_from_zero_within_the_row_beside_them() -> None:
+    """As ``nn.EmbeddingBag`` takes them, at any size of either."""
+    specs = [
+        InputTensorSpec(name="ids", dtype="int64", shape=("entries",), value_range=(0, 49)),
+        InputTensorSpec(name="offsets", dtype="int64", shape=("bags",), value_range=(0, 7)),
+    ]
+    for entries, bags in ((12, 3), (1, 3), (200, 40)):
+        offsets = make_feeds(specs, seed=1, sizes={"entries": entries, "bags": bags})["offsets"]
+        assert 0 == offsets[0]
+        assert (np.diff(offsets) >= 0).all()
+        assert offsets.max() < entries

@@ -38,7 +38,10 @@ __all__ = [
     "refuse_programs",
     "refuse_uninitialized",
     "refuse_without_values",
+    "training_notes",
 ]
+
+_DISPLAYED_MODULES = 3
 
 ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
 """Example values: by name, in the order of the forward's parameters, or a single tensor. Each is a tensor, a container
@@ -107,7 +110,7 @@ def _loaded(
         are_ranges_examples=example is not None,
         dimensions=decision.dimensions,
         output_axes=decision.output_axes,
-        notes=decision.notes,
+        notes=(*decision.notes, *training_notes(model)),
     )
     return LoadedModel(_module_info(model), (part,))
 
@@ -164,6 +167,19 @@ def refuse_programs(model: object, requested_by: str) -> None:
                 "which torch's exporters cannot look into",
                 hint="Pass the nn.Module before torch.jit.script; load the weights with load_state_dict().",
             )
+
+
+def training_notes(model: nn.Module) -> tuple[str, ...]:
+    """Return a note on modules in training mode inside a model in evaluation mode; `()` if there are none.
+
+    The export evaluates all of them, so that its outputs are not those of the model as it was passed.
+    """
+    modules = [] if model.training else [path for path, module in model.named_modules() if module.training]
+    if not modules:
+        return ()
+    names = ", ".join(modules[:_DISPLAYED_MODULES]) + (", …" if len(modules) > _DISPLAYED_MODULES else "")
+    verb = "is" if len(modules) == 1 else "are"
+    return (f"{names} {verb} in training mode inside a model in evaluation mode: exported in evaluation mode.",)
 
 
 def refuse_uninitialized(model: torch.nn.Module, requested_by: str) -> None:

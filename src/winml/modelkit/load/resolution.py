@@ -63,7 +63,13 @@ from winml.modelkit.load.inputs.nested_arguments import NestedArguments, argumen
 from winml.modelkit.load.inputs.options import INPUT_SPECS_OPTION
 from winml.modelkit.load.inputs.sizes import SEPARATOR
 from winml.modelkit.load.library_access import import_losses
-from winml.modelkit.load.live_module import NamedExample, name_examples, refuse_programs, refuse_uninitialized
+from winml.modelkit.load.live_module import (
+    NamedExample,
+    name_examples,
+    refuse_programs,
+    refuse_uninitialized,
+    training_notes,
+)
 from winml.modelkit.load.load_options import Dtype
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.load.request import ModelRequest, ModelSource, check_folder, resolve_source
@@ -499,6 +505,7 @@ def _load_script(source: ModelSource, *, is_example_needed: bool) -> _ScriptMode
         refuse_programs(model, source.name)
         model = uncompiled(model)
         refuse_uninitialized(model, source.name)
+        notes = training_notes(model)
         origin = f"the inputs that {source.name} returns"
         try:
             if inputs is None and (function := _example_function(module, source)) is not None:
@@ -508,8 +515,8 @@ def _load_script(source: ModelSource, *, is_example_needed: bool) -> _ScriptMode
         except WinMLError as error:
             if is_example_needed:
                 raise
-            return _ScriptModel(model.eval(), None, origin, (f"{error.message}; it is not used",))
-    return _ScriptModel(model.eval(), example, origin)
+            return _ScriptModel(model.eval(), None, origin, (*notes, f"{error.message}; it is not used"))
+    return _ScriptModel(model.eval(), example, origin, notes)
 
 
 def _model_and_inputs(returned: object, source: ModelSource) -> tuple[torch.nn.Module, Any]:

@@ -518,6 +518,17 @@ def _notes_on_floats(graph: ir.Graph) -> tuple[str, ...]:
     return (note,)
 
 
+def _loss_words(total_db: float, worst_db: float) -> str:
+    """Return how much of the weights is left, in words.
+
+    >>> _loss_words(48.25, 40.0), _loss_words(math.inf, math.inf)
+    ('SQNR 48.2 dB overall, 40.0 dB for the worst', 'exact: no value changed')
+    """
+    if math.isinf(worst_db):
+        return "exact: no value changed"
+    return f"SQNR {total_db:.1f} dB overall, {worst_db:.1f} dB for the worst"
+
+
 def loss_notes(nearest: Sequence[NearestWeight]) -> tuple[str, ...]:
     """Say what was lost where there was no operator for the codes, of weights that were written."""
     written = [weight for weight in nearest if weight.signal]
@@ -528,8 +539,7 @@ def loss_notes(nearest: Sequence[NearestWeight]) -> tuple[str, ...]:
     count = count_noun(len(written), "weight")
     note = (
         f"{count} requantized to 8 bits in blocks of {_NEAREST_BLOCK_SIZE}, since the CPU provider of ONNX "
-        f"Runtime has no operator for their format: SQNR {total:.1f} dB overall, {ratios[0]:.1f} dB for the "
-        "worst."
+        f"Runtime has no operator for their format: {_loss_words(total, ratios[0])}."
     )
     return (note,)
 

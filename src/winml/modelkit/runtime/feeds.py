@@ -33,6 +33,8 @@ _DECODER_MASK = "attention_mask"
 """Specified by transformers: hides tokens in the cache and those of a run, where zero."""
 _LENGTHS_NAME = re.compile(r"(^|[_.])(len|lens|length|lengths)$")
 
+_OFFSETS_NAME = re.compile(r"(^|[_.])offsets?$")
+
 
 @dataclass(frozen=True)
 class FeedRules:
@@ -79,7 +81,8 @@ def make_feeds(
     value. The mask of a decoder whose cache has a sliding window hides the first tokens in the cache instead, so that
     its rows have no gaps: programs differ in whether a window counts them. Of several rows of other flags none is all
     alike, and none of one flag is true if rows have a dynamic length. A row of integers named ``…length`` or ``…lens``
-    holds lengths: the largest possible one first, none larger than the one before. An input named ``bbox`` holds boxes,
+    holds lengths: the largest possible one first, none larger than the one before; one named ``offsets`` beside another
+    row of integers rises from 0 (bags of an ``nn.EmbeddingBag``). An input named ``bbox`` holds boxes,
     corners in order. Grids of pictures have one frame, and the patches are as many as they tell.
     First values stand where the row begins, and are not masked.
 
@@ -111,6 +114,8 @@ def make_feeds(
                 feeds[spec.name] = _padded_before(feeds[spec.name], past)
         elif (longest := _longest(spec, shapes, rules)) is not None:
             feeds[spec.name] = _draw_lengths(generator, spec, shapes[spec.name], longest)
+        elif (entries := _entries_of_bags(spec, specs, shapes)) is not None:
+            feeds[spec.name] = _draw_offsets(generator, spec, shapes[spec.name], entries)
         else:
             feeds[spec.name] = _draw_input(generator, spec, shapes[spec.name])
     for spec in specs:
@@ -197,6 +202,26 @@ def _draw_lengths(generator: np.random.Generator, spec: InputTensorSpec, shape: 
     low = min(max(low, 1), longest) if longest > 0 else longest
     values = np.sort(generator.integers(low, longest, shape, dtype=np.int64, endpoint=True))[::-1].copy()
     values[0] = longest
+    return values.astype(_numpy_dtype(spec.dtype))
+
+
+def _entries_of_bags(
+    spec: InputTensorSpec, specs: Sequence[InputTensorSpec], shapes: Mapping[str, tuple[int, ...]]
+) -> int | None:
+    """Return the size of the row of integers whose bags begin at the offsets in an input; `None` for any other input.
+
+    For: ``nn.EmbeddingBag``.
+    """
+    rows = [item for item in specs if len(shapes[item.name]) == 1 and "int" in item.dtype]
+    entries = [shapes[item.name][0] for item in rows if not _OFFSETS_NAME.search(item.name)]
+    is_offsets = spec in rows and _OFFSETS_NAME.search(spec.name) is not None
+    return entries[0] if is_offsets and entries else None
+
+
+def _draw_offsets(generator: np.random.Generator, spec: InputTensorSpec, shape: tuple[int, ...], entries: int) -> Array:
+    """Return offsets that rise from 0; equal ones are an empty bag."""
+    values = np.sort(generator.integers(0, max(entries - 1, 0), shape, dtype=np.int64, endpoint=True))
+    values[:1] = 0
     return values.astype(_numpy_dtype(spec.dtype))
 
 
