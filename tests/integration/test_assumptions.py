@@ -30,6 +30,7 @@ class Assuming(nn.Module):
         torch.manual_seed(0)
         self.linear, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
         self.register_buffer("mode", torch.tensor(1))
+        self.register_buffer("calls", torch.tensor(0))
         self.counted, self.of_model = 0, forward
         self.eval()
 
@@ -51,6 +52,12 @@ def values_in_c(self: Any, x: torch.Tensor) -> torch.Tensor:
 def large_size(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Tried sizes are smaller."""
     return self.other(x) if x.shape[1] > 5000 else self.linear(x)
+
+
+def later_call(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """The second call answers as the first, the fourth does not."""
+    self.calls += 1
+    return self.linear(x) * torch.where(self.calls > 3, 2.0, 1.0)
 
 
 def first_call(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -85,6 +92,7 @@ def line_of(forward: Forward, text: str) -> int:
         (values_in_c, "value", None, "max(x.flatten()"),
         (large_size, "size", "False", "x.shape[1] > 5000"),
         (first_call, "first_call", "counted", None),
+        (later_call, "first_call", "calls", None),
     ],
 )
 def test_assumption_is_the_same_record_in_summary_sidecar_and_inspection(
