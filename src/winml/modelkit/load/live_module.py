@@ -65,9 +65,8 @@ def loaded_from_module(
 
     Raises:
         UsageError: nothing says what the module takes, or a name is no parameter of its forward.
-        InputError: a parameter holds no values yet, or the module is TorchScript or of an exported program.
+        InputError: a parameter holds no values yet.
     """
-    refuse_programs(model, type(model).__name__)
     model, dynamic = uncompiled(model), dynamic or DynamicRequest()
     refuse_uninitialized(model, type(model).__name__)
     refuse_without_values(model, type(model).__name__)

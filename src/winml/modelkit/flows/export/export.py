@@ -27,7 +27,7 @@ from winml.modelkit.flows.module_functions import refuse_old_runtime, refuse_unr
 from winml.modelkit.graph.files.named_paths import restored_working_directory
 from winml.modelkit.graph.files.output_files import OutputFiles, recover
 from winml.modelkit.load.caches.inputs import PAST_KEY
-from winml.modelkit.load.live_module import ExampleInputs, loaded_from_module
+from winml.modelkit.load.live_module import ExampleInputs, loaded_from_module, refuse_programs
 from winml.modelkit.load.parts import LoadedModel, ModelPart
 from winml.modelkit.load.request import CHECKPOINT_KINDS, ModelRequest
 from winml.modelkit.progress import StepClock, StepEvent
@@ -121,6 +121,8 @@ class HTPExporter:
             loaded = loaded_from_module(model, inputs, input_tensors=tensors, dynamic=dynamic)
             return loaded, first_choice(self.config)
 
+        # Before its attributes are looked at, which TorchScript does not show.
+        refuse_programs(model, type(model).__name__)
         target = self._target(output, overwrite=overwrite, with_report=with_report)
         target = replace(target, functions=functions)
         with rename_options(PYTHON_WORDS):
