@@ -46,6 +46,10 @@ SEAMS: dict[str, dict[str, str]] = {
         ),
         f"{_DYNAMO}/test_example_values.py::test_capture_that_takes_example_values_goes_their_way_and_tells_the_line",
     ),
+    "export.dynamo.operator_forms": {
+        "torch.onnx._internal.exporter": "tests/integration/test_exact_operators.py::"
+        "test_body_of_a_loop_belongs_to_the_module_that_runs_it",
+    },
     "export.dynamo.shortcuts": dict.fromkeys(
         (
             "._schema",
@@ -121,6 +125,10 @@ SEAMS: dict[str, dict[str, str]] = {
         "._unsafe_view": f"{_LOAD}/checkpoints/test_deferred_tensors.py::"
         "test_deferred_tensor_merely_cast_stays_a_reference",
     },
+    "load.live_module": dict.fromkeys(
+        ("torch.jit._script", "torch.jit._trace"),
+        "tests/integration/test_programs.py::test_program_is_refused_with_what_to_pass_instead",
+    ),
     "load.model": {
         "._from_config": f"{_LOAD}/checkpoints/test_random_weights.py::"
         "test_random_weights_are_seeded_and_leave_the_callers_state",
