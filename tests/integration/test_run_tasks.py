@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import soundfile
 import transformers
@@ -376,3 +377,19 @@ def test_inputs_that_do_not_fit_are_refused_with_what_fits(folder: Path, monkeyp
     assert "no image and no arrays to save" in told(*PHOTO, "--save", "answer.png")
     (model.parent / "preprocessor_config.json").unlink()
     assert "image processor" in told(*PHOTO)
+
+
+def test_numbers_of_json_have_the_dtype_of_their_input(tmp_path: Path) -> None:
+    """Whole numbers become floats or shorter integers; what an input cannot hold is refused."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        typed (float16[a] x, int32[b] n, bool[c] c) => (float16[a] y, int32[b] m, bool[c] d)
+        { y = Add (x, x)  m = Identity (n)  d = Not (c) }
+    """)
+    onnx.save(model, tmp_path / "typed.onnx")
+    numbers = ("--input", "x=[1,2]", "--input", "c=[true,false]")
+    found = answer(tmp_path / "typed.onnx", *numbers, "--input", "n=[3,4]")
+    assert {"x": "float16[2]", "n": "int32[2]", "c": "bool[2]"} == found["inputs"]
+    refused = run_here("run", tmp_path / "typed.onnx", *numbers, "--input", "n=[3.5,4]")
+    assert 2 == refused.code
+    assert "'n' is float32[2]" in refused.err

@@ -126,6 +126,21 @@ def test_result_is_plain_verified_tagged_and_counted_in_the_file(tmp_path: Path)
     assert "changed True" == result.steps[2].summary
 
 
+@pytest.mark.parametrize(("version", "inputs"), [(3, ["x"]), (6, ["x", "w"])])
+def test_weights_of_old_files_are_no_inputs_of_the_result(version: int, inputs: list[str], tmp_path: Path) -> None:
+    """IR version 3 requires it of every initializer; in later ones, such an input is a default that callers replace."""
+    model = parse("m (float[2] x, float[2] w) => (float[2] y) <float[2] w = {1, 2}> { a = Mul (x, w)  y = Neg (a) }", 8)
+    model.ir_version = version
+    ir.save(model, tmp_path / "in.onnx")
+    result = transform_file(GraphFileTask(tmp_path / "in.onnx", tmp_path / "out.onnx"), ReluRemoval()).file
+    written = onnx.load(result.model_path)
+    assert inputs == [value.name for value in written.graph.input]
+    assert max(version, 4) == written.ir_version
+    assert (version == 3) == any("no longer inputs" in note for note in result.notes)
+    assert result.verification is not None
+    assert result.verification.is_verified
+
+
 def test_work_that_changes_the_answer_writes_nothing(tmp_path: Path) -> None:
     """The comparison with the source finds it, unless nobody compares."""
     source = save(tmp_path / "in.onnx", stamped=True)

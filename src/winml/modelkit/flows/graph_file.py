@@ -449,7 +449,7 @@ def read_plain(source: Path, *, folds_constants: bool = True) -> tuple[ir.Model,
     _, merged, inlined = _checked_structure(source)
     model = reading_graph(source, lambda: load_by_reference(source))
     refuse_compiled(model)
-    notes = (*merged.notes(), *_inlined_notes(inlined), *_lower_ir_version(model))
+    notes = (*merged.notes(), *_inlined_notes(inlined), *_lower_ir_version(model), *_release_weights(model))
     if is_normalized(model):
         return model, notes
     return model, (*notes, *_normalize(model, folds_constants=folds_constants))
@@ -470,7 +470,7 @@ def _bring_into_plain_form(
     """Bring the graph into its plain form, in place, unless it is or that is skipped."""
     model = opened.model
     with clock.step(_NORMALIZATION) as step:
-        notes = _lower_ir_version(model)
+        notes = (*_lower_ir_version(model), *_release_weights(model))
         if opened.is_plain or task.skip_normalization:
             step.summary = "already normalized" if opened.is_plain else "left out"
             return _Normalized(opened.is_plain, 0, notes)
@@ -484,6 +484,28 @@ def _normalize(model: ir.Model, *, folds_constants: bool) -> tuple[str, ...]:
     from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
 
     return normalize(model, NormalizeOptions(fold_constants=folds_constants)).notes
+
+
+_FREE_INITIALIZERS = 4
+"""Specified by ONNX: the first IR version in which an initializer need not be an input."""
+
+
+def _release_weights(model: ir.Model) -> tuple[str, ...]:
+    """Remove initializers from the inputs of a graph of IR version 3 or older, in place; returns a note.
+
+    These versions require every initializer to be an input. ONNX Runtime takes them for constants.
+    """
+    weights = [value for value in model.graph.inputs if value.is_initializer()]
+    if model.ir_version >= _FREE_INITIALIZERS or not weights:
+        return ()
+    for value in weights:
+        model.graph.inputs.remove(value)
+    note = (
+        f"{count_noun(len(weights), 'weight')} are no longer inputs: IR version {model.ir_version} required it, and "
+        f"version {_FREE_INITIALIZERS}, which the result has, does not."
+    )
+    model.ir_version = _FREE_INITIALIZERS
+    return (note,)
 
 
 def _lower_ir_version(model: ir.Model) -> tuple[str, ...]:

@@ -469,7 +469,11 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
     session_ms = (time.perf_counter() - started) * 1000
     started = time.perf_counter()
     if subject.task is None:
-        tensors = {name: _tensor(name, value) for name, value in subject.tensors.items()}
+        dtypes = {item.name: item.dtype for item in getattr(model, "inputs", ())}
+        tensors = {
+            name: _in_dtype_of_input(_tensor(name, value), value, dtypes.get(name))
+            for name, value in subject.tensors.items()
+        }
         answers: list[tuple[str | None, Answer]] = [(None, tensor_answer(model, tensors))]
         passed: Mapping[str, Any] = {
             name: f"{array.dtype}[{', '.join(map(str, array.shape))}]" for name, array in tensors.items()
@@ -655,6 +659,18 @@ def _tensor(name: str, given: str) -> Any:
     if array.dtype.kind not in "biuf":
         raise UsageError(f"--input {name}: holds no numbers in rows of equal length", hint=hint)
     return array.astype(np.float32) if array.dtype.kind == "f" else array
+
+
+def _in_dtype_of_input(array: Any, given: str, dtype: Any) -> Any:
+    """Return numbers of JSON in the dtype of their input if it holds their values; those of .npy files as they are."""
+    import numpy as np
+
+    if dtype is None or given.endswith(".npy"):
+        return array
+    with np.errstate(over="ignore", invalid="ignore"):
+        converted = array.astype(dtype)
+    is_same = converted.dtype.kind == array.dtype.kind == "f" or np.array_equal(converted, array)
+    return converted if is_same else array
 
 
 def _saved(answer: Answer, values: Mapping[str, Any], path: Path | None) -> Mapping[Path, Any]:
