@@ -98,9 +98,9 @@ def run_passes(model: ir.Model, passes: Sequence[DeclaredPass], failure: type[St
         before = after
         changed |= result.modified
         if result.modified and (written := nodes_against_schema(model).items() - invalid.items()):
-            error = failure(_failure_words(passes, position, f"made {min(reason for _, reason in written)}"))
-            error.invalid_pass = declared.name
-            raise error
+            invalid_graph = failure(_failure_words(passes, position, f"made {min(reason for _, reason in written)}"))
+            invalid_graph.invalid_pass = declared.name
+            raise invalid_graph
     return changed
 
 

@@ -272,7 +272,8 @@ def _write_in_opset(model: ir.Model) -> None:
             continue
         # The parts are equal, which is what a Split without sizes makes.
         node.attributes.pop("num_outputs", None)
-        constant = ir.convenience.get_const_tensor(node.inputs[1]) if len(node.inputs) > 1 else None
+        second = node.inputs[1] if len(node.inputs) > 1 else None
+        constant = None if second is None else ir.convenience.get_const_tensor(second)
         if opset < _SIZES_AS_INPUTS and constant is not None:
             node.attributes[name] = ir.AttrInt64s(name, constant.numpy().reshape(-1).tolist())
             node.resize_inputs(1)
