@@ -201,7 +201,7 @@ def install_reader(reader: Reader) -> str:
 
 def _read_program_version(alternatives: tuple[str, ...]) -> str:
     if (program := find_program(alternatives)) is None:
-        raise NotInstalledError(f"{alternatives[0]} is not on this machine, and apt-get could not install it")
+        raise NotInstalledError(f"no {alternatives[0]} on this machine; install it, or let apt-get do so as root")
     printed = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
     return f"{Path(program).name} {next(word for word in printed.split() if any(map(str.isdigit, word)))}"
 

@@ -146,7 +146,7 @@ def _resolve(python: str, platform: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_extras_asked_for_by_make_exist() -> None:
-    """Tests run with the extras pyproject declares; the site's come when it is built, Ray's when it is asked for."""
+    """Tests run with the extras pyproject declares; the site's come when it is built, Ray's with the readers."""
     makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     (always,) = re.findall(r"^EXTRAS = ([\w,]+)$", makefile, re.MULTILINE)
     assert '".[docs]"' in makefile
