@@ -198,6 +198,8 @@ def _with_named_precision(value: Any) -> tuple[Any, tuple[str, ...]]:
     bits = section.get("precision") if isinstance(section, dict) else None
     if not isinstance(section, dict) or not isinstance(bits, str) or bits not in _NAMES_OF_BITS:
         return value, ()
+    if bits in PRECISIONS:
+        return value, ()  # a package adds a precision of this name
     name = _NAMES_OF_BITS[bits]
     return {**value, "quant": {**section, "precision": name}}, (f"quant.precision {bits} is now called {name}",)
 

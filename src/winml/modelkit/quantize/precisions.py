@@ -26,6 +26,7 @@ __all__ = [
     "Precision",
     "PrecisionName",
     "mode_for",
+    "problem_of",
 ]
 
 LEAST_CACHE_SQNR_DB = 20.0
@@ -85,6 +86,9 @@ class ModeRules:
         """Say whether it changes nodes of an operator, where they have a weight."""
         return self.changes_every_node or operator in self.operators
 
+    bits: tuple[tuple[int, int | None], ...] = ()
+    """Bits of weights and of activations that its engine writes; `None`: activations stay float, or get a range in each
+    run. Empty: any."""
     float_types: frozenset[str] = frozenset({"FLOAT", "FLOAT16", "BFLOAT16"})
     """ONNX's names of the types of weights it takes."""
     channel_ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -107,6 +111,7 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         | CALIBRATION_OPTIONS,
         remedies={"smooth_quant": "balance channels (--smooth-quant)"},
         float_types=frozenset({"FLOAT"}),  # DynamicQuantizeLinear takes no other
+        bits=((8, 8), (8, None)),
         channel_ranks={"MatMul": (2,)},  # MatMulInteger takes the zero points of columns, not of matrices
         fixed_attributes={"Gemm": {"alpha": 1.0, "beta": 1.0, "transA": 0}},  # a product and a bias
     ),
@@ -116,6 +121,7 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         least_opset=13,
         engine=f"{_ENGINES}.qdq_engine:quantize_statically",
         needs_ranges=True,
+        bits=((8, 8), (8, 16), (16, 16)),
         float_types=frozenset({"FLOAT"}),  # what its integers are turned back into
         options=frozenset({"per_channel", "symmetric", "smooth_quant", "cross_layer_equalization"})
         | frozenset({"budget", "max_size", "max_drop"})
@@ -130,6 +136,7 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         options=frozenset(
             {"symmetric", "block_size", "block_sizes", "algorithm", "algorithms", "budget", "max_size", "max_drop"}
         ),
+        bits=((2, None), (4, None), (8, None)),
         is_by_tensor=True,
         remedies={"algorithm": "find weights with calibration samples (--algorithm auto)"},
     ),
@@ -171,7 +178,32 @@ _ways: dict[Mode, ModeRules] = {**_BUILT_IN_MODES}
 """With those of plug-ins, once they are found."""
 
 
-def _problem_of(name: str, precision: Precision) -> str:
+_HALVES = ("fp16", "bf16")
+"""The types that the mode float writes, each a precision that comes with winml."""
+
+
+def _unwritable_words(precision: Precision) -> str:
+    """Return why a mode that comes with winml cannot write a precision; empty if all of its modes can."""
+    has_ranges = any(mode in INTEGER_ACTIVATIONS for mode in precision.modes)
+    for mode in precision.modes:
+        rules = _BUILT_IN_MODES.get(mode)
+        if rules is None:
+            continue
+        if rules.changes_every_node:
+            return f"{mode} writes {' and '.join(_HALVES)} only"
+        weights, activations = precision.weight_bits, precision.activation_bits
+        if mode not in INTEGER_ACTIVATIONS and has_ranges:
+            activations = None  # of its other modes
+        pairs = ", ".join(f"{of} and {'float' if to is None else to}" for of, to in rules.bits)
+        if (weights, activations) not in rules.bits:
+            words = f"{weights} and {'float' if activations is None else activations}"
+            return f"{mode} does not write weights and activations of {words} bits; expected {pairs}"
+        if weights == 16 and not precision.signed_weights:
+            return f"{mode} writes signed weights of 16 bits only"
+    return ""
+
+
+def problem_of(name: str, precision: Precision) -> str:
     """Return why a precision of a plug-in cannot be used; empty where it can."""
     if precision.name != name:
         return f"it calls itself {precision.name}"
@@ -179,10 +211,12 @@ def _problem_of(name: str, precision: Precision) -> str:
         return f"its way {taken[0]} has the name of another"
     if unknown := [mode for mode in precision.modes if mode not in {**_BUILT_IN_MODES, **precision.ways}]:
         return f"it has no way {unknown[0]}; expected in ways"
-    return "" if precision.modes and all(rules.engine for rules in precision.ways.values()) else "it has no engine"
+    if not precision.modes or not all(rules.engine for rules in precision.ways.values()):
+        return "it has no engine"
+    return _unwritable_words(precision)
 
 
-PRECISIONS: Registry[Precision] = Registry("precisions", "precision", _BUILT_IN, lambda: Precision, _problem_of)
+PRECISIONS: Registry[Precision] = Registry("precisions", "precision", _BUILT_IN, lambda: Precision, problem_of)
 """By name, fewest surprises first."""
 PrecisionName = Annotated[str, PRECISIONS]
 """Name of a precision, as a field of options."""
