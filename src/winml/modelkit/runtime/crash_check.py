@@ -185,10 +185,9 @@ def _open(model: str | bytes, settings: SessionSettings, weights: Mapping[str, A
     values = [to_ort_value(np.zeros(shape, getattr(ml_dtypes, dtype, dtype))) for dtype, shape in weights.values()]
     if values:
         options.add_external_initializers(list(weights), values)
-    try:
+    # The first process states the reason of an error.
+    with contextlib.suppress(*ORT_ERRORS, MemoryError):
         ort.InferenceSession(model, sess_options=options, providers=["CPUExecutionProvider"], enable_fallback=0)
-    except (*ORT_ERRORS, MemoryError):
-        pass  # The first process states the reason.
 
 
 if __name__ == "__main__":
