@@ -23,6 +23,7 @@ __all__ = [
     "PartFeed",
     "TextTokens",
     "described_model",
+    "is_one_of_several",
     "only_part",
     "read_part_description",
 ]

@@ -33,6 +33,7 @@ __all__ = [
     "QuantizationPlan",
     "WeightKey",
     "algorithms_of",
+    "better_mode_words",
     "block_sizes_of",
     "constant_weight",
     "float_name",

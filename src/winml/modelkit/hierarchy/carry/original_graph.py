@@ -29,7 +29,17 @@ from winml.modelkit.metadata_keys import (
     TREE_KEY,
 )
 
-__all__ = ["GraphNames", "OriginalModel", "Place", "Places", "Replaced", "is_foreign", "tags_of", "walk"]
+__all__ = [
+    "GraphNames",
+    "OriginalModel",
+    "Place",
+    "Places",
+    "Replaced",
+    "is_foreign",
+    "names_module",
+    "tags_of",
+    "walk",
+]
 
 MOST_PLACES = 64
 """Most modules listed for the nodes that one node replaced; beyond, only their common module is kept. Chosen: fused
