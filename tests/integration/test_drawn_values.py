@@ -9,7 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from winml.modelkit import ExportError, ExportResult, InputTensorSpec, WinMLExportConfig, export_pytorch
+from winml.modelkit import (
+    ExportError,
+    ExportResult,
+    HTPExporter,
+    InputTensorSpec,
+    WinMLExportConfig,
+    export_pytorch,
+)
 
 
 class Attention(nn.Module):
@@ -225,3 +232,26 @@ def test_refusal_of_drawn_values_does_not_blame_the_users_shapes(tmp_path: Path)
     assert "key" in caught.value.hint
     assert "value_range" in caught.value.hint
     assert "example_inputs()" in caught.value.hint
+
+
+class Bags(nn.Module):
+    """Averages rows of a table in bags that begin at offsets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = nn.EmbeddingBag(50, 8, mode="mean")
+
+    def forward(self, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """Average them."""
+        averages: torch.Tensor = self.bags(ids, offsets)
+        return averages
+
+
+def test_embedding_bag_has_dynamic_sizes(tmp_path: Path) -> None:
+    """Offsets are drawn as it takes them, so that other sizes of both inputs are compared."""
+    config = WinMLExportConfig(dynamic_axes={"ids": {0: "entries"}, "offsets": {0: "bags"}})
+    inputs = {"ids": torch.randint(0, 50, (12,)), "offsets": torch.tensor([0, 4, 7])}
+    part = HTPExporter(config).export(Bags(), tmp_path / "model.onnx", inputs).only_part
+    assert part.verification is not None
+    assert part.verification.is_verified
+    assert {"entries", "bags"} == {item.name for item in part.dimensions}
