@@ -14,14 +14,16 @@ import pytest
 
 from e2e.workplace import Outcome
 from winml.modelkit.cli.main import main
-from winml.modelkit.graph.files.named_paths import taken_settled
+from winml.modelkit.graph.files.named_paths import taken_read, taken_settled
 
 __all__ = ["run_here"]
 
 
 def run_here(*arguments: str | Path, stdin: str = "") -> Outcome:
     """Run ``winml`` in the current directory; what it changes in this process is put back."""
-    taken_settled()  # what a test before found in this process is none of this command's
+    # Files that an earlier test read or found in this process do not belong to this command.
+    taken_settled()
+    taken_read()
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="") for _ in range(2))
     threshold, handler = gc.get_threshold(), signal.getsignal(signal.SIGTERM)
     with (

@@ -256,7 +256,7 @@ def test_build_of_a_file_leads_to_where_its_sizes_are_fixed(here: Path, small_fi
 
 def test_size_above_what_a_file_takes_is_named_with_its_limit(here: Path, small_file: Path) -> None:
     """The file is at fault for nothing: exit code 2, and no file."""
-    at_most = "sequence_length 65: small.onnx takes 64 at most"
+    at_most = "sequence_length 65: the graph was made for sizes 1 to 64"
     asked = '{"sequence_length": 65, "batch": 3}'
     _refused("export", "-m", small_file, "-o", "s.onnx", "--shape-config", asked, words=at_most)
     assert [] == list(here.iterdir())

@@ -48,7 +48,8 @@ def test_whole_help_has_every_option_once(monkeypatch: pytest.MonkeyPatch, verb:
     text = _help(monkeypatch, verb, "--help-all", 100)
     command = _command(verb)
     inner = command.commands.values() if isinstance(command, click.Group) else ()
-    params = [param for found in (command, *inner) for param in found.params if isinstance(param, click.Option)]
+    options = [param for found in (command, *inner) for param in found.params if isinstance(param, click.Option)]
+    params = [param for param in options if not param.hidden]
     helps = len(inner) + 1
     rows = [line.split()[0].rstrip(",") for line in text.splitlines() if re.match(r"^  -", line)]
     assert sorted([min(param.opts, key=len) for param in params] + ["-h"] * helps) == sorted(rows)

@@ -15,8 +15,8 @@ from winml.modelkit.cli.main import COMMANDS
 
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z](?![\w{-])")
 _COMMAND = re.compile(rf"winml ({'|'.join(COMMANDS)})\b([^;:.]*)")
-_OF_OTHERS = {"--version", "--head", "--address"}
-"""Of the program itself, and of Ray's."""
+_OF_OTHERS = {"--version", "--head", "--address", "--force-reinstall"}
+"""Of the program itself, of Ray and of pip."""
 
 
 def _options_of(command: click.Command) -> set[str]:

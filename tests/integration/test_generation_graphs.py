@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from checkpoints import build_model, save_checkpoint
 from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig, quantize_onnx
-from winml.modelkit.compare.outputs import GenerationInfo
+from winml.modelkit.compare.outputs import GenerationInfo, Rounding
 from winml.modelkit.errors import UsageError, VerificationError
 from winml.modelkit.flows.generated_samples import decoding_samples
 from winml.modelkit.graph.bundle import PartFeed, read_part_description
@@ -212,19 +212,21 @@ def test_scores_of_another_model_are_refused_at_the_step_that_differs(decoder: D
         read.append(draw.inputs["input_ids"].shape[1])
         return decoder.session.run({name: value.numpy() for name, value in draw.inputs.items()})
 
-    assert compare_generation(part, text, run, (), lambda _draw: False).stopped_after is None
+    assert compare_generation(part, text, run, Rounding(), lambda _draw: False).stopped_after is None
     # The prompt, single steps, the text several tokens at a time, single steps again, and the second prompt.
     assert [7, *[1] * 8, 8, 8, 5, 1, 1, 4] == read
     wrong = replace(text.steps[9], scores=text.steps[9].scores[:, :, ::-1])
     spoiled = GeneratedText((*text.steps[:9], wrong, *text.steps[10:]))
     with pytest.raises(VerificationError, match="step 9, with 1 tokens after 15"):
-        compare_generation(part, spoiled, run, (), lambda _draw: False)
-    assert 9 == compare_generation(part, spoiled, run, (), lambda _draw: True).stopped_after
+        compare_generation(part, spoiled, run, Rounding(), lambda _draw: False)
+    assert 9 == compare_generation(part, spoiled, run, Rounding(), lambda _draw: True).stopped_after
 
     # Rounding that decides one token of a run excuses no other token of it.
     judged = text.steps[11].tokens.tolist()
     with pytest.raises(VerificationError, match="step 9, with 1 tokens after 15"):
-        compare_generation(part, spoiled, run, (), lambda draw: judged == draw.inputs["input_ids"][:, -1:].tolist())
+        compare_generation(
+            part, spoiled, run, Rounding(), lambda draw: judged == draw.inputs["input_ids"][:, -1:].tolist()
+        )
 
 
 @pytest.fixture(scope="module")
@@ -367,7 +369,7 @@ def test_model_that_reads_a_prompt_in_pieces_otherwise_is_compared_in_its_own_ru
         text = generate_reference(prepared, 0)
         assert isinstance(text, GeneratedText)
         info = compare_generation(
-            part, text, lambda draw: run_reference(prepared, draw.inputs), (), lambda _draw: False
+            part, text, lambda draw: run_reference(prepared, draw.inputs), Rounding(), lambda _draw: False
         )
     # Three tokens in the second run, in place of seven in one.
     assert info.differs_in_pieces == pytest.approx(1 - 1.3 / 1.7, rel=1e-3)
@@ -425,7 +427,7 @@ def test_padded_row_of_a_recurrent_model_is_compared(model_type: str, tmp_path: 
         text = generate_reference(prepared, 0)
         assert isinstance(text, GeneratedText), text
         info = compare_generation(
-            part, text, lambda draw: run_reference(prepared, draw.inputs), (), lambda _draw: False
+            part, text, lambda draw: run_reference(prepared, draw.inputs), Rounding(), lambda _draw: False
         )
     assert (2, 1, None) == (info.rows, info.padded_rows, info.stopped_after)
     assert 1 == info.as_record()["padded_rows"]
@@ -445,7 +447,7 @@ def test_padding_that_pytorch_does_not_hide_is_not_compared(tmp_path: Path, monk
         text = generate_reference(prepared, 0)
         assert isinstance(text, GeneratedText), text
         info = compare_generation(
-            part, text, lambda draw: run_reference(prepared, draw.inputs), (), lambda _draw: False
+            part, text, lambda draw: run_reference(prepared, draw.inputs), Rounding(), lambda _draw: False
         )
     assert (2, 0) == (info.rows, info.padded_rows)
 

@@ -611,7 +611,6 @@ def test_model_types_with_a_class_are_planned(tmp_path: Path) -> None:
         ("t5", "transformers.js", (), {}),
         ("mixtral", "optimum", (), {}),
         ("mixtral", "transformers.js", ("--task", "feature-extraction"), {}),
-        ("qwen2_5_vl", "transformers.js", ("--task", "text-generation"), {}),
         ("granitemoehybrid", "transformers.js", (), {"layer_types": ["attention"] * 2, "num_hidden_layers": 2}),
         ("mamba", "optimum", ("--no-cache",), {}),
     ):

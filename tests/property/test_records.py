@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from house.sources import imports, modules
 from winml.modelkit import InputTensorSpec, OutputTensorSpec
+from winml.modelkit.graph.specs import StatedBounds
 from winml.modelkit.records import Record, record_keys
 from winml.modelkit.results.build_manifest import BuildManifest
 
@@ -39,6 +40,7 @@ LEAVES: dict[Any, st.SearchStrategy[Any]] = {
     datetime: st.datetimes(),
     dict[str, Any]: st.dictionaries(texts, json_values, max_size=2),
     InputTensorSpec: st.just(InputTensorSpec(name="ids", shape=(1, "sequence"), dtype="int64", value_range=(0, 9))),
+    StatedBounds: st.just(StatedBounds(name="sequence", max=64)),
     OutputTensorSpec: st.just(OutputTensorSpec(name="logits", shape=(1, 2), dtype="float32")),
     BuildManifest: st.just(BuildManifest(status="done", files=("model.onnx",))),
 }

@@ -49,7 +49,7 @@ def test_folder_of_a_model_of_several_parts_names_them(tmp_path: Path) -> None:
     built = folder(tmp_path / "built", "encoder.onnx", "decoder.onnx")
     files = [FileRecord(name=f"{name}.onnx", size_bytes=0, sha256="") for name in ("encoder", "decoder")]
     parts = tuple(PartRecord(name=file.name.removesuffix(".onnx"), model=(file,)) for file in files)
-    for status, words in (("done", r"several parts: encoder\.onnx, decoder\.onnx"), ("unfinished", "without model")):
+    for status, words in (("done", r"several parts: encoder\.onnx, decoder\.onnx"), ("unfinished", "is unfinished")):
         manifest = BuildManifest(status=status, files=(), parts=parts)  # type: ignore[arg-type]
         (built / "build_manifest.json").write_text(json.dumps(manifest.as_record()))
         with pytest.raises(ModelPathError, match=words):

@@ -85,6 +85,8 @@ class ModelPart:
     """Whether the value ranges of ``inputs`` are merely those of an example: other values may be valid, too."""
     dimensions: tuple[DynamicDimension, ...] = ()
     """The names in the shapes of ``inputs``, each with the size to trace with; empty where all sizes are fixed."""
+    smallest_sizes: Mapping[str, int] = field(default_factory=dict)
+    """Name among ``dimensions`` → smallest size of the graph, where samples are larger: a prompt without an image."""
     open_by_default: Mapping[str, str] = field(default_factory=dict)
     """Names among ``dimensions`` that no option asked for → the key of ``--shape-config`` that fixes each."""
     output_axes: tuple[OutputAxis, ...] = ()

@@ -713,12 +713,12 @@ def _plain_graph(model: ir.Model, config: WinMLExportConfig, used: ExporterUse) 
     return renormalized.model, (*renormalized.notes, *((note,) if note else ()))
 
 
-def _bounds_of(dimensions: Sequence[DynamicDimension]) -> tuple[StatedBounds, ...]:
-    return tuple(
-        StatedBounds(name=item.name, min=item.min, max=item.max)
-        for item in dimensions
-        if item.min > 1 or item.max is not None
+def _bounds_of(part: ModelPart) -> tuple[StatedBounds, ...]:
+    bounds = (
+        StatedBounds(name=item.name, min=part.smallest_sizes.get(item.name, item.min), max=item.max)
+        for item in part.dimensions
     )
+    return tuple(item for item in bounds if item.min > 1 or item.max is not None)
 
 
 def _describe_model(model: ir.Model, run: ExportRun, part: ModelPart, tree: ModuleTree, used: ExporterUse) -> None:
@@ -743,7 +743,7 @@ def _describe_model(model: ir.Model, run: ExportRun, part: ModelPart, tree: Modu
             **_bounds_record(run, part),
         },
         part=run.loaded.describe(part),
-        bounds=_bounds_of(part.dimensions),
+        bounds=_bounds_of(part),
     )
     write_model_metadata(model, description)
     stamp(model)

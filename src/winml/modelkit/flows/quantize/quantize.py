@@ -427,11 +427,22 @@ class Quantization(GraphWork[QuantizeResult]):
         Raises:
             QuantizeError: names both sizes.
         """
-        source_bytes = sum(file.stat().st_size for file in (self.source, *external_files(self.source)))
-        if size_bytes >= source_bytes and self.saved_share < 1 - LEAST_SAVING:
+        # A graph that comes from memory has no source file.
+        source_bytes = (
+            sum(file.stat().st_size for file in (self.source, *external_files(self.source)))
+            if self.source.is_file()
+            else None
+        )
+        saves_nothing = self.saved_share <= 0 if source_bytes is None else size_bytes >= source_bytes
+        if saves_nothing and self.saved_share < 1 - LEAST_SAVING:
+            sizes = (
+                size_words(size_bytes)
+                if source_bytes is None
+                else f"{size_words(size_bytes)}, {size_words(source_bytes)}"
+            )
             raise QuantizeError(
-                f"the quantized file is not smaller than its source ({size_words(size_bytes)}, "
-                f"{size_words(source_bytes)}): {self.saved_share:.0%} of the bytes of its weights were saved",
+                f"the quantized file is not smaller than its source ({sizes}): {self.saved_share:.0%} of the bytes of "
+                "its weights were saved",
                 hint=f"No file was written. {self.better_mode or 'Use another --precision, or exclude fewer modules.'}",
             )
         most = None if self.budget is None else self.budget.max_bytes

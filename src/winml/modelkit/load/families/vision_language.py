@@ -352,6 +352,7 @@ class _Found:
             name=EMBEDDING,
             path=self.code.owner,
             entry=self.code.token_vectors,
+            smallest_sizes={str(size): 1 for size in decision.inputs[0].shape},
             feeds=tuple(PartFeed(name, DECODER, name) for name in (EMBEDDED, *self.code.layered_names)),
         )
 

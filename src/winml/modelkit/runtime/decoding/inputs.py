@@ -21,6 +21,7 @@ from winml.modelkit.runtime.default_sizes import TOKENS
 from winml.modelkit.runtime.graph_inputs import (
     GraphInput,
     Size,
+    bounds_by_name,
     default_size_notes,
     described_inputs,
     draw_feeds,
@@ -166,7 +167,9 @@ def decoder_tokens(inputs: Sequence[GraphInput], requested: Mapping[str, int]) -
     limit = TOKENS if positions is None else int(positions[1])
     length = tokens if tokens is not None else past
     if length is None:
-        return max(min(TOKENS, limit), 1)
+        bounds = bounds_by_name(inputs)
+        largest = [bounds[name].max for name in (axes.tokens, *axes.past) if name in bounds]
+        return max(min(TOKENS, limit, *(size for size in largest if size is not None)), 1)
     if positions is not None and length > limit:
         raise UsageError(
             f"--shape-config: {axes.tokens if tokens is not None else axes.past[0]} {length}: the model has "
