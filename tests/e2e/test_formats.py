@@ -97,9 +97,9 @@ def test_rows_of_metadata_are_the_keys_of_files(made: Path) -> None:
         key for model in models for node in model.graph.node for key in _metadata(node.metadata_props)
     }
     of_models = _tables("## Model metadata (`model.metadata_props`)")[0]
-    # Of a model with adapters that are switched alone: tests/integration/test_adapters.py.
+    # Of models with adapters that are switched, or with bounds: integration/test_adapters.py, test_bounds_of_sizes.py.
     written = {key for model in models for key in _metadata(model.metadata_props)}
-    assert _keys(of_models) - {"winml.adapters"} == written
+    assert _keys(of_models) - {"winml.adapters", "winml.io.dimensions"} == written
 
 
 def test_rows_of_a_cache_are_the_names_of_inputs(made: Path) -> None:

@@ -58,6 +58,7 @@ from winml.modelkit.graph.files.companions import (
     settled_companions,
 )
 from winml.modelkit.graph.files.content_digest import hash_file
+from winml.modelkit.graph.files.named_paths import drop_read
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.files.reading import read_structure
@@ -616,6 +617,7 @@ class _Build:
             elif isinstance(error, WinMLError):
                 unfinished = self._make_manifest("unfinished", {})
                 folder.save(unfinished.model_copy(update={"failed": stage.name}))
+            drop_read(folder.path)
             raise
         manifest = self._make_manifest("done", self._place_models())
         # While the files of the stages are there: the notes look at the graphs.

@@ -456,12 +456,10 @@ def _committed_words() -> str:
 
 def tell_settled() -> None:
     """Tell what became of files that a command which was killed had left unfinished, and which are still so."""
-    from winml.modelkit.graph.files.named_paths import committed_files, taken_read, taken_settled
+    from winml.modelkit.graph.files.named_paths import taken_read, taken_settled
 
     notes = taken_settled()
-    # A command that fails states what it leaves in its own folder itself.
-    written = {file.parent for file in committed_files()}
-    if paths := [path for path in taken_read() if written.isdisjoint((path, path.parent))]:
+    if paths := taken_read():
         from winml.modelkit.graph.files.recovery import unfinished_notes
 
         notes += unfinished_notes(paths)

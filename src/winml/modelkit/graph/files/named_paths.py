@@ -22,6 +22,7 @@ __all__ = [
     "COPIES_FOLDER",
     "cache_root",
     "committed_files",
+    "drop_read",
     "named_path",
     "record_committed",
     "record_read",
@@ -111,6 +112,12 @@ def record_read(path: Path) -> None:
     """Note a file or folder that is read: the user is told of what a killed command left unfinished beside it."""
     if _is_recorded.get():
         _read[path] = None
+
+
+def drop_read(folder: Path) -> None:
+    """Drop a folder and its files from those that were read: this command reports itself what it leaves there."""
+    for path in [path for path in _read if folder in (path, path.parent)]:
+        del _read[path]
 
 
 def taken_read() -> tuple[Path, ...]:
