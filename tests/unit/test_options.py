@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from winml.modelkit.errors import ConfigError
-from winml.modelkit.options import Options, nearest, parse_options, read_json, unknown_key_message
+from winml.modelkit.options import (
+    JsonError,
+    Options,
+    load_metadata,
+    nearest,
+    parse_options,
+    read_json,
+    unknown_key_message,
+)
 
 
 class Inner(Options):
@@ -194,3 +202,27 @@ def test_nearest_of_a_name_in_capitals_is_that_name() -> None:
 def test_unknown_key_message_of_a_record_without_keys_is_whole() -> None:
     """A sentence even where there is nothing to list."""
     assert "--x: unknown key 'a'; known keys: b" == unknown_key_message("a", ["b"], "--x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000 + "]" * 100_000, "[" * 600 + "]" * 600, str(10**308), "9" * 5000, "1e400", "Infinity", "NaN", "{"],
+    ids=lambda text: text[:9],
+)
+def test_load_metadata_refuses_numbers_and_levels_that_no_graph_has(text: str) -> None:
+    """Readers of metadata handle one error, and compute with numbers of 64 bits only."""
+    with pytest.raises(JsonError):
+        load_metadata(f'{{"size": {text}}}')
+
+
+def test_load_metadata_reads_numbers_of_64_bits() -> None:
+    """The largest and the smallest included."""
+    assert [2**63 - 1, -(2**63), 1.5, -0.0] == load_metadata(f"[{2**63 - 1}, {-(2**63)}, 1.5, -0.0]")
+
+
+def test_lists_of_python_callers_are_tuples() -> None:
+    """As in JSON; what they hold is checked as strictly."""
+    assert Outer(name="x", sizes=(1, 2)) == Outer(name="x", sizes=[1, 2])  # type: ignore[arg-type]
+    assert (Inner(),) == Outer(name="x", others=[Inner()]).others  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"sizes\.1"):
+        Outer(name="x", sizes=[1, "2"])  # type: ignore[list-item, arg-type]

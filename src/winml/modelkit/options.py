@@ -33,6 +33,7 @@ __all__ = [
     "drop_at",
     "drop_words",
     "load_json",
+    "load_metadata",
     "nearest",
     "options_of",
     "parse_json",
@@ -60,9 +61,14 @@ class _NamedErrors(type(pydantic.BaseModel)):  # type: ignore[misc]  # pydantic'
 
     def __call__(cls, *args: object, **values: Any) -> Any:
         try:
-            return super().__call__(*args, **values)
+            return super().__call__(*args, **{name: _as_tuples(value) for name, value in values.items()})
         except pydantic.ValidationError as error:
             raise _validation_error(cls, error, cls.__name__) from None
+
+
+def _as_tuples(value: object) -> object:
+    """Return a list as the tuple that a record holds; JSON, and callers in Python, write lists."""
+    return tuple(map(_as_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 if TYPE_CHECKING:
@@ -353,6 +359,32 @@ def load_json(text: str, **hooks: Any) -> Any:
         raise JsonError(f"not valid JSON: {error}") from None
     _refuse_unusable(value)
     return value
+
+
+def load_metadata(text: str) -> Any:
+    """Parse JSON text from the metadata of a model, whose numbers become sizes and counts.
+
+    Raises:
+        JsonError: as :func:`load_json`, or a number is not finite or has more than 64 bits.
+    """
+    return load_json(text, parse_int=_stored_int, parse_float=_stored_float, parse_constant=_refuse_constant)
+
+
+def _stored_int(digits: str) -> int:
+    if len(digits) > _INT64_DIGITS or not -(1 << 63) <= int(digits) < 1 << 63:
+        raise ValueError(f"the number {digits[:_INT64_DIGITS]}… has more than 64 bits")
+    return int(digits)
+
+
+def _stored_float(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {digits[:_INT64_DIGITS]} is not finite")
+    return number
+
+
+_INT64_DIGITS = 20
+"""Specified: digits of the smallest number, with its sign."""
 
 
 def _refuse_unusable(value: Any) -> None:

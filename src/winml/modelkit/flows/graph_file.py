@@ -38,7 +38,7 @@ from winml.modelkit.graph.stage import StageResult
 from winml.modelkit.graph.validity import refuse_cycles, refuse_invalid
 from winml.modelkit.hierarchy.tagging import Coverage, all_nodes, measure_coverage, operator_name, read_tag
 from winml.modelkit.metadata_keys import COMPILE_KEY, EXPORT_KEY, FLOAT_SOURCE_KEY, NORMALIZED_KEY, QUANTIZATION_KEY
-from winml.modelkit.options import load_json
+from winml.modelkit.options import load_metadata
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.results.transformed_file import GraphSummary, ModuleFunctions, TransformedFile, WrittenFile
 from winml.modelkit.runtime.devices import ChosenProvider
@@ -597,7 +597,7 @@ def refresh_metadata(model: ir.Model, work: GraphWork[ResultT], *, is_plain: boo
     records = dict(work.metadata(model))
     # Not where the file says nothing of an export, or what it says is damaged.
     with contextlib.suppress(KeyError, TypeError, ValueError):
-        export = load_json(model.metadata_props[EXPORT_KEY])
+        export = load_metadata(model.metadata_props[EXPORT_KEY])
         records[EXPORT_KEY] = {**export, "opset_produced": model.opset_imports[""]}
     for key in records.keys() & model.metadata_props.keys():
         model.metadata_props[key] = json.dumps(records[key], ensure_ascii=False, separators=(",", ":"))
@@ -643,7 +643,7 @@ def recorded_float_source(path: Path, metadata: Mapping[str, str]) -> Path | Non
         metadata: Its metadata.
     """
     try:
-        record = load_json(metadata[FLOAT_SOURCE_KEY])
+        record = load_metadata(metadata[FLOAT_SOURCE_KEY])
         found = file_below(path.absolute().parent, record["file"])
         return found if _digest_of_model(found) == record["digest"] else None
     except (KeyError, TypeError, ValueError, OSError, ForeignNameError, InputError):

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.metadata_keys import MODEL_KEY, PART_KEY
-from winml.modelkit.options import load_json
+from winml.modelkit.options import load_metadata
 from winml.modelkit.records import Record, entry
 
 __all__ = [
@@ -125,7 +125,7 @@ def described_model(path: Path) -> dict[str, Any]:
 
     texts = [entry.value for entry in read_structure(path).metadata_props if entry.key == MODEL_KEY]
     try:
-        record = load_json(texts[0]) if texts else {}
+        record = load_metadata(texts[0]) if texts else {}
     except ValueError:
         return {}
     return record if isinstance(record, dict) else {}
@@ -145,7 +145,7 @@ def read_part_description(path: Path) -> PartDescription | None:
     if text is None:
         return None
     try:
-        record = load_json(text)
+        record = load_metadata(text)
         feeds = tuple(PartFeed.from_fields(feed) for feed in record["feeds"])
         positions = record.get("positions")
         if positions is not None and (type(positions) is not int or positions < 1):
@@ -159,7 +159,7 @@ def read_part_description(path: Path) -> PartDescription | None:
 def is_one_of_several(metadata: Mapping[str, str]) -> bool:
     """Return True if the metadata of a model state that it is one of several parts."""
     try:
-        return len(load_json(metadata.get(PART_KEY, "{}")).get("of", ())) > 1
+        return len(load_metadata(metadata.get(PART_KEY, "{}")).get("of", ())) > 1
     except (ValueError, AttributeError, TypeError):
         return False
 

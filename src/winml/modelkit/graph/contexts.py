@@ -16,7 +16,7 @@ from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.graph.files.foreign_names import name_problem
 from winml.modelkit.hierarchy.tagging import all_nodes
 from winml.modelkit.metadata_keys import COMPILE_KEY
-from winml.modelkit.options import load_json
+from winml.modelkit.options import load_metadata
 from winml.modelkit.words import printable
 
 __all__ = [
@@ -146,7 +146,7 @@ def _provider_in(record: str) -> str:
 def _value_in(record: str, key: str) -> str:
     """Return what a file says of how it was compiled; empty where that is damaged, or says nothing."""
     try:
-        value = load_json(record)[key]
+        value = load_metadata(record)[key]
     except (ValueError, KeyError, TypeError):
         return ""
     return value if isinstance(value, str) else ""

@@ -8,7 +8,6 @@ decided in ``module_parts``.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter, defaultdict
@@ -25,6 +24,7 @@ from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.selector import HasAddress, select
 from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.metadata_keys import TREE_KEY
+from winml.modelkit.options import load_metadata
 
 __all__ = [
     "Cut",
@@ -650,8 +650,8 @@ class ModuleParts:
 def _recorded_calls(text: str) -> dict[str, int]:
     """Return tag → number of calls at export, from the metadata; nothing where it is damaged."""
     try:
-        return {entry["tag"]: entry["calls"] for entry in json.loads(text or "[]") if entry.get("calls")}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {entry["tag"]: entry["calls"] for entry in load_metadata(text or "[]") if entry.get("calls")}
+    except (ValueError, TypeError, KeyError, AttributeError):
         return {}
 
 

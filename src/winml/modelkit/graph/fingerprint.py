@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from winml.modelkit.hierarchy.tagging import all_nodes
 from winml.modelkit.metadata_keys import NORMALIZED_KEY
+from winml.modelkit.options import load_metadata
 
 __all__ = ["fingerprint", "is_normalized", "stamp"]
 
@@ -154,8 +155,8 @@ def stamp(model: ir.Model) -> None:
 def is_normalized(model: ir.Model) -> bool:
     """Say whether the model carries a stamp of this version, and structure and names are still the stamped ones."""
     try:
-        record = json.loads(model.metadata_props.get(NORMALIZED_KEY, "null"))
-    except (ValueError, RecursionError):
+        record = load_metadata(model.metadata_props.get(NORMALIZED_KEY, "null"))
+    except ValueError:
         return False
     return bool(record == _record(model))
 

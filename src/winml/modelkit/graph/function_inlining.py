@@ -26,7 +26,7 @@ from winml.modelkit.metadata_keys import (
     RELATIVE_KEY,
     TAG_KEY,
 )
-from winml.modelkit.options import JsonError, load_json
+from winml.modelkit.options import JsonError, load_metadata
 
 __all__ = [
     "MODULE",
@@ -189,7 +189,7 @@ def _relative(text: str) -> dict[str, str]:
         ValueError: the file holds none; names the key.
     """
     try:
-        relative = load_json(text)
+        relative = load_metadata(text)
     except JsonError as error:
         raise ValueError(f"{RELATIVE_KEY}: {error}") from None
     if not isinstance(relative, dict) or not all(isinstance(value, str) for value in relative.values()):
@@ -219,7 +219,7 @@ def restore_recorded(model: ir.Model) -> None:
     text = model.metadata_props.pop(FUNCTIONS_KEY, "")
     nodes = list(model.graph)
     try:
-        record = load_json(text or "{}")
+        record = load_metadata(text or "{}")
         if not isinstance(record, dict) or record.get("graph") != graph_digest(model):
             return
         changes = _checked_changes(record.get("changes", {}), list(walk_nodes(nodes)))

@@ -15,7 +15,7 @@ import pydantic
 
 from winml.modelkit.errors import ConfigError, UsageError
 from winml.modelkit.metadata_keys import DIMENSIONS_KEY, INPUTS_KEY
-from winml.modelkit.options import Options, load_json, nearest, parse_options, read_json
+from winml.modelkit.options import Options, load_metadata, nearest, parse_options, read_json
 
 __all__ = [
     "DTYPES",
@@ -227,7 +227,7 @@ class StatedInput(pydantic.BaseModel):
 def input_records(metadata: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Return the entries of ``winml.io.inputs`` in the metadata of a file, by name; none where it is damaged."""
     try:
-        return {record["name"]: record for record in load_json(metadata.get(INPUTS_KEY, "[]"))}
+        return {record["name"]: record for record in load_metadata(metadata.get(INPUTS_KEY, "[]"))}
     except (ValueError, KeyError, TypeError):
         return {}
 
@@ -288,7 +288,7 @@ def stated_bounds(metadata: Mapping[str, str]) -> dict[str, StatedBounds]:
     """Return the bounds of dynamic dimensions that the metadata of a file states, by name; without damaged ones."""
     bounds = {}
     with contextlib.suppress(ValueError, TypeError):
-        for record in load_json(metadata.get(DIMENSIONS_KEY, "[]")):
+        for record in load_metadata(metadata.get(DIMENSIONS_KEY, "[]")):
             with contextlib.suppress(pydantic.ValidationError):
                 item = StatedBounds.model_validate(record)
                 bounds[item.name] = item

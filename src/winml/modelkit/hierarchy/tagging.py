@@ -26,7 +26,7 @@ from winml.modelkit.metadata_keys import (
     TAG_KEY,
     TORCH_PREFIX,
 )
-from winml.modelkit.options import JsonError, load_json
+from winml.modelkit.options import JsonError, load_metadata
 from winml.modelkit.records import Record, entry, recorded
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def listed_modules(node: HasMetadata) -> list[str]:
     """
     text = node.metadata_props.get(MODULES_KEY, "[]")
     try:
-        paths = load_json(text)
+        paths = load_metadata(text)
     except JsonError as error:
         raise ValueError(f"{MODULES_KEY}: {error}") from None
     if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):

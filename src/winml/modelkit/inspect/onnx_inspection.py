@@ -5,7 +5,6 @@ The JSON keys are the same for every file; values that do not apply are null or 
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,7 +37,7 @@ from winml.modelkit.inspect.onnx_tree import (
     read_tree,
 )
 from winml.modelkit.metadata_keys import OUR_PREFIX, TREE_KEY
-from winml.modelkit.options import read_json_file
+from winml.modelkit.options import load_metadata, read_json_file
 from winml.modelkit.records import Record, entry, recorded
 from winml.modelkit.words import count_noun
 
@@ -466,8 +465,8 @@ def _parse_own_metadata(metadata: Mapping[str, str]) -> dict[str, object]:
     for key, text in metadata.items():
         if key.startswith(OUR_PREFIX) and key != TREE_KEY:
             try:
-                parsed[key] = json.loads(text)
-            except (ValueError, RecursionError):
+                parsed[key] = load_metadata(text)
+            except ValueError:
                 parsed[key] = text
     return parsed
 

@@ -8,7 +8,6 @@ it belongs to no module; nothing is guessed.
 from __future__ import annotations
 
 import ast
-import json
 import math
 import re
 from collections import Counter, defaultdict
@@ -32,6 +31,7 @@ from winml.modelkit.metadata_keys import (
     TAG_KEY,
     TREE_KEY,
 )
+from winml.modelkit.options import load_metadata
 from winml.modelkit.records import Record, entry
 
 __all__ = [
@@ -134,11 +134,11 @@ def _recorded_modules(text: str | None) -> tuple[dict[str, OnnxModule], list[str
         return {}, []
     modules: dict[str, OnnxModule] = {}
     try:
-        for entry in json.loads(text):
+        for entry in load_metadata(text):
             if not _is_tag(entry["tag"]):
                 raise ValueError("not a tag")
             _add_module(modules, OnnxModule(str(entry["path"]), entry["tag"], str(entry["class"])))
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         return {}, [f"{TREE_KEY} of the model is damaged; the tree was built from the node tags"]
     return modules, []
 

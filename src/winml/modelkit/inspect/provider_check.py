@@ -23,7 +23,7 @@ from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.inspect.node_facts import GraphFacts, NodeFacts, read_facts
 from winml.modelkit.inspect.onnx_inspection import Basis, Finding, FindingKind, ListedLimit, ProviderFit
 from winml.modelkit.metadata_keys import FLOAT_SOURCE_KEY
-from winml.modelkit.options import load_json
+from winml.modelkit.options import load_metadata
 from winml.modelkit.runtime.devices import (
     PROCESSOR_HINT,
     ChosenProvider,
@@ -425,7 +425,7 @@ def _float_source(model: onnx.ModelProto, path: Path) -> str:
     """Return the path of the float file that a quantized one names, where a file of this name lies there."""
     metadata = {item.key: item.value for item in model.metadata_props}
     try:
-        return str(file_below(path.parent, load_json(metadata[FLOAT_SOURCE_KEY])["file"]))
+        return str(file_below(path.parent, load_metadata(metadata[FLOAT_SOURCE_KEY])["file"]))
     except (KeyError, TypeError, ValueError, ForeignNameError):
         return ""
 

@@ -36,7 +36,7 @@ from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.inputs.sizes import INPUT_SPECS_OPTION
 from winml.modelkit.load.load_options import LoadOptions
 from winml.modelkit.metadata_keys import MODEL_KEY
-from winml.modelkit.options import load_json, nearest
+from winml.modelkit.options import load_metadata, nearest
 
 __all__ = [
     "CHECKPOINT_KINDS",
@@ -439,8 +439,8 @@ def recorded_adapters(metadata: Mapping[str, str], active: str | None = None) ->
         active: Name of the adapter that is active in the file; None: none is.
     """
     try:
-        recorded = [str(item) for item in load_json(metadata.get(MODEL_KEY, "")).get("adapters") or ()]
-    except (ValueError, TypeError, AttributeError, RecursionError):
+        recorded = [str(item) for item in load_metadata(metadata.get(MODEL_KEY, "")).get("adapters") or ()]
+    except (ValueError, TypeError, AttributeError):
         return ()
     merged = []
     for text in recorded:
@@ -466,14 +466,14 @@ def exported_from(
             network or run code it names.
     """
     try:
-        record = load_json(metadata.get(MODEL_KEY, ""))
+        record = load_metadata(metadata.get(MODEL_KEY, ""))
         request = ModelRequest(
             model=str(record["name_or_path"]),
             task=record.get("task"),
             random_weights=bool(record.get("random_weights")),
             adapter=tuple(str(item) for item in record.get("adapters") or ()),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise UsageError(f"{option}: {displayed} does not record the model it was exported from", hint=hint) from None
     try:
         named = (request.model, *(text.rpartition("=")[2] for text in request.adapter))

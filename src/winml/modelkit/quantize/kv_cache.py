@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -26,6 +27,7 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.errors import QuantizeError, UsageError
 from winml.modelkit.graph.fresh_names import FreshNames
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
+from winml.modelkit.options import JsonError, load_metadata
 from winml.modelkit.words import count_noun
 
 __all__ = ["CachedStates", "attentions_over_cache", "quantize_cache", "refuse_no_cache"]
@@ -107,7 +109,7 @@ def quantize_cache(model: ir.Model, maxima: Mapping[str, Array]) -> tuple[str, .
         states.node.attributes.add(ir.AttrInt64("kv_cache_bit_width", 8))
         for value in (*states.past, *states.present):
             value.type = ir.TensorType(ir.DataType.INT8)
-    record = json.loads(model.metadata_props.get(QUANTIZATION_KEY, "{}"))
+    record = _record_of(model)
     record.setdefault("requested", {})["kv_cache"] = "int8"
     record.setdefault("modules", [])
     record["kv_cache"] = {"precision": "int8", "attentions": len(found)}
@@ -115,6 +117,15 @@ def quantize_cache(model: ir.Model, maxima: Mapping[str, Array]) -> tuple[str, .
     left = sum(node.op_type == _OPERATOR for node in model.graph) - len(found)
     reason = "other nodes read it too, or it is not an input."
     return (f"{count_noun(left, 'attention')} with a KV cache in floating point: {reason}",) if left else ()
+
+
+def _record_of(model: ir.Model) -> dict[str, Any]:
+    """Return the quantization record of a model; empty if it has none, or a damaged one."""
+    try:
+        record = load_metadata(model.metadata_props.get(QUANTIZATION_KEY, "{}"))
+    except JsonError:
+        return {}
+    return record if isinstance(record, dict) and isinstance(record.get("requested", {}), dict) else {}
 
 
 def _registered(graph: ir.Graph, present: ir.Value, maxima: Mapping[str, Array], fresh: FreshNames) -> ir.Value:

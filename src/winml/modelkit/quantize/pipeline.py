@@ -243,6 +243,7 @@ def quantize(
     """
     provider = placement_for(options.ep)
     plan = plan_quantization(model, options, modules)
+    _drop_records(model, plan.nodes)
     if options.needs_ranges and calibration is None:
         raise InternalError("activations have to be measured, and nothing was passed that measures them")
     equalized = Equalization()
@@ -316,6 +317,14 @@ def quantize(
     return QuantizeResult(quantized, changed=True, notes=notes, coverage=measure_coverage(quantized), modules=outcome)
 
 
+def _drop_records(model: ir.Model, planned: Sequence[PlannedNode]) -> None:
+    """Drop the records of nodes to quantize, in place: those of another file would count as results of this run."""
+    names = {item.name for item in planned if item.mode is not None}
+    for node in model.graph:
+        if node.name in names:
+            node.metadata_props.pop(QUANTIZATION_KEY, None)
+
+
 def _refuse_quantized_exclusions(original: ir.Model, quantized: ir.Model, names: frozenset[str]) -> None:
     """Refuse a result in which a node that was requested to stay float is quantized.
 
@@ -334,7 +343,8 @@ def _refuse_quantized_exclusions(original: ir.Model, quantized: ir.Model, names:
             continue
         result = by_name.get(node.name) or makers.get(node.outputs[0].name)
         weight, retained = constant_weight(node), None if result is None else constant_weight(result)
-        is_changed = result is not None and QUANTIZATION_KEY in result.metadata_props
+        is_marked = result is not None and QUANTIZATION_KEY in result.metadata_props
+        is_changed = is_marked and QUANTIZATION_KEY not in node.metadata_props
         if is_changed or (weight is not None and (retained is None or retained.dtype != weight.dtype)):
             raise InternalError(f"node {node.name} ({node.op_type}) was requested to stay float and is quantized")
 

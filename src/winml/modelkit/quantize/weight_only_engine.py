@@ -267,7 +267,8 @@ def algorithm_notes(quantized: ir.Model, options: QuantizeOptions) -> tuple[str,
 
 def _solved_notes(quantized: ir.Model, options: QuantizeOptions) -> tuple[str, ...]:
     """Say which algorithms were taken, and how many tables were rounded."""
-    records = (json.loads(node.metadata_props.get(QUANTIZATION_KEY, "{}")) for node in quantized.graph)
+    products = (node for node in quantized.graph if node.domain == DOMAIN and node.op_type == "MatMulNBits")
+    records = (json.loads(node.metadata_props.get(QUANTIZATION_KEY, "{}")) for node in products)
     counts = Counter(record["algorithm"] for record in records if "algorithm" in record)
     tables = sum(node.domain == DOMAIN and node.op_type == "GatherBlockQuantized" for node in quantized.graph)
     notes = []

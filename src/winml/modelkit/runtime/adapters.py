@@ -17,7 +17,7 @@ from winml.modelkit.errors import InputError, StageError, UsageError
 from winml.modelkit.file_names import ADAPTER_SUFFIX
 from winml.modelkit.graph.files.foreign_files import library_file
 from winml.modelkit.metadata_keys import ADAPTERS_KEY
-from winml.modelkit.options import load_json, nearest
+from winml.modelkit.options import load_metadata, nearest
 from winml.modelkit.runtime.ort_values import to_ort_value
 from winml.modelkit.runtime.plug_ins import ORT_ERRORS, ort_reason
 
@@ -51,10 +51,10 @@ def adapter_inputs_of(metadata: Mapping[str, str]) -> AdapterInputs | None:
     from winml.modelkit.graph.lora_branches import lora_names  # imports onnx_ir
 
     try:
-        record = load_json(metadata.get(ADAPTERS_KEY, ""))
+        record = load_metadata(metadata.get(ADAPTERS_KEY, ""))
         names = tuple(str(name) for name in record["names"])
         modules = {str(path): lora_names(path) for path in record["modules"]}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
     return AdapterInputs(names, modules)
 

@@ -268,10 +268,10 @@ def options_for_compiled(record: str) -> str:
     >>> options_for_compiled('{"provider": "QNNExecutionProvider", "device": "npu", "options": {"soc_model": "60"}}')
     '--ep qnn --ep-options soc_model=60'
     """
-    from winml.modelkit.options import load_json  # imports pydantic, which the help of a verb does without
+    from winml.modelkit.options import load_metadata  # imports pydantic, which the help of a verb does without
 
     try:
-        stated = load_json(record)
+        stated = load_metadata(record)
         name, device, options = str(stated["provider"]), stated.get("device"), dict(stated.get("options") or {})
     except (ValueError, KeyError, TypeError, AttributeError):
         return ""

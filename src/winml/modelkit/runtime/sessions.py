@@ -25,7 +25,7 @@ from winml.modelkit.graph.files.output_files import write_error
 from winml.modelkit.graph.files.wire_format import has_half_floats
 from winml.modelkit.graph.specs import stated_bounds
 from winml.modelkit.metadata_keys import COMPILE_KEY
-from winml.modelkit.options import load_json
+from winml.modelkit.options import load_metadata
 from winml.modelkit.runtime.adapters import ActiveAdapter
 from winml.modelkit.runtime.execution_providers import provider_options_of
 from winml.modelkit.runtime.host import instruction_sets, saturates_integer_sums
@@ -596,7 +596,7 @@ def _refuse_inactive(provider: str, session: ort.InferenceSession) -> None:
 def _refuse_other_processor(name: str, reported: str | None) -> None:
     """Refuse a file whose weights are laid out for registers of another width: ONNX Runtime would read them wrongly."""
     try:
-        opened_for = load_json(reported or "{}").get("processor")
+        opened_for = load_metadata(reported or "{}").get("processor")
     except (ValueError, AttributeError):
         return  # what the file says is damaged
     if opened_for and opened_for != (here := instruction_sets()):

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal
 from winml.modelkit.errors import InputError, TaskError, UsageError
 from winml.modelkit.file_names import DECODER, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, built_part_name
 from winml.modelkit.metadata_keys import MODEL_KEY
-from winml.modelkit.options import JsonError, load_json, read_json_file
+from winml.modelkit.options import JsonError, load_metadata, read_json_file
 from winml.modelkit.registries import Registry
 
 __all__ = [
@@ -245,7 +245,7 @@ def refuse_models(layout: Layout, models: Sequence[Path], config: Path | None = 
             raise _unknown_model(layout, words)
     texts = [entry.value for entry in read_structure(models[0]).metadata_props if entry.key == MODEL_KEY]
     try:
-        task = load_json(texts[0]).get("task") if texts else None
+        task = load_metadata(texts[0]).get("task") if texts else None
     except (ValueError, AttributeError):
         task = None
     refuse_unknown_type(layout, config, task, has_cache=any(name.startswith("past_") for name in inputs))

@@ -16,7 +16,7 @@ from winml.modelkit.flows.evaluate.sides import Side, open_onnx_side, opened_tor
 from winml.modelkit.load.checkpoints.task import TASKS, WITH_PAST, canonical_task, canonical_word
 from winml.modelkit.load.request import ModelRequest, exported_from, resolve_source
 from winml.modelkit.metadata_keys import MODEL_KEY
-from winml.modelkit.options import load_json
+from winml.modelkit.options import load_metadata
 from winml.modelkit.runtime.opened_model import RunOptions
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _onnx_model(path: Path, run: RunOptions, task: str | None) -> EvaluatedModel
 
 def _task_of(metadata: dict[str, str]) -> str | None:
     try:
-        task = load_json(metadata.get(MODEL_KEY, "{}")).get("task")
+        task = load_metadata(metadata.get(MODEL_KEY, "{}")).get("task")
     except (ValueError, AttributeError):
         return None
     return str(task) if task else None

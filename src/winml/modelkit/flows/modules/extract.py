@@ -36,6 +36,7 @@ from winml.modelkit.hierarchy.selector import select
 from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.inspect.onnx_tree import OnnxModule, read_contents, read_tree
 from winml.modelkit.metadata_keys import CUT_KEY, EXPORT_KEY, INPUTS_KEY, MODEL_KEY, OUTPUTS_KEY, TREE_KEY
+from winml.modelkit.options import load_metadata
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.results.transformed_file import ExtractedModule, ExtractResult, RefusedModule
 from winml.modelkit.runtime.ir_versions import open_with_outputs
@@ -465,10 +466,10 @@ def _tree_part(text: str, item: CutCall) -> list[Any]:
     try:
         return [
             entry
-            for entry in json.loads(text or "[]")
+            for entry in load_metadata(text or "[]")
             if entry["tag"] in used or address.is_within(entry["tag"], item.identity.tag)
         ]
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         return []
 
 

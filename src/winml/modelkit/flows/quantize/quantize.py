@@ -50,7 +50,7 @@ from winml.modelkit.graph.pinning import sizes_of_dimensions
 from winml.modelkit.graph.weights import to_weightless, weight_bytes
 from winml.modelkit.hierarchy.tagging import measure_coverage
 from winml.modelkit.metadata_keys import INPUTS_KEY, OUTPUTS_KEY
-from winml.modelkit.options import load_json
+from winml.modelkit.options import load_metadata
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.quantize.half_float_engine import clipped_values
 from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
@@ -480,7 +480,7 @@ class Quantization(GraphWork[QuantizeResult]):
         records: dict[str, Any] = {}
         for key in (INPUTS_KEY, OUTPUTS_KEY):
             with contextlib.suppress(ValueError, KeyError, TypeError):  # damaged: it stays so
-                listed = load_json(model.metadata_props.get(key, "[]"))
+                listed = load_metadata(model.metadata_props.get(key, "[]"))
                 records[key] = [
                     {**entry, "dtype": "int8"} if types.get(entry["name"]) == ir.DataType.INT8 else entry
                     for entry in listed

@@ -36,6 +36,7 @@ from winml.modelkit.metadata_keys import (
     TORCH_PREFIX,
     TREE_KEY,
 )
+from winml.modelkit.options import load_metadata
 
 __all__ = [
     "MergedKeys",
@@ -226,8 +227,8 @@ def _modules_by_tag(model: onnx.ModelProto) -> dict[str, str]:
     """Return the module path of each tag in the tree of the model's metadata; nothing where that is damaged."""
     tree = next((entry.value for entry in model.metadata_props if entry.key == TREE_KEY), "[]")
     try:
-        return {str(entry["tag"]): str(entry["path"]) for entry in json.loads(tree)}
-    except (ValueError, TypeError, KeyError, RecursionError):
+        return {str(entry["tag"]): str(entry["path"]) for entry in load_metadata(tree)}
+    except (ValueError, TypeError, KeyError):
         return {}
 
 

@@ -7,7 +7,6 @@ Answers which original nodes lie behind a value that no longer exists. Does not 
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -28,6 +27,7 @@ from winml.modelkit.metadata_keys import (
     TORCH_PREFIX,
     TREE_KEY,
 )
+from winml.modelkit.options import load_metadata
 
 __all__ = [
     "GraphNames",
@@ -198,12 +198,12 @@ def _recorded_tree(model: ir.Model) -> list[tuple[str, str]]:
     """Return tag and module path of the modules in the model's metadata; nothing where the list is damaged."""
     try:
         entries = [
-            (str(entry["tag"]), str(entry["path"])) for entry in json.loads(model.metadata_props.get(TREE_KEY, "[]"))
+            (str(entry["tag"]), str(entry["path"])) for entry in load_metadata(model.metadata_props.get(TREE_KEY, "[]"))
         ]
         for tag, _ in entries:
             if not address.parse_tag(tag):
                 return []
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         return []
     return entries
 

@@ -21,7 +21,7 @@ from winml.modelkit.graph.bundle import TextTokens
 from winml.modelkit.graph.files.foreign_files import library_file
 from winml.modelkit.graph.files.wire_format import NodeSummary, WireError, node_summaries
 from winml.modelkit.metadata_keys import PART_KEY
-from winml.modelkit.options import load_json, read_json_file
+from winml.modelkit.options import load_metadata, read_json_file
 from winml.modelkit.runtime.decoding.inputs import (
     MASK,
     POSITIONS,
@@ -638,8 +638,8 @@ def feeds_between(giver: Session, taker: Session) -> dict[str, str]:
         InputError: the files do not say it, or say it of another model.
     """
     try:
-        record = load_json(giver.metadata.get(PART_KEY) or "{}")
-        name = load_json(taker.metadata.get(PART_KEY) or "{}").get("name")
+        record = load_metadata(giver.metadata.get(PART_KEY) or "{}")
+        name = load_metadata(taker.metadata.get(PART_KEY) or "{}").get("name")
         feeds = {feed["output"]: feed["input"] for feed in record.get("feeds", ()) if feed["part"] == name}
     except (ValueError, KeyError, TypeError, AttributeError):
         feeds = {}
@@ -655,7 +655,7 @@ def text_tokens(decoder: Session) -> TextTokens | None:
         InputError: what it says is damaged.
     """
     try:
-        text = load_json(decoder.metadata.get(PART_KEY) or "{}").get("text")
+        text = load_metadata(decoder.metadata.get(PART_KEY) or "{}").get("text")
         return None if text is None else TextTokens.from_fields(text)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{decoder.name}: {PART_KEY} is damaged", hint="Export the model again.") from error

@@ -16,7 +16,7 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.metadata_keys import PART_KEY
-from winml.modelkit.options import load_json
+from winml.modelkit.options import load_metadata
 from winml.modelkit.runtime.default_sizes import TOKENS
 from winml.modelkit.runtime.graph_inputs import (
     GraphInput,
@@ -385,7 +385,7 @@ def state_feeds(session: Session) -> dict[str, str]:
 def _described_feeds(session: Session) -> dict[str, str]:
     """Return what the file says; empty where it says nothing, or is damaged."""
     try:
-        record = load_json(session.metadata.get(PART_KEY) or "{}")
+        record = load_metadata(session.metadata.get(PART_KEY) or "{}")
         own = {feed["input"]: feed["output"] for feed in record.get("feeds", ()) if feed["part"] == record["name"]}
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
