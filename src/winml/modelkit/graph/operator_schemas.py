@@ -25,27 +25,30 @@ def nodes_against_schema(model: ir.Model) -> dict[ir.Node, str]:
     for nodes, opsets in scopes:
         schemas: dict[tuple[str, str], onnx.defs.OpSchema | None] = {}
         for node in nodes:
-            key = node.op_type, node.domain
+            key, version = (node.op_type, node.domain), _version_of(node, opsets)
             if key not in schemas:
-                schemas[key] = _find_schema(node, opsets)
+                schemas[key] = _find_schema(node, version)
             schema = schemas[key]
-            if schema is not None and (violation := _find_violation(node, schema)):
+            if schema is not None and (violation := _find_violation(node, schema, f"opset {version}")):
                 violations[node] = violation
     return violations
 
 
-def _find_schema(node: ir.Node, opsets: Mapping[str, int]) -> onnx.defs.OpSchema | None:
+def _version_of(node: ir.Node, opsets: Mapping[str, int]) -> int | None:
+    """Return the opset version that a graph imports for the domain of a node."""
+    return opsets.get(node.domain, opsets.get("" if node.domain == "ai.onnx" else node.domain))
+
+
+def _find_schema(node: ir.Node, version: int | None) -> onnx.defs.OpSchema | None:
     domain = "" if node.domain == "ai.onnx" else node.domain
-    version = opsets.get(node.domain, opsets.get(domain))
     if version is None or not onnx.defs.has(node.op_type, version, domain):
         return None
     return onnx.defs.get_schema(node.op_type, version, domain)
 
 
-def _find_violation(node: ir.Node, schema: onnx.defs.OpSchema) -> str | None:
+def _find_violation(node: ir.Node, schema: onnx.defs.OpSchema, version: str) -> str | None:
     """Return the first violation as text; None if the node fits."""
     place = f"{node.op_type} {node.name or ''}".strip()
-    version = f"opset {schema.since_version} of the operator"
     if unknown := sorted(node.attributes.keys() - schema.attributes.keys()):
         return f"{place} with attribute {unknown[0]}, which {version} does not define"
     for kind, values, least, most in (
