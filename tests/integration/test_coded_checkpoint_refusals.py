@@ -110,6 +110,23 @@ def test_groups_of_another_size_than_declared_are_refused(tmp_path: Path, size: 
         ({"quant_method": "compressed-tensors", "config_groups": [1]}, ("config_groups", "an object")),
         ({"quant_method": "fp8"}, ("fp8", "no tensor")),
         ({"quant_method": "gptq", "bits": 8}, ("4 bits", "bits 8")),
+        ({"quant_method": "gptq", "bits": 3}, ("GPTQ", "bits 3", "2 or 4 or 8")),
+        ({"quant_method": "gptq", "bits": "4"}, ("GPTQ", "bits '4'")),
+        ({"quant_method": "awq", "w_bit": 3}, ("AWQ", "bits 3", "expected 4")),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "pack-quantized",
+                "config_groups": {"group_0": {"weights": {"num_bits": 3, "type": "int"}}},
+            },
+            ("num_bits 3", "2 or 4 or 8"),
+        ),
+        ({"quant_method": "auto-round", "bits": 4}, ("packing_format None", "auto_round:auto_gptq")),
+        (
+            {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:gptqmodel"},
+            ("packing_format 'auto_round:gptqmodel'", "auto_round:auto_awq"),
+        ),
+        ({"quant_method": "auto-round", "bits": 3, "packing_format": "auto_round:auto_gptq"}, ("bits 3",)),
         ({"quant_method": "gptq", "bits": 4, "group_size": 48}, ("groups of 32", "group_size 48")),
         ({"quant_method": "gptq", "bits": 4, "group_size": "big"}, ("groups of 32", "'big'")),
     ],

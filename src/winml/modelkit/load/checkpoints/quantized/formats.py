@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,8 @@ __all__ = [
 
 _CONFIG_KEYS = ("quantization_config", "compression_config")
 """Specified: what transformers calls the record, and what older versions of compressed-tensors do."""
+_PACKED_BITS = (2, 4, 8)
+"""Bits of packed integers for which ONNX Runtime has operators."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +57,20 @@ def _gptq_refusal(config: Mapping[str, Any]) -> str:
     version = config.get("checkpoint_format") or "gptq"
     if version not in ("gptq", "gptq_v2"):
         return f"checkpoint_format {version!r}, expected gptq or gptq_v2"
-    return ""
+    return _bits_refusal("bits", config.get("bits"))
+
+
+def _bits_refusal(key: str, bits: object, readable: Collection[int] = _PACKED_BITS) -> str:
+    """Return the refusal of bits that are stated and not readable."""
+    if bits is None or (type(bits) is int and bits in readable):
+        return ""
+    return f"{key} {bits!r}, expected {' or '.join(map(str, readable))}"
 
 
 def _awq_refusal(config: Mapping[str, Any]) -> str:
     if (version := str(config.get("version") or "gemm").lower()) != "gemm":
         return f"version {version!r}, expected gemm"
-    if (bits := config.get("bits", config.get("w_bit", 4))) != 4:
-        return f"bits {bits!r}, expected 4"
-    return ""
+    return _bits_refusal("bits", config.get("bits", config.get("w_bit")), (4,))
 
 
 def _compressed_refusal(config: Mapping[str, Any]) -> str:
@@ -74,6 +81,12 @@ def _compressed_refusal(config: Mapping[str, Any]) -> str:
     for name in (config.get("format"), *(group.get("format") for group in groups)):
         if name is not None and name not in _COMPRESSED:
             return f"format {name!r}, expected one of {', '.join(sorted(_COMPRESSED))}"
+    for group in groups:
+        weights = group.get("weights")
+        is_packed = (group.get("format") or config.get("format")) == "pack-quantized"
+        bits = weights.get("num_bits") if is_packed and isinstance(weights, Mapping) else None
+        if problem := _bits_refusal("num_bits", bits):
+            return problem
     sparsity = config.get("sparsity_config")
     if isinstance(sparsity, Mapping) and sparsity.get("format") not in (None, "dense"):
         return f"sparsity_config with format {sparsity['format']!r}, expected dense"
@@ -103,7 +116,8 @@ FORMATS: Mapping[str, QuantizedFormat] = {
 """By the value of ``quant_method``."""
 
 _PACKINGS = {"auto_gptq": "gptq", "auto_awq": "awq"}
-"""Specified: last part of ``packing_format`` of AutoRound → the format whose layout it is."""
+"""Specified: last part of ``packing_format`` of AutoRound → the format whose layout it is. Others (``auto_round``,
+``auto_round:gptqmodel``) store other zero points in tensors of the same names."""
 
 
 def quantization_of(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -202,8 +216,14 @@ def format_of(record: Mapping[str, Any], folder: Path) -> QuantizedFormat:
         CheckpointError: it is unknown, or not read in this form; says what is.
     """
     method = record.get("quant_method")
-    if method == "auto-round" or method == "intel/auto-round":
-        method = _PACKINGS.get(str(record.get("packing_format")).rpartition(":")[2], method)
+    if method in ("auto-round", "intel/auto-round"):
+        packing = record.get("packing_format")
+        if (method := _PACKINGS.get(str(packing).rpartition(":")[2])) is None:
+            raise CheckpointError(
+                f"{folder}: its quantization_config (AutoRound) has packing_format {packing!r}, expected "
+                f"{' or '.join(f'auto_round:{name}' for name in _PACKINGS)}",
+                hint="Save it from AutoRound again in such a format, or pass the original model and a --precision.",
+            )
     name = method if isinstance(method, str) else None
     if name is None and ("load_in_4bit" in record or "load_in_8bit" in record):
         name = "bitsandbytes"  # as its own versions before quant_method wrote it
