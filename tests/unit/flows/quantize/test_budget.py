@@ -315,6 +315,20 @@ def test_limits_that_cannot_be_kept_are_refused(source: Path, options: dict[str,
     assert not source.with_name("out.onnx").exists()
 
 
+@TWO_BITS
+@pytest.mark.parametrize(("option", "value"), [("budget", "2bits"), ("max_size", "10kB")])
+def test_remedies_of_a_limit_that_is_too_small_work(source: Path, option: str, value: str) -> None:
+    """The smallest variant does not reach the minimum SQNR: a larger limit or a lower minimum is needed."""
+    with pytest.raises(UsageError) as refused:
+        searched(source, **{option: value}, min_sqnr_db=25.0)
+    hint = refused.value.hint
+    remedies = re.fullmatch(r"Allow (\S+) or more, or (\S+) or more with --min-sqnr (\S+) \(or --no-verify\)\.", hint)
+    assert remedies, hint
+    larger, smallest, least_db = remedies.groups()
+    assert searched(source, **{option: larger}, min_sqnr_db=25.0).mean_bits > 2
+    assert searched(source, **{option: smallest}, min_sqnr_db=float(least_db)).mean_bits > 2
+
+
 @pytest.mark.parametrize("options", [{"budget": "32bits"}, {"max_size": "1MB"}], ids=str)
 def test_part_within_a_limit_stays_float_beside_larger_ones(source: Path, options: dict[str, str]) -> None:
     """Alone it is refused, as the plan refuses it; the limit of a part that stays is no search."""

@@ -115,6 +115,8 @@ _NAMED = 3
 """Weights that a refusal names. Chosen: one line."""
 _RETRIES = 4
 """Mixtures that are solved again where a weight that two modules share made one larger than its limit."""
+_MARGIN_DB = 1.0
+"""Chosen: a file is judged on other samples than the variants of the search."""
 _LEAST_NOISE = 1e-12
 """Of a module whose form changes nothing that a measurement shows."""
 
@@ -573,15 +575,48 @@ class _Study:
             return UsageError(
                 f"--budget {budget.words}: the smallest variant has {needed:.2f} bits per parameter, scales and "
                 f"floating-point weights included; {self._largest_words(least, budget.mean_bits or 0.0)}",
-                hint=f"Allow {math.ceil(10 * needed) / 10:g}bits or more.",
+                hint=self._sufficient_words(least, found, self._sufficient_bits),
             )
         least = self._least_file(found)
         size, weights = self._file_bytes(least), self._measured(least).weight_bytes
         return UsageError(
             f"--max-size {budget.words}: the smallest file has {size_words(size)}, of which weights take "
             f"{size_words(weights)}, graph and metadata the rest; {self._largest_words(least, 0.0)}",
-            hint=f"Allow {_sufficient_size(size)} or more.",
+            hint=self._sufficient_words(least, found, lambda forms: _sufficient_size(self._file_bytes(forms))),
         )
+
+    def _sufficient_bits(self, forms: tuple[_Form, ...]) -> str:
+        return f"{math.ceil(10 * self._mean_bits(self._bytes_of(forms))) / 10:g}bits"
+
+    def _sufficient_words(
+        self,
+        least: tuple[_Form, ...],
+        found: Sequence[tuple[_Form, ...]],
+        limit_of: Callable[[tuple[_Form, ...]], str],
+    ) -> str:
+        """Return the hint with the smallest limit whose variant also reaches the minimum SQNR.
+
+        Args:
+            least: The smallest variant.
+            found: All measured variants.
+            limit_of: Returns the limit that a variant keeps.
+        """
+        reaching = [forms for forms in found if self._minimum_of(forms).is_met(self._measured(forms))]
+        reached = min(reaching, key=self._bytes_of, default=None)
+        quality = self._minimum_of(least).quality(self._measured(least))
+        # Without a number, there is nothing to compare and the minimum does not apply.
+        if least in reaching or not math.isfinite(quality):
+            return f"Allow {limit_of(least)} or more."
+        lowered = f"{limit_of(least)} or more with --min-sqnr {math.floor(quality - _MARGIN_DB):g} (or --no-verify)"
+        return f"Allow {lowered}." if reached is None else f"Allow {limit_of(reached)} or more, or {lowered}."
+
+    def _minimum_of(self, forms: tuple[_Form, ...]) -> FidelityTarget:
+        """Return the minimum SQNR of a variant, with the margin between the samples of the search and those judged."""
+        least_db = self._request.options.min_sqnr_db
+        if least_db is None:
+            used = [PRECISIONS[form.precision].least_sqnr_db for form in forms if form.precision != FLOAT32]
+            least_db = min(used, default=-math.inf)
+        return FidelityTarget("sqnr_db", least_db + _MARGIN_DB)
 
     def _largest_words(self, forms: tuple[_Form, ...], mean_bits: float) -> str:
         """Return which weights take most beyond some bits, and what is no weight of a module that could be chosen."""
