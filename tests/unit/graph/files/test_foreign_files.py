@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -45,6 +46,32 @@ def test_link_that_leads_out_is_refused(folder: Path, name: str, target: str) ->
     with pytest.raises(CheckpointError) as caught:
         check_library_files(folder, error=CheckpointError)
     assert str(folder / name) in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("holder", "key"), [("tokenizer_config.json", "fast_tokenizer_files"), ("config.json", "configuration_files")]
+)
+@pytest.mark.parametrize("name", ["../x/tokenizer.4.0.json", "{above}/tokenizer.4.0.json"])
+def test_listed_file_of_another_version_outside_the_folder_is_refused(
+    folder: Path, holder: str, key: str, name: str
+) -> None:
+    """The libraries open whatever path such a list holds."""
+    name = name.format(above=folder.parent)
+    (folder / holder).write_text(json.dumps({key: ["tokenizer.json", name]}))
+    with pytest.raises(CheckpointError, match="leads out of the folder") as caught:
+        check_library_files(folder, error=CheckpointError)
+    assert str(folder / holder) in caught.value.message
+    assert name in caught.value.message
+
+
+def test_listed_files_of_other_versions_inside_the_folder_pass(folder: Path) -> None:
+    """Also those that are missing; a damaged list, which is reported by its reader, names none."""
+    (folder / "config.4.0.json").write_text("{}")
+    (folder / "config.json").write_text(json.dumps({"configuration_files": ["config.4.0.json", "config.9.0.json", 3]}))
+    assert folder / "config.4.0.json" in listed_files(folder)
+    for text in ('{"configuration_files": 3}', "[1]", "{"):
+        (folder / "config.json").write_text(text)
+        assert folder / "config.json" in listed_files(folder)
 
 
 @needs_links

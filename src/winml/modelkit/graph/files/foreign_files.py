@@ -2,7 +2,7 @@
 
 Libraries such as transformers open files of a folder by names of their own. Each of these files has to pass
 :func:`check_library_files` before a library is given the folder: a link could lead to any file of the machine, and a
-pipe or a device would never end. Files that are copied out of a folder pass the same check. Standard library only.
+pipe or a device would never end. Files that are copied out of a folder pass the same check. No other library is needed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from winml.modelkit.errors import InputError, WinMLError, first_line, is_panic
-from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_below
+from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_below, file_within
 
 __all__ = [
     "COMPANION_NAMES",
@@ -93,6 +93,9 @@ _NOT_COPIED = frozenset({"adapter_config.json", "tekken.json", "tiktoken.model"}
 """Further names that transformers opens."""
 _OF_A_VERSION = re.compile(r"(config|tokenizer)\.\d+(\.\d+)*\.json")
 """What transformers from that version on reads instead."""
+_VERSION_LISTS = {"config.json": "configuration_files", "tokenizer_config.json": "fast_tokenizer_files"}
+"""Specified by transformers: file → key that lists files for other versions, which it opens by whatever path is listed.
+"""
 TEMPLATES_FOLDER = "additional_chat_templates"
 """Specified by transformers: folder of further chat templates, ``*.jinja``."""
 
@@ -127,16 +130,33 @@ def listed_files(folder: Path, *, error: type[InputError] = InputError) -> tuple
     """Return the files of a folder that libraries open by their names, sorted; ``()`` if there is no such folder.
 
     Raises:
-        InputError: one of them is a link to another folder, a pipe, a device or a socket.
+        InputError: one of them is a link to another folder, a pipe, a device or a socket; or a config lists a file for
+            another version of transformers outside of the folder.
     """
     if not folder.is_dir():
         return ()
-    names = [entry.name for entry in folder.iterdir() if is_companion_name(entry.name) or entry.name in _NOT_COPIED]
+    names = {entry.name for entry in folder.iterdir() if is_companion_name(entry.name) or entry.name in _NOT_COPIED}
     templates = folder / TEMPLATES_FOLDER
     if templates.is_dir():
-        names += [f"{TEMPLATES_FOLDER}/{entry.name}" for entry in templates.iterdir() if entry.suffix == ".jinja"]
-    found = (library_file(folder, name, error=error) for name in sorted(names))
-    return tuple(path for path in found if path is not None)
+        names |= {f"{TEMPLATES_FOLDER}/{entry.name}" for entry in templates.iterdir() if entry.suffix == ".jinja"}
+    found = {name: library_file(folder, name, error=error) for name in sorted(names)}
+    for holder, key in _VERSION_LISTS.items():
+        if (config := found.get(holder)) is not None:
+            for name in _listed_names(config, key):
+                found[name] = file_within(folder, name, f"{config}: {key}", missing_ok=True, error=error)
+    return tuple(path for path in found.values() if path is not None)
+
+
+def _listed_names(config: Path, key: str) -> list[str]:
+    """Return the file names that a config lists under a key; none if the config is damaged: its reader reports that."""
+    from winml.modelkit.options import JsonError, read_json_file  # imports pydantic
+
+    try:
+        content = read_json_file(config)
+    except (JsonError, OSError):
+        return []
+    names = content.get(key) if isinstance(content, dict) else None
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def check_library_files(folder: Path, *, error: type[InputError] = InputError) -> None:
