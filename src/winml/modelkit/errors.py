@@ -202,6 +202,21 @@ class InternalError(WinMLError):
     """A bug of this package: please report it."""
 
 
+def error_chain(error: BaseException | None, *, with_context: bool = True) -> Iterator[BaseException]:
+    """Yield an error and the errors that caused it, the first cause last; each once, since chains can be circular.
+
+    Args:
+        error: The error; None yields nothing.
+        with_context: Include errors that were being handled, unless ``raise … from None`` suppressed them.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        context = error.__context__ if with_context and not error.__suppress_context__ else None
+        error = error.__cause__ or context
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of a library's error message, or its type where it is empty; for use in our messages."""
     lines = str(error).strip().splitlines()

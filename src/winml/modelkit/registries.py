@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from winml.modelkit.errors import UsageError, first_line
+from winml.modelkit.errors import UsageError, error_chain, first_line
 from winml.modelkit.records import Record
 
 if TYPE_CHECKING:
@@ -422,7 +422,7 @@ def damaged_package(error: BaseException) -> tuple[str, Path] | None:
     Returns:
         Name of the package and path of the file; ``None`` for any other error.
     """
-    if not any(_is_of_metadata(one) for one in _chain(error)):
+    if not any(_is_of_metadata(one) for one in error_chain(error)):
         return None
     for folder in _metadata_folders(dict.fromkeys(sys.path)):
         package, _, _, problem = _description(folder)
@@ -436,12 +436,6 @@ def damaged_package(error: BaseException) -> tuple[str, Path] | None:
         except (OSError, ValueError):
             return package, metadata
     return None
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _is_of_metadata(error: BaseException) -> bool:

@@ -129,3 +129,11 @@ def test_lack_of_memory_is_seen_behind_an_error_unless_that_one_stands_for_itsel
     other = _raised(ValueError("it broke"), MemoryError())
     other.__cause__ = KeyError("name")
     assert not is_out_of_memory(other)
+
+
+@pytest.mark.parametrize("raised", [ValueError("it broke"), MemoryError()])
+def test_circular_chain_of_errors_ends(raised: Exception) -> None:
+    """Libraries raise an error that they stored from one that it caused."""
+    other = KeyError("name")
+    raised.__cause__, other.__cause__ = other, raised
+    assert isinstance(raised, MemoryError) == is_out_of_memory(other)

@@ -28,6 +28,7 @@ from winml.modelkit.errors import (
     WinMLError,
     WriteError,
     ended_by_foreign_code,
+    error_chain,
     failed_import,
     first_line,
     missing_name,
@@ -223,15 +224,14 @@ def report_click_error(error: click.ClickException) -> int:
 
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Say whether an error, or one that it came of, is that of a process which gets no more memory."""
-    while error is not None:
-        words = str(error)
-        if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+    for link in error_chain(error):
+        words = str(link)
+        if isinstance(link, MemoryError) or getattr(link, "errno", None) == errno.ENOMEM:
             return True
-        if isinstance(error, (ImportError, OSError, RuntimeError)) and any(word in words for word in _MEMORY_WORDS):
+        if isinstance(link, (ImportError, OSError, RuntimeError)) and any(word in words for word in _MEMORY_WORDS):
             return True
-        if isinstance(error, SystemError) and _LOST_ERROR in words:
+        if isinstance(link, SystemError) and _LOST_ERROR in words:
             return True
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
 
 

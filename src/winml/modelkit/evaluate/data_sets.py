@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.errors import HubError, InputError, UsageError
+from winml.modelkit.errors import HubError, InputError, UsageError, error_chain
 from winml.modelkit.evaluate.data_sources import (
     AUDIO_SUFFIXES,
     DATA_SET_FORMATS,
@@ -438,8 +438,7 @@ def _drawn(request: DataSetRequest, table: datasets.Dataset) -> datasets.Dataset
 
 def _reason(error: BaseException) -> str:
     """Return the first cause, which says more than that an error occurred."""
-    while error.__cause__ is not None:
-        error = error.__cause__
+    *_, error = error_chain(error, with_context=False)
     words = " ".join(str(error).split())
     return words[:_LONGEST_REASON] or type(error).__name__
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from winml.modelkit.builds.cache import digest, tool_versions
 from winml.modelkit.builds.plan import is_onnx_path
-from winml.modelkit.errors import ExportError, InputError, UsageError, WinMLError, WriteError, first_line
+from winml.modelkit.errors import ExportError, InputError, UsageError, WinMLError, WriteError, error_chain, first_line
 from winml.modelkit.file_names import BUILT_MODEL_NAME, SWEEP_LOG_NAME
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.results.sweep import Architecture, CellResult, Measure
@@ -408,11 +408,10 @@ class _UnsuccessfulStepError(WinMLError):
 
 def _full_disk_words(error: BaseException | None) -> str:
     """Return how the system says that a disk takes no more, where an error came of that; empty for any other."""
-    while error is not None:
-        number = getattr(error, "errno", None)
+    for link in error_chain(error):
+        number = getattr(link, "errno", None)
         if isinstance(number, int) and number in _FULL:
             return os.strerror(number)
-        if words := next((words for words in _FULL_WORDS if words in str(error)), ""):
+        if words := next((words for words in _FULL_WORDS if words in str(link)), ""):
             return words
-        error = error.__cause__ or error.__context__
     return ""

@@ -29,7 +29,7 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import _AttrProxy, _ModuleStackTracer
 
-from winml.modelkit.errors import ExportError, first_line
+from winml.modelkit.errors import ExportError, error_chain, first_line
 from winml.modelkit.export.capture import Capture, CaptureOptions, name_by_module, name_open_sizes, place_operands
 from winml.modelkit.export.complex_pairs import complex_as_pairs
 from winml.modelkit.export.config import DYNAMO_OPSET
@@ -95,7 +95,7 @@ def export_error(
         stacks: Reads the modules of torch's nodes.
         axes: ``(argument, axis)`` → name of the dimension to leave open, and of the input.
     """
-    chain = tuple(_cause_chain(error))
+    chain = tuple(error_chain(error, with_context=False))
     node = _first_not_none(_failed_node(link) for link in chain)
     module = _module_of_node(node, stacks) if node is not None else None
     if module is None:
@@ -147,14 +147,6 @@ def export_error(
 
 def _first_not_none(items: Iterable[_T | None]) -> _T | None:
     return next((item for item in items if item is not None), None)
-
-
-def _cause_chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and its causes, the first cause last."""
-    link: BaseException | None = error
-    while link is not None:
-        yield link
-        link = link.__cause__
 
 
 def _failed_node(error: BaseException) -> torch.fx.Node | None:

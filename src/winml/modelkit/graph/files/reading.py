@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar
 import onnx
 from google.protobuf.message import DecodeError
 
-from winml.modelkit.errors import InputError, ModelPathError, first_line
+from winml.modelkit.errors import InputError, ModelPathError, error_chain, first_line
 from winml.modelkit.graph.files.foreign_names import name_problem
 from winml.modelkit.graph.files.named_paths import record_read
 from winml.modelkit.graph.files.wire_format import LENGTH_DELIMITED, WireError, varint, walk_fields
@@ -175,10 +175,8 @@ def reading_graph(path: Path, read: Callable[[], _T]) -> _T:
     try:
         return read()
     except _GRAPH_ERRORS as error:
-        reason: BaseException = error
         # Each message around another one adds its wrapper, the innermost is the reason.
-        while reason.__cause__ is not None:
-            reason = reason.__cause__
+        *_, reason = error_chain(error, with_context=False)
         words = "it is nested too deeply" if isinstance(reason, RecursionError) else first_line(reason)
         raise InputError(f"{path}: cannot be read as a graph: {words}", hint="Export it again.") from error
 

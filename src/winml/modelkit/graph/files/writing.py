@@ -25,7 +25,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.external_data import CallbackInfo
 
-from winml.modelkit.errors import InputError, InternalError, WinMLError, WriteError
+from winml.modelkit.errors import InputError, InternalError, WinMLError, WriteError, error_chain
 from winml.modelkit.file_names import DATA_DIGITS, data_path, numbered_data_path, unfinished_data_path
 from winml.modelkit.graph.contexts import context_file_attributes
 from winml.modelkit.graph.files.content_digest import REMEMBERED_BYTES, GrowingDigest, WrittenFileHash
@@ -177,10 +177,8 @@ def written_bytes(model: ir.Model, path: Path, *, external: bool | None = None) 
 
 def _own_cause(error: BaseException) -> WinMLError | None:
     """Return the error of a tensor that onnx_ir wraps in its own, once for each message around the tensor."""
-    cause = error.__cause__ or error.__context__
-    while cause is not None and not isinstance(cause, WinMLError):
-        cause = cause.__cause__ or cause.__context__
-    return cause
+    _, *causes = error_chain(error)
+    return next((cause for cause in causes if isinstance(cause, WinMLError)), None)
 
 
 def _write_outside(model: ir.Model, path: Path) -> tuple[Path, ...]:
