@@ -28,6 +28,8 @@ VALUES = {
     "inputs": f'[{{"name": "x", "value_range": [0, {10**308}], "first_values": [[{10**308}, {2**62}]], '
     f'"sums": {{"N": [{10**308}]}}, "shape": [{10**308}, 64], "dtype": "float32"}}]',
     "bounds": f'[{{"name": "N", "min": {2**62}, "max": {2**63 - 1}}}]',
+    "model": f'{{"name_or_path": {10**308}, "class": [], "task": [[]], "model_type": {{}}, "random_weights": 1e308}}',
+    "model fields": '{"name_or_path": {}, "class": [], "task": [[]], "model_type": [1], "adapters": [[1]]}',
     "modules": f'[{{"tag": "/M", "path": "", "calls": {10**308}, "depth": 1e308}}]',
     "record": f'{{"name": {10**308}, "names": [1e308], "modules": [{10**308}], "of": [1, 2], "opset": {10**308}, '
     f'"feeds": [{{"output": 1, "part": {10**308}, "input": []}}], "positions": {10**308}, "provider": 1e308, '
@@ -36,16 +38,18 @@ VALUES = {
 COMMANDS = (
     ("inspect", "damaged.onnx"),
     ("inspect", "damaged.onnx", "-H", "--format", "json"),
-    ("perf", "damaged.onnx", "--module", "--iterations", "1", "--warmup", "0"),
+    ("perf", "damaged.onnx", "--by-module", "--iterations", "1", "--warmup", "0"),
     ("diff", "damaged.onnx", "whole.onnx"),
     ("compare", "damaged.onnx", "whole.onnx"),
     ("extract", "damaged.onnx", "--module", "first", "-o", "cut"),
-    ("quantize", "-m", "damaged.onnx", "-o", "quantized.onnx", "-p", "int8"),
+    ("quantize", "-m", "damaged.onnx", "-o", "quantized.onnx", "-p", "int8", "--mode", "weight-only"),
     ("optimize", "-m", "damaged.onnx", "-o", "optimized.onnx", "--level", "basic"),
     ("run", "damaged.onnx", "--schema"),
-    ("retag", "damaged.onnx", "--from", "whole.onnx", "-o", "tagged.onnx"),
-    ("retag", "whole.onnx", "--from", "damaged.onnx", "-o", "retagged.onnx"),
-    ("generate", "damaged.onnx", "--text", "a"),
+    ("run", "damaged.onnx", "--input", f"x={[[1] * 64]}"),
+    ("eval", "damaged.onnx"),
+    ("retag", "damaged.onnx", "whole.onnx", "-o", "tagged.onnx"),
+    ("retag", "whole.onnx", "damaged.onnx", "-o", "retagged.onnx"),
+    ("generate", "damaged.onnx", "-p", "a"),
 )
 
 
@@ -76,6 +80,7 @@ def test_commands_end_in_words(
         outcome = run_here(*command)
         assert outcome.code in (0, 1, 2, 3), (command, outcome.err)
         assert "internal error" not in outcome.err, (command, outcome.err)
+        assert "No such option" not in outcome.err, (command, outcome.err)
 
 
 def test_number_in_a_record_that_no_graph_has_is_ignored(

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.metadata_keys import MODEL_KEY, PART_KEY
-from winml.modelkit.options import load_metadata
+from winml.modelkit.options import JsonError, load_metadata
 from winml.modelkit.records import Record, entry
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "TextTokens",
     "described_model",
     "is_one_of_several",
+    "model_record",
     "only_part",
     "read_part_description",
 ]
@@ -123,12 +124,21 @@ def described_model(path: Path) -> dict[str, Any]:
     # onnx is loaded by those who read files only.
     from winml.modelkit.graph.files.reading import read_structure
 
-    texts = [entry.value for entry in read_structure(path).metadata_props if entry.key == MODEL_KEY]
+    return model_record({entry.key: entry.value for entry in read_structure(path).metadata_props})
+
+
+_FIELD_TYPES = {"adapters": list, "random_weights": bool}
+"""Types of the fields of ``winml.model`` that are no text."""
+
+
+def model_record(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return ``winml.model`` of the metadata of a file, without fields of another type; empty if it is damaged."""
     try:
-        record = load_metadata(texts[0]) if texts else {}
-    except ValueError:
+        record = load_metadata(metadata.get(MODEL_KEY, "{}"))
+    except JsonError:
         return {}
-    return record if isinstance(record, dict) else {}
+    fields = record.items() if isinstance(record, dict) else ()
+    return {key: value for key, value in fields if isinstance(value, _FIELD_TYPES.get(key, str))}
 
 
 def read_part_description(path: Path) -> PartDescription | None:

@@ -18,6 +18,7 @@ from typing import Literal
 from winml.modelkit.errors import CheckpointError, ModelPathError, UsageError, WinMLError
 from winml.modelkit.fields import RECORDED
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, CHECKPOINT_CONFIG_NAME, MODEL_SUFFIX, files_folder
+from winml.modelkit.graph.bundle import model_record
 from winml.modelkit.graph.files.foreign_files import check_library_files
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.graph.specs import DynamicRequest, InputTensorSpec, is_open
@@ -35,8 +36,7 @@ from winml.modelkit.load.checkpoints.weight_files import (
 from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.inputs.sizes import INPUT_SPECS_OPTION
 from winml.modelkit.load.load_options import LoadOptions
-from winml.modelkit.metadata_keys import MODEL_KEY
-from winml.modelkit.options import load_metadata, nearest
+from winml.modelkit.options import nearest
 
 __all__ = [
     "CHECKPOINT_KINDS",
@@ -438,12 +438,8 @@ def recorded_adapters(metadata: Mapping[str, str], active: str | None = None) ->
         metadata: What the file says about itself.
         active: Name of the adapter that is active in the file; None: none is.
     """
-    try:
-        recorded = [str(item) for item in load_metadata(metadata.get(MODEL_KEY, "")).get("adapters") or ()]
-    except (ValueError, TypeError, AttributeError):
-        return ()
     merged = []
-    for text in recorded:
+    for text in map(str, model_record(metadata).get("adapters", ())):
         item = named_adapter(text)
         if item.name in (None, active):
             merged.append(str(item.folder))
@@ -465,16 +461,15 @@ def exported_from(
         UsageError: it does not say, or what it names is no checkpoint on this machine. A file never makes us ask a
             network or run code it names.
     """
-    try:
-        record = load_metadata(metadata.get(MODEL_KEY, ""))
-        request = ModelRequest(
-            model=str(record["name_or_path"]),
-            task=record.get("task"),
-            random_weights=bool(record.get("random_weights")),
-            adapter=tuple(str(item) for item in record.get("adapters") or ()),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UsageError(f"{option}: {displayed} does not record the model it was exported from", hint=hint) from None
+    record = model_record(metadata)
+    if "name_or_path" not in record:
+        raise UsageError(f"{option}: {displayed} does not record the model it was exported from", hint=hint)
+    request = ModelRequest(
+        model=record["name_or_path"],
+        task=record.get("task"),
+        random_weights=record.get("random_weights", False),
+        adapter=tuple(map(str, record.get("adapters", ()))),
+    )
     try:
         named = (request.model, *(text.rpartition("=")[2] for text in request.adapter))
         is_remote = any(PureWindowsPath(name.strip()).drive.startswith(_SHARE) for name in named)

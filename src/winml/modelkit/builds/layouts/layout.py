@@ -16,8 +16,9 @@ from typing import Annotated, Any, Final, Literal
 
 from winml.modelkit.errors import InputError, TaskError, UsageError
 from winml.modelkit.file_names import DECODER, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, built_part_name
+from winml.modelkit.graph.bundle import model_record
 from winml.modelkit.metadata_keys import MODEL_KEY
-from winml.modelkit.options import JsonError, load_metadata, read_json_file
+from winml.modelkit.options import JsonError, read_json_file
 from winml.modelkit.registries import Registry
 
 __all__ = [
@@ -243,13 +244,10 @@ def refuse_models(layout: Layout, models: Sequence[Path], config: Path | None = 
     for start, words in layout.unknown_inputs.items():
         if any(name.startswith(start) for name in inputs):
             raise _unknown_model(layout, words)
-    texts = [entry.value for entry in read_structure(models[0]).metadata_props if entry.key == MODEL_KEY]
-    try:
-        task = load_metadata(texts[0]).get("task") if texts else None
-    except (ValueError, AttributeError):
-        task = None
+    metadata = {entry.key: entry.value for entry in read_structure(models[0]).metadata_props}
+    task = model_record(metadata).get("task")
     refuse_unknown_type(layout, config, task, has_cache=any(name.startswith("past_") for name in inputs))
-    refuse_task(layout, task, is_described=bool(texts))
+    refuse_task(layout, task, is_described=MODEL_KEY in metadata)
 
 
 def _reads_cross_attention_cache(model: Path) -> bool:

@@ -13,10 +13,9 @@ from winml.modelkit.evaluate.processors import kinds_for, open_config, open_proc
 from winml.modelkit.evaluate.tasks.table import TASK_DEFINITIONS
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.flows.evaluate.sides import Side, open_onnx_side, opened_torch_side
+from winml.modelkit.graph.bundle import model_record
 from winml.modelkit.load.checkpoints.task import TASKS, WITH_PAST, canonical_task, canonical_word
 from winml.modelkit.load.request import ModelRequest, exported_from, resolve_source
-from winml.modelkit.metadata_keys import MODEL_KEY
-from winml.modelkit.options import load_metadata
 from winml.modelkit.runtime.opened_model import RunOptions
 
 if TYPE_CHECKING:
@@ -200,11 +199,7 @@ def _onnx_model(path: Path, run: RunOptions, task: str | None) -> EvaluatedModel
 
 
 def _task_of(metadata: dict[str, str]) -> str | None:
-    try:
-        task = load_metadata(metadata.get(MODEL_KEY, "{}")).get("task")
-    except (ValueError, AttributeError):
-        return None
-    return str(task) if task else None
+    return model_record(metadata).get("task") or None
 
 
 def _source_of(metadata: dict[str, str], displayed: str) -> ModelRequest | None:
