@@ -183,6 +183,7 @@ class VerificationError(WinMLError):
         is_silent: Whether all outputs are equal but none depends on the inputs, so that a wrong graph would
             go unnoticed.
         is_quality: Whether a result of fewer bits is below its minimum SQNR, which another export would not change.
+        is_normalization_wrong: Whether the graph before normalization passes the same verification.
     """
 
     exit_code = 3
@@ -196,6 +197,7 @@ class VerificationError(WinMLError):
         self.most: Mapping[str, int] = {}
         self.is_silent = False
         self.is_quality = False
+        self.is_normalization_wrong = False
 
 
 class InternalError(WinMLError):

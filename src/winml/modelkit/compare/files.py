@@ -25,7 +25,7 @@ from winml.modelkit.graph.contexts import proto_nodes
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.files.reading import read_referring, read_structure
 from winml.modelkit.graph.specs import current_name
-from winml.modelkit.graph.weights import QUANTIZED_OPERATORS
+from winml.modelkit.graph.weights import ROUNDING_OPERATORS
 from winml.modelkit.progress import counted
 from winml.modelkit.runtime.default_sizes import default_size
 from winml.modelkit.runtime.graph_inputs import (
@@ -320,13 +320,11 @@ def _rounds_activations(path: Path) -> bool:
     Measured: 18 dB between all-MiniLM-L6-v2 in int8 as written and as ONNX Runtime runs it, which both are right.
     """
     return any(
-        node.op_type in _ROUNDING or (node.op_type == "MatMulNBits" and _accuracy_level(node) == _INTEGERS)
+        node.op_type in ROUNDING_OPERATORS or (node.op_type == "MatMulNBits" and _accuracy_level(node) == _INTEGERS)
         for node in proto_nodes(read_structure(path))
     )
 
 
-_ROUNDING = QUANTIZED_OPERATORS - {"DequantizeLinear", "GatherBlockQuantized", "MatMulNBits", "QMoE"}
-"""Operators that round activations or take rounded ones; the others have weights alone in few bits."""
 _INTEGERS = 4
 """Specified by ONNX Runtime: the level at which it rounds the activations of a product to 8 bits."""
 
@@ -447,7 +445,9 @@ def _candidate_outputs(candidate: Path, draws: Sequence[Arrays], *, as_written: 
         return _run_draws(candidate, draws, as_written=as_written)
     except (StageError, UsageError) as error:
         message = error.message.replace(str(candidate), "the result")
-        raise VerificationError(f"the result does not run: {message}", hint=_HINT) from error
+        remedy = missing_kernel_hint(error.message)
+        hint = f"No file was written. {remedy}" if remedy else _HINT
+        raise VerificationError(f"the result does not run: {message}", hint=hint) from error
 
 
 def _run_draws(path: Path, draws: Sequence[Arrays], *, as_written: bool) -> list[Arrays]:

@@ -158,4 +158,6 @@ def second_choice(config: WinMLExportConfig, current: ExporterUse, error: Verifi
     if config.exporter != "auto" or current.name != first or not error.is_graph_wrong:
         return None
     reason = error.message.removeprefix("cannot verify: ").partition(". ")[0]
-    return ExporterUse(second, f"the graph {EXPORTER_WORDS[first]} made is wrong: {reason}", SECOND_TRY_S)
+    if not error.is_normalization_wrong:
+        reason = f"the graph {EXPORTER_WORDS[first]} made is wrong: {reason}"
+    return ExporterUse(second, reason, SECOND_TRY_S)

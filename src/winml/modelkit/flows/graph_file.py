@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import tempfile
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ import onnx_ir as ir
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.words import comparison_words
-from winml.modelkit.errors import InputError, VerificationError
+from winml.modelkit.errors import InputError, StageError, VerificationError
 from winml.modelkit.flows.module_functions import functions_of_modules, refuse_no_functions
 from winml.modelkit.graph.contexts import refuse_compiled
 from winml.modelkit.graph.files.content_digest import content_digest
@@ -35,7 +36,7 @@ from winml.modelkit.graph.files.recovery import State, file_state
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.graph.fingerprint import is_normalized, stamp
 from winml.modelkit.graph.stage import StageResult
-from winml.modelkit.graph.validity import refuse_cycles, refuse_invalid
+from winml.modelkit.graph.validity import OLDEST_OPSET, refuse_cycles, refuse_invalid
 from winml.modelkit.hierarchy.tagging import Coverage, all_nodes, measure_coverage, operator_name, read_tag
 from winml.modelkit.metadata_keys import COMPILE_KEY, EXPORT_KEY, FLOAT_SOURCE_KEY, NORMALIZED_KEY, QUANTIZATION_KEY
 from winml.modelkit.options import load_metadata
@@ -326,7 +327,13 @@ def transform_file(
         comparison=written.comparison,
         steps=clock.timings(),
         functions=written.functions,
-        notes=(*opened.notes, *notes, *result.notes, *(written.functions.notes() if written.functions else ())),
+        notes=(
+            *opened.notes,
+            *notes,
+            *result.notes,
+            *(written.functions.notes() if written.functions else ()),
+            *written.notes,
+        ),
     )
     return Transformation(result, file)
 
@@ -536,6 +543,8 @@ class _Written:
     coverage: Coverage
     comparison: Comparison | None
     functions: ModuleFunctions | None
+    notes: tuple[str, ...]
+    """About the comparison."""
 
 
 def _write_result(
@@ -548,6 +557,7 @@ def _write_result(
         staged = files.reserve(paths.model)
         files.keep(external_files(task.source))
         comparison = functions = None
+        compared_with: tuple[str, ...] = ()
         if model is None:
             rules = task.copying
             place_copy(task.source, staged, share_data=rules.share_data, may_link=rules.may_link)
@@ -560,7 +570,7 @@ def _write_result(
             work.write(model, staged, external=task.is_external(model))
             work.refuse_written(sum(size for path, size in files.written_sizes().items() if path not in others))
             try:
-                comparison = work.compare(task.source, staged, task.seed) if task.verify else None
+                comparison, compared_with = _compare(task, work, staged) if task.verify else (None, ())
             except VerificationError as error:
                 from winml.modelkit.verify.by_module.first_wrong_module import name_first_wrong_module
 
@@ -576,7 +586,34 @@ def _write_result(
     # As the user named them, the model first.
     named = [WrittenFile(paths.model.with_name(path.name), size) for path, size in written.items()]
     ordered = sorted(named, key=lambda file: (file.path != paths.model, file.path.name))
-    return _Written(tuple(ordered), summary, coverage, comparison, functions)
+    return _Written(tuple(ordered), summary, coverage, comparison, functions, compared_with)
+
+
+def _compare(task: GraphFileTask, work: GraphWork[ResultT], staged: Path) -> tuple[Comparison | None, tuple[str, ...]]:
+    """Compare a written result with its source, converted to an opset that ONNX Runtime runs if its own is older.
+
+    Returns:
+        The comparison, and a note if the source was converted.
+    """
+    try:
+        return work.compare(task.source, staged, task.seed), ()
+    except StageError:
+        source = load_by_reference(task.source)
+        opset = source.opset_imports.get("", OLDEST_OPSET)
+        if opset >= OLDEST_OPSET:
+            raise
+    from winml.modelkit.optimize.pipeline import convert_opset
+
+    with tempfile.TemporaryDirectory() as folder:
+        converted, _ = convert_opset(source, OLDEST_OPSET)
+        path = Path(folder) / task.source.name
+        write_model(converted, path)
+        comparison = work.compare(path, staged, task.seed)
+    note = (
+        f"Compared with the source at opset {OLDEST_OPSET}, to which it was converted: ONNX Runtime does not run it "
+        f"at opset {opset}."
+    )
+    return comparison, (note,)
 
 
 @contextlib.contextmanager

@@ -57,16 +57,7 @@ OPEN_SIZE = -1
 """In place of a size, as in the shapes of other tools: left open, and named by the export."""
 
 
-def _check_size(size: int) -> int:
-    if size == 0:
-        raise ValueError("expected a size of at least 1, or -1 for a dynamic dimension")
-    return size
-
-
-Dimension = (
-    Annotated[int, pydantic.Field(ge=OPEN_SIZE), pydantic.AfterValidator(_check_size)]
-    | Annotated[str, pydantic.Field(pattern=r"^[A-Za-z_]\w*$")]
-)
+Dimension = Annotated[int, pydantic.Field(ge=OPEN_SIZE)] | Annotated[str, pydantic.Field(pattern=r"^[A-Za-z_]\w*$")]
 
 
 def is_open(size: int | str) -> bool:
@@ -110,7 +101,8 @@ class _TensorSpec(Options):
     name: Annotated[str, pydantic.Field(min_length=1)]
     """Name of the graph input or output."""
     shape: tuple[Dimension, ...]
-    """Sizes; a name stands for a dynamic dimension, and -1 for one that the export names. ``()`` is a scalar."""
+    """Sizes, 0 for an empty cache; a name stands for a dynamic dimension, and -1 for one that the export names. ``()``
+    is a scalar."""
     dtype: DType
     """Element type, one of :data:`DTYPES`."""
 

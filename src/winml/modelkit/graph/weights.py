@@ -20,6 +20,7 @@ from winml.modelkit.graph.fresh_names import FreshNames
 
 __all__ = [
     "QUANTIZED_OPERATORS",
+    "ROUNDING_OPERATORS",
     "WeightlessProto",
     "from_weightless",
     "give_products_own_weights",
@@ -37,6 +38,8 @@ QUANTIZED_OPERATORS = frozenset({
     "MatMulIntegerToFloat", "DynamicQuantizeLSTM", "QMoE",
 })  # fmt: skip
 """Operators that only a quantized graph has."""
+ROUNDING_OPERATORS = QUANTIZED_OPERATORS - {"DequantizeLinear", "GatherBlockQuantized", "MatMulNBits", "QMoE"}
+"""Operators that round activations or take rounded ones; the others have weights alone in few bits."""
 
 
 # --- Gives products transposed weights of their own where they read one that a Transpose makes of a shared table.

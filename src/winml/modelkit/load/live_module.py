@@ -273,7 +273,7 @@ def _spec_of_example(name: str, value: torch.Tensor, requested_by: str) -> Input
         reason = error.message.removeprefix(f"{InputTensorSpec.__name__}: ")
         raise UsageError(
             f"{requested_by}: {name!r} of shape {list(value.shape)} and dtype {dtype} cannot be an input: {reason}",
-            hint=f"Pass tensors without empty dimensions, of dtype {', '.join(DTYPES)}.",
+            hint=f"Pass tensors of dtype {', '.join(DTYPES)}.",
         ) from error
 
 

@@ -21,6 +21,7 @@ import onnx_ir as ir
 from winml.modelkit.errors import OptimizeError, UsageError, first_line
 from winml.modelkit.graph.fingerprint import fingerprint
 from winml.modelkit.graph.stage import StageResult
+from winml.modelkit.graph.validity import OLDEST_OPSET
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.hierarchy.tagging import Coverage, all_nodes, measure_coverage, read_tag
 from winml.modelkit.optimize.capabilities import CAPABILITIES, Capability, Engine
@@ -323,9 +324,6 @@ def _interface_names(model: ir.Model) -> _Interface:
 def _interface_words(interface: _Interface) -> str:
     return " → ".join(", ".join(names) for names in interface)
 
-
-OLDEST_OPSET = 7
-"""Chosen: the oldest opset whose operators broadcast as today's do, and the oldest ONNX Runtime supports."""
 
 _ASSERTION = re.compile(r"^\S+:\d+: (?:\w+: )?(?:Assertion `.*` failed: )?")
 """Location of an error in onnx's own source, which does not help the user."""

@@ -18,10 +18,11 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InternalError, QuantizeError
 from winml.modelkit.graph.cutting import Cutter, GraphModules
 from winml.modelkit.graph.stage import StageResult
-from winml.modelkit.graph.weights import give_products_own_weights
+from winml.modelkit.graph.weights import QUANTIZED_OPERATORS, give_products_own_weights
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.hierarchy.tagging import all_nodes, measure_coverage
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
+from winml.modelkit.options import load_json
 from winml.modelkit.quantize.attention_masks import make_masks_finite, mask_values, narrow_masks
 from winml.modelkit.quantize.calibrated_quantizers import SolvedWeight
 from winml.modelkit.quantize.equalization import Equalization, equalize
@@ -298,22 +299,25 @@ def quantize(
         *shared_weight_notes(model, reached, quantized),
         *algorithm_notes(quantized, options),
     )
+    earlier = _earlier_record(model)
     outcome = _module_outcomes(model, plan.nodes, reached, reasons or {})
-    if not any(module.quantized for module in outcome):
+    is_quantized_further = any(node.op_type in QUANTIZED_OPERATORS for node in all_nodes(model))
+    if not (reached if is_quantized_further else any(module.quantized for module in outcome)):
         causes = dict.fromkeys(reason for module in outcome for reason in module.left)
         raise QuantizeError(
             f"no node was quantized: {'; '.join(causes) or 'no selected node has a weight'}",
             hint="Use a different --mode or --precision.",
         )
-    quantized.metadata_props[QUANTIZATION_KEY] = json.dumps(
-        _record(
-            options,
-            outcome,
-            solver if options.solves_weights else calibration if measured or equalized.count else None,
-            is_chosen=bool(reasons),
-        ),
-        ensure_ascii=False,
+    outcome = (*(earlier.modules if earlier is not None else ()), *outcome)
+    record = _record(
+        options,
+        outcome,
+        solver if options.solves_weights else calibration if measured or equalized.count else None,
+        is_chosen=bool(reasons),
     )
+    if earlier is not None:
+        record["earlier"] = earlier.requested
+    quantized.metadata_props[QUANTIZATION_KEY] = json.dumps(record, ensure_ascii=False)
     return QuantizeResult(quantized, changed=True, notes=notes, coverage=measure_coverage(quantized), modules=outcome)
 
 
@@ -463,6 +467,29 @@ def _module_outcomes(
         kept = tuple(retained) or (FLOAT32,)
         outcomes.append(ModulePrecision(tag, requested, quantized, dict(left), kept, reasons.get(tag, "")))
     return tuple(outcomes)
+
+
+@dataclass(frozen=True)
+class _EarlierRecord:
+    """What a file says of its earlier quantization."""
+
+    requested: Mapping[str, Any]
+    modules: tuple[ModulePrecision, ...]
+    """Modules that it changed; nodes that it left are counted by the new one."""
+
+
+def _earlier_record(model: ir.Model) -> _EarlierRecord | None:
+    """Return the record of an earlier quantization; `None` without one, or if it is damaged."""
+    try:
+        record = load_json(model.metadata_props[QUANTIZATION_KEY])
+        modules = tuple(
+            ModulePrecision(str(module["tag"]), str(module["requested"]), int(module["quantized"]), {})
+            for module in record["modules"]
+            if module["quantized"]
+        )
+        return _EarlierRecord(dict(record["requested"]), modules)
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 _NOT_RECORDED = {"precision", "calibration_data", "calibration_cache"}

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.graph.cutting import GraphModules, fused_error
-from winml.modelkit.graph.weights import QUANTIZED_OPERATORS
+from winml.modelkit.graph.weights import QUANTIZED_OPERATORS, ROUNDING_OPERATORS
 from winml.modelkit.hierarchy.selector import nearest_paths
 from winml.modelkit.hierarchy.tagging import all_nodes
 from winml.modelkit.quantize.calibrated_quantizers import SolvedWeight
@@ -106,7 +106,7 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
         InputError: the graph is quantized already.
         UsageError: a selector names no module, a precision goes with no mode, or nothing is left to quantize.
     """
-    refuse_quantized(model)
+    refuse_quantized(model, options)
     precision_of = _ModulePrecisions(options, modules)
     planned = []
     others: dict[tuple[Mode, Precision], set[str]] = {}
@@ -364,18 +364,25 @@ def _by_rules(plan: QuantizationPlan, rules: Mapping[str, _T], modules: GraphMod
     return {name: value for name, value in found.items() if value is not None}
 
 
-def refuse_quantized(model: ir.Model) -> None:
-    """Refuse a graph that is quantized already.
+def refuse_quantized(model: ir.Model, options: QuantizeOptions) -> None:
+    """Refuse a graph that is quantized already, unless only its weights are and the rest becomes float16.
 
     Raises:
         InputError: names a node that is.
     """
+    is_half_requested = {precision.name for precision, _ in options.requested_modes()} == {_HALF}
+    refused = ROUNDING_OPERATORS if is_half_requested else QUANTIZED_OPERATORS
     for node in all_nodes(model):
-        if node.op_type in QUANTIZED_OPERATORS:
+        if node.op_type in refused:
+            other = "" if node.op_type in ROUNDING_OPERATORS else f" --precision {_HALF} converts the other weights."
             raise InputError(
                 f"the graph is already quantized: node {node.name or '?'} is a {node.op_type}",
-                hint="Quantize its floating-point source file.",
+                hint=f"Quantize its floating-point source file.{other}",
             )
+
+
+_HALF = "fp16"
+"""Precision that the rest of a graph with quantized weights may get; scales in bfloat16 would be too coarse."""
 
 
 def _reasons(planned: Sequence[PlannedNode]) -> str:

@@ -18,6 +18,7 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from winml.modelkit.errors import StageError, UsageError, first_line
+from winml.modelkit.graph.validity import OLDEST_OPSET
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS, ExecutionProvider
 from winml.modelkit.runtime.host import is_x86
 
@@ -62,7 +63,31 @@ def missing_kernel_hint(reason: str) -> str:
     """Return what to do where ONNX Runtime has no kernel for an operator; an empty string for another reason."""
     if "Could not find an implementation" not in reason:
         return ""
+    if _is_of_unsupported_opset(reason):
+        return (
+            f"ONNX Runtime runs opsets from {OLDEST_OPSET} on: convert the file with winml optimize --opset "
+            f"{_RECOMMENDED_OPSET}."
+        )
     return "The provider has no kernel of this operator for its dtype. Export a model in 16 bits with --dtype fp32."
+
+
+def _is_of_unsupported_opset(reason: str) -> bool:
+    """Return True if the operator without a kernel was replaced by another version in an opset that has kernels."""
+    if (found := _MISSING_KERNEL.search(reason)) is None:
+        return False
+    import onnx
+
+    try:
+        newer = onnx.defs.get_schema(found[1], OLDEST_OPSET)
+    except onnx.defs.SchemaError:  # an operator of another domain
+        return False
+    return int(found[2]) < newer.since_version
+
+
+_RECOMMENDED_OPSET = 17
+"""Chosen: as the exports of winml."""
+_MISSING_KERNEL = re.compile(r"Could not find an implementation for (\w+)\((\d+)\)")
+"""How ONNX Runtime names the operator and its version."""
 
 
 def _node_words(found: re.Match[str]) -> str:

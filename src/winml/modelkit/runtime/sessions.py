@@ -393,6 +393,10 @@ class InPlaceRun:
             raise StageError(f"ONNX Runtime cannot run {self._name}: {ort_reason(error)}") from error
 
 
+_OTHER_SHAPE = "Got invalid dimensions for output"
+"""How ONNX Runtime refuses memory for an output of a shape that the file does not declare."""
+
+
 class PreparedRun:
     """A run that can be repeated: inputs are bound once, and outputs stay in the memory where they are made.
 
@@ -423,7 +427,8 @@ class PreparedRun:
             self._binding = self._bound(memory)
         except ORT_ERRORS as error:
             raise self._run_error(error) from error
-        self._run_once = lambda: session.run_with_iobinding(self._binding)
+        self._memory = memory
+        self._run_once = self._run_on_last_outputs
 
     def __call__(self) -> None:
         """Run once.
@@ -450,6 +455,22 @@ class PreparedRun:
             name: None if array is None or array.dtype.kind in "USO" else array
             for name, array in zip(self._output_names, arrays, strict=True)
         }
+
+    def _run_on_last_outputs(self) -> None:
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except ORT_ERRORS as error:
+            if _OTHER_SHAPE not in str(error):
+                raise
+            # The file declares another shape than it computes, and memory that is bound has to be of the declared one.
+            self._run_once = self._run_on_new_outputs
+            self._run_on_new_outputs()
+
+    def _run_on_new_outputs(self) -> None:
+        self._binding.clear_binding_outputs()
+        for name, kind in self._memory.items():
+            self._binding.bind_output(name, kind)
+        self._session.run_with_iobinding(self._binding)
 
     def _bound(self, memory: Mapping[str, str]) -> ort.IOBinding:
         """Return inputs bound, copied to where they are read, and each output bound to a kind of memory."""

@@ -473,7 +473,7 @@ def value_words(values: torch.Tensor) -> str:
     displayed = [
         f"{value:g}" if isinstance(value, float) else str(value) for value in flat[:_DISPLAYED_VALUES].tolist()
     ]
-    if len(displayed) == 1 or bool((flat == flat[0]).all()):
+    if displayed and bool((flat == flat[0]).all()):
         return displayed[0]
     return f"[{', '.join(displayed)}{', …' if len(flat) > _DISPLAYED_VALUES else ''}]"
 
@@ -496,7 +496,7 @@ def checked_values(
         refused = values.refused.get(spec.name, ())
         is_varied = any(spec.name in varied.names for varied in compared)
         is_fixed = not is_varied and not any(_differ(traced, draw.inputs[spec.name]) for draw in draws)
-        if is_fixed or refused or (words and words[0] not in _DECIDING):
+        if traced.numel() and (is_fixed or refused or (words and words[0] not in _DECIDING)):
             checked.append(CheckedValue(spec.name, value_words(traced), words, refused, is_fixed))
     return tuple(checked)
 

@@ -420,6 +420,24 @@ def _log_symbolic(graph: Any, values: Any) -> Any:
     return symbolic_opset9.log(graph, values)
 
 
+def _unflatten_symbolic(graph: Any, values: Any, axis: Any, sizes: Any) -> Any:
+    """Like torch's own form, but with a 0 for each size before the axis, which ``Reshape`` copies.
+
+    torch's form slices the shape of the tensor, and its shape inference then takes dynamic sizes for constants.
+    """
+    rank, position = symbolic_helper._get_tensor_rank(values), symbolic_helper._maybe_get_const(axis, "i")
+    if rank is None or not isinstance(position, int):
+        return symbolic_opset13.unflatten(graph, values, axis, sizes)
+    position %= rank
+    parts = [sizes]
+    if position:
+        parts.insert(0, graph.op("Constant", value_t=torch.zeros(position, dtype=torch.int64)))
+    for later in range(position + 1, rank):
+        size = symbolic_helper._size_helper(graph, values, graph.op("Constant", value_t=torch.tensor(later)))
+        parts.append(symbolic_helper._unsqueeze_helper(graph, size, [0]))
+    return graph.op("Reshape", values, graph.op("Concat", *parts, axis_i=0) if len(parts) > 1 else sizes)
+
+
 def _cross_entropy_symbolic(graph: Any, x: Any, target: Any, weight: Any, positive_weight: Any, reduction: Any) -> Any:
     """``(1 - y) * x - w * log_sigmoid(x)`` with ``w = 1 + (positive_weight - 1) * y``; torch's form has sigmoids."""
     one, logarithm = _float_constant(graph, 1.0, x), exact_forms.log_sigmoid(_TorchScriptBuilder(graph), x)
@@ -794,6 +812,7 @@ _SYMBOLICS: Mapping[str, Callable[..., Any]] = {
     "aten::special_erfc": _exact(exact_forms.erfc),
     "aten::special_erfcx": _exact(exact_forms.erfcx),
     "aten::special_erfinv": _exact(exact_forms.erfinv),
+    "aten::unflatten": _unflatten_symbolic,
     "aten::view": _reshape_symbolic,
     "transformers::grouped_mm_fallback": _grouped_product_symbolic,
 }

@@ -402,13 +402,16 @@ def calls_of_all_parts(loaded: LoadedModel, seed: int) -> CallTrace | None:
     return joined_traces(traces)
 
 
-def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: ExporterUse) -> TaggedGraph:
+def make_tagged_graph(
+    run: ExportRun, prepared: PreparedPart, exporter: ExporterUse, *, normalizes: bool = True
+) -> TaggedGraph:
     """Run the steps from the first inputs to the tagged, normalized graph.
 
     Args:
         run: The export.
         prepared: The part.
         exporter: The exporter to begin with.
+        normalizes: Normalize the graph; else it stays as the exporter wrote it.
 
     Raises:
         ExportError: the part cannot be run, traced or converted.
@@ -459,7 +462,9 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
         tagger.tag_nodes(capture.scopes)
         step.summary = f"{len(capture.scopes)} nodes tagged"
     with clock.step("tag injection") as step:
-        model, graph_notes = _plain_graph(capture.model, run.config, used)
+        model, graph_notes = capture.model, ()
+        if normalizes:
+            model, graph_notes = _plain_graph(model, run.config, used)
         if part.branches:
             names = [adapter.name for adapter in part.adapters if adapter.name is not None]
             add_branches(model, part.branches, names, is_whole=len(run.loaded.parts) == 1)

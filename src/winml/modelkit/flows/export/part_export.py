@@ -17,7 +17,7 @@ from winml.modelkit.compare.files import refuse_below_minimum_sqnr
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.words import fidelity_words
 from winml.modelkit.errors import ExportError, InternalError, UsageError, VerificationError, WinMLError
-from winml.modelkit.export.config import SECOND_TRY_S, ExporterUse, WinMLExportConfig, second_choice
+from winml.modelkit.export.config import EXPORTER_WORDS, SECOND_TRY_S, ExporterUse, WinMLExportConfig, second_choice
 from winml.modelkit.export.state_restoration import process_left_as_found
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.file_names import ENCODER, ONLY_PART, sidecar_path
@@ -122,6 +122,7 @@ def _export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter
             return _write_part(run, result, prepared, tagged_graph)
         except VerificationError as error:
             first = error
+        _blame_normalization(run, prepared, tagged_graph, first)
         second = second_choice(run.config, tagged_graph.exporter, first)
         if second is not None and prepared.part.open_grids is None:
             retried_graph = make_tagged_graph(run, prepared, second)
@@ -135,6 +136,35 @@ def _export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter
                     if not first.most:
                         tagged_graph, first = retried_graph, error
         return _write_bounded_part(run, result, prepared, tagged_graph, first)
+
+
+def _blame_normalization(
+    run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph, failed: VerificationError
+) -> None:
+    """Reword the error of a wrong graph if the graph before normalization passes the same verification, in place."""
+    # A handed-over graph has other works as well, and a bound follows from sizes that are far from the traced one.
+    if not failed.is_graph_wrong or failed.most or run.handover is not None:
+        return
+    # Draws, notes and steps of their own: those of the export stay as they are.
+    raw_run = replace(run, draws={}, clock=StepClock(STEPS))
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            raw_graph = make_tagged_graph(raw_run, prepared, tagged_graph.exporter, normalizes=False)
+            if raw_graph.exporter.name != tagged_graph.exporter.name:
+                return
+            path = Path(folder) / "raw.onnx"
+            write_model(raw_graph.model, path)
+            written = _written_graph(prepared.part, raw_graph, path)
+            is_streamed = _streams_weights(prepared)
+            verify_written_file(written, prepared, raw_run.inputs(prepared.part), is_streamed=is_streamed)
+        except WinMLError:
+            return
+    failed.is_normalization_wrong = True
+    failed.message = (
+        f"normalization made the graph wrong, which is right as {EXPORTER_WORDS[tagged_graph.exporter.name]} wrote "
+        f"it: {failed.message.removeprefix('cannot verify: ')}"
+    )
+    failed.hint = "No file was written; --no-verify writes it anyway. This is a bug in winml: please report it."
 
 
 def _write_bounded_part(

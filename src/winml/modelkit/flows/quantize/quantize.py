@@ -289,7 +289,7 @@ class Quantization(GraphWork[QuantizeResult]):
             UsageError: names the size or the selector.
         """
         if self.options.modes() or self.options.kv_cache is None:
-            refuse_quantized(model)
+            refuse_quantized(model, self.options)
         if self.options.kv_cache is not None:
             from winml.modelkit.quantize.kv_cache import refuse_no_cache
 

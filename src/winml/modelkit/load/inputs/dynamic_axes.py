@@ -212,9 +212,11 @@ def _combined_bounds(name: str, naming: AxisNames, requested: _RequestedSizes) -
     """
     stated = requested.of(name, naming.keys_named(name))
     bounds = [naming.axis_keys.bounds_of(key) for key in naming.keys_named(name)]
-    # A min that nobody wrote is no wish: a cache may be empty.
+    # A min that nobody wrote is no wish: a cache may be empty, and is in an example with size 0.
+    least = 0 if 0 in naming.sizes_named(name) else 1
     low = max(
-        (*(item.min for item in stated if "min" in item.model_fields_set), *(item.min for item in bounds)), default=1
+        (*(item.min for item in stated if "min" in item.model_fields_set), *(item.min for item in bounds)),
+        default=least,
     )
     high = _smallest_limit([item.max for item in stated])
     limit = _smallest_limit([item.max for item in bounds])
@@ -239,7 +241,8 @@ def _preferred_size(name: str, naming: AxisNames, requested: _RequestedSizes) ->
     firm = {item.example for item in requested.of(name, keys) if item.example is not None}
     if not firm:
         firm |= {sizes[key] for key in keys if key in requested.firm_keys and key in sizes}
-        firm |= naming.sizes_named(name) if requested.are_sizes_firm else set()
+        # A trace of size 0 would show nothing of the values.
+        firm |= naming.sizes_named(name) - {0} if requested.are_sizes_firm else set()
     if len(firm) > 1:
         raise UsageError(
             f"{name}: one dimension, but two example sizes, {' and '.join(map(str, sorted(firm)))}",
