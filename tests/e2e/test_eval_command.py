@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import datasets
+import huggingface_hub.constants
 import numpy as np
 import onnx
 import pytest
@@ -35,6 +37,7 @@ from winml.modelkit.evaluate.options import EvaluationOptions
 from winml.modelkit.evaluate.preprocessing import Preprocessor
 from winml.modelkit.file_names import EVALUATION_NAME
 from winml.modelkit.flows.evaluate import evaluate as scoring
+from winml.modelkit.metadata_keys import MODEL_KEY
 from winml.modelkit.results.tuning import Candidate, CandidateFacts
 from winml.modelkit.runtime.sessions import Session
 from winml.modelkit.tune.options import TuneOptions
@@ -157,6 +160,35 @@ def test_checkpoint_is_judged_by_itself() -> None:
     assert record["metrics"][0]["value"] == 1
     for options in (("--threads", "1"), ("--baseline", "pytorch")):
         assert run_here("eval", "-m", "model", "--dataset", "texts.csv", *options, "-q").code == 2
+
+
+def test_checkpoint_in_the_hub_cache_is_the_baseline(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the revision that the file records; without it there is no baseline, and a path is no revision."""
+    repository = tmp_path / "cache" / "models--owner--tiny"
+    snapshot = repository / "snapshots" / ("a" * 40)
+    shutil.copytree(folder / "model", snapshot, ignore=shutil.ignore_patterns("onnx"))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "v1").write_text("a" * 40)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    model = tmp_path / "built" / "model.onnx"
+    shutil.copytree(folder / "model" / "onnx", model.parent)
+    changed = onnx.load(model)
+
+    def judged(**record: object) -> dict[str, Any]:
+        entry = next(entry for entry in changed.metadata_props if entry.key == MODEL_KEY)
+        entry.value = json.dumps({**json.loads(entry.value), **record})
+        onnx.save(changed, model)
+        done = run_here("eval", model, "--dataset", "texts.csv", "-f", "json", "-q")
+        assert done.code == 0, done.err
+        return json.loads(done.out)  # type: ignore[no-any-return]
+
+    record = judged(name_or_path="owner/tiny", revision="v1")
+    assert record["baseline"]["name"] == "pytorch (owner/tiny)"
+    assert record["metrics"][0]["baseline"]["value"] == 1
+    assert judged(revision=f"{repository / 'refs' / 'v1'}")["baseline"] is None
+    assert judged(revision="v2")["baseline"] is None
 
 
 def test_build_judges_its_result_and_keeps_what_it_found(folder: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from winml.modelkit import CompareOptions, WinMLExportConfig, compare_models, op
 from winml.modelkit.errors import UsageError
 from winml.modelkit.flows.export.export import HTPExporter
 from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.metadata_keys import MODULE_KEY
+from winml.modelkit.metadata_keys import MODEL_KEY, MODULE_KEY
 from winml.modelkit.results.comparison import ModelComparison
 from winml.modelkit.runtime.opened_model import RunOptions
 
@@ -312,3 +312,21 @@ def test_module_that_is_fed_something_wrong_is_not_blamed(exported: Path, tmp_pa
 
 def _module_of(node: onnx.NodeProto) -> str:
     return next((entry.value for entry in node.metadata_props if entry.key == MODULE_KEY), "")
+
+
+def test_checkpoint_without_pooler_is_compared_with_the_recorded_seed(tmp_path: Path) -> None:
+    """The pooler that an export draws is drawn again from its seed, whichever side the file is on."""
+    checkpoint = save_checkpoint("bert", tmp_path / "checkpoint", class_name="BertForMaskedLM")
+    request = ModelRequest(model=str(checkpoint), task="feature-extraction", seed=3)
+    file = tmp_path / "model.onnx"
+    HTPExporter(WinMLExportConfig(verify=False)).export_checkpoint(request, file)
+    named = ModelRequest(model=str(checkpoint), task="feature-extraction")
+    for pair in ((named, file), (file, named)):
+        outputs = {output.fidelity.name: output.fidelity for output in compare_models(*pair).outputs}
+        assert outputs["pooler_output"].sqnr_db > 80
+    unrecorded = onnx.load(file)
+    entry = next(entry for entry in unrecorded.metadata_props if entry.key == MODEL_KEY)
+    entry.value = json.dumps({key: value for key, value in json.loads(entry.value).items() if key != "seed"})
+    onnx.save(unrecorded, file)
+    outputs = {output.fidelity.name: output.fidelity for output in compare_models(named, file).outputs}
+    assert outputs["pooler_output"].sqnr_db < 10

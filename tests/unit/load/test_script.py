@@ -310,3 +310,15 @@ def test_script_example_that_is_no_function_is_told(folder: Path) -> None:
     with pytest.raises(InputError, match="example_inputs") as caught:
         _load(folder, "\nexample_inputs = {'ids': torch.tensor([3])}\n")
     assert "def example_inputs(): return" in (caught.value.hint or "")
+
+
+def test_weights_of_a_factory_depend_on_the_seed_alone(folder: Path) -> None:
+    """The random state of the caller decides nothing, and stays as it was."""
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    example = "\ndef example_inputs():\n    return torch.tensor([[1, 7]])\n"
+    weights = [_load(folder, example, seed=seed).model.get_parameter("table.weight") for seed in (5, 5, 6)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    assert torch.equal(expected, torch.rand(3))

@@ -127,7 +127,7 @@ def described_model(path: Path) -> dict[str, Any]:
     return model_record({entry.key: entry.value for entry in read_structure(path).metadata_props})
 
 
-_FIELD_TYPES = {"adapters": list, "random_weights": bool}
+_FIELD_TYPES = {"adapters": list, "random_weights": bool, "seed": int}
 """Types of the fields of ``winml.model`` that are no text."""
 
 

@@ -252,7 +252,9 @@ def model_info(resolved: ResolvedModel, request: ModelRequest) -> ModelInfo:
     source, decision = resolved.source, resolved.decision
     class_name = type(resolved.model).__name__
     if resolved.checkpoint is None or decision is None:
-        return ModelInfo(source.name, class_name, "torch", str(torch.__version__), source_kind=source.kind)
+        return ModelInfo(
+            source.name, class_name, "torch", str(torch.__version__), source_kind=source.kind, seed=request.seed
+        )
     import transformers
 
     return ModelInfo(
@@ -267,6 +269,7 @@ def model_info(resolved: ResolvedModel, request: ModelRequest) -> ModelInfo:
         source_format=None if resolved.coded is None else resolved.coded.format.name,
         revision=request.revision,
         random_weights=request.random_weights,
+        seed=request.seed,
         adapters=request.adapter,
         companions=companion_files(source.path) if source.path is not None else {},
     )

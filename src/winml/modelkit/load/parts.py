@@ -55,6 +55,8 @@ class ModelInfo(Record):
     """Revision of a Hub id that was asked for."""
     random_weights: bool = field(default=False, metadata=entry(omit_empty=True))
     """Whether the weights mean nothing."""
+    seed: int = field(default=0, metadata=entry(omit_empty=True))
+    """Seed of weights that are random, all of them or those that the checkpoint lacks."""
     adapters: tuple[str, ...] = field(default=(), metadata=entry(omit_empty=True))
     """Adapters as they were named: ``PATH`` where merged, ``NAME=PATH`` where switched at run time."""
     companions: Mapping[str, Path] = field(default_factory=dict, metadata=entry(skip=True))

@@ -23,7 +23,7 @@ from winml.modelkit.graph.files.foreign_files import check_library_files
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.graph.specs import DynamicRequest, InputTensorSpec, is_open
 from winml.modelkit.load.checkpoints.adapters import ADAPTER_CONFIG_NAME, named_adapter, read_adapters
-from winml.modelkit.load.checkpoints.hub import snapshot_folder
+from winml.modelkit.load.checkpoints.hub import cached_snapshot, snapshot_folder
 from winml.modelkit.load.checkpoints.quantized.formats import folder_format
 from winml.modelkit.load.checkpoints.task import WITH_PAST, canonical_task, canonical_word
 from winml.modelkit.load.checkpoints.weight_files import (
@@ -35,7 +35,7 @@ from winml.modelkit.load.checkpoints.weight_files import (
 )
 from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.inputs.sizes import INPUT_SPECS_OPTION
-from winml.modelkit.load.load_options import LoadOptions
+from winml.modelkit.load.load_options import LARGEST_SEED, LoadOptions
 from winml.modelkit.options import nearest
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "recorded_adapters",
     "reference_checkpoint",
     "resolve_source",
+    "with_recorded_seed",
 ]
 
 SourceKind = Literal["folder", "config", "script", "hub", "type"]
@@ -62,6 +63,8 @@ CHECKPOINT_KINDS = frozenset({"folder", "config", "hub", "type"})
 # the last two.
 _HUB_ID = re.compile(r"^(\w([\w.-]*\w)?/)?\w([\w.-]{0,94}\w)?$", re.ASCII)
 _NEVER_IN_HUB_IDS = ("--", "..")
+_REVISION = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
+"""Branch, tag or commit, of which the Hub cache makes a path: relative, and never upwards."""
 _DOTTED_NAME = re.compile(r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")
 _DRIVE = re.compile(r"^[A-Za-z]:[\\/]")
 
@@ -428,7 +431,18 @@ def reference_checkpoint(
     hint = "Pass the checkpoint: --reference CHECKPOINT"
     is_recorded = checkpoint == RECORDED
     request = exported_from(metadata, displayed, hint, "--reference") if is_recorded else ModelRequest(checkpoint)
-    return replace(request, adapter=recorded_adapters(metadata, active))
+    return replace(with_recorded_seed(request, metadata), adapter=recorded_adapters(metadata, active))
+
+
+def with_recorded_seed(request: ModelRequest, metadata: Mapping[str, str]) -> ModelRequest:
+    """Return the request with the seed that an ONNX file records: weights that the checkpoint lacks are drawn from it.
+
+    Args:
+        request: The model that PyTorch runs beside the file.
+        metadata: What the file says about itself.
+    """
+    seed = model_record(metadata).get("seed")
+    return replace(request, seed=seed) if seed is not None and 0 <= seed <= LARGEST_SEED else request
 
 
 def recorded_adapters(metadata: Mapping[str, str], active: str | None = None) -> tuple[str, ...]:
@@ -458,8 +472,8 @@ def exported_from(
         option: What asks for it, for messages.
 
     Raises:
-        UsageError: it does not say, or what it names is no checkpoint on this machine. A file never makes us ask a
-            network or run code it names.
+        UsageError: it does not say, or what it names is no checkpoint on this machine: a folder, a config, or a
+            snapshot in the Hub cache. A file never makes us ask a network or run code it names.
     """
     record = model_record(metadata)
     if "name_or_path" not in record:
@@ -467,18 +481,30 @@ def exported_from(
     request = ModelRequest(
         model=record["name_or_path"],
         task=record.get("task"),
+        revision=record.get("revision"),
         random_weights=record.get("random_weights", False),
         adapter=tuple(map(str, record.get("adapters", ()))),
     )
     try:
         named = (request.model, *(text.rpartition("=")[2] for text in request.adapter))
         is_remote = any(PureWindowsPath(name.strip()).drive.startswith(_SHARE) for name in named)
-        kind = "type" if is_remote else resolve_source(request).kind
+        is_here = not is_remote and _is_on_disk(resolve_source(request), request)
     except WinMLError:
-        kind = "type"
-    if kind not in ("folder", "config"):
+        is_here = False
+    if not is_here:
         raise UsageError(
             f"{option}: {displayed} was exported from {request.model}, which is not a checkpoint on this machine",
             hint=hint,
         )
-    return request
+    return with_recorded_seed(request, metadata)
+
+
+def _is_on_disk(source: ModelSource, request: ModelRequest) -> bool:
+    """Return True if a checkpoint is a folder, a config or a complete snapshot in the Hub cache."""
+    if source.kind != "hub":
+        return source.kind in ("folder", "config")
+    revision = request.revision
+    if revision is not None and not (isinstance(revision, str) and _REVISION.fullmatch(revision)):
+        return False
+    needs_weights = not request.random_weights
+    return cached_snapshot(source.name, revision, needs_weights=needs_weights, needs_code=False) is not None

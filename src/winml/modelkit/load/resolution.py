@@ -400,7 +400,7 @@ def _build_without_storage(model_class: Any, config: Any, dtype: torch.dtype | N
 
 def _resolve_script(source: ModelSource, request: ModelRequest, tell: Progress) -> ResolvedModel:
     tell(f"calling {source.name}")
-    script = _load_script(source, is_example_needed=request.input_specs is None)
+    script = _load_script(source, request.seed, is_example_needed=request.input_specs is None)
     if request.model_class not in (None, type(script.model).__name__):
         raise UsageError(
             f"--model-class {request.model_class}: {source.name} returns a {type(script.model).__name__}",
@@ -481,14 +481,15 @@ class _ScriptModel:
     """What the user should hear."""
 
 
-def _load_script(source: ModelSource, *, is_example_needed: bool) -> _ScriptModel:
-    """Call the factory that ``source`` names, and find its example inputs.
+def _load_script(source: ModelSource, seed: int, *, is_example_needed: bool) -> _ScriptModel:
+    """Call the factory that ``source`` names, and find its example inputs. The caller's random state is left as it was.
 
     They are, the first that there is: what the factory returns beside the model, what ``example_inputs_<factory>()``
     returns, what ``example_inputs()`` returns.
 
     Args:
         source: The factory.
+        seed: Seed of torch before the user's code runs.
         is_example_needed: Whether the example says what the inputs are. If not, one that cannot be made is a note.
 
     Raises:
@@ -497,7 +498,8 @@ def _load_script(source: ModelSource, *, is_example_needed: bool) -> _ScriptMode
         UsageError: a tensor of the example cannot be a graph input.
     """
     folder = source.path.resolve().parent if source.path is not None else Path.cwd()
-    with _importable_folder(folder):
+    with _importable_folder(folder), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
         module = _import_script(source)
         factory = _find_factory(module, source)
         returned = factory if isinstance(factory, torch.nn.Module) else _call_user_code(factory, source.name, module)

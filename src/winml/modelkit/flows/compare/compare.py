@@ -29,7 +29,7 @@ from winml.modelkit.flows.compare.refusals import (
 from winml.modelkit.flows.quality_samples import SampleRequest, SampleValues, data_set_values, quality_values
 from winml.modelkit.graph.files.reading import read_structure, required_inputs
 from winml.modelkit.graph.specs import names_among
-from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.load.request import ModelRequest, with_recorded_seed
 from winml.modelkit.results.comparison import ModelComparison
 from winml.modelkit.runtime.decoding.inputs import (
     SCORES,
@@ -113,6 +113,7 @@ def compare_models(
             f"reference and candidate are the same {type(reference).__name__} object",
             hint="Pass a copy as one of them: copy.deepcopy(model).",
         )
+    reference, candidate = _with_seed_of(candidate, reference), _with_seed_of(reference, candidate)
     with ExitStack() as stack:
         inverse = {name: original for original, name in options.names.items()}
         left = stack.enter_context(_opened(reference, inputs, options, _InputNames.of(candidate, options.names)))
@@ -137,6 +138,13 @@ def compare_models(
                 pair = replace(pair, draws=pair.draws[:1])
             result = _by_module(result, pair, matched if matched is not None else _match_with_torch(pair), options)
         return result
+
+
+def _with_seed_of(file: Comparable, model: Comparable) -> Comparable:
+    """Return a model with the seed that the file on the other side records, if these are a request and a file."""
+    if not isinstance(file, Path) or not isinstance(model, ModelRequest):
+        return model
+    return with_recorded_seed(model, {entry.key: entry.value for entry in read_structure(file).metadata_props})
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from winml.modelkit.file_names import files_folder
 from winml.modelkit.flows.evaluate.sides import Side, open_onnx_side, opened_torch_side
 from winml.modelkit.graph.bundle import model_record
 from winml.modelkit.load.checkpoints.task import TASKS, WITH_PAST, canonical_task, canonical_word
-from winml.modelkit.load.request import ModelRequest, exported_from, resolve_source
+from winml.modelkit.load.request import ModelRequest, exported_from, processor_folder, with_recorded_seed
 from winml.modelkit.runtime.opened_model import RunOptions
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _onnx_model(path: Path, run: RunOptions, task: str | None) -> EvaluatedModel
     rule = "set by --task" if task else "from the file"
     source = _source_of(metadata, run.shown)
     folder = files_folder(path)
-    if not processor_files(folder) and source is not None and (beside := _checkpoint_folder(source)) is not None:
+    if not processor_files(folder) and source is not None and (beside := processor_folder(source)) is not None:
         folder = beside
     return EvaluatedModel(side, name, rule, folder, open_config(folder), source)
 
@@ -207,11 +207,6 @@ def _source_of(metadata: dict[str, str], displayed: str) -> ModelRequest | None:
         return exported_from(metadata, displayed)
     except UsageError:
         return None
-
-
-def _checkpoint_folder(request: ModelRequest) -> Path | None:
-    path = resolve_source(request).path
-    return path if path is None or path.is_dir() else path.parent
 
 
 def _torch_model(request: ModelRequest, task: str | None, stack: ExitStack) -> EvaluatedModel:
@@ -271,7 +266,8 @@ def opened_baseline(subject: Subject, model: EvaluatedModel, stack: ExitStack) -
             return None, ("There is no baseline: the checkpoint of the export is not on this machine.",)
         assert isinstance(subject.model, Path)
         baseline = exported_from(_metadata(model.side), subject.run.shown, hint=_HINT)
-    if (folder := _checkpoint_folder(baseline)) is not None:
+    baseline = with_recorded_seed(baseline, _metadata(model.side))
+    if (folder := processor_folder(baseline)) is not None:
         _refuse_other(model, folder, str(baseline.model))
     return _torch_baseline(baseline, model, subject.run.threads, stack)
 

@@ -116,7 +116,8 @@ def record_read(path: Path) -> None:
 
 def drop_read(folder: Path) -> None:
     """Drop a folder and its files from those that were read: this command reports itself what it leaves there."""
-    for path in [path for path in _read if folder in (path, path.parent)]:
+    own = folder.absolute()
+    for path in [path for path in _read if own in (path.absolute(), path.absolute().parent)]:
         del _read[path]
 
 
