@@ -245,6 +245,31 @@ def test_short_audio_is_padded_for_the_graph_alone(folder: Path, monkeypatch: py
     assert (0 if record["reference"]["is_same"] else 3) == outcome.code
 
 
+def test_text_is_cut_for_the_graph_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch reads all of it, and the option that the note names opens the graph for it."""
+    monkeypatch.chdir(folder)
+    task = "text-classification"
+    CASES[task].save(folder / "cut")
+    sizes = ("--shape-config", '{"sequence_length": 16}')
+    done = run_here("export", "-m", "cut", "-o", "fixed/model.onnx", *sizes, "--no-verify")
+    assert 0 == done.code, done.err
+    text = " ".join(sentences(5))
+    outcome = run_here("run", "fixed/model.onnx", "--text", text, "--reference", "--format", "json")
+    record = json.loads(outcome.out)
+    expected = {item["label"]: item["score"] for item in pipeline_of(folder / "cut", task)(text, top_k=None)}
+    found = {entry["label"]: entry["score"] for entry in record["reference"]["entries"]}
+    assert expected == pytest.approx(found, abs=CLOSE)
+    assert (0 if record["reference"]["is_same"] else 3) == outcome.code
+    (note,) = (note for note in record["notes"] if "is cut to" in note)
+    assert "input length of the graph" in note
+    assert "--dynamic-seq-len" in note
+    opened = run_here("export", "-m", "cut", "-o", "whole/model.onnx", "--dynamic-seq-len", "--no-verify")
+    assert 0 == opened.code, opened.err
+    whole = answer("whole/model.onnx", "--text", text, "--reference")
+    assert expected == pytest.approx({entry["label"]: entry["score"] for entry in whole["entries"]}, abs=CLOSE)
+    assert not [note for note in whole["notes"] if "is cut to" in note]
+
+
 def _save_whisper(path: Path) -> None:
     """Write a small Whisper whose tokens are its special ones, letters, and times."""
     save_encoder_decoder(path, "whisper")

@@ -30,10 +30,12 @@ from winml.modelkit.results.inference import AnswerEntry, AnswerKind
 from winml.modelkit.runtime.foreign_libraries import local_files_only
 from winml.modelkit.runtime.graph_inputs import GraphInput
 
-__all__ = ["AUDIO", "Answer", "TaskRunner", "tensor_answer"]
+__all__ = ["AUDIO", "TEXT", "Answer", "TaskRunner", "tensor_answer"]
 
 AUDIO = "input_values"
 """Specified by transformers: the input of a graph that takes samples of audio."""
+TEXT = "input_ids"
+"""Specified by transformers: the input of a graph that takes tokens of a text."""
 _TOP = 5
 """Chosen: as transformers' pipelines do; a list that is read at a glance."""
 _BEFORE_TEXT = 4
@@ -58,9 +60,9 @@ class Answer:
 class _CuttingTokenizer:
     """A tokenizer of transformers that notes where it cuts a text."""
 
-    def __init__(self, tokenizer: Any, notes: dict[str, None]) -> None:
-        """Take the tokenizer, and where notes go."""
-        self._tokenizer, self._notes = tokenizer, notes
+    def __init__(self, tokenizer: Any, notes: dict[str, None], limit_words: str) -> None:
+        """Take the tokenizer, the notes to add to, and a phrase for its limit."""
+        self._tokenizer, self._notes, self._limit_words = tokenizer, notes, limit_words
 
     def __getattr__(self, name: str) -> Any:
         """Return what the tokenizer has of a name."""
@@ -76,7 +78,7 @@ class _CuttingTokenizer:
             and not options.get("return_overflowing_tokens")
             and self._is_cut(rows, *texts, **options)
         ):
-            self._notes[f"a text of more than {limit} tokens is cut to {limit}, the maximum of the model"] = None
+            self._notes[f"a text of more than {limit} tokens is cut to {limit}, {self._limit_words}"] = None
         return rows
 
     def _is_cut(self, rows: Any, *texts: Any, **options: Any) -> bool:
@@ -164,12 +166,19 @@ class TaskRunner:
 
     @cached_property
     def _tokenizer(self) -> Any:
-        """The tokenizer; where it cuts texts, it cuts them to what the model reads, and that is noted."""
+        """The tokenizer. It cuts texts to the maximum of the model or the fixed length of the graph, with a note."""
         tokenizer = self._open("tokenizer")
-        item = self._graph_inputs.get("input_ids")
+        item = self._graph_inputs.get(TEXT)
         fixed = item.shape[-1] if item is not None and isinstance(item.shape[-1], int) else _UNLIMITED
-        tokenizer.model_max_length = text_limit(self._folder, tokenizer, at_most=fixed)
-        return _CuttingTokenizer(tokenizer, self._notes)
+        limit = text_limit(self._folder, tokenizer, at_most=_UNLIMITED)
+        limit_words = "the maximum of the model"
+        if fixed < limit:
+            limit = fixed
+            limit_words = (
+                "the input length of the graph; export or build the model with --dynamic-seq-len to read longer texts"
+            )
+        tokenizer.model_max_length = limit
+        return _CuttingTokenizer(tokenizer, self._notes, limit_words)
 
     @cached_property
     def _extractor(self) -> Any:
@@ -375,7 +384,7 @@ class TaskRunner:
         labels = _several(inputs["label"])
         with tokenizer_call(self._tokenizer, labels):
             pipeline = self._pipeline("image processor", "tokenizer")
-            tokens = self._graph_inputs.get("input_ids")
+            tokens = self._graph_inputs.get(TEXT)
             if tokens is not None and tokens.shape[0] == 1:
                 pipeline.model = _OneTextModel(pipeline.model)
             return _classes(pipeline(inputs["image"], candidate_labels=list(labels)))

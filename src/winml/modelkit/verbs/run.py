@@ -531,14 +531,16 @@ def _entries(answers: Sequence[tuple[str | None, Answer]]) -> tuple[AnswerEntry,
 def _runner(model: Any, built: Any, task: str, request: RunRequest) -> TaskRunner:
     """Return what answers a task with a model, its inputs made to fit the graph of the built one.
 
-    PyTorch takes audio of any length, also where the graph is padded.
+    PyTorch takes audio and text of any length, also where the graph is padded or its text is cut.
     """
-    from winml.modelkit.inference.answering import AUDIO, TaskRunner
+    from winml.modelkit.inference.answering import AUDIO, TEXT, TaskRunner
 
     folder = files_folder(_described_file(request))
     graph_inputs = built.inputs if len(request.files) == 1 else ()
     if model is not built:
-        graph_inputs = tuple(item for item in graph_inputs if item.name != AUDIO)
+        # A question is answered in windows of the context: with equal windows, the scores can be compared.
+        whole = {AUDIO} if task == "question-answering" else {AUDIO, TEXT}
+        graph_inputs = tuple(item for item in graph_inputs if item.name not in whole)
     return TaskRunner(model, task, folder, graph_inputs=graph_inputs, top=request.top, threshold=request.threshold)
 
 
