@@ -259,6 +259,27 @@ def test_reference_finds_the_first_token_that_differs(built: Path, checkpoint: P
     assert f"PyTorch ({other}) differs at token {difference['index'] + 1}" in outcome.err
 
 
+def test_different_text_of_a_quantized_model_is_a_result(built: Path, checkpoint: Path, tmp_path: Path) -> None:
+    """The exit code is 0, and the equal tokens are counted."""
+    shutil.copytree(built, tmp_path / "int4")
+    model = tmp_path / "int4" / "model.onnx"
+    quantized = run_here(
+        "quantize", "-m", built / "model.onnx", "-o", model, "--overwrite", "-p", "int4", "--no-verify"
+    )
+    assert 0 == quantized.code, quantized.err
+    other = save_decoder(tmp_path / "other", seed=3)
+    outcome = run_here("generate", model, "-p", PROMPT, "--max-new-tokens", "10", "--reference", other, "-f", "json")
+    assert 0 == outcome.code, outcome.err
+    record = json.loads(outcome.out)
+    reference = record["reference"]
+    assert reference["is_of_quantized"]
+    assert reference["difference"] is not None
+    pairs = zip(record["tokens"], reference["tokens"], strict=False)
+    assert reference["equal_tokens"] == sum(one == two for one, two in pairs)
+    assert f"{reference['equal_tokens']} of " in outcome.err
+    assert "error" not in outcome.err
+
+
 def test_what_only_transformers_knows_is_left_to_its_loop(built: Path, tmp_path: Path) -> None:
     """Beams in ``generation_config.json``: its loop writes what it writes in Python."""
     folder = tmp_path / "beams"

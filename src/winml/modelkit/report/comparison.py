@@ -505,10 +505,12 @@ def _reference_lines(reference: ReferenceText, count: int) -> Iterator[str]:
         return
     margin = difference.reference_margin
     scored = "" if margin is None else f"; PyTorch scores them {margin:.2e} apart"
+    quantized = " (the model is quantized)" if reference.is_of_quantized else ""
     yield (
         f"PyTorch ({reference.model}) differs at token {difference.index + 1}: "
         f"{_token_words(difference.reference_token, difference.reference_text)} instead of "
-        f"{_token_words(difference.token, difference.text)}{scored}"
+        f"{_token_words(difference.token, difference.text)}{scored}; {reference.equal_tokens} of "
+        f"{max(count, len(reference.tokens))} tokens are equal{quantized}"
     )
 
 

@@ -35,6 +35,10 @@ class ReferenceText(Record):
     text: str
     difference: TokenDifference | None
     """None where all tokens are equal."""
+    equal_tokens: int
+    """Number of positions at which both texts have the same token."""
+    is_of_quantized: bool
+    """True if winml quantized the graph: different tokens are then expected."""
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.file_names import files_folder
+from winml.modelkit.graph.bundle import described_model
+from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.graph.weights import QUANTIZED_OPERATORS
 from winml.modelkit.inference.generation.causal_lm import generation_call, generation_config_beside, loop_arguments
 from winml.modelkit.inference.generation.decoder_prompt import PreparedPrompt
 from winml.modelkit.inference.generation.text import TextTokenizer
@@ -38,13 +42,22 @@ def compare_with_pytorch(
         WinMLError: the checkpoint cannot be loaded.
     """
     model = _loaded_model(request, prompts[0])
+    is_quantized = _is_quantized(prompts[0].model)
     compared = []
     for result, prompt in zip(results, prompts, strict=True):
         tokens, scores = _pytorch_tokens(model, prompt)
         difference = _first_difference(result.tokens, tokens, scores, prompt)
         text = _text_of(prompt.tokenizer, tokens, prompt.before)
-        compared.append(replace(result, reference=ReferenceText(request.model, tuple(tokens), text, difference)))
+        equal = sum(one == other for one, other in zip(result.tokens, tokens, strict=False))
+        reference = ReferenceText(request.model, tuple(tokens), text, difference, equal, is_quantized)
+        compared.append(replace(result, reference=reference))
     return compared
+
+
+def _is_quantized(path: Path) -> bool:
+    """Return True if a graph has quantized operators that are not those of a quantized checkpoint."""
+    is_coded = described_model(path).get("source_format") is not None
+    return not is_coded and any(node.op_type in QUANTIZED_OPERATORS for node in read_structure(path).graph.node)
 
 
 def _loaded_model(request: ModelRequest, prompt: PreparedPrompt) -> Any:
