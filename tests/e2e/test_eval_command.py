@@ -165,7 +165,7 @@ def test_checkpoint_is_judged_by_itself() -> None:
 def test_checkpoint_in_the_hub_cache_is_the_baseline(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the revision that the file records; without it there is no baseline, and a path is no revision."""
+    """At the revision that the file records; no path is a revision, and no code of the checkpoint is run."""
     repository = tmp_path / "cache" / "models--owner--tiny"
     snapshot = repository / "snapshots" / ("a" * 40)
     shutil.copytree(folder / "model", snapshot, ignore=shutil.ignore_patterns("onnx"))
@@ -188,6 +188,12 @@ def test_checkpoint_in_the_hub_cache_is_the_baseline(
     assert record["baseline"]["name"] == "pytorch (owner/tiny)"
     assert record["metrics"][0]["baseline"]["value"] == 1
     assert judged(revision=f"{repository / 'refs' / 'v1'}")["baseline"] is None
+    config = json.loads((snapshot / "config.json").read_text())
+    own = {"auto_map": {"AutoModelForSequenceClassification": "code.OwnModel"}, "architectures": ["OwnModel"]}
+    (snapshot / "config.json").write_text(json.dumps({**config, **own}))
+    record = judged(revision="v1")
+    assert record["baseline"] is None
+    assert any("needs custom code" in note for note in record["notes"])
     assert judged(revision="v2")["baseline"] is None
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.errors import TaskError, UsageError
+from winml.modelkit.errors import RemoteCodeError, TaskError, UsageError
 from winml.modelkit.evaluate.processors import kinds_for, open_config, open_processor, processor_files
 from winml.modelkit.evaluate.tasks.table import TASK_DEFINITIONS
 from winml.modelkit.file_names import files_folder
@@ -269,7 +269,13 @@ def opened_baseline(subject: Subject, model: EvaluatedModel, stack: ExitStack) -
     baseline = with_recorded_seed(baseline, _metadata(model.side))
     if (folder := processor_folder(baseline)) is not None:
         _refuse_other(model, folder, str(baseline.model))
-    return _torch_baseline(baseline, model, subject.run.threads, stack)
+    try:
+        return _torch_baseline(baseline, model, subject.run.threads, stack)
+    except RemoteCodeError as error:
+        if subject.has_baseline or subject.baseline is not None:
+            raise
+        # Nobody asked for this baseline, and a file never makes us run the code of a checkpoint.
+        return None, (f"There is no baseline: {error.message}.",)
 
 
 def _refuse_other(model: EvaluatedModel, folder: Path, displayed: str) -> None:
