@@ -96,3 +96,33 @@ def test_attention_of_torch_is_exported(name: str, exporter: Any, tmp_path: Path
     np.testing.assert_allclose(answer[seen], expected[seen], atol=1e-5)
     softmaxes = [node for node in load_nodes(result) if node.op_type == "Softmax"]
     assert attending == [node.metadata_props["winml.hierarchy.module"] for node in softmaxes]
+
+
+class PaddedEncoder(nn.Module):
+    """Passes the padding mask on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 1)
+
+    def forward(self, values: torch.Tensor, padding_mask: torch.Tensor) -> Any:
+        """Encode."""
+        return self.encoder(values, src_key_padding_mask=padding_mask)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_padding_mask_of_dynamic_length_is_exported_by_torchscript(tmp_path: Path) -> None:
+    """torch's form of unflatten freezes the length of the keys."""
+    torch.manual_seed(0)
+    model = PaddedEncoder().eval()
+    axes = {name: {0: "rows", 1: "tokens"} for name in ("values", "padding_mask")}
+    config = WinMLExportConfig(exporter="torchscript", dynamic_axes=axes)
+    mask = torch.tensor([[False] * 7, [False] * 4 + [True] * 3])
+    result = export_pytorch(model, tmp_path / "model.onnx", (torch.randn(2, 7, 16), mask), config=config)
+    for rows, tokens in ((1, 1), (3, 12)):
+        values = torch.randn(rows, tokens, 16)
+        hidden = (torch.arange(tokens)[None] >= tokens - torch.arange(rows)[:, None]).bool()
+        feeds = {"values": values.numpy(), "padding_mask": hidden.numpy()}
+        (answer,) = run_onnx(result.only_part.model_path, feeds).values()
+        seen = ~hidden.numpy()
+        np.testing.assert_allclose(answer[seen], model(values, hidden).detach().numpy()[seen], atol=1e-5)

@@ -197,3 +197,27 @@ def test_sentence_transformer_takes_its_features(exporter: ExporterName, minilm_
     modules = {node.module for node in part.nodes}
     assert {"0.model.embeddings", "0.model.encoder.layer.5.attention.self", "1", "2"} <= modules
     assert "sentence_embedding" in {spec.name for spec in part.outputs}
+
+
+class Cached(nn.Module):
+    """Appends to a cache."""
+
+    def forward(self, values: torch.Tensor, past: torch.Tensor) -> Any:
+        """Return the sum of all entries, and the cache."""
+        cache = torch.cat([past, values.tanh()], 2)
+        return cache.sum(2), cache
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_example_with_an_empty_cache_is_exported(dynamic: bool, tmp_path: Path) -> None:
+    """A size of 0 stays 0; as a dynamic dimension it is traced with entries, and may be 0."""
+    config = WinMLExportConfig(dynamic_axes={"past": {2: "entries"}} if dynamic else {})
+    example = (torch.randn(1, 2, 3, 8), torch.zeros(1, 2, 0, 8))
+    part = export_pytorch(Cached().eval(), tmp_path / "model.onnx", example, config=config).only_part
+    assert part.verification is not None
+    assert part.verification.is_verified
+    assert (1, 2, "entries" if dynamic else 0, 8) == part.inputs[1].shape
+    assert ([0] if dynamic else []) == [item.min for item in part.dimensions]
+    feeds = {"values": example[0].numpy(), "past": example[1].numpy()}
+    _, cache = run_onnx(part.model_path, feeds).values()
+    np.testing.assert_allclose(cache, example[0].tanh().numpy(), atol=1e-6)

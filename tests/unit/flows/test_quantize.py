@@ -27,6 +27,7 @@ from winml.modelkit.errors import (
 from winml.modelkit.inspect.onnx_inspection import inspect_onnx
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY, TAG_KEY
 from winml.modelkit.results.transformed_file import QuantizedFile
+from winml.modelkit.runtime.sessions import run_onnx
 
 TIED = f"""m (float[2, 64] x, int64[2] i) => (float[2, 64] g, float[2, 64] y, float[2, 64] z, float[2, 256] v)
     <{weight("w1", 64, 64)}, {weight("w_b", 64)}, {weight("w2", 64, 256)}> {{
@@ -346,3 +347,54 @@ def test_table_of_four_bits_is_counted_as_the_table_it_stands_for(tmp_path: Path
     quantized(body, tmp_path, precision="int4", verify=False)
     assert ["GatherBlockQuantized"] == [operator for operator, _, _ in nodes(tmp_path / "out.onnx")]
     assert inspect_onnx(tmp_path / "out.onnx").total.weight_parameters == 96 * 64
+
+
+MIXED = f"""m (float[2, 64] x) => (float[2, 64] y) <{weight("w1", 64, 64)}, {weight("w2", 64, 64)}> {{
+    a = MatMul (x, w1)
+    b = Relu (a)
+    y = Gemm (b, w2) }}"""
+
+
+def test_rest_of_a_file_with_int4_weights_becomes_float16(tmp_path: Path) -> None:
+    """The 4-bit weights stay, and everything else is half as large; each module is listed with both precisions."""
+    paths = [tmp_path / f"{name}.onnx" for name in ("float", "int4", "half")]
+    save(MIXED, paths[0])
+    quantize_onnx(paths[0], paths[1], precision="int4", exclude=["gemm"])
+    result = quantize_onnx(paths[1], paths[2], precision="fp16")
+    types = {tensor.name: tensor.data_type for tensor in onnx.load(paths[2]).graph.initializer}
+    assert onnx.TensorProto.FLOAT not in types.values()
+    assert {onnx.TensorProto.FLOAT16, onnx.TensorProto.UINT8} <= {*types.values()}
+    assert ["MatMulNBits", "Relu", "Gemm"] == [name for name, *_ in nodes(paths[2]) if name != "Cast"]
+    assert {("int4", 1), ("fp16", 1)} == {(module.requested, module.quantized) for module in result.modules}
+    record = json.loads({entry.key: entry.value for entry in onnx.load(paths[2]).metadata_props}[QUANTIZATION_KEY])
+    assert ("fp16", "int4") == (record["requested"]["precision"], record["earlier"]["precision"])
+    with pytest.raises(InputError, match="already quantized") as refused:
+        quantize_onnx(paths[1], tmp_path / "again.onnx", precision="int8")
+    assert "--precision fp16" in refused.value.hint or "precision='fp16'" in refused.value.hint
+
+
+def test_source_of_an_opset_that_onnxruntime_does_not_run_is_compared_after_conversion(tmp_path: Path) -> None:
+    """Add of opset 6 broadcasts along an axis that an attribute names."""
+    generator = np.random.default_rng(0)
+    arrays = {"w": generator.standard_normal((64, 64), np.float32), "b": generator.standard_normal(64, np.float32)}
+    product = onnx.helper.make_node("MatMul", ["x", "w"], ["a"])
+    total = onnx.helper.make_node("Add", ["a", "b"], ["y"], broadcast=1, axis=1)
+    values = {name: (1, 64) for name in "xy"} | {name: array.shape for name, array in arrays.items()}
+    info = {name: onnx.helper.make_tensor_value_info(name, 1, shape) for name, shape in values.items()}
+    graph = onnx.helper.make_graph(
+        [product, total],
+        "old",
+        [info["x"], info["w"], info["b"]],
+        [info["y"]],
+        [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()],
+    )
+    source, output = tmp_path / "old.onnx", tmp_path / "new.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 6)], ir_version=3), source)
+    result = optimize_onnx(source, output, opset=17)
+    assert result.comparison is not None
+    assert any("at opset 7" in note for note in result.notes)
+    x = generator.standard_normal((1, 64), np.float32)
+    np.testing.assert_allclose(run_onnx(output, {"x": x})["y"], x @ arrays["w"] + arrays["b"], atol=1e-4)
+    with pytest.raises(VerificationError) as refused:
+        optimize_onnx(source, tmp_path / "same.onnx")
+    assert "winml optimize --opset 17" in refused.value.hint

@@ -186,3 +186,24 @@ def test_missing_kernel_names_the_dtype_to_export_with() -> None:
     with pytest.raises(StageError) as caught:
         Session(_one_node_model("Erf", np.float32, [2], domain="unknown.domain"))
     assert "--dtype" not in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("io_binding", [True, False])
+def test_output_of_another_shape_than_declared_is_computed_in_every_run(io_binding: bool) -> None:
+    """ONNX Runtime refuses its own memory of the run before, whose shape is not the declared one."""
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            [onnx.helper.make_node("Neg", ["x"], ["y"])],
+            "stale",
+            [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["rows", 2])],
+            [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [3, 2])],
+        ),
+        opset_imports=[onnx.helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    run = Session(model.SerializeToString()).prepare({"x": np.ones((1, 2), np.float32)}, io_binding=io_binding)
+    for _ in range(3):
+        run()
+        output = run.outputs()["y"]
+        assert output is not None
+        assert [[-1, -1]] == output.tolist()

@@ -504,7 +504,7 @@ def bounded_graph(
         most: Dimension → largest size.
         reason: What was found.
     """
-    bounds = {name: (0, size) for name, size in most.items()}
+    bounds = {item.name: (item.min, most[item.name]) for item in tagged_graph.dimensions if item.name in most}
     dimensions, *_ = _bounded(tagged_graph.dimensions, bounds)
     proof = bounded_proof(
         tagged_graph.proof,
