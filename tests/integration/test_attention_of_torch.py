@@ -112,7 +112,7 @@ class PaddedEncoder(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_padding_mask_of_dynamic_length_is_exported_by_torchscript(tmp_path: Path) -> None:
-    """torch's form of unflatten freezes the length of the keys."""
+    """Torch's form of unflatten freezes the length of the keys."""
     torch.manual_seed(0)
     model = PaddedEncoder().eval()
     axes = {name: {0: "rows", 1: "tokens"} for name in ("values", "padding_mask")}

@@ -379,7 +379,7 @@ def test_source_of_an_opset_that_onnxruntime_does_not_run_is_compared_after_conv
     arrays = {"w": generator.standard_normal((64, 64), np.float32), "b": generator.standard_normal(64, np.float32)}
     product = onnx.helper.make_node("MatMul", ["x", "w"], ["a"])
     total = onnx.helper.make_node("Add", ["a", "b"], ["y"], broadcast=1, axis=1)
-    values = {name: (1, 64) for name in "xy"} | {name: array.shape for name, array in arrays.items()}
+    values = dict.fromkeys("xy", (1, 64)) | {name: array.shape for name, array in arrays.items()}
     info = {name: onnx.helper.make_tensor_value_info(name, 1, shape) for name, shape in values.items()}
     graph = onnx.helper.make_graph(
         [product, total],
