@@ -15,7 +15,6 @@ from winml.modelkit import HTPExporter, WinMLExportConfig
 from winml.modelkit.errors import ExportError, VerificationError
 from winml.modelkit.export.config import ExporterUse, first_choice, second_choice
 from winml.modelkit.flows.export.loading import parameter_bytes
-from winml.modelkit.normalize import pipeline
 
 
 class Normalization(nn.Module):
@@ -199,24 +198,10 @@ def test_modules_exchanged_while_running_are_those_of_the_file(tmp_path: Path) -
     assert set(tags) == {node.tag for node in result.only_part.nodes}
 
 
-class Gathered(nn.Module):
-    """Chooses rows of a table by constant indices, beyond the first 64."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("table", torch.arange(300.0).reshape(100, 3))
-        self.register_buffer("rows", torch.arange(99, 95, -1).reshape(4, 1).expand(4, 3).contiguous())
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Multiply by them."""
-        return values @ torch.gather(self.table, 0, self.rows)
-
-
-def test_graph_that_normalization_makes_wrong_is_not_blamed_on_the_exporter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Folding computes GatherElements with a reference implementation that is wrong, which it avoids otherwise."""
-    monkeypatch.setattr(pipeline, "UNRELIABLE", frozenset[str]())
-    with pytest.raises(VerificationError, match="normalization made the graph wrong, which is right as TorchScript"):
-        export(Gathered(), tmp_path, exporter="torchscript")
-    assert [] == list(tmp_path.iterdir())
+def test_second_choice_after_a_wrong_normalization_does_not_blame_the_exporter() -> None:
+    """The reason is that of the error, which names the normalization."""
+    error = VerificationError("normalization made the graph wrong", is_graph_wrong=True)
+    error.is_normalization_wrong = True
+    choice = second_choice(WinMLExportConfig(), ExporterUse("torchscript"), error)
+    assert choice is not None
+    assert "normalization made the graph wrong" == choice.reason
