@@ -462,9 +462,7 @@ def make_tagged_graph(
         tagger.tag_nodes(capture.scopes)
         step.summary = f"{len(capture.scopes)} nodes tagged"
     with clock.step("tag injection") as step:
-        model, graph_notes = capture.model, ()
-        if normalizes:
-            model, graph_notes = _plain_graph(model, run.config, used)
+        model, graph_notes = _plain_graph(capture.model, run.config, used) if normalizes else (capture.model, ())
         if part.branches:
             names = [adapter.name for adapter in part.adapters if adapter.name is not None]
             add_branches(model, part.branches, names, is_whole=len(run.loaded.parts) == 1)
