@@ -241,11 +241,27 @@ def place_of(error: BaseException) -> str:
 def failed_import(error: BaseException) -> str:
     """Return the name of the package whose import raised an error; empty where it was raised by anything else.
 
-    Code of this package and the user's script, whose line is told, is no package.
+    Code of this package and the user's script, whose line is told, is no package. Of an import error with a cause, the
+    package is that of the cause: transformers raises one for whatever its modules import.
     """
+    if isinstance(error, ImportError) and error.__cause__ is not None and (name := failed_import(error.__cause__)):
+        return name
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "<module>"]
     name = str(frames[-1].f_globals.get("__name__", "")).partition(".")[0] if frames else ""
     return "" if name.startswith("_") or name == __name__.partition(".")[0] else name
+
+
+def import_error(error: BaseException) -> InputError | None:
+    """Return the error that names an installed package whose import raised; None if anything else raised."""
+    package = failed_import(error)
+    if not package:
+        return None
+    while isinstance(error, ImportError) and error.__cause__ is not None:
+        error = error.__cause__
+    return InputError(
+        f"the installed package {package} cannot be imported: {type(error).__name__}: {first_line(error)}",
+        hint=f"Install a version that is compatible with the installed packages, or remove it: pip uninstall {package}",
+    )
 
 
 def missing_name(error: BaseException) -> str:

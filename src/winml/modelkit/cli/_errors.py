@@ -29,8 +29,8 @@ from winml.modelkit.errors import (
     WriteError,
     ended_by_foreign_code,
     error_chain,
-    failed_import,
     first_line,
+    import_error,
     missing_name,
 )
 from winml.modelkit.fields import DEVICE
@@ -352,8 +352,10 @@ def exit_status(run: Callable[[], Any], *, debug: bool) -> int:
             return _report_damaged_package(*damaged, error, debug=debug)
         if missing := missing_name(error):
             return _report_missing_name(missing, error, debug=debug)
-        if package := failed_import(error):
-            return _report_failed_import(package, error, debug=debug)
+        if (broken := import_error(error)) is not None:
+            if debug:
+                traceback.print_exception(error)
+            return report_error(broken)
         return report_unexpected(error, debug=debug)
     except BaseException as error:
         # No ending of ours: only code that is not ours ends the process like that.
@@ -400,14 +402,6 @@ def _report_damaged_package(package: str, file: Path, error: Exception, *, debug
         traceback.print_exception(error)
     hint = f"Reinstall it (pip install --force-reinstall {package}), or delete the folder {file.parent}."
     return report_error(InputError(f"the installed package {package} is damaged: {file} cannot be read", hint=hint))
-
-
-def _report_failed_import(package: str, error: Exception, *, debug: bool) -> int:
-    if debug:
-        traceback.print_exception(error)
-    words = f"the installed package {package} cannot be imported: {type(error).__name__}: {first_line(error)}"
-    hint = f"Install a version that is compatible with the installed packages, or remove it: pip uninstall {package}"
-    return report_error(InputError(words, hint=hint))
 
 
 def _report_foreign_ending(error: BaseException, *, debug: bool) -> int:

@@ -29,6 +29,7 @@ from winml.modelkit.errors import (
     WinMLError,
     WriteError,
     first_line,
+    import_error,
 )
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.export.tensors import to_torch
@@ -45,7 +46,16 @@ from winml.modelkit.results.sweep import Architecture, Attempt
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.verify.reference_run import prepared_part
 
-__all__ = ["WAYS", "ExportOrder", "default_content", "error_line", "find_small_model", "shrink", "tried_export"]
+__all__ = [
+    "WAYS",
+    "ExportOrder",
+    "default_content",
+    "error_line",
+    "find_small_model",
+    "shrink",
+    "tried_export",
+    "unforeseen_line",
+]
 
 MOST_PARAMETERS = 160_000_000
 """Chosen: a model of 640 MB is exported in seconds; a larger one does not count as small."""
@@ -132,7 +142,8 @@ def _try_config(
         return replace(architecture, problem=error_line(error)), isinstance(error.__cause__, ImportError)
     except Exception as error:
         problem = error_line(error)
-        return replace(architecture, state_before="not run", problem=problem), isinstance(error, UsageError)
+        is_final = isinstance(error, UsageError) or import_error(error) is not None
+        return replace(architecture, state_before="not run", problem=problem), is_final
     architecture = replace(
         architecture,
         class_name=type(resolved.model).__name__,
@@ -176,8 +187,7 @@ def tried_export(request: ModelRequest, config: WinMLExportConfig, path: Path) -
             raise  # nothing of the model
         attempt = _failed_attempt(error)
     except Exception as error:
-        # The command reports it in the same words: an error of this project.
-        attempt = Attempt(is_verified=False, problem=f"internal error: {error_line(error)}", exit_code=1)
+        attempt = Attempt(is_verified=False, problem=unforeseen_line(error), exit_code=1)
     return replace(attempt, seconds=round(time.perf_counter() - started, 2))
 
 
@@ -238,7 +248,13 @@ def error_line(error: BaseException) -> str:
         return f"internal error: {error.message}"
     if isinstance(error, WinMLError):
         return next(iter(error.message.splitlines()), type(error).__name__)
-    return f"{type(error).__name__}: {first_line(error)}"
+    broken = import_error(error)
+    return f"{type(error).__name__}: {first_line(error)}" if broken is None else broken.message
+
+
+def unforeseen_line(error: Exception) -> str:
+    """Return an error that no code of winml raised in one line, as the command says it: a bug, or a broken package."""
+    return error_line(error) if import_error(error) is not None else f"internal error: {error_line(error)}"
 
 
 def _write_config(order: ExportOrder, content: Mapping[str, object], aspects: Sequence[Aspect]) -> None:

@@ -224,13 +224,13 @@ class _CellWork:
 
     def failed(self, error: Exception) -> CellResult:
         """Return what was found until a step failed."""
-        from winml.modelkit.sweep.architecture_export import error_line
+        from winml.modelkit.sweep.architecture_export import error_line, unforeseen_line
 
         so_far = replace(self._so_far(), artifacts=self._artifacts())
         if words := _full_disk_words(error):
             return replace(so_far, state="stopped", problem=f"the disk is full: {words}")
         if not isinstance(error, WinMLError):
-            return replace(so_far, problem=f"internal error: {error_line(error)}", exit_code=1)
+            return replace(so_far, problem=unforeseen_line(error), exit_code=1)
         if isinstance(error, ExportError):
             self.details |= {"module": error.module, "operator": error.operator}
         return replace(so_far, problem=error_line(error), exit_code=error.exit_code, details=self.details)

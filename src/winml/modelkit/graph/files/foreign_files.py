@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from winml.modelkit.errors import InputError, WinMLError, first_line, is_panic
+from winml.modelkit.errors import InputError, WinMLError, failed_import, first_line, import_error, is_panic
 from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_below, file_within
 
 __all__ = [
@@ -187,7 +187,7 @@ def foreign_parser(
         spared: Errors that the caller handles.
 
     Raises:
-        InputError: the parser failed. Errors of this package pass unchanged.
+        InputError: the parser failed, or a package that it imports is broken. Errors of this package pass unchanged.
     """
     try:
         yield
@@ -196,6 +196,10 @@ def foreign_parser(
             raise
         if not isinstance(failure, Exception) and not is_panic(failure):
             raise
+        broken = import_error(failure)
+        # Modules of transformers fail for what a file asks of them, too.
+        if broken is not None and failed_import(failure) != "transformers":
+            raise broken from failure
         text = reason(failure)[:_LONGEST_REASON]
         if isinstance(failure, KeyError):
             text = f"key {text} is missing"
