@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -86,3 +87,17 @@ def test_package_whose_metadata_cannot_be_read_is_named(packages: Path, tmp_path
     error = _inspect(packages, tmp_path / "missing.onnx", is_warm=False)
     assert "installed package einops is damaged" in error
     assert str(packages / "einops-1.0.dist-info") in error
+
+
+def test_package_that_a_cell_of_a_sweep_cannot_import_is_named(packages: Path, tmp_path: Path) -> None:
+    """The row has the words of the command, and is no bug of winml."""
+    save_checkpoint("bert", tmp_path / "bert")
+    (tmp_path / "models.txt").write_text("bert\n", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "winml.modelkit", "sweep", "models.txt", "-o", "swept", "--do", "export", "-f", "json"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(packages)}, capture_output=True, text=True, check=False,
+        timeout=TIMEOUT_S,
+    )  # fmt: skip
+    (cell,) = json.loads(done.stdout)["cells"]
+    assert "the installed package torchaudio cannot be imported: OSError: libtorchaudio.so" in cell["problem"]
+    assert "internal error" not in cell["problem"]

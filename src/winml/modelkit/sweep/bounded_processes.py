@@ -90,6 +90,8 @@ def signal_group(pid: int, number: int) -> None:
 
 _CHECK_SECONDS = 0.2
 """Time between two checks of memory and duration. Chosen."""
+_SERVER_END_SECONDS = 20.0
+"""Time that a server may take to end after a failed import. Chosen: it unloads torch, a second or two."""
 _LOOK_SECONDS = 1.0
 """Time between two looks at what calls have started. Chosen: for a look the system lists all of its processes."""
 _EXIT_SECONDS = 5.0
@@ -201,9 +203,19 @@ def _start_call(context: BaseContext, call: Call, started_processes: _StartedPro
     except (EOFError, ConnectionError):
         # The server ended while it imported what is preloaded; a new one imports nothing, and the call tells why.
         context.set_forkserver_preload([])
-        process = start_process(context, _run_call, sender, call)
+        process = _start_with_new_server(context, sender, call)
     sender.close()
     return _RunningCall(call, process, receiver, started_processes)
+
+
+def _start_with_new_server(context: BaseContext, sender: Connection, call: Call) -> BaseProcess:
+    """Start a call once the server that refuses connections has ended: only then another one is started."""
+    deadline = time.monotonic() + _SERVER_END_SECONDS
+    while time.monotonic() < deadline:
+        with contextlib.suppress(EOFError, ConnectionError):
+            return start_process(context, _run_call, sender, call)
+        time.sleep(_CHECK_SECONDS)
+    return start_process(context, _run_call, sender, call)
 
 
 def _run_call(messages: Connection, call: Call) -> None:
