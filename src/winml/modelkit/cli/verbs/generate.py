@@ -123,8 +123,8 @@ _sampling = partial(grouped_option, group=GENERATION, is_common=True)
     is_flag=False,
     flag_value=RECORDED,
     metavar="[CHECKPOINT]",
-    help="Also run PyTorch and compare the texts. Shows the first token that differs. Without a value: the local "
-    "checkpoint that the model was exported from.",
+    help="Also run PyTorch and compare the texts. Shows the first token that differs, which is no error of a quantized "
+    "model. Without a value: the local checkpoint that the model was exported from.",
 )
 @provider_options
 @quiet_option("Print the generated text only.")
@@ -135,8 +135,7 @@ def command(**options: Any) -> None:
 
     The text is streamed to stdout, everything else to stderr.
 
-    Exit codes: 0 success, 1 failure, 2 usage error, 3 PyTorch generates a different text (--reference). Of a quantized
-    model, a different text is a result: the number of equal tokens is shown.
+    Exit codes: 0 success, 1 failure, 2 usage error, 3 PyTorch generates a different text (--reference).
     """
     files = _refuse_early(options)
     adapter = _adapter(files, options["adapter"])
