@@ -504,7 +504,7 @@ def _is_on_disk(source: ModelSource, request: ModelRequest) -> bool:
     if source.kind != "hub":
         return source.kind in ("folder", "config")
     revision = request.revision
-    if revision is not None and not (isinstance(revision, str) and _REVISION.fullmatch(revision)):
+    if revision is not None and not _REVISION.fullmatch(revision):
         return False
     needs_weights = not request.random_weights
     return cached_snapshot(source.name, revision, needs_weights=needs_weights, needs_code=False) is not None
