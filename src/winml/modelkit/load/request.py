@@ -18,7 +18,6 @@ from typing import Literal
 from winml.modelkit.errors import CheckpointError, ModelPathError, UsageError, WinMLError
 from winml.modelkit.fields import RECORDED
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, CHECKPOINT_CONFIG_NAME, MODEL_SUFFIX, files_folder
-from winml.modelkit.graph.bundle import model_record
 from winml.modelkit.graph.files.foreign_files import check_library_files
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.graph.specs import DynamicRequest, InputTensorSpec, is_open
@@ -452,6 +451,8 @@ def recorded_adapters(metadata: Mapping[str, str], active: str | None = None) ->
         metadata: What the file says about itself.
         active: Name of the adapter that is active in the file; None: none is.
     """
+    from winml.modelkit.graph.bundle import model_record  # by those who read a file
+
     merged = []
     for text in map(str, model_record(metadata).get("adapters", ())):
         item = named_adapter(text)
@@ -475,6 +476,8 @@ def exported_from(
         UsageError: it does not say, or what it names is no checkpoint on this machine: a folder, a config, or a
             snapshot in the Hub cache. A file never makes us ask a network or run code it names.
     """
+    from winml.modelkit.graph.bundle import model_record  # by those who read a file
+
     record = model_record(metadata)
     if "name_or_path" not in record:
         raise UsageError(f"{option}: {displayed} does not record the model it was exported from", hint=hint)
