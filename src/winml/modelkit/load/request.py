@@ -440,6 +440,8 @@ def with_recorded_seed(request: ModelRequest, metadata: Mapping[str, str]) -> Mo
         request: The model that PyTorch runs beside the file.
         metadata: What the file says about itself.
     """
+    from winml.modelkit.graph.bundle import model_record  # by those who read a file
+
     seed = model_record(metadata).get("seed")
     return replace(request, seed=seed) if seed is not None and 0 <= seed <= LARGEST_SEED else request
 

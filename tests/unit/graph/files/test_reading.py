@@ -6,10 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from e2e.in_process import run_here
+from graphs import parse
 from winml.modelkit.errors import InputError, ModelPathError
+from winml.modelkit.graph.files.graph_reading import load_by_reference
 from winml.modelkit.graph.files.reading import RETAINED_BYTES, read_referring, read_structure
 
 LARGE = RETAINED_BYTES
@@ -202,3 +206,22 @@ def test_read_referring_names_the_place_of_large_initializers_and_keeps_everythi
     assert outside == sum(len(tensor.raw_data) >= RETAINED_BYTES for tensor in originals)
     assert referring.graph.node[0] == model.graph.node[0]
     assert referring.graph.sparse_initializer == model.graph.sparse_initializer
+
+
+def test_opset_of_the_long_domain_is_that_of_the_graph(tmp_path: Path) -> None:
+    """``ai.onnx`` is the empty domain, which ONNX Runtime reads, too; also in subgraphs."""
+    model = parse(
+        """m (float[2] x, bool c) => (float[2] y) { y = If (c) <
+            then_branch = t () => (float[2] p) { p = Relu (x) },
+            else_branch = e () => (float[2] q) { q = Neg (x) }> }""",
+        opset=11,
+    )
+    proto = ir.to_proto(model)
+    proto.opset_import[0].domain = "ai.onnx"
+    proto.graph.node[0].domain = "ai.onnx"
+    proto.graph.node[0].attribute[0].g.node[0].domain = "ai.onnx"
+    onnx.save(proto, tmp_path / "model.onnx")
+    loaded = load_by_reference(tmp_path / "model.onnx")
+    assert {"": 11} == loaded.opset_imports
+    assert {""} == {node.domain for node in loaded.graph.all_nodes()}
+    assert 0 == run_here("optimize", "-m", tmp_path / "model.onnx", "-o", tmp_path / "new.onnx", "--opset", "17").code

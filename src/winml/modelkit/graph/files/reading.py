@@ -224,7 +224,27 @@ def _parse_structure(data: mmap.mmap, path: Path, replace: _Replacement) -> onnx
             "UTF-8 text",
             hint="Export or download it again.",
         )
+    if any(entry.domain == _LONG_DOMAIN for entry in model.opset_import):
+        _shorten_domain(model)
     return model
+
+
+_LONG_DOMAIN = "ai.onnx"
+"""Specified: another spelling of ONNX's own domain, which is empty."""
+
+
+def _shorten_domain(model: onnx.ModelProto) -> None:
+    """Write ONNX's own domain as the empty text throughout a model, in place: its opset is looked up by this name."""
+    holders: list[Any] = [*model.opset_import, *(entry for item in model.functions for entry in item.opset_import)]
+    graphs: list[Any] = [model.graph, *model.functions]
+    while graphs:
+        nodes = graphs.pop().node
+        holders += nodes
+        for attribute in (attribute for node in nodes for attribute in node.attribute):
+            graphs += [attribute.g, *attribute.graphs] if attribute.HasField("g") else attribute.graphs
+    for holder in holders:
+        if holder.domain == _LONG_DOMAIN:
+            holder.domain = ""
 
 
 def _unreadable_texts(message: Any) -> Iterator[tuple[str, bytes]]:
