@@ -138,7 +138,6 @@ def test_script_in_a_package_is_found_from_the_working_directory(folder: Path) -
         ("def example_inputs():\n    return [torch.ones(1)] * 3", "make", InputError, "3 values"),
         ("def example_inputs():\n    return {'idx': torch.ones(1)}", "make", UsageError, "'idx'"),
         ("def example_inputs():\n    return {'scale': torch.ones(1)}", "make", UsageError, "needs ids"),
-        ("def example_inputs():\n    return torch.ones(0)", "make", UsageError, "an input"),
         ("def example_inputs():\n    return torch.ones(1, dtype=torch.complex64)", "make", UsageError, "unknown dtype"),
     ],
 )  # fmt: skip

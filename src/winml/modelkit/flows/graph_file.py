@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import tempfile
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ from winml.modelkit.graph.files.graph_reading import MergedKeys, graph_of, load_
 from winml.modelkit.graph.files.output_files import ExportPaths, OutputFiles, recover, refuse_inputs
 from winml.modelkit.graph.files.placing import external_files, place_copy
 from winml.modelkit.graph.files.reading import inline_functions, read_structure, reading_graph
-from winml.modelkit.graph.files.recovery import State, file_state
+from winml.modelkit.graph.files.recovery import State, file_state, temporary_folder
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.graph.fingerprint import is_normalized, stamp
 from winml.modelkit.graph.stage import StageResult
@@ -604,9 +603,9 @@ def _compare(task: GraphFileTask, work: GraphWork[ResultT], staged: Path) -> tup
             raise
     from winml.modelkit.optimize.pipeline import convert_opset
 
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         converted, _ = convert_opset(source, OLDEST_OPSET)
-        path = Path(folder) / task.source.name
+        path = folder / task.source.name
         write_model(converted, path)
         comparison = work.compare(path, staged, task.seed)
     note = (

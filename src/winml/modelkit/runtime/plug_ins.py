@@ -18,7 +18,6 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from winml.modelkit.errors import StageError, UsageError, first_line
-from winml.modelkit.graph.validity import OLDEST_OPSET
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS, ExecutionProvider
 from winml.modelkit.runtime.host import is_x86
 
@@ -64,6 +63,8 @@ def missing_kernel_hint(reason: str) -> str:
     if "Could not find an implementation" not in reason:
         return ""
     if _is_of_unsupported_opset(reason):
+        from winml.modelkit.graph.validity import OLDEST_OPSET  # imports onnx
+
         return (
             f"ONNX Runtime runs opsets from {OLDEST_OPSET} on: convert the file with winml optimize --opset "
             f"{_RECOMMENDED_OPSET}."
@@ -76,6 +77,8 @@ def _is_of_unsupported_opset(reason: str) -> bool:
     if (found := _MISSING_KERNEL.search(reason)) is None:
         return False
     import onnx
+
+    from winml.modelkit.graph.validity import OLDEST_OPSET
 
     try:
         newer = onnx.defs.get_schema(found[1], OLDEST_OPSET)

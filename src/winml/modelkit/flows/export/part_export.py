@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -147,12 +146,12 @@ def _blame_normalization(
         return
     # Draws, notes and steps of their own: those of the export stay as they are.
     raw_run = replace(run, draws={}, clock=StepClock(STEPS))
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         try:
             raw_graph = make_tagged_graph(raw_run, prepared, tagged_graph.exporter, normalizes=False)
             if raw_graph.exporter.name != tagged_graph.exporter.name:
                 return
-            path = Path(folder) / "raw.onnx"
+            path = folder / "raw.onnx"
             write_model(raw_graph.model, path)
             written = _written_graph(prepared.part, raw_graph, path)
             is_streamed = _streams_weights(prepared)
@@ -417,14 +416,14 @@ def _verified_on_copy(
     _refuse_other_weights(tagged_graph.model, prepared)
     # Inputs, notes and steps of their own: those of the model stay as they are.
     copied_run = replace(run, draws={}, clock=StepClock(STEPS))
-    with with_drawn_weights(prepared, run.seed) as drawn, tempfile.TemporaryDirectory() as folder:
+    with with_drawn_weights(prepared, run.seed) as drawn, temporary_folder() as folder:
         try:
             copied = make_tagged_graph(copied_run, drawn, tagged_graph.exporter)
         except ExportError:  # the model does not run with any weights
             return None
         if fingerprint(copied.model) != fingerprint(tagged_graph.model):
             return None
-        path = Path(folder) / "copy.onnx"
+        path = folder / "copy.onnx"
         write_model(copied.model, path)
         written = WrittenGraph(
             path, copied.model, drawn.part.inputs, copied.draw, copied.proof, copied.assumed, copied.reads
