@@ -168,8 +168,8 @@ def decoder_tokens(inputs: Sequence[GraphInput], requested: Mapping[str, int]) -
     length = tokens if tokens is not None else past
     if length is None:
         bounds = bounds_by_name(inputs)
-        largest = [bounds[name].max for name in (axes.tokens, *axes.past) if name in bounds]
-        return max(min(TOKENS, limit, *(size for size in largest if size is not None)), 1)
+        limits = [bounds[name].max for name in (axes.tokens, *axes.past) if name in bounds]
+        return max(min(TOKENS, limit, *(size for size in limits if size is not None)), 1)
     if positions is not None and length > limit:
         raise UsageError(
             f"--shape-config: {axes.tokens if tokens is not None else axes.past[0]} {length}: the model has "
