@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-__all__ = ["Cost", "run", "spread"]
-
 
 @dataclass(frozen=True)
 class Cost:

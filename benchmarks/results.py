@@ -15,8 +15,6 @@ import shlex
 import sys
 from pathlib import Path
 
-__all__ = ["add_save_option", "markdown_table", "publish"]
-
 FOLDER = Path(__file__).resolve().parent / "results"
 LOAD_AT_START = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 """Load average of the last minute before this benchmark computes anything; Windows has none."""

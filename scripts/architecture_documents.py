@@ -25,8 +25,6 @@ from winml.modelkit.results.sweep import (
     SweepResult,
 )
 
-__all__ = ["document", "evaluation_of", "exporter_summary", "generation_summary", "summary", "write_documents"]
-
 _FOLDER = Path("docs", "reference")
 _CAUSAL = "ForCausalLM"
 _EXPORTER_KEY = "export.exporter"

@@ -14,8 +14,6 @@ from typing import Any
 
 from written_document import write_or_check
 
-__all__ = ["benchmark_page"]
-
 REPOSITORY = Path(__file__).resolve().parent.parent
 BENCHMARKS = REPOSITORY / "benchmarks"
 TARGET = REPOSITORY / "docs" / "reference" / "benchmarks.md"

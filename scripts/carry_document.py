@@ -8,8 +8,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-__all__ = ["DOCUMENT", "ROOT", "run_measurement"]
-
 ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / "docs" / "reference" / "carry.md"
 

@@ -42,7 +42,8 @@ from foreign_tools import (  # noqa: E402
 from winml.modelkit import HTPExporter  # noqa: E402
 from winml.modelkit.graph.files.graph_reading import load_foreign  # noqa: E402
 from winml.modelkit.hierarchy import address  # noqa: E402
-from winml.modelkit.hierarchy.carry.carrying import Way, carry_tags  # noqa: E402
+from winml.modelkit.hierarchy.carry.carrying import carry_tags  # noqa: E402
+from winml.modelkit.hierarchy.carry.matching import Way  # noqa: E402
 from winml.modelkit.hierarchy.tagging import (  # noqa: E402
     all_nodes,
     clear_tag,

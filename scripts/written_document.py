@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-__all__ = ["write_or_check"]
-
 
 def write_or_check(target: Path, text: str) -> None:
     """Write a document; with ``--check`` on the command line, compare it instead.

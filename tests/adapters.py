@@ -12,8 +12,6 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-__all__ = ["matrices", "merge_by_formula", "save_adapter"]
-
 
 def matrices(module: nn.Module, rank: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
     """Return the two matrices of a module by what follows its name in the file."""

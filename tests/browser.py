@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Browser", "opened_browser"]
-
 DEADLINE_S = 60.0
 """Chosen: far above the seconds that a start takes on a busy machine."""
 _FLAGS = (

@@ -19,8 +19,6 @@ from safetensors.torch import load_file, save_file
 from generating import save_decoder, save_tokenizer
 from winml.modelkit.arrays import Array
 
-__all__ = ["CodedLinear", "SavedCheckpoint", "pack_words", "save_awq", "save_coded", "save_gptq"]
-
 SIZES: Mapping[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64,

@@ -8,8 +8,6 @@ from typing import Any
 from checkpoints import CONFIGS, build_model, make_distinct
 from generating import save_tokenizer
 
-__all__ = ["build_whisper", "save_encoder_decoder"]
-
 WHISPER = {
     "vocab_size": 120,
     "d_model": 32,

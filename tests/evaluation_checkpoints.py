@@ -13,8 +13,6 @@ import numpy as np
 
 from checkpoints import build_model
 
-__all__ = ["WORDS", "export_open", "pipeline_of", "save_images", "save_task_checkpoint", "sentences", "text_tokenizer"]
-
 WORDS = tuple("".join(letters) for letters in itertools.product("bdgklmnrst", "aeio", "lnrst"))[:100]
 """Words of a made-up language."""
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

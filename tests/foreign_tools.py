@@ -14,21 +14,6 @@ import onnxruntime
 from winml.modelkit import optimize_onnx
 from winml.modelkit.flows.retag import retag_model
 
-__all__ = [
-    "Tool",
-    "dynamic_quantization",
-    "float16",
-    "onnxscript_fusions",
-    "onnxscript_optimizer",
-    "onnxsim",
-    "onnxslim",
-    "opset_21",
-    "optimized",
-    "ort_level",
-    "ort_transformers",
-    "retagged",
-]
-
 Tool = Callable[[Path, Path], None]
 """Reads the first file and writes the second."""
 

@@ -10,8 +10,6 @@ import onnx.parser
 
 from checkpoints import build_model
 
-__all__ = ["CHAT_TEMPLATE", "PROMPT", "build_decoder", "counting_graph", "save_decoder", "save_tokenizer"]
-
 PROMPT = "the king"
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ bos_token }}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"

@@ -11,8 +11,6 @@ from graphs import parse
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
 
-__all__ = ["MODULES", "SIZE", "save_chain", "save_groups"]
-
 SIZE = 32
 _ZEROS = f"{{{', '.join(['0'] * SIZE**2)}}}"
 _WEIGHT = f"float[{SIZE},{SIZE}]"

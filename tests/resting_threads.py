@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["rest_where_cores_are_shared"]
-
 
 def rest_where_cores_are_shared() -> None:
     """Let threads of ONNX Runtime sleep where workers share the cores; what is computed stays as it is.

@@ -8,8 +8,6 @@ import onnx_ir as ir
 
 from graphs import parse
 
-__all__ = ["NET", "SCRIPT", "write_models"]
-
 NET = """m (float[2, 8] x) => (float[2, 8] y) <float[8, 8] w_1 = {{{ones}}}, float[8, 8] w_2 = {{{ones}}}> {{
     a = MatMul(x, w_1)
     b = Relu(a)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import functools
 import sys
 
-__all__ = ["share_operator_table"]
-
 
 def share_operator_table() -> None:
     """Let ``ONNXRegistry.from_torchlib`` copy a table that it built before, once torch has imported the class."""

@@ -10,8 +10,6 @@ from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTra
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-__all__ = ["UnknownConfig", "UnknownForCausalLM"]
-
 EXPERTS, HEADS, WIDTH = 3, 2, 16
 
 

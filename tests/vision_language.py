@@ -10,8 +10,6 @@ import numpy as np
 
 from checkpoints import make_distinct
 
-__all__ = ["PLACE", "save_image", "save_vision_language", "vision_language_processor"]
-
 PLACE = 3
 """The token that stands for an image."""
 _SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}

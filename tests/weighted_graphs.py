@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["CONVOLUTION", "PERCEPTRON", "weight"]
-
 
 def weight(name: str, *shape: int, dtype: str = "float") -> str:
     """Return the text of an initializer; begin its name with ``w`` for random values, else they are zero."""

@@ -28,8 +28,6 @@ from typing import Any
 
 from e2e.workplace import Outcome
 
-__all__ = ["Block", "PageRun", "blocks_of", "given_of", "matches"]
-
 _BLOCK = re.compile(
     r"(?P<marks>(?:^<!-- [^\n]* -->\n+)*)^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )

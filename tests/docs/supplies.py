@@ -29,8 +29,6 @@ from evaluation_checkpoints import pipeline_of, save_images, save_task_checkpoin
 from generating import save_decoder
 from vision_language import save_image, save_vision_language
 
-__all__ = ["HUB_ID", "Supplies"]
-
 HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 _TEXT: Mapping[str, Any] = {"vocab_size": 30522, "max_position_embeddings": 512}
 _LABELS = ("negative", "positive")

@@ -16,8 +16,6 @@ from e2e.workplace import Outcome
 from winml.modelkit.cli.main import main
 from winml.modelkit.graph.files.named_paths import taken_read, taken_settled
 
-__all__ = ["run_here"]
-
 
 def run_here(*arguments: str | Path, stdin: str = "") -> Outcome:
     """Run ``winml`` in the current directory; what it changes in this process is put back."""

@@ -27,8 +27,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-__all__ = ["can_run_warm", "run_warm"]
-
 LIBRARIES = (
     "click",
     "numpy",

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from e2e.warm_processes import can_run_warm, run_warm
 
-__all__ = ["WITH_A_LIMIT", "Outcome", "Workplace"]
-
 WITH_A_LIMIT = """
 import resource, signal, sys
 # As a full disk does, the limit makes writing fail; Python would otherwise be killed by the signal.

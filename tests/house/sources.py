@@ -116,11 +116,14 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.Functi
             yield from functions(node, prefix)
 
 
-def exported_names(module: Module) -> list[str] | None:
-    """Return the literal ``__all__`` of a module, or None where it has none."""
+def defined_names(module: Module) -> Iterator[str]:
+    """Yield the public functions, classes and constants that a module defines at its top level."""
     for node in module.tree.body:
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
-            names = ast.literal_eval(node.value)
-            assert isinstance(names, (list, tuple))
-            return [str(name) for name in names]
-    return None
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names = [node.name]
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [target.id for target in targets if isinstance(target, ast.Name)]
+        else:
+            continue
+        yield from (name for name in names if not name.startswith("_"))

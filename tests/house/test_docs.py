@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import winml.modelkit
-from house.sources import REPOSITORY, exported_names, modules, package_folder, repository_files
+from house.sources import REPOSITORY, defined_names, modules, package_folder, repository_files
 from house.test_layers import ORDER
 from house.test_private_seams import SEAMS
 
@@ -86,7 +86,7 @@ def test_winml_commands_in_documents_use_real_options() -> None:
 def test_acronyms_in_docstrings_are_in_the_table_of_words() -> None:
     """Whoever meets a capital abbreviation in a docstring finds it spelled out in one place."""
     spelled = set(re.findall(r"^\| ([A-Z][A-Z0-9]+) \|", _WORDS.read_text(encoding="utf-8"), re.MULTILINE))
-    constants = {name for module in modules() for name in exported_names(module) or ()}
+    constants = {name for module in modules() for name in defined_names(module)}
     used = {
         word.removesuffix("s")
         for module in modules()

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import ast
-import importlib
+import re
+from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
 import winml.modelkit
-from house.sources import PACKAGE, Module, exported_names, modules
-
-WITH_ALL = [module for module in modules() if module.name and exported_names(module) is not None]
+from house.sources import PACKAGE, REPOSITORY, Module, defined_names, modules, package_folder, repository_files
 
 
-def _defined_names(module: Module) -> set[str]:
-    """Return the public functions and classes a module defines at its top level."""
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    return {node.name for node in module.tree.body if isinstance(node, kinds) and not node.name.startswith("_")}
+def _shown_names(module: Module) -> set[str]:
+    """Return the names that annotations and bases of a module's top level use, functions and fields included."""
+    shown: list[ast.AST | None] = []
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ClassDef):
+            shown += node.bases
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            arguments = node.args
+            shown += [node.returns, *(each.annotation for each in ast.walk(arguments) if isinstance(each, ast.arg))]
+        elif isinstance(node, ast.AnnAssign):
+            shown.append(node.annotation)
+        elif isinstance(node, ast.Assign) and isinstance(node.value, (ast.Subscript, ast.BinOp)):
+            shown.append(node.value)
+    return {name.id for part in shown if part for name in ast.walk(part) if isinstance(name, ast.Name)}
 
 
 def _undocumented(module: Module) -> set[str]:
@@ -63,13 +73,20 @@ def test_package_unknown_name_is_refused_with_the_names_there_are() -> None:
         winml.modelkit.export_tensorflow  # noqa: B018 -- the access is what is tested
 
 
-@pytest.mark.parametrize("module", WITH_ALL, ids=lambda module: module.name)
-def test_module_all_lists_what_the_module_defines(module: Module) -> None:
-    """Public functions and classes are in ``__all__``, and everything in it exists."""
-    names = exported_names(module) or []
-    loaded = importlib.import_module(f"{PACKAGE}.{module.name}")
-    assert set() == _defined_names(module) - set(names)
-    assert [] == [name for name in names if not hasattr(loaded, name)]
+def test_names_that_no_other_file_uses_are_private() -> None:
+    """A name without an underscore is used by another file, or a public signature of its module shows it."""
+    files = [path for path in repository_files() if path.suffix in {".py", ".md", ".toml", ".ipynb", ".yml"}]
+    users: dict[str, set[Path]] = defaultdict(set)
+    for path in files:
+        for word in set(re.findall(r"[A-Za-z_]\w*", path.read_text(encoding="utf-8"))):
+            users[word].add(path)
+    sources = REPOSITORY / "src" / Path(*PACKAGE.split("."))
+    assert [] == [
+        f"{module.name}: {name}"
+        for module in modules()
+        for name in sorted({*defined_names(module)} - _shown_names(module))
+        if not users[name] - {sources / module.path.relative_to(package_folder())}
+    ]
 
 
 @pytest.mark.parametrize("module", modules(), ids=lambda module: module.name or PACKAGE)

@@ -21,8 +21,8 @@ from winml.modelkit import sweep_models
 from winml.modelkit.errors import UsageError
 from winml.modelkit.results.sweep import SweepResult
 from winml.modelkit.sweep.cells import Cell
-from winml.modelkit.sweep.sweep import SweepOptions, SweepStoppedError
-from winml.modelkit.sweep.work_queue import SweepListener
+from winml.modelkit.sweep.sweep import SweepOptions
+from winml.modelkit.sweep.work_queue import SweepListener, SweepStoppedError
 
 OBEYING = """
 import signal

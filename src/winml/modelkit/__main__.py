@@ -11,8 +11,6 @@ if __name__ == "__main__" and not (sys.flags.isolated or getattr(sys.flags, "saf
 
 import signal
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run ``winml`` and leave the process."""

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Array", "Arrays"]
-
 Array: TypeAlias = "NDArray[Any]"
 """A numpy array of any data type and shape."""
 Arrays: TypeAlias = "Mapping[str, NDArray[Any]]"

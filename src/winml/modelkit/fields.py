@@ -15,29 +15,6 @@ from typing import Any, Literal, get_args, get_origin
 
 from winml.modelkit.errors import UsageError
 
-__all__ = [
-    "ADVANCED",
-    "CALIBRATION",
-    "DATASET",
-    "DEVICE",
-    "EXPORT",
-    "GENERAL",
-    "GENERATION",
-    "INPUTS",
-    "LIMITS",
-    "MODEL",
-    "OUTPUT",
-    "QUANTIZATION",
-    "RECORDED",
-    "SIZES",
-    "VERIFICATION",
-    "Field",
-    "declare",
-    "fields_of",
-    "in_groups",
-    "read_columns",
-]
-
 MODEL, INPUTS, SIZES, OUTPUT = "Model", "Inputs", "Sizes", "Output"
 EXPORT, QUANTIZATION, CALIBRATION = "Export", "Quantization", "Calibration"
 DATASET, LIMITS, GENERATION = "Dataset", "Metrics and limits", "Generation"

@@ -5,29 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-__all__ = [
-    "DECODER",
-    "EMBEDDING",
-    "ENCODER",
-    "PROMPT",
-    "VISION",
-    "built_part_name",
-    "data_path",
-    "files_folder",
-    "is_data_of",
-    "is_output_name",
-    "is_plain_name",
-    "measured_path",
-    "numbered_data_path",
-    "optimized_path",
-    "part_path",
-    "report_path",
-    "sidecar_path",
-    "stays_inside",
-    "unfinished_data_path",
-    "unfinished_work_path",
-]
-
 MODEL_SUFFIX = ".onnx"
 BUILT_MODEL_NAME = "model.onnx"
 """The result of the last stage of a build of one part."""
@@ -63,7 +40,7 @@ COMPILED_NAME = "compiled.onnx"
 EXTRACT_MANIFEST_NAME = "extract_manifest.json"
 """Names the models in a folder of cut out modules."""
 SIDECAR_SUFFIX = "_htp_metadata.json"
-REPORT_SUFFIX = "_htp_export_report.md"
+_REPORT_SUFFIX = "_htp_export_report.md"
 PARTIAL_PREFIX = ".winml-partial-"
 """Start of the name of a hidden folder of files being written; the next command that writes beside it removes one that
 a killed process left."""
@@ -107,7 +84,7 @@ TUNE_EXPORT_NAME = "exported"
 TUNE_FIXED_NAME = "fixed.onnx"
 """Beside it: the file that is tuned, with the dynamic dimensions fixed at which it is run."""
 OPTIMIZED_SUFFIX = "_opt"
-MEASURED_SUFFIX = ".measured.json"
+_MEASURED_SUFFIX = ".measured.json"
 """End of the name of a file beside an answer that is not finished: what was measured for it."""
 
 
@@ -158,7 +135,7 @@ def optimized_path(model: Path) -> Path:
 
 def measured_path(output: Path) -> Path:
     """Return where measurements are kept until the answer made of them is written: ``<name>.measured.json``."""
-    return output.with_name(f"{output.name}{MEASURED_SUFFIX}")
+    return output.with_name(f"{output.name}{_MEASURED_SUFFIX}")
 
 
 def is_data_of(model: str, name: str) -> bool:
@@ -179,7 +156,7 @@ def sidecar_path(model: Path) -> Path:
 
 def report_path(model: Path) -> Path:
     """Return where the Markdown report of an export is written: ``<stem>_htp_export_report.md`` beside it."""
-    return model.with_name(f"{model.stem}{REPORT_SUFFIX}")
+    return model.with_name(f"{model.stem}{_REPORT_SUFFIX}")
 
 
 _LONGEST_NAME = 255

@@ -34,18 +34,6 @@ from winml.modelkit.options import read_text_file
 if TYPE_CHECKING:
     from winml.modelkit.results.build_manifest import BuildManifest
 
-__all__ = [
-    "FoundFolder",
-    "FoundModel",
-    "chosen_parts",
-    "found_folder",
-    "onnx_file",
-    "onnx_file_in",
-    "part_files",
-    "readable_file",
-    "refuse_unknown_parts",
-]
-
 
 @dataclass(frozen=True)
 class FoundModel:

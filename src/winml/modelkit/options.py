@@ -25,27 +25,6 @@ import pydantic
 from winml.modelkit.errors import ConfigError, UsageError
 from winml.modelkit.fields import Field, fields_of
 
-__all__ = [
-    "JSON_LIMIT_BYTES",
-    "Drop",
-    "JsonError",
-    "Options",
-    "drop_at",
-    "drop_words",
-    "load_json",
-    "load_metadata",
-    "nearest",
-    "options_of",
-    "parse_json",
-    "parse_options",
-    "read_drop",
-    "read_json",
-    "read_json_file",
-    "read_text_file",
-    "record_of",
-    "unknown_key_message",
-]
-
 JSON_LIMIT_BYTES = 100_000_000
 """Chosen: the limit that the safetensors format sets for its header, and ten times the largest index of weights."""
 _DEEPEST = 100

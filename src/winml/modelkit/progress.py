@@ -15,17 +15,6 @@ from typing import TypeVar
 from winml.modelkit.errors import WinMLError
 from winml.modelkit.records import Record, entry
 
-__all__ = [
-    "RunningStep",
-    "StepClock",
-    "StepEvent",
-    "StepTiming",
-    "count_progress",
-    "counted",
-    "part_of_step",
-    "running_step",
-]
-
 _T = TypeVar("_T")
 
 

@@ -17,8 +17,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-__all__ = ["Record", "entry", "json_value", "record_keys", "recorded"]
-
 _ENTRY = "entry"
 """Where the metadata of a field holds how it is written, and the getter of a property as well."""
 

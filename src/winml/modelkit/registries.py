@@ -27,23 +27,11 @@ if TYPE_CHECKING:
 
     from pydantic import GetCoreSchemaHandler
 
-__all__ = [
-    "CONTRACT",
-    "REGISTRIES",
-    "Names",
-    "PlugIn",
-    "Registry",
-    "damaged_package",
-    "installed_plug_ins",
-    "installed_sources",
-    "search_path",
-]
-
 CONTRACT = "v1"
 """Version of the contracts in ``extend``; a plug-in package names the one it was written for in the entry-point group
 ``winml.contract``."""
 
-REGISTRIES: Mapping[str, str] = {
+_REGISTRIES: Mapping[str, str] = {
     "configs": "winml.modelkit.builds.foreign_configs:CONFIG_READERS",
     "families": "winml.modelkit.load.families.input_decisions:FAMILIES",
     "layouts": "winml.modelkit.builds.layouts.layout:LAYOUTS",
@@ -314,8 +302,8 @@ def installed_plug_ins() -> tuple[PlugIn, ...]:
     """
     found: list[PlugIn] = []
     for group, plug_ins in sorted(_installed(search_path()).items()):
-        if group in REGISTRIES:
-            registry: Registry[Any] = _resolved(REGISTRIES[group])
+        if group in _REGISTRIES:
+            registry: Registry[Any] = _resolved(_REGISTRIES[group])
             found += registry.reported()
         elif group == _CONTRACT:
             found += plug_ins

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["__version__", "install_command"]
-
 __version__ = "0.3.0"
 """Also read by the build, so that the distribution and the package cannot disagree."""
 

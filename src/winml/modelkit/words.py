@@ -6,20 +6,6 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-__all__ = [
-    "MOST_DB",
-    "count_noun",
-    "count_words",
-    "decibel_words",
-    "json_printable",
-    "message_words",
-    "printable",
-    "shape_words",
-    "size_words",
-    "terminal_text",
-    "time_words",
-]
-
 MOST_DB = 200.0
 """Chosen: an exact answer has an infinite ratio, which JSON cannot hold; rounding of float64 is at about 300."""
 
@@ -30,7 +16,7 @@ _CONTROLS = frozenset({"Cc", "Cs"})
 """Of these, what a terminal obeys and what no stream encodes."""
 LONGEST_TEXT = 200
 """Characters of one foreign text in a message. Chosen: two lines of a terminal."""
-LONGEST_MESSAGE = 2000
+_LONGEST_MESSAGE = 2000
 """Characters of a message. Chosen: longer than any of ours."""
 _LONG_TEXT = re.compile(
     rf"(?P<open>['\"])?(?P<text>(?(open)(?:(?!(?P=open)).){{{LONGEST_TEXT + 1},}}|\S{{{LONGEST_TEXT + 1},}}))"
@@ -159,7 +145,7 @@ def message_words(text: str) -> str:
     >>> message_words("node '" + "x" * 5000 + "' is unknown")[-50:]
     "xxxxxxxxxxxxxxxxxxx… (5000 characters)' is unknown"
     """
-    return _cut(_LONG_TEXT.sub(_cut_match, printable(text)), LONGEST_MESSAGE)
+    return _cut(_LONG_TEXT.sub(_cut_match, printable(text)), _LONGEST_MESSAGE)
 
 
 def _cut_match(match: re.Match[str]) -> str:

@@ -16,8 +16,6 @@ from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import MeasuredValue, QuantizeResult, quantize
 
-__all__ = ["FixedSamples", "modules_of", "quantized", "tagged_graph"]
-
 
 class FixedSamples:
     """Statistics over fixed samples."""

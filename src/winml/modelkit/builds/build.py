@@ -84,22 +84,6 @@ if TYPE_CHECKING:
     from winml.modelkit.flows.quantize.quantize import Quantization
     from winml.modelkit.results.export_result import ExportedPart
 
-__all__ = [
-    "BuildCache",
-    "BuildCompanions",
-    "BuildListener",
-    "PlacedModel",
-    "handed_over_stages",
-    "has_sidecar",
-    "identify_plan",
-    "input_record",
-    "model_sidecar",
-    "names_of_build",
-    "reusable_model",
-    "run_build",
-    "with_chosen_stages",
-]
-
 # --- Puts config, tokenizer and processor files beside a built model, and knows those that the user changed since.
 #
 # A file is ours as long as its content is what a build wrote. What the user changed stays, and is ours no more.
@@ -370,7 +354,7 @@ def has_sidecar(part: BuiltPart) -> bool:
     return _export_sidecar(part) is not None
 
 
-def model_sidecar(part: BuiltPart, folder: Path, written: Path, data: Mapping[str, int]) -> tuple[str | None, str]:
+def _model_sidecar(part: BuiltPart, folder: Path, written: Path, data: Mapping[str, int]) -> tuple[str | None, str]:
     """Return the sidecar of a finished part, and what is to be said of it.
 
     Args:
@@ -567,7 +551,7 @@ def reusable_model(
     earlier = manifest.part(part.name) if manifest is not None else None
     if manifest is None or earlier is None or not earlier.model:
         return None
-    is_same = earlier.last_files == part.current_files and manifest.input == input_record(job)
+    is_same = earlier.last_files == part.current_files and manifest.input == _input_record(job)
     is_same = is_same and earlier.model[0].name == layout.model_name(part)
     is_same = is_same and layout.names_data_of([file.name for file in earlier.model])
     if not is_same or any(record.status == "run" for record in part.records):
@@ -577,7 +561,7 @@ def reusable_model(
     return retained if is_whole else None
 
 
-def input_record(job: BuildJob) -> dict[str, object]:
+def _input_record(job: BuildJob) -> dict[str, object]:
     """Return what the manifest says of the model a build starts from."""
     return {"model": job.plan.request.model, **job.identity.record}
 
@@ -689,7 +673,7 @@ class _Build:
             companions=self._companions.records,
             deploy=self._deployed_files(models) if status == "done" else (),
             layout=job.plan.config.layout,
-            input=input_record(self._job),
+            input=_input_record(self._job),
             started=self._started.isoformat(timespec="seconds"),
             seconds=round(time.perf_counter() - self._started_at, 3),
             normalizations=sum(record.normalizations for part in self._parts for record in part.records),
@@ -783,7 +767,7 @@ class _Build:
         if not self._job.plan.is_deployed:  # it may share the data of its stage
             shared = (file for file in part.current_files[1:] if not file.name.endswith(SIDECAR_SUFFIX))
             data = {**{file.name: file.size_bytes for file in shared}, **data}
-        return model_sidecar(part, folder, files.reserve(path), data)
+        return _model_sidecar(part, folder, files.reserve(path), data)
 
     def _claim_data(self, placed: Iterable[tuple[str, ...]]) -> None:
         """Let data be ours whose names are not made of its content, and may be somebody's."""

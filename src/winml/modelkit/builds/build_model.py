@@ -35,18 +35,6 @@ from winml.modelkit.progress import StepEvent
 from winml.modelkit.results.build_manifest import BuildResult
 from winml.modelkit.version import __version__
 
-__all__ = [
-    "build_hf_model",
-    "build_in_cache",
-    "build_onnx_model",
-    "cache_folder",
-    "cache_key",
-    "exported_model",
-    "passed_build_config",
-    "read_build_config",
-    "refuse_deploying",
-]
-
 _KEY_VERSION = 1
 """Part of the key of a folder in the cache, under the name it had in the first version. Raised when such folders must
 not be used any more; a newer manifest alone is no reason."""

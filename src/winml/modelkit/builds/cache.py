@@ -39,23 +39,6 @@ from winml.modelkit.results.cache_contents import CacheContents, CachedBuild
 from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep
 from winml.modelkit.version import __version__
 
-__all__ = [
-    "CACHE_WORDS",
-    "digest",
-    "file_digest",
-    "hash_file",
-    "library_versions",
-    "list_cache",
-    "only_looking",
-    "place_state",
-    "plan_cached_export",
-    "read_digest",
-    "remove_builds",
-    "resume_identity",
-    "stored_bytes",
-    "tool_versions",
-]
-
 CACHE_WORDS = {"another output path": f"another folder for the cache ({CACHE_VARIABLE})"}
 """What a message on an output says instead of the cache."""
 
@@ -222,7 +205,7 @@ def plan_cached_export(request: ModelRequest) -> Plan:
     """
     source = resolve_source(plan_build(WinMLBuildConfig(), request).request)
     with rename_options(CACHE_WORDS):
-        refuse_existing([cache_root() / BUILDS_FOLDER / "*"], overwrite=True)
+        refuse_existing([cache_root() / _BUILDS_FOLDER / "*"], overwrite=True)
     condition = "the cache does not hold the export"
     return Plan(
         verb="export",
@@ -232,8 +215,8 @@ def plan_cached_export(request: ModelRequest) -> Plan:
     )
 
 
-BUILDS_FOLDER = "builds"
-NOTE_FOLDERS = ("stages", "digests", "open_sizes", "statistics")
+_BUILDS_FOLDER = "builds"
+_NOTE_FOLDERS = ("stages", "digests", "open_sizes", "statistics")
 """Small files: which result is where, digests of files, which sizes models take, and statistics of activations."""
 
 
@@ -253,7 +236,7 @@ def list_cache(older_than: timedelta | None = None) -> CacheContents:
     now = datetime.now().astimezone()
     chosen = [build for build in builds if older_than is None or now - build.written > older_than]
     chosen.sort(key=lambda build: build.written, reverse=True)
-    notes = (path for name in NOTE_FOLDERS for path in _notes(root / name))
+    notes = (path for name in _NOTE_FOLDERS for path in _notes(root / name))
     copies = (root / COPIES_FOLDER).rglob("*")
     return CacheContents(root, tuple(chosen), 0 if older_than is not None else stored_bytes((*notes, *copies)))
 
@@ -274,7 +257,7 @@ def remove_builds(contents: CacheContents) -> CacheContents:
     is_empty = not any(_build_folders(root))
     dead_notes = [
         path
-        for name in NOTE_FOLDERS
+        for name in _NOTE_FOLDERS
         for path in _notes(root / name)
         if is_empty or (name == "stages" and not _leads_somewhere(path))
     ]
@@ -285,7 +268,7 @@ def remove_builds(contents: CacheContents) -> CacheContents:
     for path in dead_notes:
         with _removal_errors(path):
             path.unlink(missing_ok=True)
-    for name in (*NOTE_FOLDERS, BUILDS_FOLDER):
+    for name in (*_NOTE_FOLDERS, _BUILDS_FOLDER):
         with contextlib.suppress(OSError):
             (root / name).rmdir()  # where it is empty
     return CacheContents(root, tuple(removed), freed, tuple(in_use))
@@ -293,7 +276,7 @@ def remove_builds(contents: CacheContents) -> CacheContents:
 
 def _build_folders(root: Path) -> Iterator[Path]:
     """Yield the folders that builds in the cache made; those of anybody else have another name, or hold no build."""
-    for path in _entries(root / BUILDS_FOLDER, Path.is_dir):
+    for path in _entries(root / _BUILDS_FOLDER, Path.is_dir):
         if _BUILD_NAME.fullmatch(path.name) and any(
             (path / name).is_file() for name in (BUILD_MANIFEST_NAME, BUILD_LOCK_NAME)
         ):

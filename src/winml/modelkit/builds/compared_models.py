@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from winml.modelkit.load.live_module import ExampleInputs
     from winml.modelkit.results.comparison import ModelComparison
 
-__all__ = ["FoundPairs", "compare_models", "found_pairs", "found_side"]
-
 
 def compare_models(
     reference: str | os.PathLike[str] | ModelRequest | nn.Module,

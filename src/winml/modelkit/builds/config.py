@@ -26,26 +26,6 @@ from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import FLOAT32, PRECISIONS, PrecisionName
 from winml.modelkit.runtime.execution_providers import Device, find_execution_provider
 
-__all__ = [
-    "AUTO_PRECISION",
-    "SCHEMA_VERSION",
-    "SECTIONS",
-    "CompileSection",
-    "EvalSection",
-    "LoaderSection",
-    "ModelSection",
-    "OptimSection",
-    "QuantSection",
-    "WinMLBuildConfig",
-    "auto_words",
-    "check_load_keywords",
-    "idle_quantization",
-    "loader_section",
-    "parse_build_config",
-    "quantize_options",
-    "with_precision",
-]
-
 SCHEMA_VERSION: Final = 1
 """Raised when a key changes its name or meaning; :data:`MIGRATIONS` then learns how to read the version before."""
 
@@ -57,7 +37,7 @@ AUTO_PRECISION: Final = "auto"
 ProviderName = Annotated[str, pydantic.Field(min_length=1)]
 
 
-class ModelSection(Options):
+class _ModelSection(Options):
     """Which model it is, without how it is loaded."""
 
     model: str | None = None
@@ -65,12 +45,12 @@ class ModelSection(Options):
 
 
 if TYPE_CHECKING:
-    LoaderSection = ModelSection
+    LoaderSection = _ModelSection
 else:
     # What a request holds is declared in load/load_options.py, once; the keys of the section are made from it.
     LoaderSection = pydantic.create_model(
         "LoaderSection",
-        __base__=ModelSection,
+        __base__=_ModelSection,
         __doc__="Which model it is.",
         **{
             option.name: (option.annotation, pydantic.Field(option.default, description=option.description))
@@ -257,7 +237,7 @@ def _input_record(spec: Any) -> dict[str, object]:
     return {**spec.as_record(), **ending}
 
 
-AUTO_PRECISIONS: Mapping[Device, PrecisionName] = {"cpu": FLOAT32, "gpu": "fp16", "npu": "w8a16"}
+_AUTO_PRECISIONS: Mapping[Device, PrecisionName] = {"cpu": FLOAT32, "gpu": "fp16", "npu": "w8a16"}
 """Kind of device → the precision that ``auto`` stands for. Chosen: a CPU computes float32 as exactly as PyTorch does,
 and whether it gains by fewer bits depends on its instructions; GPUs compute in 16-bit floating point; NPUs compute in
 integers, and 16 bits for activations keep most of the answer."""
@@ -267,7 +247,7 @@ def quantize_options(section: QuantSection) -> QuantizeOptions:
     """Return what the stage is asked for; ``auto`` becomes the precision it stands for."""
     values = {name: getattr(section, name) for name in QuantizeOptions.model_fields}
     if section.precision == AUTO_PRECISION:
-        values["precision"] = AUTO_PRECISIONS[_device_of(section)]
+        values["precision"] = _AUTO_PRECISIONS[_device_of(section)]
     return QuantizeOptions(**values)
 
 
@@ -293,7 +273,7 @@ def auto_words(section: QuantSection) -> str:
     device = _device_of(section)
     reason = f"on the {device}, the default of {section.ep}" if section.device is None and section.ep else ""
     reason = reason or (f"on the {device}" if section.device else f"on the {device}, the default device")
-    return f"precision auto is {AUTO_PRECISIONS[device]} {reason}"
+    return f"precision auto is {_AUTO_PRECISIONS[device]} {reason}"
 
 
 def with_precision(section: QuantSection | None, precision: str) -> QuantSection:

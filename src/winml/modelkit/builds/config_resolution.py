@@ -13,8 +13,6 @@ from winml.modelkit.export.config import first_choice
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import ResolvedModel, resolve_model
 
-__all__ = ["resolve_build_config"]
-
 
 def resolve_build_config(
     config: WinMLBuildConfig, request: ModelRequest, *, model_type: str | None = None

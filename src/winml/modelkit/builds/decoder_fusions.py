@@ -21,8 +21,6 @@ from winml.modelkit.optimize.decoders.interface import DecoderInterface
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.quantize.weight_only_engine import DOMAIN
 
-__all__ = ["has_codes", "is_for_onnxruntime", "is_fused", "note_on_half_precision", "optimization_of"]
-
 _RUNTIME_MODE = "weight-only"
 """Way to quantize whose operators are those of ONNX Runtime."""
 
@@ -35,7 +33,7 @@ def optimization_of(section: OptimizeOptions, model: ir.Model, plan: BuildPlan) 
         model: The graph as it was exported.
         plan: The build.
     """
-    if not (is_for_onnxruntime(plan) or has_codes(model)) or DecoderInterface.of(model) is None:
+    if not (_is_for_onnxruntime(plan) or _has_codes(model)) or DecoderInterface.of(model) is None:
         return section
     options = section.with_decoder_fusions()
     return options.with_token_windows() if find_layout(plan.config.layout).pads_right else options
@@ -44,7 +42,7 @@ def optimization_of(section: OptimizeOptions, model: ir.Model, plan: BuildPlan) 
 def is_fused(model: Path, plan: BuildPlan) -> bool:
     """Say whether a graph that a build made was fused although nobody asked for it."""
     graph = load_by_reference(model)
-    return (is_for_onnxruntime(plan) or has_codes(graph)) and DecoderInterface.of(graph) is not None
+    return (_is_for_onnxruntime(plan) or _has_codes(graph)) and DecoderInterface.of(graph) is not None
 
 
 def note_on_half_precision(model: Path) -> str:
@@ -62,14 +60,14 @@ def note_on_half_precision(model: Path) -> str:
     )
 
 
-def has_codes(model: ir.Model) -> bool:
+def _has_codes(model: ir.Model) -> bool:
     """Say whether a graph holds weights in few bits, in operators of ONNX Runtime or to be carried over to some."""
     if any(isinstance(value.const_value, CodedTensor) for value in model.graph.initializers.values()):
         return True
     return any(node.domain == DOMAIN and QUANTIZATION_KEY in node.metadata_props for node in model.graph)
 
 
-def is_for_onnxruntime(plan: BuildPlan) -> bool:
+def _is_for_onnxruntime(plan: BuildPlan) -> bool:
     """Say whether only ONNX Runtime can run what a build makes, whatever the optimizer does."""
     if find_layout(plan.config.layout).for_onnxruntime:
         return True

@@ -25,16 +25,6 @@ if TYPE_CHECKING:
     from winml.modelkit.runtime.opened_model import RunOptions
     from winml.modelkit.runtime.sessions import Session
 
-__all__ = [
-    "evaluate_build",
-    "evaluate_model",
-    "named_baseline",
-    "named_subject",
-    "refuse_missing_evaluations",
-    "refuse_unfit_limits",
-    "variant_evaluator",
-]
-
 _NAME = "evaluate_model"
 _RUN_OPTIONS = ("ep", "device", "ep_options", "threads")
 _LOAD_OPTIONS = ("model_class", "revision", "trust_remote_code")

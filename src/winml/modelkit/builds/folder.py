@@ -31,8 +31,6 @@ from winml.modelkit.results.build_manifest import (
     read_manifest,
 )
 
-__all__ = ["BuildFolder", "held_folder", "refuse_input_as_output"]
-
 
 class BuildFolder:
     """What is in the folder of a build. Only who holds it (:func:`held_folder`) may change it.

@@ -34,8 +34,6 @@ from winml.modelkit.results.build_manifest import BuildManifest, FileRecord, Par
 from winml.modelkit.results.transformed_file import RecordT, TransformedFolder
 from winml.modelkit.version import __version__
 
-__all__ = ["options_by_part", "part_modules", "parts_with_module", "refuse_folder_outputs", "transform_folder"]
-
 OptionsT = TypeVar("OptionsT", bound=Options)
 PlannedT = TypeVar("PlannedT")
 Modules = Mapping[str, list[HasAddress]]

@@ -16,8 +16,6 @@ from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.registries import Registry
 
-__all__ = ["CONFIG_READERS", "ConfigReader", "read_winml_cli_config"]
-
 Section = dict[str, object]
 ConfigReader: TypeAlias = "Callable[[dict[str, Any], str], tuple[dict[str, Any], list[str]]]"
 """Takes a JSON object, which it leaves as it is, and where it was read from, for messages. Returns it in the words of a

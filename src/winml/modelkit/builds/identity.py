@@ -24,15 +24,6 @@ from winml.modelkit.load.checkpoints.companion_files import card_files, companio
 from winml.modelkit.load.request import ModelRequest, ModelSource, checkpoint_path, resolve_source
 from winml.modelkit.results.build_manifest import FileRecord
 
-__all__ = [
-    "FileRecords",
-    "ModelIdentity",
-    "file_digests",
-    "identify_model",
-    "identify_onnx",
-]
-
-
 _READ_SUFFIXES = (".json", ".txt")
 """Config, tokenizer and processor files, by which class, sizes and inputs are decided."""
 

@@ -33,14 +33,6 @@ from winml.modelkit.options import read_json_file
 from winml.modelkit.results.build_manifest import BuildResult
 from winml.modelkit.runtime.execution_providers import find_execution_provider
 
-__all__ = [
-    "build_most_open",
-    "build_with_open_sizes",
-    "is_free_to_open",
-    "opened_first",
-    "says_nothing_of_sizes",
-]
-
 _CHOICES: tuple[dict[str, bool], ...] = (
     {"dynamic_batch": True, "dynamic_sequence": True},
     {"dynamic_batch": True},
@@ -87,7 +79,7 @@ def build_with_open_sizes(
     return build_most_open(plan, build_in_cache, note)
 
 
-def says_nothing_of_sizes(plan: BuildPlan) -> bool:
+def _says_nothing_of_sizes(plan: BuildPlan) -> bool:
     """Say whether sizes are free to be left open: nobody asked for any, and the provider takes open ones."""
     export, request = plan.config.export, plan.request
     if export is None or plan.onnx_path is not None or export.model_fields_set & _SIZES:
@@ -99,7 +91,7 @@ def says_nothing_of_sizes(plan: BuildPlan) -> bool:
 
 def is_free_to_open(plan: BuildPlan) -> bool:
     """Say whether a build for other tools leaves sizes open: who opens such a folder gives rows of any number."""
-    return plan.config.layout is not None and says_nothing_of_sizes(plan)
+    return plan.config.layout is not None and _says_nothing_of_sizes(plan)
 
 
 def opened_first(plan: BuildPlan) -> BuildPlan:

@@ -33,19 +33,6 @@ from winml.modelkit.optimize.options import CONFIG_WORDS, OptimizeOptions
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.runtime.execution_providers import find_execution_provider, refuse_dynamic, short_name
 
-__all__ = [
-    "WITHOUT_COMPILATION",
-    "BuildPlan",
-    "has_coded_weights",
-    "idle_compilation",
-    "is_onnx_path",
-    "open_sizes_words",
-    "plan_build",
-    "refuse_missing_compiler",
-    "refuse_sizes",
-    "request_record",
-]
-
 WITHOUT_COMPILATION = " --no-compile skips the stage."
 """What can be done besides, where the last stage cannot."""
 

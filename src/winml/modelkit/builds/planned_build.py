@@ -45,8 +45,6 @@ from winml.modelkit.load.request import resolve_source
 from winml.modelkit.results.build_manifest import StageRecord
 from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interruptions_beside, planned_data
 
-__all__ = ["PlannedBuild", "is_to_be_fetched", "planned_build"]
-
 _OUTSIDE = "the model has external data"
 _EVAL = "eval"
 _TRIED = (

@@ -35,17 +35,6 @@ from winml.modelkit.results.build_manifest import BuildManifest, CoverageRecord,
 from winml.modelkit.runtime.host import PeakMemory
 from winml.modelkit.version import __version__
 
-__all__ = [
-    "FROM_CACHE",
-    "TOOL_NAME",
-    "BuildJob",
-    "BuiltPart",
-    "StageRunner",
-    "StageStore",
-    "StoredResult",
-]
-
-
 # --- Finds the result of a stage that some build in the cache made already.
 #
 # A note per result names the folder it is in. Its files are linked or copied from there, and are used only if their

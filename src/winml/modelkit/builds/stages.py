@@ -50,20 +50,6 @@ if TYPE_CHECKING:
     from winml.modelkit.results.export_result import ExportedPart, ExportResult
     from winml.modelkit.results.transformed_file import CompiledFile, OptimizedFile, QuantizedFile
 
-__all__ = [
-    "STAGES",
-    "Stage",
-    "StageOutcome",
-    "StageTask",
-    "adapter_names",
-    "built_name",
-    "export_outcomes",
-    "external_from_bytes",
-    "names_of",
-    "skip_reason",
-    "without_idle_stages",
-]
-
 _GRAPH_LIBRARIES = ("onnx", "onnx-ir", "onnxruntime", "onnxscript")
 
 

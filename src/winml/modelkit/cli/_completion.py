@@ -19,8 +19,6 @@ from winml.modelkit.errors import WinMLError
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-__all__ = ["complete_arguments", "complete_values"]
-
 _PATHS = frozenset({"MODEL", "CHECKPOINT", "DATA", "FILE", "FOLDER", "PATH", "JSON"})
 """Words of a metavar that stand for a path: ``PATH|NAME``, ``[MODEL]``. ``JSON`` is a file or text."""
 _MODELS = ("model", "target", "folder")

@@ -37,24 +37,6 @@ from winml.modelkit.fields import DEVICE
 from winml.modelkit.registries import damaged_package
 from winml.modelkit.words import printable
 
-__all__ = [
-    "NEGATIVE_RESULT",
-    "Interrupted",
-    "WinMLCommand",
-    "WinMLGroup",
-    "catch_signals",
-    "end_process",
-    "exit_status",
-    "is_out_of_memory",
-    "report_click_error",
-    "report_error",
-    "report_out_of_memory",
-    "report_unexpected",
-    "resuming_words",
-    "tell_settled",
-]
-
-
 _MEMORY_HINT = (
     "Use smaller inputs (--shape-config, --input-specs), raise the limit of the process (ulimit -v), or use a "
     "machine with more memory."

@@ -19,17 +19,8 @@ if TYPE_CHECKING:
 
     OptionsT = TypeVar("OptionsT", bound=Options)
 
-__all__ = [
-    "folder_document",
-    "named_parts",
-    "options_of_part",
-    "parts_record",
-    "run_verb",
-    "show_plan",
-]
 
-
-def folder_document(result: TransformedFolder[RecordT], describe: Callable[[RecordT], Document]) -> Document:
+def _folder_document(result: TransformedFolder[RecordT], describe: Callable[[RecordT], Document]) -> Document:
     """Describe what became of a folder: of each part, and what came along."""
     from winml.modelkit.report.document import Fields, joined, parts_document
     from winml.modelkit.words import size_words
@@ -105,7 +96,7 @@ def run_verb(
         record = next(iter(result.parts.values())) if isinstance(result, TransformedFolder) else result
         written = write(record)
     if isinstance(result, TransformedFolder):
-        show_result(result.as_record(), options, lambda: folder_document(result, describe).with_files(written))
+        show_result(result.as_record(), options, lambda: _folder_document(result, describe).with_files(written))
     else:
         show_result(result.as_record(), options, lambda: describe(result).with_files(written))
 

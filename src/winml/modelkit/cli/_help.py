@@ -17,18 +17,7 @@ import click
 
 from winml.modelkit.fields import GENERAL, in_groups
 
-__all__ = [
-    "HELP_ALL",
-    "HELP_SETTINGS",
-    "GroupedArgument",
-    "GroupedOption",
-    "grouped_options",
-    "help_all_option",
-    "option_row",
-    "write_help",
-]
-
-HELP_ALL = "--help-all"
+_HELP_ALL = "--help-all"
 WIDTH = 100
 """Most columns of the help. Chosen: what fits beside an editor; a narrower terminal gets fewer."""
 HELP_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
@@ -147,7 +136,7 @@ class GroupedArgument(click.Argument):
 def help_all_option() -> click.Option:
     """Return the option that shows every option."""
     return GroupedOption(
-        [HELP_ALL],
+        [_HELP_ALL],
         group=GENERAL,
         is_flag=True,
         is_eager=True,
@@ -209,7 +198,7 @@ def write_help(command: click.Command, ctx: click.Context, formatter: click.Help
         count = sum(map(len, groups.values()))
         also = f"; also: {', '.join(hidden)}" if hidden else ""
         formatter.write_paragraph()
-        formatter.write_text(f"All {count} options: {ctx.command_path} {HELP_ALL}{also}.")
+        formatter.write_text(f"All {count} options: {ctx.command_path} {_HELP_ALL}{also}.")
 
 
 def _write_rows(formatter: click.HelpFormatter, rows: Sequence[tuple[str, str]]) -> None:

@@ -14,12 +14,6 @@ from winml.modelkit.fields import fields_of
 from winml.modelkit.verbs.running import ProviderFields
 from winml.modelkit.words import count_noun
 
-__all__ = [
-    "live_progress",
-    "provider_options",
-    "refuse_unknown_ep",
-]
-
 provider_options = declared_options_of(fields_of(ProviderFields))
 """Adds the options that say where a model runs."""
 

@@ -16,29 +16,6 @@ from winml.modelkit.fields import DEVICE, GENERAL, MODEL, OUTPUT, SIZES, Field, 
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.load.load_options import Group, declared_options
 
-__all__ = [
-    "NonEmptyPath",
-    "debug_option",
-    "declared_options_of",
-    "device_option",
-    "dynamic_options",
-    "format_option",
-    "grouped_argument",
-    "grouped_option",
-    "input_options",
-    "model_option",
-    "output_options",
-    "quiet_option",
-    "random_options",
-    "request_options",
-    "result_options",
-    "source_options",
-    "tree_options",
-    "verbose_option",
-    "weight_options",
-]
-
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from winml.modelkit.report import document as doc
 from winml.modelkit.report.html import render_html
 
-__all__ = ["page_text"]
-
 _OPENED_BY = {
     "output": "– the results as JSON",
     "trace": "– kernels and modules over time, for ui.perfetto.dev or chrome://tracing",

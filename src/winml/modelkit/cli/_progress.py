@@ -16,14 +16,6 @@ if TYPE_CHECKING:
     from winml.modelkit.sweep.cells import Cell
     from winml.modelkit.sweep.work_queue import SweepListener
 
-__all__ = [
-    "LINE_S",
-    "show_step",
-    "shown_wait",
-    "steps_paused",
-    "sweep_progress",
-]
-
 
 def show_step(event: StepEvent) -> None:
     """Show that a step started or ended; how far it is, is shown from time to time."""

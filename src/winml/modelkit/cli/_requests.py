@@ -25,26 +25,6 @@ if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
     from winml.modelkit.progress import StepEvent
 
-__all__ = [
-    "ConfiguredOptions",
-    "config_option",
-    "configured_options",
-    "export_section",
-    "export_section_keys",
-    "exported_path",
-    "files_read",
-    "is_stated",
-    "model_name",
-    "model_request",
-    "read_build_config",
-    "read_request",
-    "refuse_checkpoint_options",
-    "runnable_model",
-    "sizes_by_name",
-    "stated_fields",
-    "with_sizes",
-]
-
 
 def model_request(options: Mapping[str, Any]) -> ModelRequest:
     """Return the request the options of :mod:`~winml.modelkit.cli._options` make.

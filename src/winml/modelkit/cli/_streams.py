@@ -26,24 +26,6 @@ from winml.modelkit.words import json_printable, message_words
 if TYPE_CHECKING:
     from winml.modelkit.report.document import Document
 
-__all__ = [
-    "finish_streams",
-    "json_text",
-    "library_output_to_stderr",
-    "open_streams",
-    "own_stderr",
-    "plain_json_text",
-    "print_json",
-    "print_json_text",
-    "show_result",
-    "silence_library_warnings",
-    "tell",
-    "write_and_print_result",
-    "write_files",
-    "write_result",
-]
-
-
 _READER_LEFT = (errno.EPIPE, *((errno.EINVAL,) if sys.platform == "win32" else ()))
 """Specified: error of a pipe nobody reads from any more."""
 

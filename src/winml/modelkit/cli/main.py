@@ -15,8 +15,6 @@ from winml.modelkit.cli._help import HELP_SETTINGS
 from winml.modelkit.cli._streams import open_streams
 from winml.modelkit.registries import Registry
 
-__all__ = ["main"]
-
 COMMANDS = {
     "build": "Export, optimize, quantize and compile a model into one folder. Up-to-date stages are skipped.",
     "cache": "List or remove builds in the cache.",
@@ -49,7 +47,7 @@ VERBS: Registry[click.Command] = Registry(
 )
 """Verb → its command; those of plug-ins are imported when they are run or listed."""
 
-COMPLETION = "_WINML_COMPLETE"
+_COMPLETION = "_WINML_COMPLETE"
 """Variable by which a shell asks for completions; click reads it."""
 
 COLLECTION_THRESHOLD = 150_000
@@ -107,7 +105,7 @@ def _run(argv: Sequence[str] | None) -> Any:
     try:
         return _winml.main(args=argv, prog_name="winml", standalone_mode=False)
     except SystemExit as leave:
-        if COMPLETION not in os.environ:
+        if _COMPLETION not in os.environ:
             raise
         # Click ends the process once a shell has its completions.
         return leave.code

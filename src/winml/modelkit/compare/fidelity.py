@@ -19,25 +19,9 @@ from winml.modelkit.compare.outputs import silent_kinds, silent_words
 from winml.modelkit.records import Record, entry, json_value, recorded
 from winml.modelkit.words import MOST_DB
 
-__all__ = [
-    "FidelityInfo",
-    "FidelitySum",
-    "OutputFidelity",
-    "QualitySamples",
-    "QualitySource",
-    "SampleSpread",
-    "SourceFidelity",
-    "judged_outputs",
-    "measure_fidelity",
-    "output_fidelity",
-    "quality_record",
-    "value_fidelity",
-]
-
-
 _TEXT = "USO"
 """Kinds of arrays that hold no numbers."""
-SYMBOL_BYTES = 4
+_SYMBOL_BYTES = 4
 """Chosen: integers from this size on are symbols. Specified by ONNX: indices are int64; images are uint8."""
 
 QualitySource = Literal["processor", "dataset", "random", "file"]
@@ -445,7 +429,7 @@ def _place_words(expected: Array, actual: Array, shape: tuple[int, ...]) -> str:
 
 
 def _is_symbol(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind == "b" or (dtype.kind in "iu" and dtype.itemsize >= SYMBOL_BYTES)
+    return dtype.kind == "b" or (dtype.kind in "iu" and dtype.itemsize >= _SYMBOL_BYTES)
 
 
 def _incomparable(name: str, problem: str) -> OutputFidelity:

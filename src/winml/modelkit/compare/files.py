@@ -45,23 +45,10 @@ from winml.modelkit.runtime.sessions import Session
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = [
-    "ReadSamples",
-    "accepted_sizes",
-    "below_minimum_hint",
-    "large_size",
-    "open_session",
-    "outputs_of_file",
-    "reference_outputs",
-    "refuse_below_minimum_sqnr",
-    "refuse_different",
-    "refuse_unfaithful",
-]
-
 _BothAnswers = tuple[list[Arrays], list[Arrays], list[Arrays]]
 """The draws, the answers of the reference and those of the candidate."""
 
-DRAWS = 2
+_DRAWS = 2
 """Sets of values on which files have to be equal; dynamic dimensions have another size in each."""
 
 ReadSamples = Callable[[Session], tuple[Sequence[Arrays], QualitySamples]]
@@ -341,7 +328,7 @@ def _draws_and_outputs(path: Path, seed: int, passed: Mapping[str, int]) -> tupl
         UsageError: one of its inputs takes values that nobody can draw.
     """
     session = open_session(path, as_written=True)
-    found = list(itertools.islice(_accepted(session, seed, passed), DRAWS))
+    found = list(itertools.islice(_accepted(session, seed, passed), _DRAWS))
     return [feeds for _, feeds, _ in found], [outputs for _, _, outputs in found]
 
 

@@ -16,22 +16,6 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.graph.assumptions import Assumption
 from winml.modelkit.records import Record, entry, recorded
 
-__all__ = [
-    "CUT_MODULE_THRESHOLD",
-    "MINIMUM_SCALE",
-    "ROUNDING_FACTOR",
-    "THRESHOLDS",
-    "CheckedValue",
-    "GenerationInfo",
-    "OutputComparison",
-    "Rounding",
-    "VerificationInfo",
-    "compare_outputs",
-    "constant_outputs",
-    "silent_kinds",
-    "silent_words",
-]
-
 # --- How far may two answers differ and still agree? Every threshold of a comparison, with its origin.
 
 
@@ -63,17 +47,17 @@ largest value. Chosen far below any dtype's own error: both run the same kernels
 tried is equal bit for bit."""
 
 
-CHANNEL_UNITS = 8
+_CHANNEL_UNITS = 8
 """Units in the last place of the largest value by which no channel is refused: rounding of the largest values reaches
 the others. Chosen: of 36 architectures the largest relative difference is 2e-6, or 17 units; channels that are computed
 alike share it, and are told from a wrong one by ``OUTLIER_FACTOR``."""
 
-OUTLIER_FACTOR = 30
+_OUTLIER_FACTOR = 30
 """How many times the median difference of all channels one differs by that is wrong by itself. Chosen: rounding moves
 channels that are computed alike by amounts of one order; a wrong column beside columns in pixels is off by thousands of
 times the rounding of its neighbours."""
 
-PROBABILITY_UNITS = 8
+_PROBABILITY_UNITS = 8
 """Units in the last place of 1.0 by which a probability is not refused, however small: kernels of Sigmoid and Softmax
 round relative to 1. Measured: ONNX Runtime's Sigmoid is off by up to 1.1e-7, whatever its value."""
 
@@ -241,7 +225,7 @@ def compare_outputs(
 ) -> VerificationInfo:
     """Compare outputs with those of a reference, draw by draw.
 
-    A probability that differs by more than its threshold is equal within :data:`PROBABILITY_UNITS`; then, changes of
+    A probability that differs by more than its threshold is equal within :data:`_PROBABILITY_UNITS`; then, changes of
     that size are no signal either.
 
     Args:
@@ -275,7 +259,7 @@ def _floor(name: str, expected: Array, coarsest: str, probabilities: frozenset[s
     """Return the absolute difference that is accepted of an output, whatever its values."""
     dtype = str(expected.dtype)
     is_exact = dtype in _CHANNEL_DTYPES and _output_threshold(dtype, coarsest) == THRESHOLDS[dtype]
-    return PROBABILITY_UNITS * float(np.finfo(dtype).eps) if name in probabilities and is_exact else 0.0
+    return _PROBABILITY_UNITS * float(np.finfo(dtype).eps) if name in probabilities and is_exact else 0.0
 
 
 def constant_outputs(reference: Sequence[Arrays]) -> tuple[str, ...]:
@@ -314,7 +298,7 @@ def _compare_one(name: str, draw: int, expected: Array, actual: Array, coarsest:
     nan_count = int(np.isnan(left).sum())
     problem = ""
     if relative <= threshold and not computed_in and dtype in _CHANNEL_DTYPES and finite.all():
-        least = max(floor, CHANNEL_UNITS * float(np.finfo(dtype).eps) * scale)
+        least = max(floor, _CHANNEL_UNITS * float(np.finfo(dtype).eps) * scale)
         problem = _wrong_channel(left, right, threshold, least)
     is_equal = relative <= threshold and not problem
     return OutputComparison(
@@ -343,7 +327,7 @@ def _wrong_channel(expected: NDArray[np.float64], actual: NDArray[np.float64], t
         largest, scales = differences.max(axis=others), values.max(axis=others)
         # The lower one of an even number: of two slices, one may be wrong.
         middle = (largest.size - 1) // 2
-        least = max(floor, OUTLIER_FACTOR * float(np.partition(largest, middle)[middle]))
+        least = max(floor, _OUTLIER_FACTOR * float(np.partition(largest, middle)[middle]))
         wrong = np.flatnonzero((largest > threshold * scales) & (largest > least))
         if wrong.size:
             worst = int(wrong[largest[wrong].argmax()])

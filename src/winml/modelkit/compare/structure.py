@@ -10,8 +10,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["MatchedModule", "ModuleStructure", "StoredWeight", "changed_counts", "match_modules", "match_weights"]
-
 
 @dataclass(frozen=True)
 class StoredWeight:

@@ -7,16 +7,6 @@ from collections.abc import Mapping
 from winml.modelkit.compare.fidelity import FidelityInfo, OutputFidelity, QualitySamples, QualitySource
 from winml.modelkit.compare.outputs import VerificationInfo, silent_words
 
-__all__ = [
-    "comparison_words",
-    "difference_words",
-    "equality_words",
-    "fidelity_words",
-    "interval_words",
-    "nearness_words",
-    "samples_words",
-]
-
 _LEAST_SPREAD_DB = 0.05
 """Chosen: below it, both ends read alike."""
 _SOURCES: Mapping[QualitySource, tuple[str, bool]] = {

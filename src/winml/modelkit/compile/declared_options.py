@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from winml.modelkit.fields import DEVICE, VERIFICATION, declare
 from winml.modelkit.runtime.execution_providers import Device, parse_ep_options
 
-__all__ = ["DEFAULT_MIN_SQNR_DB", "MARGIN_DB", "CompileFields"]
-
 DEFAULT_MIN_SQNR_DB = 20.0
 """Ratio of signal to error that is required where a provider computes with fewer bits than the graph says, as NPUs do.
 Chosen: below float16 on QNN, which keeps 29.5 dB of MiniLM and 36 to 63 dB of other graphs (measured); a wrong graph

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from winml.modelkit.compile.declared_options import CompileFields
 from winml.modelkit.options import Options, record_of
 
-__all__ = ["CompileOptions"]
-
 if TYPE_CHECKING:
 
     class _Fields(CompileFields, Options):

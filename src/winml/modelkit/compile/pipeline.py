@@ -34,24 +34,13 @@ from winml.modelkit.runtime.host import instruction_sets
 from winml.modelkit.runtime.kernels import compile_to_file
 from winml.modelkit.runtime.sessions import onnxruntime_version, rewrite_file
 
-__all__ = [
-    "UNNAMED_FILE",
-    "CompileResult",
-    "CompiledPart",
-    "OutsideNode",
-    "compile_context",
-    "compile_graph",
-    "write_absorbed_modules",
-]
-
-
 # --- Which modules did a provider compile into one node? All whose nodes lie between what it reads and what it
 # makes.
 #
 # A provider keeps the names of the values at its borders, so that its part of the graph is known exactly.
 
 
-def write_absorbed_modules(contexts: Iterable[ir.Node], original: ir.Model) -> None:
+def _write_absorbed_modules(contexts: Iterable[ir.Node], original: ir.Model) -> None:
     """Give nodes that stand for a part of a graph the tag of the module that contains it, and the list of its modules.
 
     Nodes whose part has no tags are left as they are. Works in place.
@@ -102,7 +91,7 @@ def _tags_inside(node: ir.Node) -> list[NodeTag]:
 # made is not looked at.
 
 
-def compile_context(source: Path, target: Path, chosen: ChosenProvider, *, embed: bool) -> Mapping[str, str]:
+def _compile_context(source: Path, target: Path, chosen: ChosenProvider, *, embed: bool) -> Mapping[str, str]:
     """Write the model that a provider makes of a file: a node for each part it compiled, and the nodes it left.
 
     Returns:
@@ -142,7 +131,7 @@ def _failure_hint(reason: str, chosen: ChosenProvider) -> str:
 
 _SENT, _RETURNED = "sent.onnx", "returned.onnx"
 
-LAYOUT_DOMAIN = "com.microsoft.nchwc"
+_LAYOUT_DOMAIN = "com.microsoft.nchwc"
 """Specified by ONNX Runtime: its operators for a layout whose block has the width of the processor's registers."""
 
 
@@ -214,14 +203,14 @@ def compile_graph(
     if is_processor:
         rewrite_file(sent, written, disabled=(), with_layouts=True)
     else:
-        reasons = compile_context(sent, written, chosen, embed=bool(options.embed))
+        reasons = _compile_context(sent, written, chosen, embed=bool(options.embed))
     types = {value.name: value.dtype for node in all_nodes(model) for value in node.inputs if value is not None}
     compiled = load_foreign(written)
     carried = carry_tags(model, compiled)
     restore_description(compiled, model)
     contexts = context_nodes(compiled)
     # What one node absorbed may be the whole graph: more than carrying looks through.
-    write_absorbed_modules(contexts, model)
+    _write_absorbed_modules(contexts, model)
     parts = tuple(map(_compiled_part, contexts))
     if not is_processor and not parts:
         raise CompileError(
@@ -296,7 +285,7 @@ def _record(model: ir.Model, options: CompileOptions, chosen: ChosenProvider) ->
         "options": dict(chosen.options),
         "embedded": bool(options.embed),
     }
-    if any(node.domain == LAYOUT_DOMAIN for node in all_nodes(model)):
+    if any(node.domain == _LAYOUT_DOMAIN for node in all_nodes(model)):
         record["processor"] = instruction_sets()
     if chosen.stand_in:
         record["simulated_on"] = chosen.stand_in

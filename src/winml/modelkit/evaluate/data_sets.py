@@ -42,20 +42,6 @@ from winml.modelkit.options import load_json, nearest
 if TYPE_CHECKING:
     import datasets
 
-__all__ = [
-    "ROLES",
-    "ROLE_COLUMNS",
-    "TEXT_SUFFIXES",
-    "DataSet",
-    "DataSetRequest",
-    "TextFile",
-    "match_columns",
-    "open_data_set",
-    "parse_columns",
-    "read_audio_folder",
-    "refuse_unknown_roles",
-]
-
 # --- Reads a folder of recordings as datasets lays one out.
 #
 # Its own reader of such folders needs torchcodec only to name the files; here they are named, and opened when their
@@ -70,7 +56,7 @@ _METADATA: dict[str, SourceKind] = {"metadata.csv": "csv", "metadata.jsonl": "js
 _NAME_COLUMN = "file_name"
 
 
-def read_audio_folder(folder: Path, cache: Path) -> dict[str, datasets.Dataset]:
+def _read_audio_folder(folder: Path, cache: Path) -> dict[str, datasets.Dataset]:
     """Return the splits of a folder of recordings: a column ``audio`` and what the folder says of each.
 
     Args:
@@ -321,7 +307,7 @@ def _read_splits(
             return read_saved(source.path), ()
         cache = resources.enter_context(temporary_folder())
         if source.kind == "audio":
-            return read_audio_folder(source.path, cache), ()
+            return _read_audio_folder(source.path, cache), ()
         if source.path.is_file():
             options = {"sep": "\t"} if source.path.suffix.lower() == ".tsv" else {}
             return read_files(source.kind, {"train": [source.path]}, cache, options=options), ()

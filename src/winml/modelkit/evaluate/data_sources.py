@@ -21,25 +21,6 @@ from winml.modelkit.evaluate.media import install_hint
 from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.runtime.shared_settings import shared_by_threads
 
-__all__ = [
-    "AUDIO_SUFFIXES",
-    "DATA_SET_FORMATS",
-    "DESCRIPTION_NAMES",
-    "IMAGE_SUFFIXES",
-    "TABLE_SUFFIXES",
-    "DataSource",
-    "SourceKind",
-    "ask_hub",
-    "find_source",
-    "folder_files",
-    "hub_folders",
-    "local_data_only",
-    "quiet_datasets",
-    "refuse_missing_datasets",
-    "source_files",
-]
-
-
 SourceKind = Literal["text", "csv", "json", "parquet", "arrow", "images", "audio", "saved", "hub"]
 """``saved`` is a folder that ``save_to_disk`` of datasets wrote; the others name the files in it, or the one file."""
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from winml.modelkit.evaluate.data_sets import DataSetRequest
     from winml.modelkit.options import Drop
 
-__all__ = ["DataSetFields", "data_set_files", "declare_limits", "requested_samples"]
-
 
 def _read_columns(texts: tuple[str, ...]) -> dict[str, str]:
     from winml.modelkit.evaluate.data_sets import parse_columns

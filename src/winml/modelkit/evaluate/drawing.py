@@ -11,8 +11,6 @@ import numpy as np
 
 from winml.modelkit.arrays import Array
 
-__all__ = ["depth_image", "save_image", "with_boxes", "with_segments"]
-
 Box = tuple[float, float, float, float]
 _GOLDEN = 0.618034
 """Chosen: steps of the golden ratio around the circle of hues keep neighbouring numbers apart."""

@@ -16,8 +16,6 @@ from typing import Any
 
 from winml.modelkit.errors import UsageError
 
-__all__ = ["LabelMap", "label_names", "match_labels", "model_labels"]
-
 _GENERIC = re.compile(r"label[_ ]?\d+", re.IGNORECASE)
 """Specified: how transformers calls a class whose name nobody wrote down."""
 _DISPLAYED = 12

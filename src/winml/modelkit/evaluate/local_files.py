@@ -34,8 +34,6 @@ from winml.modelkit.words import size_words
 if TYPE_CHECKING:
     import datasets
 
-__all__ = ["FolderLayout", "prepared_splits", "read_files", "read_layout", "read_saved"]
-
 _MOST_RATIO = 1000
 """Bytes of values for each byte of a file. Chosen: columns of text and numbers compress two to a hundred times."""
 _ALWAYS_READ = 2**27

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
-__all__ = ["Recording", "Unreadable", "install_hint", "open_image", "open_recording", "resampled"]
-
-IMAGE_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+_IMAGE_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Of Pillow, whatever the name of a file says. Among the others is one that starts a program (EPS)."""
 _ORIENTATION = 0x0112
 """Specified by Exif: the tag that says how a picture is turned; 1 is not at all."""
@@ -92,10 +90,10 @@ def open_image(cell: object, folders: Sequence[Path] | None, place: str) -> Imag
                     # The size is refused below, in words of ours.
                     warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)
                     if not isinstance(source, PIL.Image.Image):
-                        source = PIL.Image.open(source, formats=IMAGE_FORMATS)
+                        source = PIL.Image.open(source, formats=_IMAGE_FORMATS)
                     image = source
             except PIL.UnidentifiedImageError:
-                return Unreadable(name, f"the format is none of {', '.join(IMAGE_FORMATS)}")
+                return Unreadable(name, f"the format is none of {', '.join(_IMAGE_FORMATS)}")
             if problem := _size_problem(image.width, image.height):
                 image.close()
                 return Unreadable(name, problem)

@@ -20,37 +20,13 @@ import numpy as np
 
 from winml.modelkit.arrays import Array
 
-__all__ = [
-    "ACCURACY",
-    "CHARACTER_ERROR_RATE",
-    "CLASS_METRICS",
-    "CONFIDENCE",
-    "EXACT_MATCH",
-    "OVERLAP_F1",
-    "PEARSON",
-    "PERPLEXITY",
-    "RESAMPLES",
-    "SPAN_METRICS",
-    "SPEARMAN",
-    "TAG_ACCURACY",
-    "WORD_ERROR_RATE",
-    "Interval",
-    "Measured",
-    "Metric",
-    "Resamples",
-    "RowSums",
-    "SampleRows",
-    "intervals",
-    "spans_of",
-]
-
 RowSums = Array
 """Sums of the rows of the samples: ``[resamples, numbers of a row]``."""
 
 RESAMPLES = 1000
 """Chosen: the ends of a 95 % interval then move by less than a tenth of its width from seed to seed."""
 CONFIDENCE = 0.95
-CHUNK = 2_000_000
+_CHUNK = 2_000_000
 """Numbers of resampled samples in memory at a time. Chosen: 16 MB."""
 
 
@@ -165,7 +141,7 @@ def intervals(measured: Sequence[tuple[Measured, Measured | None]], samples: int
 def _draws(samples: int, seed: int) -> Iterator[Resamples]:
     generator, left = np.random.default_rng(seed), RESAMPLES
     while left > 0:
-        rows = min(left, max(1, CHUNK // samples))
+        rows = min(left, max(1, _CHUNK // samples))
         yield Resamples(generator.integers(0, samples, (rows, samples)))
         left -= rows
 

@@ -14,8 +14,6 @@ import pydantic
 from winml.modelkit.errors import UsageError
 from winml.modelkit.options import Drop, Options, drop_words, read_drop
 
-__all__ = ["AGREEMENT", "NO_BASELINE", "PYTORCH", "EvaluationOptions", "MetricLimits", "parse_drops", "parse_limits"]
-
 PYTORCH = "pytorch"
 NO_BASELINE = "none"
 AGREEMENT = "agreement"

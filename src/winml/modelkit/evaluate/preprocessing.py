@@ -36,21 +36,6 @@ from winml.modelkit.runtime.graph_inputs import GraphInput, array_words
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = [
-    "FEWEST_WORDS",
-    "LONGEST_TEXT",
-    "Batch",
-    "Preprocessor",
-    "Row",
-    "SampleFeeds",
-    "input_roles",
-    "picture",
-    "recording",
-    "sentence",
-    "text_limit",
-    "vocabulary",
-]
-
 Sample = Mapping[str, Any]
 """Role → value: text, picture, recording."""
 
@@ -481,7 +466,7 @@ class SampleFeeds:
             InputError: files are damaged.
         """
         preprocessor = Preprocessor.of(self._folder, inputs, option=self.data_set.request.words)
-        roles = input_roles(self.data_set, preprocessor)
+        roles = _input_roles(self.data_set, preprocessor)
         self._preprocessor, self._roles = preprocessor, roles
         for batch in preprocessor.batches(self.data_set.rows(roles)):
             yield dict(batch.feeds)
@@ -502,7 +487,7 @@ class SampleFeeds:
         return tuple(f"{note[0].upper()}{note[1:]}." for note in notes if note)
 
 
-def input_roles(data_set: DataSet | TextFile, preprocessor: Preprocessor) -> dict[str, str]:
+def _input_roles(data_set: DataSet | TextFile, preprocessor: Preprocessor) -> dict[str, str]:
     """Return the columns that the inputs of a graph are made of: role → column.
 
     Texts are questions with their contexts, or texts, in pairs where the data set has pairs, or words where it has

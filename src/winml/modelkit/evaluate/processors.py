@@ -21,19 +21,6 @@ from winml.modelkit.graph.files.foreign_files import library_file
 from winml.modelkit.options import JsonError, read_json_file
 from winml.modelkit.runtime.shared_settings import shared_by_threads
 
-__all__ = [
-    "LONGEST_TEXT_CHARACTERS",
-    "ProcessorKind",
-    "kinds_for",
-    "missing_processors",
-    "open_config",
-    "open_processor",
-    "position_count",
-    "processor_files",
-    "sentence_length",
-    "tokenizer_call",
-]
-
 # --- Reads the transformers config that lies beside a model, for the names of its classes.
 
 

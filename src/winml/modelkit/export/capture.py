@@ -16,17 +16,6 @@ from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
 from winml.modelkit.hierarchy.tree import ModuleTree
 from winml.modelkit.metadata_keys import NAMESPACE_KEY
 
-__all__ = [
-    "Capture",
-    "CaptureOptions",
-    "NodeTagger",
-    "name_by_module",
-    "name_open_sizes",
-    "neighbours",
-    "place_operands",
-    "shared_scope",
-]
-
 
 @dataclass(frozen=True)
 class CaptureOptions:

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["complex_as_pairs"]
-
 
 @contextmanager
 def complex_as_pairs() -> Iterator[None]:

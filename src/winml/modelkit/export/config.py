@@ -18,20 +18,6 @@ from winml.modelkit.graph.specs import DynamicAxes, DynamicDimension, DynamicReq
 from winml.modelkit.hierarchy.torch_modules import normalized_torch_modules
 from winml.modelkit.options import Options, record_of
 
-__all__ = [
-    "COMMAND_OPTIONS",
-    "EXPORTER_ORDER",
-    "EXPORTER_WORDS",
-    "PYTHON_WORDS",
-    "SECOND_TRY_S",
-    "ExporterName",
-    "ExporterUse",
-    "WinMLExportConfig",
-    "first_choice",
-    "second_choice",
-]
-
-
 ExporterName = Literal["torchscript", "dynamo"]
 
 _SpecT = TypeVar("_SpecT", InputTensorSpec, OutputTensorSpec)

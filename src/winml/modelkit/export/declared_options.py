@@ -10,14 +10,12 @@ from winml.modelkit.errors import ConfigError
 from winml.modelkit.fields import ADVANCED, DEVICE, EXPORT, QUANTIZATION, SIZES, VERIFICATION, declare
 from winml.modelkit.hierarchy.torch_modules import TorchModules, normalized_torch_modules
 
-__all__ = ["ACCEPT_ASSUMPTIONS", "EXPORTER", "Activations", "DynamicFields", "ExportFields", "ExporterChoice"]
-
 ExporterChoice = Literal["auto", "torchscript", "dynamo"]
 Activations = Literal["float32", "int8"]
 
 OLDEST_OPSET = 11
 """Chosen: the oldest opset in which the shape-computing operators the exporter emits take int64 inputs throughout."""
-NEWEST_OPSET = 20
+_NEWEST_OPSET = 20
 """Specified: the newest opset torch's TorchScript exporter writes."""
 
 EXPORTER: Mapping[str, Any] = {
@@ -82,7 +80,7 @@ class ExportFields:
         "Opset version of the ONNX file.",
         EXPORT,
         minimum=OLDEST_OPSET,
-        maximum=NEWEST_OPSET,
+        maximum=_NEWEST_OPSET,
         spelling="--opset",
         default_words="17, or 18 with dynamo",
         is_common=True,

@@ -12,24 +12,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-__all__ = [
-    "MOST_FACTORS",
-    "GraphBuilder",
-    "atan2",
-    "erfc",
-    "erfcx",
-    "erfinv",
-    "expm1",
-    "floor_divide",
-    "log1p",
-    "log_sigmoid",
-    "logaddexp",
-    "logaddexp2",
-    "product",
-    "remainder",
-    "trunc_divide",
-]
-
 
 class GraphBuilder(Protocol):
     """Adds nodes to the graph of one exporter."""

@@ -18,8 +18,6 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from winml.modelkit.errors import InternalError
 
-__all__ = ["fresh_shape_envs", "is_fake", "weight_by_reference"]
-
 
 def is_fake(tensor: object) -> bool:
     """Say whether this is a tensor without values."""

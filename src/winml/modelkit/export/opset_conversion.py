@@ -14,8 +14,6 @@ import onnx
 import onnx_ir as ir
 from onnx import version_converter  # noqa: TID251 - the metadata it wipes is put back below
 
-__all__ = ["lower_opset"]
-
 _INTERMEDIATE_OPSET = 17
 """Specified: the opset before the oldest the dynamo exporter writes."""
 _LARGEST_HELD_ELEMENTS = 1024

@@ -16,15 +16,6 @@ import torch
 
 from winml.modelkit.graph.specs import DynamicDimension, InputTensorSpec, OutputTensorSpec
 
-__all__ = [
-    "Ask",
-    "Observation",
-    "explain_output_shapes",
-    "output_specs_of",
-    "with_named_sums",
-]
-
-
 Sizes = Mapping[str, int]
 Shape = tuple[int | str, ...]
 

@@ -29,8 +29,6 @@ from winml.modelkit.errors import ExportError
 from winml.modelkit.hierarchy.torch_modules import without_compilation
 from winml.modelkit.runtime.shared_settings import attribute_replaced
 
-__all__ = ["ArgumentBuilder", "FlatForward", "flatten_outputs", "has_hooks", "prepared_for_export"]
-
 
 class ArgumentBuilder(Protocol):
     """What puts flat tensors into the containers a forward takes them in."""

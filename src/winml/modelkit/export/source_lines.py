@@ -6,8 +6,6 @@ import ast
 import linecache
 from functools import cache
 
-__all__ = ["asserts_only"]
-
 
 def asserts_only(file: str, line: int) -> bool:
     """Say whether a line only asserts: ``assert``, or an ``if`` that does nothing but raise.

@@ -27,18 +27,6 @@ from torch import nn
 
 from winml.modelkit.errors import first_line
 
-__all__ = [
-    "LeftAsFound",
-    "StateAsFound",
-    "module_left_as_found",
-    "process_left_as_found",
-    "quiet_torch",
-    "shared_state",
-    "unchanged_attributes",
-    "unprinted_failures",
-]
-
-
 LARGEST_COPY_BYTES = 2**26
 """Chosen: tensors of this size in all are copied in some ten milliseconds. No forward known writes into more, and a
 copy would cost as much memory as the model."""

@@ -8,8 +8,6 @@ import torch
 
 from winml.modelkit.arrays import Array
 
-__all__ = ["to_numpy", "to_torch"]
-
 
 def to_torch(array: Array) -> torch.Tensor:
     """Return a tensor with the array's values, on the CPU."""

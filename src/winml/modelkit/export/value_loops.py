@@ -20,8 +20,6 @@ import torch
 
 from winml.modelkit.runtime.shared_settings import attribute_replaced
 
-__all__ = ["ValueLoops", "call_replaced"]
-
 _ROUNDS, _COUNTED = "_winml_rounds", "_winml_counted"
 """Attributes of tensors: how many rounds a loop over one has; that its length is the number of places not zero."""
 _INDEX = re.compile(r"\bindex (\d+)\b")

@@ -58,8 +58,6 @@ from winml.modelkit.runtime.opened_model import RunOptions
 from winml.modelkit.runtime.sessions import Session
 from winml.modelkit.words import count_noun
 
-__all__ = ["Compilation", "compilable_providers", "compilation", "compile_file"]
-
 
 def compile_file(
     task: GraphFileTask,

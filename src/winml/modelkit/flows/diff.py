@@ -32,9 +32,7 @@ from winml.modelkit.inspect.node_facts import node_signature
 from winml.modelkit.inspect.onnx_tree import Contents, OnnxTree, read_contents, read_tree
 from winml.modelkit.results.comparison import ChangedModule, ComparedFile, ModuleStatus, StructureDiff, WeightChange
 
-__all__ = ["diff_models"]
-
-NO_MODULE = "nodes without a module"
+_NO_MODULE = "nodes without a module"
 
 
 def diff_models(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> StructureDiff:
@@ -127,7 +125,7 @@ def _module_structures(tree: OnnxTree, contents: Contents) -> tuple[ModuleStruct
         parameters[tag] += weight.parameters if weight.has_parameters else 0
     known = [(module.path, module.tag, module.class_name) for module in tree.modules]
     if operators[""] or weights[""]:
-        known.append(("", "", NO_MODULE))
+        known.append(("", "", _NO_MODULE))
     return tuple(
         ModuleStructure(
             path,

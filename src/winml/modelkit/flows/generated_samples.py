@@ -40,8 +40,6 @@ from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, settle_s
 from winml.modelkit.runtime.opened_model import RunOptions, Values
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["decoding_samples", "encoder_feeds", "has_processors", "made_values", "token_texts", "with_fixed_sizes"]
-
 
 def has_processors(inputs: Sequence[GraphInput], folder: Path) -> bool:
     """Say whether what makes the inputs lies in a folder; states of a cache are made by nothing."""
@@ -98,7 +96,7 @@ def made_values(inputs: Sequence[GraphInput], folder: Path, count: int, run: Run
 # --- The runs of a decoder.
 
 
-PROMPT_TOKENS = 24
+_PROMPT_TOKENS = 24
 NEW_TOKENS = 8
 """Tokens of a text that are read, and generated after them. Chosen: keys and values of 32 places. What a model
 chooses by itself repeats, so most tokens are read."""
@@ -172,7 +170,7 @@ class _Text:
     def read(self) -> Iterator[None]:
         """Run the decoder, one run or several for each turn of the iterator."""
         decoder, cache = self.decoder, self.cache or self.decoder.empty_cache(len(self.tokens))
-        room = decoder.most_tokens or PROMPT_TOKENS + NEW_TOKENS
+        room = decoder.most_tokens or _PROMPT_TOKENS + NEW_TOKENS
         tokens = self.tokens[:, : max(room - 1, 1)]
         # Of the text as it fits: every text is read, whatever its length. A prompt graph generates nothing.
         left = 0 if _reads_prompts_only(decoder) else max(min(NEW_TOKENS, room - tokens.shape[1]), 0)
@@ -207,16 +205,16 @@ def _texts(
         for number, tokens in enumerate(token_texts(model.decoder.inputs, processors, seed)):
             feeds = encoder_feeds(model.inputs, processors, sizes, seed + number)
             rows = len(next(iter(feeds.values())))
-            yield _Text(model.decoder, np.tile([first, *tokens[: PROMPT_TOKENS - 1]], (rows, 1)), model.start(feeds))
+            yield _Text(model.decoder, np.tile([first, *tokens[: _PROMPT_TOKENS - 1]], (rows, 1)), model.start(feeds))
     decoder = DecoderGraph(session)
     batch = next(item.shape[0] for item in decoder.inputs if item.name == TOKEN_IDS)
     rows = batch if isinstance(batch, int) else 1
     # A prompt graph reads two runs of tokens, so that its cache is filled in the second.
-    length = max(PROMPT_TOKENS, 2 * (decoder.length or 0)) if _reads_prompts_only(decoder) else PROMPT_TOKENS
+    length = max(_PROMPT_TOKENS, 2 * (decoder.length or 0)) if _reads_prompts_only(decoder) else _PROMPT_TOKENS
     texts = token_texts(decoder.inputs, processors, seed)
     for tokens in texts:
         text = tokens
-        while len(text) < length and length > PROMPT_TOKENS:
+        while len(text) < length and length > _PROMPT_TOKENS:
             text = np.concatenate([text, next(texts)])
         yield _Text(decoder, np.tile(text[:length], (rows, 1)), None)
 
@@ -260,7 +258,7 @@ def token_texts(inputs: Sequence[GraphInput], processors: Path, seed: int) -> It
     for number in itertools.count():
         generator = np.random.Generator(np.random.PCG64([seed, number]))
         if len(words) < FEWEST_WORDS:
-            yield generator.integers(int(low), int(high) + 1, PROMPT_TOKENS)
+            yield generator.integers(int(low), int(high) + 1, _PROMPT_TOKENS)
         else:
             yield np.asarray(tokenizer(sentence(generator, words))["input_ids"], np.int64)
 

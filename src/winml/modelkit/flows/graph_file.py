@@ -45,30 +45,6 @@ from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.ir_versions import newest_ir_version
 from winml.modelkit.words import count_noun
 
-__all__ = [
-    "ALREADY_NORMALIZED",
-    "EXTERNAL_BYTES",
-    "FLOAT_SOURCE_DIGITS",
-    "CheckedSource",
-    "Comparison",
-    "CopyRules",
-    "GraphFileTask",
-    "GraphHandover",
-    "GraphWork",
-    "HandedGraph",
-    "Transformation",
-    "check_source",
-    "is_external",
-    "may_be_copy",
-    "name_beside",
-    "read_plain",
-    "record_float_source",
-    "recorded_float_source",
-    "refresh_metadata",
-    "summarize_graph",
-    "transform_file",
-]
-
 EXTERNAL_BYTES = 32_000_000
 """Weights of this size on are written to a file of their own, which ONNX Runtime maps where it would parse and copy
 them: a session of bert-base is there 2.6 times as fast (measured). Chosen: below it, milliseconds are at stake."""

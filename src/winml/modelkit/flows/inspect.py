@@ -52,14 +52,6 @@ from winml.modelkit.runtime.foreign_libraries import local_libraries
 from winml.modelkit.verify.reference_run import conditions_as_python, prepared_part
 from winml.modelkit.words import count_words, size_words
 
-__all__ = [
-    "WeightlessRun",
-    "inspect_model",
-    "list_tasks",
-    "run_weightless",
-]
-
-
 # --- Runs a forward pass on tensors that have a shape and a dtype but no values.
 #
 # Finds which modules run and the shapes of the outputs, at a cost that does not grow with the weights. The meta device

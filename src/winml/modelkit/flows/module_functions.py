@@ -40,20 +40,6 @@ if TYPE_CHECKING:
     from winml.modelkit.optimize.options import OptimizeOptions
     from winml.modelkit.optimize.pipeline import OptimizeResult
 
-__all__ = [
-    "ALL",
-    "CLASSES",
-    "chosen_modules",
-    "functions_of_modules",
-    "graph_modules",
-    "optimize_within",
-    "refuse_no_functions",
-    "refuse_old_runtime",
-    "refuse_unregistered",
-    "selected_nodes",
-    "source_notes",
-]
-
 
 def graph_modules(model: ir.Model, root: str) -> GraphModules:
     """Return the modules of a graph with its subgraphs, from tags or, where it has none, from the names of its nodes.

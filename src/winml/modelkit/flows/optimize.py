@@ -50,9 +50,7 @@ from winml.modelkit.results.transformed_file import (
 )
 from winml.modelkit.runtime.default_sizes import default_size
 
-__all__ = ["SingleOptimization", "check_optimization", "optimization", "optimize_file", "run_optimize_analyze_loop"]
-
-LISTED_CAPABILITIES = 4
+_LISTED_CAPABILITIES = 4
 """Capabilities that a plan names one by one. Chosen: they fit on a line; ``--list`` shows all."""
 
 MAX_ROUNDS = 5
@@ -222,7 +220,7 @@ class SingleOptimization(_Optimization):
             return "nothing requested"
         opset = () if self.options.opset is None else (f"opset {self.options.opset}",)
         enabled = self.enabled_names()
-        words = enabled if len(enabled) <= LISTED_CAPABILITIES else (f"{len(enabled)} capabilities",)
+        words = enabled if len(enabled) <= _LISTED_CAPABILITIES else (f"{len(enabled)} capabilities",)
         return ", ".join((f"level {self.options.level}", *opset, *words))
 
     def apply(self, model: ir.Model) -> OptimizeResult:

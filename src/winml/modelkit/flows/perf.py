@@ -24,14 +24,6 @@ from winml.modelkit.runtime.opened_model import (
     run_at_fitting_sizes,
 )
 
-__all__ = [
-    "Baseline",
-    "PerfOptions",
-    "measure_model",
-    "pytorch_run",
-]
-
-
 # --- Runs the PyTorch model that an ONNX file was exported from, on the same values.
 #
 # Loads it as the export does and calls it with the same tensors, gradients off.

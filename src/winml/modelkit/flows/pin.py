@@ -41,20 +41,11 @@ from winml.modelkit.results.transformed_file import PinnedModel
 from winml.modelkit.runtime.graph_inputs import draw_feeds, graph_inputs
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = [
-    "Pinning",
-    "RefusedSizes",
-    "pin_file",
-    "pin_model",
-    "refused_sizes",
-]
-
-
 # --- Which sizes of its dynamic dimensions does a file run at? Tried, since a graph does not declare its limits.
 
 
 @dataclass(frozen=True)
-class RefusedSizes:
+class _RefusedSizes:
     """Why a file does not run at some sizes."""
 
     asked: Mapping[str, int]
@@ -65,7 +56,7 @@ class RefusedSizes:
     """Dimension → the largest size it runs at, below the one asked for; only those that are too large."""
 
 
-def refused_sizes(path: Path, sizes: Mapping[str, int], seed: int) -> RefusedSizes | None:
+def _refused_sizes(path: Path, sizes: Mapping[str, int], seed: int) -> _RefusedSizes | None:
     """Return why a file does not run at some sizes; None where it does.
 
     Args:
@@ -83,7 +74,7 @@ def refused_sizes(path: Path, sizes: Mapping[str, int], seed: int) -> RefusedSiz
     if reason is None:
         return None
     limits = {name: trial.limit(name, size) for name, size in requested.items()}
-    return RefusedSizes(requested, reason, {name: limit for name, limit in limits.items() if limit is not None})
+    return _RefusedSizes(requested, reason, {name: limit for name, limit in limits.items() if limit is not None})
 
 
 class _Trial:
@@ -266,7 +257,7 @@ class Pinning(GraphWork[_PinResult]):
         Raises:
             UsageError: names the size, and the largest the model takes.
         """
-        refused = refused_sizes(source, self.sizes, seed)
+        refused = _refused_sizes(source, self.sizes, seed)
         if refused is None:
             return
         requested = refused.asked

@@ -26,15 +26,6 @@ from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs
 from winml.modelkit.runtime.opened_model import RunOptions, Values, values_for, with_fitting_sizes
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = [
-    "MOST_SAMPLES",
-    "SampleRequest",
-    "SampleValues",
-    "data_set_values",
-    "default_samples",
-    "quality_values",
-]
-
 MOST_SAMPLES = 16
 """Samples where no number is given. Chosen: the ends of the interval are none of single samples, in a second or two."""
 _FEWEST_SAMPLES = 2

@@ -35,9 +35,7 @@ from winml.modelkit.hierarchy.tagging import measure_coverage
 from winml.modelkit.results.transformed_file import RetaggedModel
 from winml.modelkit.words import count_noun
 
-__all__ = ["CarriedTags", "carry_between", "retag_model", "write_carried"]
-
-RELATED_SHARE = 0.1
+_RELATED_SHARE = 0.1
 """Smallest share of nodes that must be found again in the model before. Chosen: a model quantized with every weight and
 activation wrapped keeps a third; two models that only share input names have none."""
 
@@ -186,7 +184,7 @@ def _refuse_unrelated(before: Path, after: Path, report: CarryReport) -> None:
             hint="Pass the file that winml export wrote, before any other tool changed it.",
         )
     matched_nodes = report.matched
-    if report.nodes and matched_nodes < RELATED_SHARE * report.nodes:
+    if report.nodes and matched_nodes < _RELATED_SHARE * report.nodes:
         raise InputError(
             f"{after} does not match {before}: only {matched_nodes} of its {report.nodes} nodes correspond to "
             "nodes there, by name or by value",

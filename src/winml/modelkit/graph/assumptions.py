@@ -8,17 +8,6 @@ from typing import Literal
 
 from winml.modelkit.records import Record, entry
 
-__all__ = [
-    "Assumption",
-    "AssumptionKind",
-    "Place",
-    "branch_taken",
-    "constant_output",
-    "places_of",
-    "size_taken",
-    "values_taken",
-]
-
 AssumptionKind = Literal["branch", "value", "size", "first_call", "constant_output"]
 """A choice by the value of a tensor, values handed to Python, a size taken for a number, state of the first call, an
 output that was the same for all inputs."""

@@ -14,8 +14,6 @@ import onnx_ir as ir
 from winml.modelkit.graph.weights import read_once
 from winml.modelkit.hierarchy.tagging import all_nodes
 
-__all__ = ["computes_in_bfloat16", "widen_bfloat16"]
-
 _FLOAT, _BFLOAT16 = ir.DataType.FLOAT, ir.DataType.BFLOAT16
 _DTYPE_ATTRIBUTES = ("dtype", "output_dtype", "stash_type", "to")
 """Specified by ONNX: attributes whose integer is an element type."""

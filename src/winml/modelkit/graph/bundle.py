@@ -16,21 +16,8 @@ from winml.modelkit.metadata_keys import MODEL_KEY, PART_KEY
 from winml.modelkit.options import JsonError, load_metadata
 from winml.modelkit.records import Record, entry
 
-__all__ = [
-    "ModelBundle",
-    "NamedPart",
-    "PartDescription",
-    "PartFeed",
-    "TextTokens",
-    "described_model",
-    "is_one_of_several",
-    "model_record",
-    "only_part",
-    "read_part_description",
-]
 
-
-class NamedPart(Protocol):
+class _NamedPart(Protocol):
     """What the records of a part have in common."""
 
     @property
@@ -38,7 +25,7 @@ class NamedPart(Protocol):
         """``model`` for the only part of a model."""
 
 
-PartT = TypeVar("PartT", bound=NamedPart)
+PartT = TypeVar("PartT", bound=_NamedPart)
 
 
 @dataclass(frozen=True)

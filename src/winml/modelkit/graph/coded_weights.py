@@ -18,18 +18,6 @@ import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
 
-__all__ = [
-    "CODE_TABLES",
-    "CodeKind",
-    "CodedParts",
-    "CodedTensor",
-    "CodedWeight",
-    "joined",
-    "pack_codes",
-    "stacked",
-    "unpack_codes",
-]
-
 CodeKind = Literal["integer", "number", "nf4", "bnb_fp4", "float4_e2m1", "float8_e4m3fn", "float8_e5m2"]
 """What a code stands for: an integer (minus its zero point), an entry of a table of 16, or a small float; a ``number``
 is a float32 for itself, of codes that none of these are."""

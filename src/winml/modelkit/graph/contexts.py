@@ -19,38 +19,25 @@ from winml.modelkit.metadata_keys import COMPILE_KEY
 from winml.modelkit.options import load_metadata
 from winml.modelkit.words import printable
 
-__all__ = [
-    "context_file_attributes",
-    "context_file_names",
-    "context_nodes",
-    "is_context",
-    "nested_nodes",
-    "proto_nodes",
-    "refuse_compiled",
-    "refuse_compiled_modules",
-    "rename_context_files",
-]
-
-
 # --- Goes through the nodes of a model in the form in which onnx reads it, subgraphs and functions included.
 
 
 def proto_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """Yield every node of a model."""
-    yield from nested_nodes(model.graph.node)
+    yield from _nested_nodes(model.graph.node)
     for function in model.functions:
-        yield from nested_nodes(function.node)
+        yield from _nested_nodes(function.node)
 
 
-def nested_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+def _nested_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Yield nodes and those of their subgraphs."""
     for node in nodes:
         yield node
         for attribute in node.attribute:
             if attribute.HasField("g"):
-                yield from nested_nodes(attribute.g.node)
+                yield from _nested_nodes(attribute.g.node)
             for graph in attribute.graphs:
-                yield from nested_nodes(graph.node)
+                yield from _nested_nodes(graph.node)
 
 
 _DOMAIN, _OPERATOR = "com.microsoft", "EPContext"

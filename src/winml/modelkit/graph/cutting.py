@@ -26,20 +26,6 @@ from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.metadata_keys import TREE_KEY
 from winml.modelkit.options import load_metadata
 
-__all__ = [
-    "Cut",
-    "Cutter",
-    "GraphModules",
-    "ModuleCall",
-    "ModuleParts",
-    "Refusal",
-    "Signature",
-    "cut_model",
-    "fused_error",
-    "node_words",
-]
-
-
 RANDOM_OPERATORS = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
 )

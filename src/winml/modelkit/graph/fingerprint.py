@@ -17,8 +17,6 @@ from winml.modelkit.hierarchy.tagging import all_nodes
 from winml.modelkit.metadata_keys import NORMALIZED_KEY
 from winml.modelkit.options import load_metadata
 
-__all__ = ["fingerprint", "is_normalized", "stamp"]
-
 OPERAND_LIMIT_ELEMENTS = 16
 """Integer initializers of rank 0 or 1 up to this size count with their values: they are axes, shapes and bounds, which
 older opsets hold as attributes. Chosen: more than any rank, less than any lookup table."""

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator
 import onnx
 import onnx_ir as ir
 
-__all__ = ["FreshNames", "cast_node"]
-
 
 class FreshNames:
     """The names of one graph, and those given since."""

@@ -38,18 +38,6 @@ from winml.modelkit.metadata_keys import (
     TAG_KEY,
 )
 
-__all__ = [
-    "FIRST_IR_VERSION",
-    "FoldedModel",
-    "FunctionPart",
-    "FunctionPlan",
-    "NotAFunction",
-    "Sharing",
-    "fold_modules",
-    "plan_functions",
-]
-
-
 # --- Which modules of a graph can become functions, and which nodes does each hold?
 #
 # A function is a set of nodes that one node can stand for: no other node lies between two of them. Functions lie inside
@@ -91,7 +79,7 @@ class FunctionPlan:
     left_out: tuple[NotAFunction, ...]
 
 
-def plan_functions(model: ir.Model, modules: Iterable[HasAddress]) -> FunctionPlan:
+def _plan_functions(model: ir.Model, modules: Iterable[HasAddress]) -> FunctionPlan:
     """Decide which calls of modules become functions.
 
     Args:
@@ -252,7 +240,7 @@ def fold_modules(model: ir.Model, modules: Iterable[HasAddress], sharing: Sharin
         sharing: Which modules may share one.
     """
     folded = model.clone()
-    folder = _Folder(folded, plan_functions(folded, modules), sharing)
+    folder = _Folder(folded, _plan_functions(folded, modules), sharing)
     folder.fold()
     if folder.functions:
         folded.ir_version = max(folded.ir_version, FIRST_IR_VERSION)

@@ -28,22 +28,9 @@ from winml.modelkit.metadata_keys import (
 )
 from winml.modelkit.options import JsonError, load_metadata
 
-__all__ = [
-    "MODULE",
-    "NAMESPACE",
-    "TAG",
-    "graph_digest",
-    "inline_calls",
-    "inline_module_functions",
-    "module_functions",
-    "restore_recorded",
-    "walk_nodes",
-]
-
-
 TAG, MODULE, NAMESPACE = "{tag}", "{module}", "{namespace}"
 """Stand for what the call says of itself in metadata relative to it."""
-DIGITS = 16
+_DIGITS = 16
 """Hexadecimal digits of a digest. Chosen: it tells a changed graph, and is no protection."""
 SCOPE_START = "/"
 """The name of a node or value of a shared function begins with it where the name of the call goes before."""
@@ -241,7 +228,7 @@ def graph_digest(model: ir.Model) -> str:
         for node in walk_nodes(list(model.graph))
     ]
     text = json.dumps([described, _value_names(model.graph.outputs)], ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
 def _value_names(values: Iterable[ir.Value | None]) -> list[str]:

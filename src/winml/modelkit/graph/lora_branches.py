@@ -29,8 +29,6 @@ from winml.modelkit.graph.fresh_names import FreshNames
 from winml.modelkit.hierarchy.tagging import name_scope, scope_path
 from winml.modelkit.metadata_keys import ADAPTERS_KEY
 
-__all__ = ["LoraBranch", "add_branches", "lora_names"]
-
 
 @dataclass(frozen=True)
 class LoraBranch:

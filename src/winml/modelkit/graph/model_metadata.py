@@ -22,8 +22,6 @@ from winml.modelkit.metadata_keys import (
     TREE_KEY,
 )
 
-__all__ = ["ModelDescription", "output_specs", "write_model_metadata"]
-
 
 def output_specs(graph: ir.Graph) -> tuple[OutputTensorSpec, ...]:
     """Return the outputs of a graph as it declares them."""

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 import onnx
 import onnx_ir as ir
 
-__all__ = ["nodes_against_schema"]
-
 
 def nodes_against_schema(model: ir.Model) -> dict[ir.Node, str]:
     """Return node → violation, for nodes whose attributes, inputs or outputs do not fit their schema.

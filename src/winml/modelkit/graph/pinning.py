@@ -12,8 +12,6 @@ import onnx_ir as ir
 
 from winml.modelkit.graph.specs import resolve_names
 
-__all__ = ["open_dimensions", "pin_dimensions", "sizes_of_dimensions"]
-
 
 def open_dimensions(graph: ir.Graph) -> dict[str, list[str]]:
     """Return name of a dynamic dimension → places at which the inputs have it, ``input:axis``.

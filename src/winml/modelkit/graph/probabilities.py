@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-__all__ = ["probability_outputs"]
-
 _MAKING = frozenset({"Sigmoid", "HardSigmoid", "Softmax"})
 _MOVING = frozenset(
     {"Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose"}

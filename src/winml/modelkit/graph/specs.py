@@ -17,36 +17,6 @@ from winml.modelkit.errors import ConfigError, UsageError
 from winml.modelkit.metadata_keys import DIMENSIONS_KEY, INPUTS_KEY
 from winml.modelkit.options import Options, load_metadata, nearest, parse_options, read_json
 
-__all__ = [
-    "DTYPES",
-    "OPEN_SIZE",
-    "ROWS_OF_ONE_KIND",
-    "CacheSlot",
-    "DynamicAxes",
-    "DynamicDimension",
-    "DynamicRequest",
-    "GridSlot",
-    "InputTensorSpec",
-    "OpenSize",
-    "OutputAxis",
-    "OutputTensorSpec",
-    "StatedBounds",
-    "StatedCache",
-    "StatedInput",
-    "counts_rows",
-    "current_name",
-    "input_records",
-    "is_open",
-    "names_among",
-    "parse_dynamic_axes",
-    "resolve_names",
-    "stated_bounds",
-    "stated_inputs",
-    "stated_sums",
-    "summed_sizes",
-]
-
-
 DTYPES = (
     "float32", "float16", "bfloat16", "float64",
     "int64", "int32", "int16", "int8", "uint8", "bool",
@@ -84,7 +54,7 @@ def _check_dtype(name: str) -> str:
     return name
 
 
-DType = Annotated[str, pydantic.AfterValidator(_check_dtype)]
+_DType = Annotated[str, pydantic.AfterValidator(_check_dtype)]
 
 
 _OPEN_SIZES = (
@@ -103,7 +73,7 @@ class _TensorSpec(Options):
     shape: tuple[Dimension, ...]
     """Sizes, 0 for an empty cache; a name stands for a dynamic dimension, and -1 for one that the export names. ``()``
     is a scalar."""
-    dtype: DType
+    dtype: _DType
     """Element type, one of :data:`DTYPES`."""
 
 

@@ -17,8 +17,6 @@ from winml.modelkit.errors import StageError
 from winml.modelkit.graph.operator_schemas import nodes_against_schema
 from winml.modelkit.hierarchy.tagging import Coverage, NodeTag, all_nodes, read_tag
 
-__all__ = ["DeclaredPass", "GraphPass", "StageResult", "TagPolicy", "restore_description", "run_passes"]
-
 TagPolicy = Literal["keeps", "merges", "creates", "drops"]
 """What a pass does to tags. ``keeps``: nodes stay or go, none is new and none changes its tag. ``merges``: a new node
 gets the common ancestor of what it replaced. ``creates``: a new node inherits from its neighbours. ``drops``: nothing

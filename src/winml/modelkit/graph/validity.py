@@ -15,14 +15,6 @@ import onnx
 from winml.modelkit.errors import InputError
 from winml.modelkit.metadata_keys import MODULE_KEY
 
-__all__ = [
-    "OLDEST_OPSET",
-    "cycle_words",
-    "find_loop",
-    "refuse_cycles",
-    "refuse_invalid",
-]
-
 OLDEST_OPSET = 7
 """Specified: the oldest opset that ONNX Runtime supports; operators of older ones broadcast differently."""
 

@@ -18,20 +18,6 @@ from onnx import numpy_helper
 from winml.modelkit.arrays import Array
 from winml.modelkit.graph.fresh_names import FreshNames
 
-__all__ = [
-    "QUANTIZED_OPERATORS",
-    "ROUNDING_OPERATORS",
-    "WeightlessProto",
-    "from_weightless",
-    "give_products_own_weights",
-    "idle_weight_bytes",
-    "read_once",
-    "to_weightless",
-    "transposed_weight",
-    "weight_bytes",
-    "weights_read_on_demand",
-]
-
 QUANTIZED_OPERATORS = frozenset({
     "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul",
     "QLinearConv", "MatMulNBits", "GatherBlockQuantized", "QAttention", "QGemm", "DynamicQuantizeMatMul",

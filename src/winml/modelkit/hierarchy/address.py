@@ -13,19 +13,6 @@ from itertools import takewhile
 
 from winml.modelkit.records import Record, entry
 
-__all__ = [
-    "ModuleIdentity",
-    "common_ancestor",
-    "depth",
-    "format_tag",
-    "is_tag",
-    "is_within",
-    "nearest_ancestor",
-    "parse_tag",
-    "sibling_segments",
-]
-
-
 SEPARATOR = "/"
 
 

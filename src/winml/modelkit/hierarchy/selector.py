@@ -16,15 +16,13 @@ from typing import Protocol, TypeVar
 from winml.modelkit.errors import UsageError
 from winml.modelkit.hierarchy.address import SEPARATOR
 
-__all__ = ["HasAddress", "ModuleAddress", "Selector", "escape", "nearest_paths", "select"]
-
 PATH_SEPARATOR = "."
-ANY_PARTS = "**"
-LEAST_SIMILAR = 0.4
+_ANY_PARTS = "**"
+_LEAST_SIMILAR = 0.4
 """Chosen: below this share of common characters (difflib's ratio), an address is no likely meaning of a selector."""
 NEAREST = 5
 """Chosen: how many addresses the error for a selector that matches nothing lists."""
-MOST_CLASSES = 12
+_MOST_CLASSES = 12
 """Chosen: how many classes it lists; a transformer has about that many."""
 
 
@@ -167,12 +165,12 @@ def _glob_pattern(pattern: str, separator: str) -> re.Pattern[str]:
     """Return the regular expression of a glob; every text is a valid glob."""
     parts = pattern.split(separator) if separator else [pattern]
     # Two ** in a row mean the same as one.
-    parts = [part for index, part in enumerate(parts) if part != ANY_PARTS or parts[index - 1 : index] != [ANY_PARTS]]
+    parts = [part for index, part in enumerate(parts) if part != _ANY_PARTS or parts[index - 1 : index] != [_ANY_PARTS]]
     edge = re.escape(separator)
     expression = ""
     joint = ""
     for index, part in enumerate(parts):
-        if part != ANY_PARTS:
+        if part != _ANY_PARTS:
             expression += joint + _part_expression(part, edge)
             joint = edge
         elif index < len(parts) - 1:
@@ -216,8 +214,8 @@ def _class_words(selector: str, modules: Sequence[HasAddress]) -> str:
     classes = list(dict.fromkeys(module.class_name for module in modules if module.class_name))
     last = re.split(r"[/.]", selector)[-1].lower()
     classes.sort(key=lambda name: -difflib.SequenceMatcher(None, last, name.lower()).ratio())
-    more = f" and {len(classes) - MOST_CLASSES} more" if len(classes) > MOST_CLASSES else ""
-    return f"Classes: {', '.join(classes[:MOST_CLASSES])}{more}." if classes else ""
+    more = f" and {len(classes) - _MOST_CLASSES} more" if len(classes) > _MOST_CLASSES else ""
+    return f"Classes: {', '.join(classes[:_MOST_CLASSES])}{more}." if classes else ""
 
 
 def _nearest_addresses(selector: str, modules: Sequence[HasAddress]) -> list[str]:
@@ -227,5 +225,5 @@ def _nearest_addresses(selector: str, modules: Sequence[HasAddress]) -> list[str
     else:
         addresses = [name for module in modules for name in (module.class_name, module.path) if name]
     spelled = {name.lower(): name for name in reversed(addresses)}
-    matches = difflib.get_close_matches(selector.lower(), spelled, n=NEAREST, cutoff=LEAST_SIMILAR)
+    matches = difflib.get_close_matches(selector.lower(), spelled, n=NEAREST, cutoff=_LEAST_SIMILAR)
     return [spelled[match] for match in matches]

@@ -32,25 +32,6 @@ from winml.modelkit.records import Record, entry, recorded
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = [
-    "Coverage",
-    "HasMetadata",
-    "NodeTag",
-    "Source",
-    "all_nodes",
-    "clear_tag",
-    "count_coverage",
-    "drop_damaged_tags",
-    "listed_modules",
-    "measure_coverage",
-    "name_scope",
-    "operator_name",
-    "read_tag",
-    "scope_path",
-    "write_tag",
-]
-
-
 Source = Literal["direct", "parent", "operation", "root", "merged", "inherited"]
 """How the tag of a node was determined: the first four at export, in the order tried; the last two by later stages."""
 SOURCES: tuple[Source, ...] = get_args(Source)

@@ -17,31 +17,13 @@ from winml.modelkit.progress import count_progress
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = [
-    "CallTrace",
-    "CalledModule",
-    "TorchModules",
-    "TracedModule",
-    "comes_with_torch",
-    "comes_with_transformers",
-    "hierarchy_paths",
-    "joined_traces",
-    "module_of_error",
-    "normalized_torch_modules",
-    "record_calls",
-    "torch_module_notes",
-    "uncompiled",
-    "with_captured_modules",
-    "without_compilation",
-]
-
 TorchModuleRule = Literal["auto", "none", "all"]
 TorchModules = TorchModuleRule | tuple[str, ...]
 """Which modules of ``torch.nn`` are in the hierarchy, beside the root: those with only the root above them (``auto``),
 ``none``, ``all``, or those of the classes listed."""
 RULES: tuple[TorchModuleRule, ...] = get_args(TorchModuleRule)
 
-DISPLAYED_CLASSES = 8
+_DISPLAYED_CLASSES = 8
 """Classes named in a note. Chosen: they fit on one line."""
 
 
@@ -170,8 +152,8 @@ def torch_module_notes(modules: Iterable[CalledModule], torch_modules: TorchModu
         classes = sorted(
             {module.class_name for module in called if module.is_torch_nn and module.path in chosen - {""}}
         )
-        displayed = ", ".join(classes[:DISPLAYED_CLASSES])
-        more = f" and {len(classes) - DISPLAYED_CLASSES} more" if len(classes) > DISPLAYED_CLASSES else ""
+        displayed = ", ".join(classes[:_DISPLAYED_CLASSES])
+        more = f" and {len(classes) - _DISPLAYED_CLASSES} more" if len(classes) > _DISPLAYED_CLASSES else ""
         reason = "only the root is above them; --torch-module none excludes them"
         return (f"Classes of torch.nn in the hierarchy: {displayed}{more} ({reason}).",) if classes else ()
     if torch_modules in ("none", "all"):

@@ -21,8 +21,6 @@ from winml.modelkit.hierarchy.torch_modules import (
     torch_module_notes,
 )
 
-__all__ = ["ModuleNode", "ModuleTree", "build_tree"]
-
 
 @dataclass(frozen=True)
 class ModuleNode:

@@ -10,8 +10,6 @@ from winml.modelkit.evaluate.tasks.texts import ALIKE
 from winml.modelkit.inference.answering import Answer
 from winml.modelkit.results.inference import AnswerEntry, ReferenceAnswer
 
-__all__ = ["compared_answers"]
-
 _PIXELS = 1.0
 """Largest difference of a side of two boxes, in pixels. Chosen: pipelines round to whole pixels."""
 

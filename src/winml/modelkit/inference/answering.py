@@ -30,8 +30,6 @@ from winml.modelkit.results.inference import AnswerEntry, AnswerKind
 from winml.modelkit.runtime.foreign_libraries import local_files_only
 from winml.modelkit.runtime.graph_inputs import GraphInput
 
-__all__ = ["AUDIO", "TEXT", "Answer", "TaskRunner", "tensor_answer"]
-
 AUDIO = "input_values"
 """Specified by transformers: the input of a graph that takes samples of audio."""
 TEXT = "input_ids"

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig
     from transformers.utils.generic import ModelOutput
 
-__all__ = ["INFERENCE_CLASSES", "WinMLAutoModel"]
-
 Config = WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None
 Device = Literal["cpu", "gpu", "npu"] | None
 

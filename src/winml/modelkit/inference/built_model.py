@@ -39,8 +39,6 @@ from winml.modelkit.runtime.sessions import Session
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-__all__ = ["PipelineModel", "WinMLModel", "config_beside", "pad_token_beside"]
-
 # --- What do transformers' pipelines ask of a model? So that they take a built one like any other.
 #
 # A pipeline knows transformers' own classes by name, logs an error for every other class, and then works with it.

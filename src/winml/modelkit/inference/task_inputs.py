@@ -12,8 +12,6 @@ from typing import Literal
 
 from winml.modelkit.load.checkpoints.task import TASK_VARIANTS, canonical_task, canonical_word
 
-__all__ = ["IMAGE_SUFFIXES", "RUN_TASKS", "RunTask", "Saved", "TaskInput", "run_task"]
-
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 """Of the files that an image is saved to."""
 InputKind = Literal["text", "image", "audio"]

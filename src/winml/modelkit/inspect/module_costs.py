@@ -18,20 +18,6 @@ from winml.modelkit.hierarchy import address
 from winml.modelkit.inspect.onnx_tree import Contents, OnnxModule, OnnxTree, PlacedNode, Weight
 from winml.modelkit.records import Record, entry, recorded
 
-__all__ = [
-    "Cost",
-    "ModuleCost",
-    "Shape",
-    "ShapeTable",
-    "charge_modules",
-    "count_macs",
-    "count_node_macs",
-    "is_counted",
-    "weight_owners",
-    "weights_cost",
-]
-
-
 # --- Counts the multiply-accumulate operations of a node.
 #
 # Counts matrix products, convolutions and recurrent cells from static shapes, as is customary; additions, activations,

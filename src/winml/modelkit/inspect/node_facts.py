@@ -17,8 +17,6 @@ from winml.modelkit.hierarchy.tagging import name_scope, scope_path
 from winml.modelkit.inspect.module_costs import Shape, ShapeTable, is_counted
 from winml.modelkit.inspect.onnx_tree import PlacedNode, dtype_name, read_contents, read_tree
 
-__all__ = ["GraphFacts", "NodeFacts", "declared_shape", "node_signature", "read_facts", "read_shapes"]
-
 
 def read_shapes(model: onnx.ModelProto, nodes: Sequence[PlacedNode]) -> tuple[ShapeTable, list[str]]:
     """Return the shapes of the values of the main graph, and a note where inference failed.

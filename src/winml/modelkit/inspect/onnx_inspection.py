@@ -41,20 +41,6 @@ from winml.modelkit.options import load_metadata, read_json_file
 from winml.modelkit.records import Record, entry, recorded
 from winml.modelkit.words import count_noun
 
-__all__ = [
-    "Basis",
-    "FileInfo",
-    "Finding",
-    "FindingKind",
-    "ListedLimit",
-    "NodeInfo",
-    "OnnxInspection",
-    "ProviderFit",
-    "ValueInfo",
-    "WeightSummary",
-    "inspect_onnx",
-]
-
 
 @dataclass(frozen=True)
 class FileInfo(Record):
@@ -329,7 +315,7 @@ def _quantized(weight: Weight, node: onnx.NodeProto) -> Weight:
     return replace(weight, kind=weight.dtype, parameters=weight.elements)
 
 
-NO_TENSOR = {"sequence_type": "sequence", "optional_type": "optional", "map_type": "map", "opaque_type": "opaque"}
+_NO_TENSOR = {"sequence_type": "sequence", "optional_type": "optional", "map_type": "map", "opaque_type": "opaque"}
 
 
 def inspect_onnx(path: Path, *, selector: str | None = None) -> OnnxInspection:
@@ -440,8 +426,8 @@ def _graph_inputs(graph: onnx.GraphProto) -> tuple[ValueInfo, ...]:
 
 def _value_info(value: onnx.ValueInfoProto) -> ValueInfo:
     kind = value.type.WhichOneof("value") or "tensor_type"
-    if kind in NO_TENSOR:
-        return ValueInfo(value.name, NO_TENSOR[kind], None)
+    if kind in _NO_TENSOR:
+        return ValueInfo(value.name, _NO_TENSOR[kind], None)
     tensor = value.type.sparse_tensor_type if kind == "sparse_tensor_type" else value.type.tensor_type
     return ValueInfo(value.name, dtype_name(tensor.elem_type), declared_shape(value.type))
 

@@ -34,20 +34,6 @@ from winml.modelkit.metadata_keys import (
 from winml.modelkit.options import load_metadata
 from winml.modelkit.records import Record, entry
 
-__all__ = [
-    "Contents",
-    "DataLocation",
-    "OnnxModule",
-    "OnnxTree",
-    "PlacedNode",
-    "TreeSource",
-    "Weight",
-    "dtype_name",
-    "qualified_name",
-    "read_contents",
-    "read_tree",
-]
-
 TreeSource = Literal[
     "winml tags", "pkg.torch.onnx metadata", "pkg.onnxscript metadata", "namespace", "node names", "none"
 ]

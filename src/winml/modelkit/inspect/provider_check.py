@@ -45,13 +45,6 @@ from winml.modelkit.runtime.kernels import (
 )
 from winml.modelkit.runtime.sessions import CPU
 
-__all__ = [
-    "check_provider",
-    "checked_provider",
-    "remedy_for",
-]
-
-
 # --- What can be done about a node that a provider does not run?
 
 
@@ -60,7 +53,7 @@ _AT_THE_EDGE = ("consume a graph input", "produce a graph output", "generate a g
 """How QNN says that it leaves a conversion of an input or an output to the CPU provider, as it does by default."""
 
 
-def remedy_for(kind: FindingKind, what: str, path: Path, facts: GraphFacts, chosen: ChosenProvider) -> str:
+def _remedy_for(kind: FindingKind, what: str, path: Path, facts: GraphFacts, chosen: ChosenProvider) -> str:
     """Return what to do about a finding, in a sentence with a command where there is one.
 
     Args:
@@ -152,7 +145,7 @@ _REMEDIES: Mapping[FindingKind, Callable[[str, Path, GraphFacts, ChosenProvider]
 }
 
 
-SAID_NOTHING = "the provider states no reason"
+_SAID_NOTHING = "the provider states no reason"
 
 
 def checked_provider(ep: str, device: Device | None, options: Mapping[str, str]) -> ChosenProvider:
@@ -368,7 +361,7 @@ class _NodeChecks:
         if sizes:
             return
         is_listed = self.table is None or node.operator in (*self.table.operators, *self.table.also)
-        self._add("refused" if is_listed else "operator", node.operator, reason or SAID_NOTHING, *_place(node))
+        self._add("refused" if is_listed else "operator", node.operator, reason or _SAID_NOTHING, *_place(node))
 
     def _size_findings(self, node: NodeFacts) -> Iterator[_Key]:
         names = sorted(node.open_names & self.open_places.keys())
@@ -400,7 +393,7 @@ class _NodeChecks:
             names = tuple(name for _, name in places if name)
             is_node = kind != "graph"
             remedy = self._quantized_remedy(reason) if kind in _PLACED else ""
-            remedy = remedy or remedy_for(kind, what, self.path, self.facts, self.chosen)
+            remedy = remedy or _remedy_for(kind, what, self.path, self.facts, self.chosen)
             findings.append(Finding(kind, what, reason, remedy, dict(modules.most_common()) if is_node else {}, names))
         findings.sort(key=lambda finding: (finding.kind != "graph", -sum(finding.modules.values())))
         provider = self.chosen.provider

@@ -8,9 +8,6 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-__all__ = ["import_losses"]
-
-
 _ASSIGNMENT = ("scipy.optimize", "linear_sum_assignment")
 """What the losses of object detectors match boxes with: its module and its name."""
 

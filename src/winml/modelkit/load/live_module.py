@@ -30,17 +30,6 @@ from winml.modelkit.load.inputs.dynamic_axes import fitting_example, open_axes
 from winml.modelkit.load.inputs.nested_arguments import NestedArguments, arguments_of_names, flatten_arguments
 from winml.modelkit.load.parts import LoadedModel, ModelInfo, ModelPart
 
-__all__ = [
-    "ExampleInputs",
-    "NamedExample",
-    "loaded_from_module",
-    "name_examples",
-    "refuse_programs",
-    "refuse_uninitialized",
-    "refuse_without_values",
-    "training_notes",
-]
-
 _DISPLAYED_MODULES = 3
 
 ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]

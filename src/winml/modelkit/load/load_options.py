@@ -12,14 +12,12 @@ from typing import Literal
 
 from winml.modelkit.fields import ADVANCED, GENERATION, MODEL, Field, declare, fields_of
 
-__all__ = ["LoadOptions", "declared_options", "is_not_default"]
-
 Dtype = Literal["fp32", "fp16", "bf16"]
 Logits = Literal["all", "last"]
 Group = Literal["source", "random", "weights"]
 """Options that a verb offers together: how the model is loaded, what is drawn at random, the type of the weights."""
 
-LARGEST_PROMPT = 2**20
+_LARGEST_PROMPT = 2**20
 """Chosen: more than any model has positions."""
 LARGEST_SEED = 2**63 - 1
 """Specified: what torch.manual_seed takes."""
@@ -70,7 +68,7 @@ class LoadOptions:
         GENERATION,
         offered_with="source",
         minimum=2,
-        maximum=LARGEST_PROMPT,
+        maximum=_LARGEST_PROMPT,
     )
     submodel: tuple[str, ...] = declare(
         (), "Part of a model with several parts, such as decoder.", MODEL, offered_with="source", metavar="PART"

@@ -25,16 +25,6 @@ from winml.modelkit.load.resolution import ResolvedModel, requested_dtype, resol
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.runtime.foreign_libraries import local_libraries
 
-__all__ = [
-    "build_random_model",
-    "calibrate_batch_norms",
-    "dtype_notes",
-    "load_model",
-    "load_resolved",
-    "model_info",
-]
-
-
 # --- Builds a model with seeded random weights from a config alone.
 #
 # Its outputs still show mistakes: no two tensors equal by being constant, and activations that

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from winml.modelkit.load.checkpoints.adapters import Adapter
     from winml.modelkit.load.inputs.nested_arguments import NestedArguments
 
-__all__ = ["LoadedModel", "ModelInfo", "ModelPart"]
-
 _TOKENS = ("input_ids", "inputs_embeds")
 """Specified: what transformers calls the input of a part that is given tokens, or what stands for them."""
 

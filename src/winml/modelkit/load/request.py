@@ -37,21 +37,6 @@ from winml.modelkit.load.inputs.sizes import INPUT_SPECS_OPTION
 from winml.modelkit.load.load_options import LARGEST_SEED, LoadOptions
 from winml.modelkit.options import nearest
 
-__all__ = [
-    "CHECKPOINT_KINDS",
-    "ModelRequest",
-    "ModelSource",
-    "SourceKind",
-    "check_folder",
-    "checkpoint_path",
-    "exported_from",
-    "processor_folder",
-    "recorded_adapters",
-    "reference_checkpoint",
-    "resolve_source",
-    "with_recorded_seed",
-]
-
 SourceKind = Literal["folder", "config", "script", "hub", "type"]
 """``type`` is a model type alone: no checkpoint at all."""
 
@@ -430,7 +415,7 @@ def reference_checkpoint(
     hint = "Pass the checkpoint: --reference CHECKPOINT"
     is_recorded = checkpoint == RECORDED
     request = exported_from(metadata, displayed, hint, "--reference") if is_recorded else ModelRequest(checkpoint)
-    return replace(with_recorded_seed(request, metadata), adapter=recorded_adapters(metadata, active))
+    return replace(with_recorded_seed(request, metadata), adapter=_recorded_adapters(metadata, active))
 
 
 def with_recorded_seed(request: ModelRequest, metadata: Mapping[str, str]) -> ModelRequest:
@@ -446,7 +431,7 @@ def with_recorded_seed(request: ModelRequest, metadata: Mapping[str, str]) -> Mo
     return replace(request, seed=seed) if seed is not None and 0 <= seed <= LARGEST_SEED else request
 
 
-def recorded_adapters(metadata: Mapping[str, str], active: str | None = None) -> tuple[str, ...]:
+def _recorded_adapters(metadata: Mapping[str, str], active: str | None = None) -> tuple[str, ...]:
     """Return the adapters that a model in PyTorch needs to answer as a file does, to be merged.
 
     Args:

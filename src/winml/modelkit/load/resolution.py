@@ -60,8 +60,7 @@ from winml.modelkit.load.inputs.axis_names import accepts_shapes
 from winml.modelkit.load.inputs.decision import InputDecision, check_input_specs, forward_keywords
 from winml.modelkit.load.inputs.dynamic_axes import fitting_example, open_axes
 from winml.modelkit.load.inputs.nested_arguments import NestedArguments, arguments_of_names
-from winml.modelkit.load.inputs.options import INPUT_SPECS_OPTION
-from winml.modelkit.load.inputs.sizes import SEPARATOR
+from winml.modelkit.load.inputs.sizes import INPUT_SPECS_OPTION, SEPARATOR
 from winml.modelkit.load.library_access import import_losses
 from winml.modelkit.load.live_module import (
     NamedExample,
@@ -75,8 +74,6 @@ from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.load.request import ModelRequest, ModelSource, check_folder, resolve_source
 from winml.modelkit.options import nearest
 from winml.modelkit.runtime.foreign_libraries import local_libraries, quiet_libraries
-
-__all__ = ["ResolvedModel", "requested_dtype", "resolve_checkpoint", "resolve_model", "with_plain_outputs"]
 
 Progress = Callable[[str], None]
 
@@ -413,10 +410,10 @@ def _resolve_script(source: ModelSource, request: ModelRequest, tell: Progress) 
         check_input_specs(script.model, example.specs, script.example_origin, example.argument_names)
         specs, arguments, notes = example.specs, example.arguments, example.notes
     else:
-        own_name = f"{EXAMPLE_INPUTS}_{source.factory}()"
+        own_name = f"{_EXAMPLE_INPUTS}_{source.factory}()"
         raise UsageError(
             f"{source.name}: the inputs of {type(script.model).__name__} are unknown",
-            hint=f"Add a function {EXAMPLE_INPUTS}() or {own_name} beside the factory that returns tensors, or "
+            hint=f"Add a function {_EXAMPLE_INPUTS}() or {own_name} beside the factory that returns tensors, or "
             f"{INPUT_SPECS_OPTION}.",
         )
     decision = open_axes(
@@ -460,8 +457,8 @@ def _described_script_inputs(
     return specs, arguments, (*script.notes, *unused_size_notes(request), *constant_notes)
 
 
-EXAMPLE_INPUTS = "example_inputs"
-DISPLAYED_FUNCTIONS = 8
+_EXAMPLE_INPUTS = "example_inputs"
+_DISPLAYED_FUNCTIONS = 8
 """Functions of a script that a message names. Chosen: they fit on one line."""
 
 _ResultT = TypeVar("_ResultT")
@@ -553,8 +550,8 @@ def _example_function(module: ModuleType, source: ModelSource) -> _ExampleFuncti
     Raises:
         InputError: what has its name is no function.
     """
-    own_name = f"{EXAMPLE_INPUTS}_{str(source.factory).replace('.', '_')}"
-    for name in (own_name, EXAMPLE_INPUTS):
+    own_name = f"{_EXAMPLE_INPUTS}_{str(source.factory).replace('.', '_')}"
+    for name in (own_name, _EXAMPLE_INPUTS):
         function = getattr(module, name, None)
         if callable(function):
             return _ExampleFunction(name, function)
@@ -638,8 +635,8 @@ def _hint_of_functions(name: str, holder: object) -> str:
         return f"Did you mean {guess!r}?"
     home = getattr(holder, "__name__", None)
     own = [key for key, value in public.items() if getattr(value, "__module__", None) == home]
-    own = [key for key in own if not key.startswith(EXAMPLE_INPUTS)]
-    found = f" It has: {', '.join(own[:DISPLAYED_FUNCTIONS])}." if own else ""
+    own = [key for key in own if not key.startswith(_EXAMPLE_INPUTS)]
+    found = f" It has: {', '.join(own[:_DISPLAYED_FUNCTIONS])}." if own else ""
     return f"Pass a function in it that returns the model.{found}"
 
 

@@ -16,16 +16,6 @@ from dataclasses import dataclass, replace
 
 from winml.modelkit.measure.statistics import Ratio, Summary, compare_pairs, percentile, summarize
 
-__all__ = [
-    "Comparison",
-    "LatencyOptions",
-    "LatencyResult",
-    "Run",
-    "measure_alternating",
-    "measure_block",
-    "measure_latency",
-]
-
 Run = Callable[[], object]
 Progress = Callable[[int, float], None]
 """Called between timed runs with the number of counted runs and the share of the work that is done, 0 to 1."""
@@ -40,7 +30,7 @@ SETTLE_S = 0.05
 """Pause before each block of a comparison. Measured: threads of ONNX Runtime spin for up to 40 ms after a run, and
 would take the processor from the other model."""
 
-PROGRESS_NS = 100_000_000
+_PROGRESS_NS = 100_000_000
 """Time between two reports of progress. Chosen: ten a second."""
 
 
@@ -184,7 +174,7 @@ def _count_turns(
         turn += 1
         now = time.perf_counter_ns()
         share = turn / count if options.duration_s is None else (now - started) / 1e9 / options.duration_s
-        if progress is not None and (now - reported >= PROGRESS_NS or share >= 1):
+        if progress is not None and (now - reported >= _PROGRESS_NS or share >= 1):
             progress(len(samples_ns), min(share, 1.0))
             reported = now
         if share >= 1:

@@ -15,17 +15,6 @@ from winml.modelkit.hierarchy import address
 from winml.modelkit.measure.statistics import middle_mean
 from winml.modelkit.runtime.kernel_times import KernelTime, RunProfile
 
-__all__ = [
-    "ClassTime",
-    "ModuleProfile",
-    "ModuleTime",
-    "NodeWork",
-    "charge_modules",
-    "kernel_times_ms",
-    "working_module",
-]
-
-
 _MS = 1000.0
 """Microseconds in a millisecond."""
 

@@ -15,30 +15,6 @@ import numpy as np
 
 from winml.modelkit.records import Record, entry, recorded
 
-__all__ = [
-    "CONFIDENCE",
-    "DISTURBED",
-    "INTERRUPTED",
-    "NOISE",
-    "RUNGS",
-    "Choice",
-    "Ratio",
-    "Summary",
-    "are_disturbed",
-    "choose",
-    "compare_pairs",
-    "confidence_of_race",
-    "fastest",
-    "is_decided",
-    "losers",
-    "median_interval",
-    "middle_mean",
-    "percentile",
-    "ratio_between",
-    "summarize",
-]
-
-
 CONFIDENCE = 0.95
 """Probability that an interval contains the true median ratio. Chosen: the usual value."""
 
@@ -51,11 +27,11 @@ DISTURBED = 1.5
 """Ratio of median to minimum above which samples count as disturbed. Chosen: on an idle machine the median stays near
 the fastest run, and caches and clock changes do not add half of it to every second run."""
 
-INTERRUPTED = 2.0
+_INTERRUPTED = 2.0
 """Ratio of mean to median above which a few samples outweigh the others. Chosen: without interruptions, the mean of
 latencies is at most some tenths above their median."""
 
-PERCENTILES = (50, 90, 95, 99)
+_PERCENTILES = (50, 90, 95, 99)
 
 
 @dataclass(frozen=True)
@@ -80,7 +56,7 @@ class Summary(Record, digits=6):
     @property
     def is_interrupted(self) -> bool:
         """Whether a few samples are so large that the mean says nothing of the others."""
-        return self.mean > INTERRUPTED * self.p50
+        return self.mean > _INTERRUPTED * self.p50
 
 
 @dataclass(frozen=True)
@@ -132,7 +108,7 @@ def summarize(samples: Sequence[float]) -> Summary:
     2.0
     """
     values = np.asarray(samples, dtype=np.float64)
-    p50, p90, p95, p99 = (percentile(samples, share) for share in PERCENTILES)
+    p50, p90, p95, p99 = (percentile(samples, share) for share in _PERCENTILES)
     return Summary(
         # Rounding must not carry a mean out of the samples it is made of.
         mean=float(np.clip(values.mean(), values.min(), values.max())),
@@ -244,7 +220,7 @@ race of 3 and of 20 candidates; the work grows for those who stay, as in success
 2016)."""
 
 
-CLEARLY_SLOWER = 1.25
+_CLEARLY_SLOWER = 1.25
 """Times those of the fastest. Chosen: noise does not slow one of two by a quarter in each of eight turns, and not the
 other beside it."""
 
@@ -319,7 +295,7 @@ def losers(times: Times, names: Sequence[str], confidence: float) -> dict[str, R
         if ratio.low is not None:
             return ratio.low > (1 + NOISE if name in stay else 1.0)
         each = [time / best for time, best in zip(times[name], times[leader], strict=False)]
-        return len(each) >= RUNGS[0] and min(each) > CLEARLY_SLOWER
+        return len(each) >= RUNGS[0] and min(each) > _CLEARLY_SLOWER
 
     return {name: ratio for name, ratio in ratios.items() if not ratio.is_disturbed and is_slower(name, ratio)}
 

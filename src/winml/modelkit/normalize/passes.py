@@ -17,19 +17,6 @@ from winml.modelkit.graph.fresh_names import FreshNames, cast_node
 from winml.modelkit.hierarchy.tagging import all_nodes
 from winml.modelkit.normalize.size_propagation import is_standard
 
-__all__ = [
-    "BFloat16WideningPass",
-    "GeluOrderingPass",
-    "IdentityRemovalPass",
-    "InferredShapesPass",
-    "PaddingSeparationPass",
-    "ScaleOrderPass",
-    "UniqueNodeNamesPass",
-    "UnusedInitializerRemovalPass",
-    "ValueNamesPass",
-    "WeightTranspositionPass",
-]
-
 # --- Writes a GELU in the order in which optimizers recognise it.
 
 

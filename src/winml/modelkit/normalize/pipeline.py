@@ -34,8 +34,6 @@ from winml.modelkit.normalize.passes import (
 from winml.modelkit.normalize.size_simplification import SizeSimplificationPass
 from winml.modelkit.options import Options
 
-__all__ = ["ConstantFoldingPass", "NormalizeOptions", "normalize"]
-
 MAX_ROUNDS = 5
 """Chosen: two rounds settle every graph tried, the second finding nothing; more guard against passes that undo each
 other."""
@@ -154,7 +152,7 @@ def _shape_notes(model: ir.Model) -> tuple[str, ...]:
     return (f"{len(shapeless)} of {len(values)} values have no inferred shape, the first is {shapeless[0].name}.",)
 
 
-INPUT_LIMIT_ELEMENTS = 8192
+_INPUT_LIMIT_ELEMENTS = 8192
 """Largest operand that is read. onnxscript's default: larger than any shape, index list or bias, smaller than the
 weight matrices of real models, so that no weights are read."""
 OUTPUT_LIMIT_ELEMENTS = 16_384
@@ -171,7 +169,7 @@ _CONSTANT_INTEGERS = 12
 _CONSTANT_ATTRIBUTES = {"Split": "split", "Squeeze": "axes", "Unsqueeze": "axes"}
 """Specified: operator → attribute with the values that are its second input from opset 13 on."""
 
-UNRELIABLE = frozenset({"GatherElements"})
+_UNRELIABLE = frozenset({"GatherElements"})
 """Operators whose reference implementation is wrong. Measured with onnx 1.23.2: GatherElements chooses among at most 64
 rows, and its fallback returns another shape."""
 
@@ -206,7 +204,7 @@ class ConstantFoldingPass(ir.passes.InPlacePass):
             result = fold_constants_ir(
                 model,
                 onnx_shape_inference=True,
-                input_size_limit=INPUT_LIMIT_ELEMENTS,
+                input_size_limit=_INPUT_LIMIT_ELEMENTS,
                 output_size_limit=OUTPUT_LIMIT_ELEMENTS,
                 should_fold=_should_fold,
             )
@@ -237,7 +235,7 @@ def _should_fold(node: ir.Node) -> bool | None:
     # Checked before it is computed: an Expand to gigabytes is not tried.
     if size is not None and size > OUTPUT_LIMIT_ELEMENTS:
         return False
-    if node.op_type in UNRELIABLE:
+    if node.op_type in _UNRELIABLE:
         return False
     if node.op_type == "Transpose" and any(value is not None and len(value.uses()) > 1 for value in node.inputs):
         return False

@@ -12,24 +12,6 @@ from functools import reduce
 
 import onnx_ir as ir
 
-__all__ = [
-    "ONE",
-    "ZERO",
-    "KnownSizes",
-    "Shape",
-    "Size",
-    "broadcast",
-    "constant",
-    "is_standard",
-    "learn_sizes",
-    "product",
-    "reduced_axes",
-    "slice_ranges",
-    "symbol",
-    "takes_all",
-]
-
-
 # --- Sizes as polynomials of the names of dynamic dimensions, so that two of them can be compared.
 
 
@@ -152,9 +134,9 @@ ONE = constant(1)
 Shape = tuple[Size, ...]
 _PartialShape = tuple["Size | None", ...]
 
-MOST_ELEMENTS = 16
+_MOST_ELEMENTS = 16
 """Chosen: no tensor of sizes has more elements."""
-LARGEST_END = 2**31 - 1
+_LARGEST_END = 2**31 - 1
 """Chosen: exporters write an end that large where a slice has none; no axis of a model is as long."""
 
 
@@ -304,7 +286,7 @@ def _better(known: KnownSizes, size: Size | None, stated: Size) -> Size:
 
 def _constant_content(value: ir.Value) -> tuple[Size, ...] | None:
     tensor = value.const_value
-    if tensor is None or tensor.size > MOST_ELEMENTS or len(tensor.shape) > 1:
+    if tensor is None or tensor.size > _MOST_ELEMENTS or len(tensor.shape) > 1:
         return None
     if tensor.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
         return None
@@ -465,7 +447,7 @@ def _sliced(size: Size, start: Size, end: Size, step: int) -> Size | None:
 
 def takes_all(size: Size, end: Size) -> bool:
     """Say whether a slice that ends there takes an axis of this size to its end."""
-    return end == size or (end.number is not None and end.number >= LARGEST_END)
+    return end == size or (end.number is not None and end.number >= _LARGEST_END)
 
 
 def slice_ranges(known: KnownSizes, node: ir.Node) -> dict[int, tuple[Size, Size, int]] | None:

@@ -24,14 +24,6 @@ from winml.modelkit.normalize.size_propagation import (
     takes_all,
 )
 
-__all__ = [
-    "Grid",
-    "Grids",
-    "SizeSimplificationPass",
-    "Uniforms",
-]
-
-
 # --- Tensors of whole numbers that count along their axes, as masks compute positions.
 #
 # A mask is exported as arithmetic on positions: which row, which query, which key. With fixed sizes it is computed
@@ -201,7 +193,7 @@ _COMPUTED = {
 
 
 @dataclass
-class Uniforms:
+class _Uniforms:
     """What is known of tensors that hold one number everywhere."""
 
     known: KnownSizes
@@ -299,7 +291,7 @@ class SizeSimplificationPass(ir.passes.InPlacePass):
         """Simplify the main graph."""
         known = learn_sizes(model.graph)
         grids = Grids(known)
-        work = _Simplification(model.graph, known, grids, Uniforms(known, grids), _possibly_empty(model.graph, known))
+        work = _Simplification(model.graph, known, grids, _Uniforms(known, grids), _possibly_empty(model.graph, known))
         changed = False
         for node in list(model.graph):
             work.grids.learn(node)
@@ -317,7 +309,7 @@ class _Simplification:
     graph: ir.Graph
     known: KnownSizes
     grids: Grids
-    uniforms: Uniforms
+    uniforms: _Uniforms
     possibly_empty: frozenset[str]
     contents: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
     """Type, shape and elements of a tensor of sizes → the first that has them."""

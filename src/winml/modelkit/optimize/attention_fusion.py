@@ -27,8 +27,6 @@ from winml.modelkit.optimize.graph_matching import (
     without_scale,
 )
 
-__all__ = ["AttentionFusionPass"]
-
 CONTRIB = "com.microsoft"
 
 _TO_HEADS, _TO_KEYS, _SWAPPED = (0, 2, 1, 3), (0, 2, 3, 1), (0, 1, 3, 2)

@@ -12,19 +12,6 @@ from typing import Literal, get_args
 
 from winml.modelkit.registries import Registry
 
-__all__ = [
-    "CAPABILITIES",
-    "DECODER_FUSIONS",
-    "LEVELS",
-    "LEVEL_WORDS",
-    "RESERVED",
-    "UNUSED_TRANSFORMERS",
-    "WHOLE_GRAPH",
-    "Capability",
-    "Engine",
-    "Level",
-]
-
 Level = Literal["none", "basic", "extended", "full"]
 """Default set of capabilities; each level includes those before it."""
 LEVELS: tuple[Level, ...] = get_args(Level)

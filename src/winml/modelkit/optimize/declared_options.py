@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 from winml.modelkit.fields import DEVICE, declare
 from winml.modelkit.optimize.capabilities import CAPABILITIES, LEVEL_WORDS, Level
 
-__all__ = ["CAPABILITY_GROUP", "OPTIMIZATION", "OptimizeFields"]
-
 OPTIMIZATION = "Optimization"
 """Group of what the optimizer changes, and where."""
-CAPABILITY_GROUP = "Graph optimizations"
+_CAPABILITY_GROUP = "Graph optimizations"
 """Group of the options that switch one capability on or off."""
 
 
@@ -75,7 +73,7 @@ else:
                 declare(
                     None,
                     f"{entry.words[0].upper()}{entry.words[1:]}.",
-                    CAPABILITY_GROUP,
+                    _CAPABILITY_GROUP,
                     spelling=f"--enable-{entry.flag}/--disable-{entry.flag}",
                 ),
             )

@@ -23,14 +23,6 @@ from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.optimize.capabilities import CAPABILITIES, UNUSED_TRANSFORMERS, Capability
 from winml.modelkit.runtime.sessions import rewrite_file
 
-__all__ = [
-    "Rewrite",
-    "rewrite_selected",
-    "rewrite_with_onnxruntime",
-    "rewrite_with_passes",
-]
-
-
 # --- Runs the optimizer's own passes on a graph and carries the tags.
 
 

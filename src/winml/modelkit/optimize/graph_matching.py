@@ -12,25 +12,6 @@ from winml.modelkit.hierarchy.tagging import Source, all_nodes, operator_name, r
 from winml.modelkit.metadata_keys import MODULES_KEY
 from winml.modelkit.optimize.capabilities import Capability
 
-__all__ = [
-    "GraphCensus",
-    "behind_nan_guard",
-    "constant_number",
-    "constant_numbers",
-    "has_one_use",
-    "is_operator",
-    "only_user",
-    "permutation_of",
-    "producer_of",
-    "rank_of",
-    "same_shape",
-    "same_size",
-    "tag_like",
-    "without_full_slices",
-    "without_scale",
-]
-
-
 _SMALL = 16
 """Chosen: no constant a pattern asks for has more values."""
 _WHOLE = 2**62

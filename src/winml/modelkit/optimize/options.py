@@ -22,8 +22,6 @@ from winml.modelkit.optimize.declared_options import OptimizeFields
 from winml.modelkit.options import Options, record_of
 from winml.modelkit.runtime.execution_providers import find_execution_provider, short_name
 
-__all__ = ["CONFIG_WORDS", "OptimizeOptions"]
-
 CONFIG_WORDS: Mapping[str, str] = {
     **{f"--enable-{entry.flag}": f"optim.{entry.name}" for entry in CAPABILITIES.values()},
     "--opset": "optim.opset",

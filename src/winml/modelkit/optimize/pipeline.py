@@ -29,16 +29,6 @@ from winml.modelkit.optimize.engines import Rewrite, rewrite_selected, rewrite_w
 from winml.modelkit.optimize.graph_matching import GraphCensus
 from winml.modelkit.optimize.options import OptimizeOptions
 
-__all__ = [
-    "ModuleScopes",
-    "OptimizeResult",
-    "convert_opset",
-    "name_new_nodes",
-    "optimize",
-    "order_nodes",
-    "refuse_unknown_opset",
-]
-
 # --- Names the nodes that an engine created after their module, as exported nodes are named.
 #
 # Profilers record only the name, so the name must tell the module.
@@ -74,7 +64,7 @@ def _common_start(scopes: Iterable[list[str]]) -> list[str]:
     return [level[0] for level in levels]
 
 
-def name_new_nodes(model: ir.Model, scopes: ModuleScopes) -> None:
+def _name_new_nodes(model: ir.Model, scopes: ModuleScopes) -> None:
     """Name the nodes that are not in the graph ``scopes`` was read from, in place.
 
     A new node whose name already has the prefix of its module keeps the name.
@@ -188,7 +178,7 @@ class _EngineRun(Protocol):
         """Return the model changed, in place or not, and notes."""
 
 
-PIPELINE: tuple[tuple[Engine, _EngineRun], ...] = (
+_PIPELINE: tuple[tuple[Engine, _EngineRun], ...] = (
     # First: ONNX Runtime takes apart what an attention is made of (products become Gemm, scales go into them).
     ("winml", rewrite_with_passes),
     ("onnxruntime", rewrite_with_onnxruntime),
@@ -230,7 +220,7 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
     if options.opset is not None:
         model, engine_notes = convert_opset(model, options.opset)
         notes += engine_notes
-    for engine, run in PIPELINE:
+    for engine, run in _PIPELINE:
         engine_capabilities = [entry for entry in enabled if entry.engine == engine]
         if not engine_capabilities:
             continue
@@ -245,7 +235,7 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
         fired |= {name: count for name, count in counts.items() if count is not None}
         fired_in |= {entry.name: after.fired_in(entry, before) for entry in engine_capabilities}
     # Last: carrying tags reads in names which node was fused into which.
-    name_new_nodes(model, scopes)
+    _name_new_nodes(model, scopes)
     order_nodes(model)
     coverage = measure_coverage(model)
     _refuse_lost_tags(coverage_before, coverage)

@@ -20,9 +20,7 @@ import onnx_ir as ir
 
 from winml.modelkit.graph.fresh_names import FreshNames
 
-__all__ = ["make_masks_finite", "mask_values", "narrow_masks"]
-
-MASKING = -1e4
+_MASKING = -1e4
 """Values from here on down mask. Chosen: checkpoints use -1e4, -1e9, the smallest float16 or float32, and infinity; no
 score is as low."""
 _PASSING = frozenset({
@@ -33,7 +31,7 @@ _PASSING = frozenset({
 
 
 def make_masks_finite(model: ir.Model) -> None:
-    """Replace the constants of masks by :data:`MASKING`, and remove guards against rows without scores, in place."""
+    """Replace the constants of masks by :data:`_MASKING`, and remove guards against rows without scores, in place."""
     graph = model.graph
     fresh: FreshNames | None = None
     finite: dict[ir.Value, ir.Value] = {}
@@ -41,7 +39,7 @@ def make_masks_finite(model: ir.Model) -> None:
         for node in _masking_nodes(softmax):
             for index, value in enumerate(node.inputs):
                 low = _constant_minimum(value)
-                if value is None or low is None or low >= MASKING:
+                if value is None or low is None or low >= _MASKING:
                     continue
                 if value not in finite:
                     fresh = fresh or FreshNames.of_graph(graph)
@@ -77,7 +75,7 @@ def narrow_masks(
     for softmax in _softmaxes(model):
         nodes = list(_masking_nodes(softmax))
         read = {value.name or "": value for node in nodes for value in node.inputs if value is not None}
-        scores = [ranges[name] for name in read if name in ranges and ranges[name][0] > MASKING / 2]
+        scores = [ranges[name] for name in read if name in ranges and ranges[name][0] > _MASKING / 2]
         data = softmax.inputs[0]
         is_masked = {name: value for name, value in read.items() if _is_masking(name, value, ranges)}
         if data is None or softmax.name not in bits or not scores or not is_masked:
@@ -87,7 +85,7 @@ def narrow_masks(
         low, high = min(0.0, *(low for low, _ in scores)), max(0.0, *(high for _, high in scores))
         for name in is_masked:
             lowest[name] = min(lowest.get(name, 0.0), low - high - margin)
-        if (name := data.name or "") in ranges and ranges[name][0] <= MASKING / 2:
+        if (name := data.name or "") in ranges and ranges[name][0] <= _MASKING / 2:
             narrowed[name] = (low - margin, ranges[name][1])
     for name, low in lowest.items():
         high = ranges[name][1] if name in ranges else 0.0
@@ -122,12 +120,12 @@ def _constant_minimum(value: ir.Value | None) -> float | None:
 
 def _is_masking(name: str, value: ir.Value, ranges: Mapping[str, tuple[float, float]]) -> bool:
     low = _constant_minimum(value)
-    return low <= MASKING if low is not None else name in ranges and ranges[name][0] <= MASKING / 2
+    return low <= _MASKING if low is not None else name in ranges and ranges[name][0] <= _MASKING / 2
 
 
 def _clipped(value: ir.Value, name: str) -> ir.Value:
     assert value.const_value is not None  # its minimum was read
-    array = np.maximum(np.asarray(value.const_value.numpy()), np.float32(MASKING))
+    array = np.maximum(np.asarray(value.const_value.numpy()), np.float32(_MASKING))
     tensor = ir.Tensor(array, name=name)
     return ir.Value(name=name, const_value=tensor, shape=value.shape, type=ir.TensorType(ir.DataType.FLOAT))
 

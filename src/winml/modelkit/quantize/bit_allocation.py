@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["GRAINS", "Choice", "allocate"]
-
 GRAINS = 20_000
 """Steps that a limit is divided into. Chosen: a cost is rounded up to a step, so that each module wastes at most a
 twenty-thousandth of the limit; limits up to this are solved exactly."""

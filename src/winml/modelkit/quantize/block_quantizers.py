@@ -23,20 +23,6 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.graph.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.quantize.declared_options import Algorithm
 
-__all__ = [
-    "BlockForm",
-    "Blocks",
-    "NearestSteps",
-    "Slab",
-    "WeightMatrix",
-    "pack_blocks",
-    "quantize_blocks",
-    "round_to_nearest_steps",
-    "unpack_blocks",
-    "values_in_file",
-]
-
-
 # --- Rounds a matrix to the nearest step of each block, in the numbers of ONNX Runtime's own function.
 #
 # That function takes float32 of depth × width only, reads it in strides, and keeps other threads waiting. Checkpoints
@@ -50,7 +36,7 @@ _ALMOST_HALF = np.nextafter(np.float32(0.5), np.float32(0))
 """Added before the fraction is dropped, it rounds halves away from zero as C's ``roundf`` does, and nothing else up."""
 
 
-class NearestSteps(NamedTuple):
+class _NearestSteps(NamedTuple):
     """A matrix of depth × width, rounded."""
 
     packed: Array
@@ -61,7 +47,7 @@ class NearestSteps(NamedTuple):
     """uint8, width × blocks, one in a byte; the middle where the form is symmetric."""
 
 
-def round_to_nearest_steps(matrix: Array, bits: int, block_size: int, *, is_symmetric: bool) -> NearestSteps:
+def _round_to_nearest_steps(matrix: Array, bits: int, block_size: int, *, is_symmetric: bool) -> _NearestSteps:
     """Return a matrix in few bits.
 
     Args:
@@ -72,7 +58,7 @@ def round_to_nearest_steps(matrix: Array, bits: int, block_size: int, *, is_symm
     """
     depth, width = matrix.shape
     count, per_byte = depth // block_size, 8 // bits
-    rounded = NearestSteps(
+    rounded = _NearestSteps(
         np.empty((width, count, block_size // per_byte), np.uint8),
         np.empty((width, count), np.float32),
         np.empty((width, count), np.uint8),
@@ -194,7 +180,7 @@ def _round_to_nearest(matrix: Array, form: BlockForm) -> Blocks:
     missing = -matrix.shape[0] % form.block_size
     if missing:
         matrix = np.pad(matrix, ((0, missing), (0, 0)))
-    rounded = round_to_nearest_steps(matrix, form.bits, form.block_size, is_symmetric=form.is_symmetric)
+    rounded = _round_to_nearest_steps(matrix, form.bits, form.block_size, is_symmetric=form.is_symmetric)
     if missing:
         last = _unpacked_bytes(rounded.packed[:, -1], form).copy()
         last[:, -missing:] = 0

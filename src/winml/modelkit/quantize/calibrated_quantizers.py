@@ -15,16 +15,6 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.errors import QuantizeError
 from winml.modelkit.quantize.block_quantizers import BlockForm, Blocks, pack_blocks, quantize_blocks, unpack_blocks
 
-__all__ = [
-    "InputStatistics",
-    "SolvedWeight",
-    "awq_scale",
-    "factor_in_place",
-    "gptq_blocks",
-    "output_error",
-    "relative_error",
-]
-
 
 @dataclass(frozen=True)
 class SolvedWeight:
@@ -100,12 +90,12 @@ def relative_error(difference: Array, matrix: Array, statistics: InputStatistics
 # smallest. This is what the paper computes with the Cholesky factor of the inverse; here nothing is inverted.
 
 
-DAMPING = 0.01
+_DAMPING = 0.01
 """Added to the diagonal, as a share of its mean. Specified by the paper: it makes inputs that the calibration data
 never varies count a little."""
 _FACTORED = 512
 """Rows factored at a time. Chosen: the copies are small beside the matrix."""
-SHRINKS = tuple(1 - step * 0.025 for step in range(15))
+_SHRINKS = tuple(1 - step * 0.025 for step in range(15))
 """Shares of the range of a block that are tried as its range: clipping its ends makes the steps finer. Chosen."""
 
 
@@ -148,7 +138,7 @@ def gptq_blocks(matrix: Array, statistics: InputStatistics, form: BlockForm) -> 
     depth, width = matrix.shape
     factor = statistics.gram
     diagonal = np.diagonal(factor)
-    damping = DAMPING * float(diagonal.mean()) or 1.0
+    damping = _DAMPING * float(diagonal.mean()) or 1.0
     factor[np.diag_indices(depth)] += damping
     factor = factor_in_place(factor)
     importance = np.diagonal(factor) ** 2
@@ -185,7 +175,7 @@ def _best_grid(targets: Array, importance: Array, form: BlockForm) -> tuple[Arra
     weights = (importance / max(float(importance.mean()), 1e-30)).astype(np.float32)[:, None]
     best = np.full(targets.shape[1], np.inf, np.float32)
     best_scale, best_zero = np.zeros_like(best), np.zeros_like(best)
-    for shrink in SHRINKS:
+    for shrink in _SHRINKS:
         if form.is_symmetric:
             scale = largest * np.float32(shrink) / -middle
             zero = np.full_like(scale, middle)
@@ -210,11 +200,11 @@ def _best_grid(targets: Array, importance: Array, form: BlockForm) -> tuple[Arra
 # outputs is taken. The paper measures the error on samples; here it follows from the Gram matrix.
 
 
-POWERS = tuple(step / 20 for step in range(1, 20))
+_POWERS = tuple(step / 20 for step in range(1, 20))
 """Powers that are tried. Specified by the paper's code: a grid of 20."""
 
 
-SEARCHED_COLUMNS = 256
+_SEARCHED_COLUMNS = 256
 """Output channels that powers are tried on, evenly spaced. Chosen: the error is a sum over them, so some hundred say
 which power is best."""
 
@@ -228,7 +218,7 @@ def awq_scale(matrices: Sequence[Array], statistics: InputStatistics, forms: Seq
         forms: How the values of each are kept.
     """
     size = np.maximum(statistics.absolute / max(statistics.rows, 1), 1e-8)
-    tried_on = [np.ascontiguousarray(matrix[:, :: -(-matrix.shape[1] // SEARCHED_COLUMNS)]) for matrix in matrices]
+    tried_on = [np.ascontiguousarray(matrix[:, :: -(-matrix.shape[1] // _SEARCHED_COLUMNS)]) for matrix in matrices]
 
     def error(scale: Array | None) -> float:
         return sum(
@@ -237,7 +227,7 @@ def awq_scale(matrices: Sequence[Array], statistics: InputStatistics, forms: Seq
         )
 
     best, found = error(None), None
-    for power in POWERS:
+    for power in _POWERS:
         scale = size**power
         scale = (scale / np.sqrt(scale.max() * scale.min())).astype(np.float32)
         if (tried := error(scale)) < best:

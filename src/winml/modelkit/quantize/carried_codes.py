@@ -54,9 +54,7 @@ from winml.modelkit.quantize.weight_only_engine import (
 )
 from winml.modelkit.words import count_noun
 
-__all__ = ["CarriedCodes", "NearestWeight", "carry_codes", "loss_notes"]
-
-COMPUTE_IN_FLOAT = 1
+_COMPUTE_IN_FLOAT = 1
 """Specified: ``accuracy_level`` of ``MatMulNBits`` at which activations stay float32. Measured with ONNX Runtime 1.31
 (4096 × 4096, two threads, one row): 2.8 ms in 4 bits, 0.34 ms with activations in 8 bits. Of 2 and 8 bits there is no
 such kernel, and the weight would be dequantized in every run (100 ms)."""
@@ -364,8 +362,8 @@ class _CodesPacking(Packing):
 
     def _accuracy_level(self, weight: PackedWeight) -> int:
         if self._activations is not None:
-            return COMPUTE_IN_FLOAT if self._activations == "float32" else COMPUTE_IN_INT8
-        return COMPUTE_IN_FLOAT if weight.form.bits in _FLOAT_KERNEL_BITS else COMPUTE_IN_INT8
+            return _COMPUTE_IN_FLOAT if self._activations == "float32" else COMPUTE_IN_INT8
+        return _COMPUTE_IN_FLOAT if weight.form.bits in _FLOAT_KERNEL_BITS else COMPUTE_IN_INT8
 
 
 def _tensor_of(operand: Operand) -> CodedTensor:

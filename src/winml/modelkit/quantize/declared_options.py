@@ -12,8 +12,6 @@ from typing import Literal
 from winml.modelkit.fields import CALIBRATION, DEVICE, QUANTIZATION, VERIFICATION, declare, read_columns
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, CalibrationMethod, ModeName, PrecisionName
 
-__all__ = ["DATA_ALGORITHMS", "SENSITIVITY", "Algorithm", "BlockSize", "QuantizeFields", "SensitivityFields"]
-
 Algorithm = Literal["rtn", "hqq", "k_quant", "gptq", "awq", "auto"]
 BlockSize = Literal[16, 32, 64, 128, 256]
 DATA_ALGORITHMS: frozenset[Algorithm] = frozenset({"gptq", "awq", "auto"})

@@ -26,13 +26,6 @@ from winml.modelkit.quantize.integer_weights import IntegerRange, measure_scales
 from winml.modelkit.quantize.planning import EngineTask, quiet_quantizer
 from winml.modelkit.quantize.precisions import MODES
 
-__all__ = [
-    "gemms_as_products",
-    "quantize_dynamically",
-    "with_own_weights",
-]
-
-
 # --- Writes a Gemm as the product and the addition it is, for quantizers that know only the product.
 #
 # Before / After::
@@ -44,7 +37,7 @@ __all__ = [
 # from may have other users.
 
 
-def gemms_as_products(sent: WeightlessProto, names: Collection[str]) -> WeightlessProto:
+def _gemms_as_products(sent: WeightlessProto, names: Collection[str]) -> WeightlessProto:
     """Return the model with the named Gemms written as products.
 
     Args:
@@ -119,7 +112,7 @@ def _product_and_sum(node: onnx.NodeProto, fresh: FreshNames) -> Iterator[onnx.N
 _STAYS = "kept"
 
 
-def with_own_weights(sent: WeightlessProto, names: Collection[str]) -> WeightlessProto:
+def _with_own_weights(sent: WeightlessProto, names: Collection[str]) -> WeightlessProto:
     """Let the named nodes read initializers that nodes of another kind do not read, in place.
 
     Before / After::
@@ -196,7 +189,7 @@ def quantize_dynamically(model: ir.Model, task: EngineTask) -> ir.Model:
     """Return the model with the named nodes in 8 bits; the given model is not changed."""
     prepared = model.clone()
     give_products_own_weights(prepared, task.nodes)
-    sent = with_own_weights(gemms_as_products(to_weightless(prepared), task.nodes), task.nodes)
+    sent = _with_own_weights(_gemms_as_products(to_weightless(prepared), task.nodes), task.nodes)
     # Otherwise the quantizer infers shapes by way of a folder of temporary files, which stays there if it is killed.
     sent.proto.metadata_props.add(key=_INFERRED_KEY, value="onnxruntime.quant")
     weight_type = QuantType.QInt8 if task.precision.signed_weights else QuantType.QUInt8

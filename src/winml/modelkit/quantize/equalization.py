@@ -34,14 +34,12 @@ from winml.modelkit.graph.weights import give_products_own_weights, read_once
 from winml.modelkit.hierarchy.tagging import NodeTag, read_tag, write_tag
 from winml.modelkit.quantize.options import QuantizeOptions
 
-__all__ = ["ActivationSource", "Equalization", "equalize"]
-
-OUTLIERS = 4.0
+_OUTLIERS = 4.0
 """Ratio of the largest channel to the median channel from which on a Mul is inserted. Chosen: below it a channel loses
 at most two of eight bits."""
 _WEIGHT_STEPS = 255
 """Of weights in 8 bits."""
-SWEEPS = 3
+_SWEEPS = 3
 """Chosen: cross-layer factors of a chain of layers hardly change after the second sweep."""
 
 _HOMOGENEOUS = frozenset({"Relu", "LeakyRelu", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"})
@@ -350,7 +348,7 @@ def _cross_layer_factors(sites: list[_Site]) -> dict[_Site, Array]:
             found = np.maximum(found, values.max(axis=tuple(a for a in range(values.ndim) if a != slot.axis)))
         return found
 
-    for _ in range(SWEEPS):
+    for _ in range(_SWEEPS):
         for site in sites:
             first, second = maxima(site.makers), maxima(site.readers)
             factors[site] = factors[site] * _usable(np.sqrt(first / np.where(second > 0, second, 1)), first, second)
@@ -383,7 +381,7 @@ def _weight_maxima(slots: tuple[_Slot, ...]) -> Array:
 
 def _has_outliers(maxima: Array) -> bool:
     middle = float(np.median(maxima))
-    return middle > 0 and float(maxima.max()) > OUTLIERS * middle
+    return middle > 0 and float(maxima.max()) > _OUTLIERS * middle
 
 
 def _apply(model: ir.Model, factors: Mapping[_Site, Array], forms: dict[str, str]) -> None:

@@ -15,14 +15,6 @@ from winml.modelkit.quantize.block_quantizers import values_in_file
 from winml.modelkit.quantize.integer_weights import WeightUse
 from winml.modelkit.quantize.planning import EngineTask
 
-__all__ = [
-    "HalfTensor",
-    "clipped_values",
-    "convert_floats",
-    "half_nodes",
-]
-
-
 # --- Tensors that become 16-bit floating point when they are written.
 #
 # A finite value beyond the range of float16 becomes the end of the range, and one that would round to zero the nearest
@@ -30,11 +22,11 @@ __all__ = [
 # Infinity, which masks are made of, stays; a weight with NaN is refused while it is written.
 
 
-HALF_END = float(np.finfo(np.float16).max)
-HALF_STEP = float(np.finfo(np.float16).smallest_subnormal)
+_HALF_END = float(np.finfo(np.float16).max)
+_HALF_STEP = float(np.finfo(np.float16).smallest_subnormal)
 
 
-class HalfTensor(ir.LazyTensor):
+class _HalfTensor(ir.LazyTensor):
     """A float32 tensor as float16 or bfloat16; nothing is read until it is written."""
 
     def __init__(self, tensor: ir.TensorProtocol, dtype: ir.DataType, name: str, use: WeightUse) -> None:
@@ -72,20 +64,20 @@ class HalfTensor(ir.LazyTensor):
             self._use.refuse_nan(values)
         if self.dtype == ir.DataType.BFLOAT16:
             return values.astype(self.dtype.numpy())  # the range of float32
-        beyond = np.isfinite(values) & (np.abs(values) > HALF_END)
+        beyond = np.isfinite(values) & (np.abs(values) > _HALF_END)
         self.clipped += int(np.count_nonzero(beyond))
         with np.errstate(over="ignore"):
             halves = values.astype(np.float16)
-        halves[beyond] = np.copysign(HALF_END, values[beyond])
+        halves[beyond] = np.copysign(_HALF_END, values[beyond])
         vanished = (halves == 0) & (values != 0)
-        halves[vanished] = np.copysign(HALF_STEP, values[vanished])
+        halves[vanished] = np.copysign(_HALF_STEP, values[vanished])
         return halves
 
 
 def clipped_values(model: ir.Model) -> int:
     """Return how many weights of a model that was written were beyond the range of float16."""
     tensors = (value.const_value for value in model.graph.initializers.values())
-    return sum(tensor.clipped for tensor in tensors if isinstance(tensor, HalfTensor))
+    return sum(tensor.clipped for tensor in tensors if isinstance(tensor, _HalfTensor))
 
 
 # --- Which nodes of a graph can compute in 16-bit floating point?
@@ -94,7 +86,7 @@ def clipped_values(model: ir.Model) -> int:
 # ONNX Runtime computes it in float32 by itself. Positions stay float32 up to the sine or the index made of them.
 
 
-WIDE_OPERATORS = frozenset({
+_WIDE_OPERATORS = frozenset({
     "Cos", "CumSum", "Exp", "Log", "Pow", "Range", "Reciprocal", "ReduceL2", "ReduceLogSumExp", "ReduceMean",
     "ReduceSum", "ReduceSumSquare", "Sin", "Sqrt",
 })  # fmt: skip
@@ -112,7 +104,7 @@ _MOVING = frozenset({
 })  # fmt: skip
 _POSITIONAL = _CARRYING | _MOVING | {"Abs", "Einsum", "Floor", "MatMul", "Max", "Min", "Mod", "Neg", "Where"}
 """Operators that compute positions and angles, and stay float32 where that is what they do."""
-LARGEST_POSITIONAL_BYTES = 1 << 16
+_LARGEST_POSITIONAL_BYTES = 1 << 16
 """Chosen: an operator with a larger constant is a layer. Frequencies of a head take a few hundred bytes."""
 _TYPED_BY_ATTRIBUTE = frozenset({
     "Bernoulli", "Constant", "EyeLike", "If", "Loop", "Multinomial", "RandomNormal", "RandomNormalLike",
@@ -125,7 +117,7 @@ _INTEGERS = frozenset({ir.DataType.INT32, ir.DataType.INT64})
 _FLOAT_NAME, _HALF_NAMES = "tensor(float)", "tensor(float16)"
 
 
-def half_nodes(model: ir.Model, names: frozenset[str]) -> frozenset[ir.Node]:
+def _half_nodes(model: ir.Model, names: frozenset[str]) -> frozenset[ir.Node]:
     """Return the nodes of the main graph, among the named ones, that can compute in float16 and do so safely.
 
     Values without a type get the one that follows from the operators, in place: onnx knows no operators of others.
@@ -138,7 +130,7 @@ def half_nodes(model: ir.Model, names: frozenset[str]) -> frozenset[ir.Node]:
             continue
         if node in wide or _crashes_in_half(node):
             continue
-        if node.op_type in WIDE_OPERATORS or _counts(node) or (node.op_type in _CARRYING and _is_all_wide(node, wide)):
+        if node.op_type in _WIDE_OPERATORS or _counts(node) or (node.op_type in _CARRYING and _is_all_wide(node, wide)):
             wide.add(node)
         elif _has_half_form(node, model.opset_imports):
             halves.add(node)
@@ -183,7 +175,7 @@ def _makes_integers(node: ir.Node) -> bool:
 def _is_layer(node: ir.Node) -> bool:
     """Say whether a node has a weight, rather than some frequencies."""
     tensors = [value.const_value for value in node.inputs if value is not None and value.is_initializer()]
-    return any(tensor is not None and tensor.nbytes > LARGEST_POSITIONAL_BYTES for tensor in tensors)
+    return any(tensor is not None and tensor.nbytes > _LARGEST_POSITIONAL_BYTES for tensor in tensors)
 
 
 def _complete_types(model: ir.Model) -> None:
@@ -222,9 +214,9 @@ def _is_all_wide(node: ir.Node, wide: set[ir.Node]) -> bool:
 
 def _is_beyond_half(tensor: ir.TensorProtocol) -> bool:
     """Say whether a tensor has values that float16 does not hold, or too many to look at."""
-    if tensor.nbytes > LARGEST_POSITIONAL_BYTES:
+    if tensor.nbytes > _LARGEST_POSITIONAL_BYTES:
         return True
-    return bool((np.abs(tensor.numpy().astype(np.float32)) > HALF_END).any())
+    return bool((np.abs(tensor.numpy().astype(np.float32)) > _HALF_END).any())
 
 
 def _has_half_form(node: ir.Node, opsets: Mapping[str, int]) -> bool:
@@ -281,7 +273,7 @@ def _schemas() -> Mapping[tuple[str, str], Mapping[int, Any]]:
 
 
 _FLOAT, _HALF, _BRAIN = ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16
-SMALL_BYTES = 4096
+_SMALL_BYTES = 4096
 """Tensors below this size are stored twice where nodes of both kinds read them, and stay float32 beside bfloat16.
 Chosen: a Cast costs more than they do."""
 
@@ -301,12 +293,12 @@ def _keep_weights_in_brain_floats(graph: ir.Graph, names: frozenset[str]) -> Non
     first, fresh = next(iter(graph), None), FreshNames.of_graph(graph)
     for value in list(graph.initializers.values()):
         tensor, readers = value.const_value, [node for node, _ in value.uses()]
-        if tensor is None or tensor.dtype != _FLOAT or tensor.nbytes < SMALL_BYTES or _has_fixed_type(value):
+        if tensor is None or tensor.dtype != _FLOAT or tensor.nbytes < _SMALL_BYTES or _has_fixed_type(value):
             continue
         if first is None or not readers or any(node.name not in names for node in readers):
             continue
         use = WeightUse.of(value, readers[0])
-        narrow = _register(graph, HalfTensor(tensor, _BRAIN, fresh.take(f"{value.name}_bf16"), use))
+        narrow = _register(graph, _HalfTensor(tensor, _BRAIN, fresh.take(f"{value.name}_bf16"), use))
         cast = cast_node(narrow, _FLOAT, readers[0], fresh)
         graph.insert_before(first, cast)
         ir.convenience.replace_all_uses_with(value, cast.outputs[0])
@@ -318,7 +310,7 @@ class _Halving:
 
     def __init__(self, model: ir.Model, names: frozenset[str]) -> None:
         self._graph = model.graph
-        self._halves = half_nodes(model, names)
+        self._halves = _half_nodes(model, names)
         self._first = next(iter(model.graph), None)
         self._fresh = FreshNames.of_graph(model.graph)
 
@@ -344,11 +336,11 @@ class _Halving:
         assert tensor is not None
         readers = [node for node, _ in value.uses()]
         inside = [node for node in readers if node in self._halves]
-        if len(inside) < len(readers) and tensor.nbytes >= SMALL_BYTES:
+        if len(inside) < len(readers) and tensor.nbytes >= _SMALL_BYTES:
             self._redirect(value, _HALF, inside)  # stored once, in the precision that others need
             return
         use = WeightUse.of(value, inside[0])
-        narrow = _register(self._graph, HalfTensor(tensor, _HALF, self._fresh.take(f"{value.name}_fp16"), use))
+        narrow = _register(self._graph, _HalfTensor(tensor, _HALF, self._fresh.take(f"{value.name}_fp16"), use))
         _replace_uses(value, narrow, inside)
         if len(inside) == len(readers):
             self._graph.initializers.pop(value.name or "")

@@ -19,18 +19,6 @@ from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.quantize.planning import PlannedNode, constant_weight
 from winml.modelkit.words import size_words
 
-__all__ = [
-    "IntegerRange",
-    "WeightScales",
-    "WeightUse",
-    "has_non_finite_scales",
-    "measure_scales",
-    "quantized_tensor",
-    "refuse_non_finite_weights",
-    "shared_weight_notes",
-]
-
-
 PIECE_ELEMENTS = 1 << 20
 """Values computed at a time. Chosen: they stay in the processor's cache, and their copies take a few MB."""
 

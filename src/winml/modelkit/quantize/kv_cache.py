@@ -30,8 +30,6 @@ from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.options import JsonError, load_metadata
 from winml.modelkit.words import count_noun
 
-__all__ = ["CachedStates", "attentions_over_cache", "quantize_cache", "refuse_no_cache"]
-
 _OPERATOR, _DOMAIN = "GroupQueryAttention", "com.microsoft"
 _PAST, _PRESENT, _SCALES = (3, 4), (1, 2), (12, 13)
 """Specified: places of keys and values among the inputs and outputs of the operator, and of their scales."""

@@ -29,8 +29,6 @@ from winml.modelkit.quantize.precisions import (
 from winml.modelkit.runtime.execution_providers import find_execution_provider, short_name
 from winml.modelkit.words import size_words
 
-__all__ = ["BitBudget", "QuantizeOptions"]
-
 if TYPE_CHECKING:
 
     class _Fields(QuantizeFields, Options):

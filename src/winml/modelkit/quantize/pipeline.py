@@ -50,16 +50,6 @@ from winml.modelkit.quantize.qdq_placement import QdqPlacement, place_quantized_
 from winml.modelkit.quantize.unit_placement import place_units
 from winml.modelkit.quantize.weight_only_engine import BlockWeight, algorithm_notes, block_weights
 
-__all__ = [
-    "MeasuredValue",
-    "QuantizeResult",
-    "RangeSource",
-    "WeightSolver",
-    "mark_quantized_nodes",
-    "quantize",
-]
-
-
 # --- Finds in a quantized graph what became of the planned nodes, and writes it on the nodes.
 #
 # Read from the graph as it is, whichever engine made it: a planned node is quantized if what computes its output reads
@@ -74,7 +64,7 @@ _RESHAPING = "Reshape"
 """What stands between quantized values and the lookup that reads them."""
 
 
-def mark_quantized_nodes(original: ir.Model, quantized: ir.Model, planned: Sequence[PlannedNode]) -> frozenset[str]:
+def _mark_quantized_nodes(original: ir.Model, quantized: ir.Model, planned: Sequence[PlannedNode]) -> frozenset[str]:
     """Write on every quantized node which precision it has; return the names of the planned nodes that reached it.
 
     Args:
@@ -291,7 +281,7 @@ def quantize(
     if has_non_finite_scales(model, quantized):
         refuse_non_finite_weights(model, plan.nodes)
     carried = carry_tags(model, quantized)
-    reached = mark_quantized_nodes(model, quantized, plan.nodes)
+    reached = _mark_quantized_nodes(model, quantized, plan.nodes)
     _refuse_quantized_exclusions(model, quantized, plan.stays_float)
     notes = (
         *equalized.notes,

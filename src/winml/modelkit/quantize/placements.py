@@ -15,8 +15,6 @@ from winml.modelkit.registries import Registry
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["CPU_PLACEMENT", "PLACEMENTS", "OperatorRule", "Placement", "Role", "placement_for"]
-
 Role = Literal["weight", "table", "rows", "activation", "bias"]
 """What a constant is to its operator, which decides its type and its scale; of ``rows``, only those found become
 floats."""
@@ -129,7 +127,7 @@ class Placement:
         return axis % rank if node.op_type != "MatMul" or rank == 2 else None
 
 
-CPU_PLACEMENT = "cpu"
+_CPU_PLACEMENT = "cpu"
 """Placement where no provider is named."""
 
 _QNN_RULES: Mapping[str, OperatorRule] = {
@@ -176,7 +174,7 @@ _TENSORRT = Placement(
 )
 
 _BUILT_IN: Mapping[str, Placement] = {
-    CPU_PLACEMENT: Placement(
+    _CPU_PLACEMENT: Placement(
         "layers with weights and chains of integer kernels; products return floats",
         "kernels of ONNX Runtime's CPU provider, measured: docs/reference/quantization.md",
         finite_masks=False,
@@ -253,4 +251,4 @@ PLACEMENTS: Registry[Placement] = Registry("placements", "placement", _BUILT_IN,
 
 def placement_for(ep: str | None) -> Placement:
     """Return the placement of a provider, by its short name."""
-    return PLACEMENTS[ep if ep is not None and ep in PLACEMENTS else CPU_PLACEMENT]
+    return PLACEMENTS[ep if ep is not None and ep in PLACEMENTS else _CPU_PLACEMENT]

@@ -26,23 +26,6 @@ from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, Mode,
 from winml.modelkit.quantize.qdq_placement import COMPANIONS, QdqPlacement
 from winml.modelkit.records import Record, entry, recorded
 
-__all__ = [
-    "EngineTask",
-    "ModulePrecision",
-    "PlannedNode",
-    "QuantizationPlan",
-    "WeightKey",
-    "algorithms_of",
-    "better_mode_words",
-    "block_sizes_of",
-    "constant_weight",
-    "float_name",
-    "plan_quantization",
-    "quiet_quantizer",
-    "refuse_idle_selectors",
-    "refuse_quantized",
-]
-
 _T = TypeVar("_T")
 
 _TAKING_TRANSPOSED = ("MatMul", "Gemm")

@@ -12,23 +12,6 @@ from typing import Annotated, Literal, TypeAlias
 from winml.modelkit.errors import UsageError
 from winml.modelkit.registries import Names, Registry
 
-__all__ = [
-    "CALIBRATION_OPTIONS",
-    "FLOAT32",
-    "INTEGER_ACTIVATIONS",
-    "LEAST_CACHE_SQNR_DB",
-    "MODES",
-    "PRECISIONS",
-    "CalibrationMethod",
-    "Mode",
-    "ModeName",
-    "ModeRules",
-    "Precision",
-    "PrecisionName",
-    "mode_for",
-    "problem_of",
-]
-
 LEAST_CACHE_SQNR_DB = 20.0
 """Chosen: that of every output where only the KV cache has 8 bits. Measured on small decoders: 33 dB and more."""
 Mode: TypeAlias = str

@@ -28,13 +28,6 @@ from winml.modelkit.quantize.planning import EngineTask
 from winml.modelkit.quantize.precisions import Precision
 from winml.modelkit.quantize.qdq_placement import QuantizedConstant, QuantizedValue, bias_addition, weight_operand
 
-__all__ = [
-    "quantize_bias",
-    "quantize_statically",
-    "scale_of_range",
-]
-
-
 # --- Turns biases and ranges into integers with scales and zero points.
 #
 # Numbers only: knows no graph. A float ``x`` is the integer ``round(x / scale) + zero_point``, clipped to its type.
@@ -65,9 +58,9 @@ def scale_of_range(low: float, high: float, bits: int) -> tuple[Array, Array]:
     return np.array(scale, np.float32), np.array(zero, dtype)
 
 
-ONNX_16_BIT_OPSET = 21
+_ONNX_16_BIT_OPSET = 21
 """Specified: the first version of ONNX's QuantizeLinear and DequantizeLinear that takes 16 bits."""
-CONTRIB_DOMAIN = "com.microsoft"
+_CONTRIB_DOMAIN = "com.microsoft"
 """ONNX Runtime's own forms of both take 16 bits at any opset."""
 
 _RANGES = {
@@ -127,10 +120,10 @@ class _Rewriting:
         self._task = task
         bits = task.precision.activation_bits or 8
         self._bits = bits
-        is_contrib = bits > 8 and model.opset_imports.get("", 0) < ONNX_16_BIT_OPSET
-        self._domain = CONTRIB_DOMAIN if is_contrib else ""
+        is_contrib = bits > 8 and model.opset_imports.get("", 0) < _ONNX_16_BIT_OPSET
+        self._domain = _CONTRIB_DOMAIN if is_contrib else ""
         if is_contrib:
-            model.opset_imports.setdefault(CONTRIB_DOMAIN, 1)
+            model.opset_imports.setdefault(_CONTRIB_DOMAIN, 1)
         self._scales: dict[str, tuple[ir.Value, ir.Value]] = {}
         """Name of a value → its scale and zero point."""
         self._dequantized: dict[tuple[str, int | None], tuple[ir.Value, WeightScales]] = {}
@@ -225,7 +218,7 @@ class _Rewriting:
             scales = measure_scales(tensor, constant.axis, integers)
             # A scale of 1, which channels of zeros have, is far from the others.
             is_zero = (scales.scales == 1) & (scales.zero_points == 0)
-            least = np.float32(LEAST_RANGE / (integers.maximum - integers.minimum))
+            least = np.float32(_LEAST_RANGE / (integers.maximum - integers.minimum))
             return replace(scales, scales=np.where(is_zero, least, scales.scales).astype(np.float32))
         limits = self._task.ranges.get(value.name or "")
         if limits is None:
@@ -236,7 +229,7 @@ class _Rewriting:
     def _unit_scale(self, low: float, high: float) -> tuple[Array, Array]:
         """Return scale and zero point of a range, as the provider takes activations."""
         low = min(low, 0.0)
-        high = max(high, 0.0, low + LEAST_RANGE)
+        high = max(high, 0.0, low + _LEAST_RANGE)
         if not self._task.provider.symmetric_activations:
             return scale_of_range(low, high, self._bits)
         dtype = np.dtype(np.int8 if self._bits == 8 else np.int16)
@@ -419,7 +412,7 @@ class _Rewriting:
         return _registered(self._graph, ir.Tensor(array, name=self._fresh.take(name)))
 
 
-LEAST_RANGE = 1e-4
+_LEAST_RANGE = 1e-4
 """Width that the range of a value in a unit has at least. Specified: what ONNX Runtime's recipe for QNN sets. Measured
 with QNN 2.7: sums with a constant of zeros at scale 1 are wrong (-13 dB), at the scale of this range right."""
 

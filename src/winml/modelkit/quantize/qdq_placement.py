@@ -16,32 +16,21 @@ import onnx_ir as ir
 from winml.modelkit.graph.weights import transposed_weight
 from winml.modelkit.quantize.placements import Role
 
-__all__ = [
-    "COMPANIONS",
-    "ONE_BY_ONE",
-    "QdqPlacement",
-    "QuantizedConstant",
-    "QuantizedValue",
-    "bias_addition",
-    "place_quantized_values",
-    "weight_operand",
-]
-
-WITH_QUANTIZED_OUTPUT = frozenset({"Conv", "ConvTranspose"})
+_WITH_QUANTIZED_OUTPUT = frozenset({"Conv", "ConvTranspose"})
 """Layers whose output is quantized as well. Specified: ONNX Runtime has integer kernels for a convolution only if its
 output is an integer, and for a MatMul or a Gemm either way. Measured: docs/reference/quantization.md."""
 
-ONE_BY_ONE = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "MaxPool"})
+_ONE_BY_ONE = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "MaxPool"})
 """Operators that select or rearrange values; what comes out has the scale of what goes in."""
 
-JOINING = frozenset({"Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool"})
+_JOINING = frozenset({"Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool"})
 """Operators that compute new values, for which ONNX Runtime has integer kernels."""
 
 ACTIVATIONS = frozenset({"Relu", "Clip"})
 """Operators that a range can do the work of: where they are all that reads a layer, their output is quantized, and
 ONNX Runtime drops them."""
 
-COMPANIONS = ONE_BY_ONE | JOINING | ACTIVATIONS
+COMPANIONS = _ONE_BY_ONE | _JOINING | ACTIVATIONS
 """Operators without a weight that may compute with integers."""
 
 
@@ -177,15 +166,15 @@ class _Placing:
         addition = bias_addition(node)
         if addition is not None and addition[0].name in self._allowed:
             self._bias_additions.add(addition[0].name or "")
-        if node.op_type in WITH_QUANTIZED_OUTPUT:
+        if node.op_type in _WITH_QUANTIZED_OUTPUT:
             self._make(node)
 
     def _place_companion(self, node: ir.Node) -> None:
-        if node.op_type in ONE_BY_ONE and node.inputs[0] in self._made and len(node.outputs) == 1:
+        if node.op_type in _ONE_BY_ONE and node.inputs[0] in self._made and len(node.outputs) == 1:
             source = self._made[node.inputs[0]]
             value = node.outputs[0]
             self._made[value] = QuantizedValue(value.name or "", None, same_as=source.same_as or source.name)
-        elif node.op_type in JOINING and all(value in self._made for value in node.inputs):
+        elif node.op_type in _JOINING and all(value in self._made for value in node.inputs):
             self._make(node)
         else:
             return

@@ -15,8 +15,6 @@ from winml.modelkit.graph.cutting import Cutter
 from winml.modelkit.quantize.placements import OperatorRule, Placement
 from winml.modelkit.quantize.qdq_placement import QdqPlacement, QuantizedConstant, QuantizedValue
 
-__all__ = ["place_units"]
-
 
 def place_units(model: ir.Model, names: frozenset[str], placement: Placement, bits: int) -> QdqPlacement:
     """Return what becomes an integer so that every named node that the provider takes is a unit.

@@ -34,30 +34,15 @@ from winml.modelkit.quantize.integer_weights import WeightUse
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.planning import EngineTask, WeightKey, constant_weight
 
-__all__ = [
-    "DOMAIN",
-    "BlockWeight",
-    "Operand",
-    "PackedParts",
-    "PackedWeight",
-    "Packing",
-    "PackingDesk",
-    "algorithm_notes",
-    "block_weights",
-    "operand_of",
-    "quantize_weights",
-]
-
-
 # --- Weights that are quantized when they are written, one at a time.
 #
 # The parts of a quantized weight come from one computation: values, scales and zero points stand together in the list
 # of initializers and are written in its order. Only the weights whose turn it is stay in memory.
 
 
-QUANTIZING_THREADS = min(4, os.cpu_count() or 1)
+_QUANTIZING_THREADS = min(4, os.cpu_count() or 1)
 """Chosen: each holds a slab, and more do not outrun one that writes."""
-HELD_WEIGHTS = 2
+_HELD_WEIGHTS = 2
 """Chosen: while the last part of a weight is written, the next one is quantized."""
 
 _PACKED, _PACKED_SCALES, _PACKED_ZERO_POINTS = "packed", "scales", "zero_points"
@@ -79,7 +64,7 @@ class PackingDesk:
         with self._lock:
             if part not in self._held.get(weight, {}):
                 self._held.pop(weight, None)
-                while len(self._held) >= HELD_WEIGHTS:
+                while len(self._held) >= _HELD_WEIGHTS:
                     del self._held[next(iter(self._held))]
                 self._held[weight] = weight.compute()
             values = self._held[weight].pop(part)
@@ -131,7 +116,7 @@ class PackedWeight:
             return self._finished(_by_name(self._quantized(slabs[0])[1]))
         parts: dict[str, Array] = {}
         # What searches for scales warns and logs, which is not for threads.
-        with ThreadPoolExecutor(QUANTIZING_THREADS if self.form.algorithm == "rtn" else 1) as threads:
+        with ThreadPoolExecutor(_QUANTIZING_THREADS if self.form.algorithm == "rtn" else 1) as threads:
             for start, blocks in threads.map(self._quantized, slabs):
                 for name, values in _by_name(blocks).items():
                     if name not in parts:
@@ -217,7 +202,7 @@ COMPUTE_IN_INT8 = 4
 """Specified: ``accuracy_level`` of ``MatMulNBits`` at which activations are rounded to 8 bits, block by block.
 Measured with ONNX Runtime 1.31 (VNNI, one thread, one row): 4.8 instead of 2.2 times as fast as float32 in 4 bits, 1.9
 instead of 0.04 in 8; 0.1 dB less in 4 bits."""
-BLOCK_SIZES = {2: 32, 4: 32, 8: 64}
+_BLOCK_SIZES = {2: 32, 4: 32, 8: 64}
 """By bits. Measured on MiniLM with real sentences: 16 costs a fifth of the size in 4 bits for 2.6 dB more, and 64 is
 no smaller than by a tenth; in 8 bits 128 loses 4 dB against 32, which is 11 % larger."""
 LEAST_BLOCK_SIZE = 16
@@ -296,7 +281,7 @@ class Operand:
         return WeightKey(self.value.name or "", self.is_transposed)
 
 
-class PackedParts(NamedTuple):
+class _PackedParts(NamedTuple):
     """A weight in few bits, as it stands in the graph."""
 
     weight: PackedWeight
@@ -313,7 +298,7 @@ class Packing:
         self._task = task
         self._desk = PackingDesk()
         self._fresh = FreshNames.of_graph(graph)
-        self._packed: dict[WeightKey, PackedParts] = {}
+        self._packed: dict[WeightKey, _PackedParts] = {}
         """A weight → the same in few bits."""
         self._divided: dict[tuple[ir.Value, int], ir.Value] = {}
         """A value and the array it is divided by → what came of it."""
@@ -456,13 +441,13 @@ class Packing:
             "GatherBlockQuantized", [table, node.inputs[1], *others], attributes, domain=DOMAIN, name=node.name
         )
 
-    def _packed_weight(self, node: ir.Node, operand: Operand) -> PackedParts:
+    def _packed_weight(self, node: ir.Node, operand: Operand) -> _PackedParts:
         """Return a weight in few bits: the one that another node reads already, or a new one."""
         key = operand.key
         if key not in self._packed:
             readers = {reader.op_type for reader in _readers_of(operand, self._task)}
             weight = self._weight_of(node, operand, readers)
-            self._packed[key] = PackedParts(weight, tuple(self._registered(tensor) for tensor in weight.tensors()))
+            self._packed[key] = _PackedParts(weight, tuple(self._registered(tensor) for tensor in weight.tensors()))
         return self._packed[key]
 
     def _weight_of(self, node: ir.Node, operand: Operand, readers: set[str]) -> PackedWeight:
@@ -526,7 +511,7 @@ def _block_form(task: EngineTask, node: ir.Node, depth: int, *, is_table: bool) 
     bits, algorithm = task.precision.weight_bits, task.algorithm_of(node)
     if algorithm in DATA_ALGORITHMS:
         algorithm = "rtn"  # of weights that are solved, the form; of tables, which are not, the algorithm
-    size: int = task.block_sizes.get(node.name or "") or task.options.block_size or BLOCK_SIZES[bits]
+    size: int = task.block_sizes.get(node.name or "") or task.options.block_size or _BLOCK_SIZES[bits]
     if is_table:
         while depth % size and size > LEAST_BLOCK_SIZE:
             size //= 2

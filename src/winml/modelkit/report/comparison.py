@@ -24,15 +24,6 @@ from winml.modelkit.results.generated_text import GeneratedText, ReferenceText
 from winml.modelkit.version import __version__
 from winml.modelkit.words import count_noun, count_words, decibel_words, size_words, time_words
 
-__all__ = [
-    "comparison_document",
-    "diff_document",
-    "evaluation_document",
-    "first_words",
-    "generated_lines",
-    "output_words",
-]
-
 DISPLAYED_BARS = 10
 """Modules in a chart of bars. Chosen: it fits on a screen beside the numbers above it."""
 DISPLAYED_MODULES = 12
@@ -102,7 +93,7 @@ def _figures(result: ModelComparison) -> Iterator[doc.Figure]:
         meaning = f"own error of the first module that diverges: {first.identity.words}"
         yield doc.Figure("first divergence", error, meaning, "bad")
     elif result.modules is not None:
-        yield doc.Figure("first divergence", "none", first_words(result))
+        yield doc.Figure("first divergence", "none", _first_words(result))
     if result.modules is not None:
         compared = sum(module.fidelity is not None for module in result.modules)
         is_all = compared == len(result.modules)
@@ -121,7 +112,7 @@ def _fields(result: ModelComparison) -> Iterator[doc.Field]:
     if result.threshold is not None:
         yield "threshold", _threshold_words(result, result.threshold)
     if result.modules is not None or result.first_divergence is not None:
-        yield "first", first_words(result)
+        yield "first", _first_words(result)
     if result.modules is not None:
         reasons = [module.reason for module in result.modules if module.fidelity is None]
         for reason in dict.fromkeys(reasons):
@@ -161,7 +152,7 @@ def output_words(output: ComparedOutput) -> str:
     return f"{words}, top-1 agreement {100 * output.top1_agreement:.1f} %"
 
 
-def first_words(result: ModelComparison) -> str:
+def _first_words(result: ModelComparison) -> str:
     """Return which module diverges first; where none does, how large the errors are that add up."""
     first = result.first_divergence
     if first is None or first.fidelity is None:

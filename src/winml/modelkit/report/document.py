@@ -15,44 +15,6 @@ from typing import Literal, TypeVar
 
 from winml.modelkit.words import count_words, decibel_words, size_words, time_words
 
-__all__ = [
-    "EARLIER",
-    "MISSING",
-    "Bar",
-    "Bars",
-    "Block",
-    "Box",
-    "Boxes",
-    "Branch",
-    "Cell",
-    "Column",
-    "Detail",
-    "Document",
-    "Dot",
-    "Dots",
-    "Field",
-    "Fields",
-    "Figure",
-    "Grade",
-    "Kind",
-    "Linked",
-    "Nested",
-    "Number",
-    "Paragraph",
-    "Section",
-    "Shades",
-    "Shortened",
-    "Table",
-    "Tone",
-    "Tree",
-    "columns",
-    "first_of",
-    "joined",
-    "note_fields",
-    "parts_document",
-    "visible",
-]
-
 MISSING = "–"
 """Written where a number was not measured."""
 EARLIER = "earlier run"

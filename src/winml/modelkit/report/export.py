@@ -20,24 +20,10 @@ from winml.modelkit.results.export_result import ExportedPart, ExportResult, Nod
 from winml.modelkit.results.words import coverage_words, verification_words
 from winml.modelkit.words import count_words, json_printable, shape_words, size_words
 
-__all__ = [
-    "SIDECAR_VERSION",
-    "DescribedFile",
-    "adapted_sidecar_json",
-    "dimension_words",
-    "export_document",
-    "export_report",
-    "input_words",
-    "output_words",
-    "sidecar_json",
-    "sidecar_schema",
-]
-
-
 # --- A dynamic dimension in words: its bounds, the traced size and the checked sizes.
 
 
-def dimension_words(dimension: DynamicDimension, checked: Sequence[int]) -> str:
+def _dimension_words(dimension: DynamicDimension, checked: Sequence[int]) -> str:
     """Return the bounds of a dynamic dimension, the size of the trace, and the sizes the file was checked at.
 
     >>> dimension_words(DynamicDimension(name="sequence", max=64, example=48), (1, 55))
@@ -157,7 +143,7 @@ def _part_fields(part: ExportedPart) -> Iterator[doc.Field]:
     yield "inputs", input_words(part.inputs)
     yield "outputs", output_words(part.outputs, part.description)
     if part.dimensions:
-        yield "dynamic", ", ".join(dimension_words(item, checked.get(item.name, ())) for item in part.dimensions)
+        yield "dynamic", ", ".join(_dimension_words(item, checked.get(item.name, ())) for item in part.dimensions)
     yield "exporter", part.exporter_words
     yield "hierarchy", f"{len(part.tree)} modules ({part.tree.registered} registered, with torch.nn layers) · {tagged}"
     if coverage.tagged:
@@ -208,7 +194,7 @@ def _node_sections(part: ExportedPart) -> Iterator[doc.Section]:
 # Its JSON Schema ships beside this file. Reads the result only.
 
 
-SIDECAR_VERSION = 2
+_SIDECAR_VERSION = 2
 """``schema_version``: raised when a key changes its name or meaning.
 
 Sidecars of version 1 have no ``verification.assumed``; those before have no version and are otherwise as 1.
@@ -261,7 +247,7 @@ def sidecar_schema() -> dict[str, object]:
 
 def _sidecar_record(result: ExportResult, part: ExportedPart) -> dict[str, object]:
     return {
-        "schema_version": SIDECAR_VERSION,
+        "schema_version": _SIDECAR_VERSION,
         "model_sha256": part.model_sha256,
         "export_context": {
             "timestamp": result.started.isoformat(timespec="seconds"),

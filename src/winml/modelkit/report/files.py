@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from winml.modelkit.compare.words import comparison_words, equality_words
-from winml.modelkit.hierarchy.carry.carrying import Way
+from winml.modelkit.hierarchy.carry.matching import Way
 from winml.modelkit.report import document as doc
 from winml.modelkit.results.plan import Plan
 from winml.modelkit.results.transformed_file import (
@@ -22,18 +22,6 @@ from winml.modelkit.results.transformed_file import (
 )
 from winml.modelkit.results.words import coverage_words
 from winml.modelkit.words import count_noun, count_words, shape_words, size_words
-
-__all__ = [
-    "capabilities_document",
-    "compilable_providers_document",
-    "compilation_document",
-    "extract_document",
-    "optimization_check_document",
-    "optimization_document",
-    "pinned_document",
-    "plan_document",
-    "retagged_document",
-]
 
 # --- A compilation: what was compiled, which modules it holds, and what stayed outside.
 
@@ -162,7 +150,7 @@ def pinned_document(result: PinnedModel, source: str) -> doc.Document:
 # --- Tags that were carried to a file.
 
 
-WAY_WORDS: Mapping[Way, str] = {
+_WAY_WORDS: Mapping[Way, str] = {
     "kept": "tagged already",
     "name": "matched by node name",
     "output": "matched by output name",
@@ -179,7 +167,7 @@ def retagged_document(result: RetaggedModel) -> doc.Document:
     ways = result.report.by_way
     fields: list[doc.Field] = [
         ("hierarchy", coverage_words(result.coverage)),
-        *(("", f"{ways[way]} {words}") for way, words in WAY_WORDS.items() if ways.get(way)),
+        *(("", f"{ways[way]} {words}") for way, words in _WAY_WORDS.items() if ways.get(way)),
         *([("repaired", f"{result.repaired} nodes whose keys stood there twice")] if result.repaired else []),
         ("wrote", f"{result.model_path} ({size_words(result.size_bytes)})"),
         *doc.note_fields(result.notes),
@@ -217,7 +205,7 @@ def plan_document(plan: Plan) -> doc.Document:
     return doc.Document([doc.Fields(fields)])
 
 
-DISPLAYED_CHECKED = 3
+_DISPLAYED_CHECKED = 3
 """Modules of a capability unless all are asked for. Chosen: they fit on a line."""
 DISPLAYED_MODULES = 12
 """Rows of the module table unless all are asked for. Chosen: the whole summary fits on a screen."""
@@ -261,7 +249,7 @@ def _doing_words(entry: CheckedCapability) -> str:
 
 def _module_list(modules: Mapping[str, int]) -> doc.Shortened:
     return doc.first_of(
-        [f"{tag or '(no tag)'} {count}" for tag, count in modules.items()], DISPLAYED_CHECKED, "and {} more"
+        [f"{tag or '(no tag)'} {count}" for tag, count in modules.items()], _DISPLAYED_CHECKED, "and {} more"
     )
 
 

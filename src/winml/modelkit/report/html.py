@@ -23,8 +23,6 @@ from winml.modelkit.words import printable
 if TYPE_CHECKING:
     from jinja2 import Template
 
-__all__ = ["render_html"]
-
 TEMPLATE, STYLE, SCRIPT = "page.html", "page.css", "page.js"
 LONG = 20
 """Chosen: characters from which a column of texts is as wide as a name needs."""
@@ -124,7 +122,7 @@ def _page_cell(column: doc.Column, style: str, cell: doc.Cell) -> _PageCell:
 # --- Charts of rows.
 
 
-MARKS = {"best": "★", "good": "●", "fair": "○", "bad": "✕"}
+_MARKS = {"best": "★", "good": "●", "fair": "○", "bad": "✕"}
 """Grade → mark. Chosen: their shapes tell them apart without colour."""
 SMALLEST_MARK, LARGEST_MARK = 1.0, 1.8
 """Chosen: sizes of the mark of size 0 and of the largest one, in heights of a letter."""
@@ -196,7 +194,7 @@ def _dot_chart(chart: doc.Dots) -> _DotChart:
     rows = [
         _DotRow(
             dot,
-            MARKS[dot.grade],
+            _MARKS[dot.grade],
             _percent(values.place(dot.value)),
             f"{SMALLEST_MARK + (LARGEST_MARK - SMALLEST_MARK) * dot.size / largest:.2f}",
             None if dot.low is None or dot.high is None else values.span(dot.low, dot.high),

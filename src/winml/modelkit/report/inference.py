@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from winml.modelkit.report import document as doc
 from winml.modelkit.results.inference import AnswerEntry, InferenceResult, RunSchema, SchemaTensor
 
-__all__ = ["inference_document", "schema_document"]
-
-DISPLAYED_CHARACTERS = 40
+_DISPLAYED_CHARACTERS = 40
 """Of a text beside its result. Chosen: the result fits on the same line."""
 
 
@@ -76,7 +74,7 @@ def _short(text: str) -> str:
     'one two'
     """
     line = " ".join(text.split())
-    return line if len(line) <= DISPLAYED_CHARACTERS else f"{line[:DISPLAYED_CHARACTERS]}…"
+    return line if len(line) <= _DISPLAYED_CHARACTERS else f"{line[:_DISPLAYED_CHARACTERS]}…"
 
 
 def _box(entry: AnswerEntry) -> str:

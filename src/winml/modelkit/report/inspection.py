@@ -23,9 +23,6 @@ from winml.modelkit.results.inspected_model import InspectedModel, StoredBits, S
 from winml.modelkit.results.words import at_root_words
 from winml.modelkit.words import count_noun, count_words, shape_words, size_words
 
-__all__ = ["model_inspection_document", "onnx_inspection_document", "provider_fit_document", "tasks_document"]
-
-
 # --- An inspected model: class, tasks, inputs, outputs, weights and module tree.
 
 
@@ -189,7 +186,7 @@ def _module_branch(displayed: DisplayedModule[_Module]) -> doc.Branch:
 
 _UNKNOWN = "?"
 """Beside numbers of the same kind: it depends on a shape that is not static, or a file is missing."""
-TOP_OPERATORS = 8
+_TOP_OPERATORS = 8
 """Operators unless all are asked for. Chosen: they fit on a line."""
 
 
@@ -256,7 +253,7 @@ def _graph_fields(inspection: OnnxInspection) -> Iterator[doc.Field]:
     }
     for label, words in listed.items():
         if words:
-            yield label, doc.first_of(words, TOP_OPERATORS, "and {} others")
+            yield label, doc.first_of(words, _TOP_OPERATORS, "and {} others")
     yield "MACs", _macs_words(total.macs)
 
 

@@ -9,8 +9,6 @@ from winml.modelkit.results.cache_contents import CacheContents
 from winml.modelkit.runtime.machine import Machine
 from winml.modelkit.words import count_noun, size_words
 
-__all__ = ["contents_document", "machine_document", "removed_document"]
-
 
 def machine_document(machine: Machine) -> doc.Document:
     """Describe versions, processor, memory, devices and execution providers."""

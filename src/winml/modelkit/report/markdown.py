@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator
 from winml.modelkit.report import document as doc
 from winml.modelkit.words import printable
 
-__all__ = ["code_span", "markdown_text", "render_markdown"]
-
 _MEANINGFUL = re.compile(r"[\\`*\[\]|#~<>&]|(?<![^\W_])_|_(?![^\W_])")
 """What Markdown reads as more than itself; an underscore only at the edge of a word."""
 _ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
@@ -26,7 +24,7 @@ def render_markdown(document: doc.Document, *, level: int = 1, detail: doc.Detai
         level: Of the heading with the title.
         detail: How much of it.
     """
-    groups = [[f"{'#' * level} {markdown_text(document.title)}"]] if document.title else []
+    groups = [[f"{'#' * level} {_markdown_text(document.title)}"]] if document.title else []
     groups += [[_line_text(document.introduction)]] if document.introduction else []
     groups += _groups(doc.visible(document.page_blocks, detail), level + 1)
     return "\n\n".join("\n".join(group) for group in groups) + "\n"
@@ -41,18 +39,18 @@ def _groups(blocks: Iterable[doc.Block], level: int) -> Iterator[list[str]]:
                 yield list(_table_lines((doc.Column(""), doc.Column("value")), rows))
             case doc.Table():
                 if block.heading:
-                    yield [f"{'#' * level} {markdown_text(block.heading)}"]
+                    yield [f"{'#' * level} {_markdown_text(block.heading)}"]
                 yield list(_table_lines(block.columns, block.rows))
                 if block.rest:
                     yield [_line_text(block.rest)]
             case doc.Tree():
                 if block.heading:
-                    yield [f"{'#' * level} {markdown_text(block.heading)}"]
+                    yield [f"{'#' * level} {_markdown_text(block.heading)}"]
                 yield list(_tree_lines(block))
             case doc.Paragraph():
                 yield [_line_text(block.words)]
             case doc.Section():
-                yield [f"{'#' * level} {(code_span if block.is_name else markdown_text)(block.heading)}"]
+                yield [f"{'#' * level} {(_code_span if block.is_name else _markdown_text)(block.heading)}"]
                 yield from _groups(block.blocks, level + 1)
             case doc.Boxes() | doc.Bars() | doc.Dots():
                 pass
@@ -60,7 +58,7 @@ def _groups(blocks: Iterable[doc.Block], level: int) -> Iterator[list[str]]:
 
 def _table_lines(columns: Iterable[doc.Column], rows: Iterable[Iterable[doc.Cell]]) -> Iterator[str]:
     columns = list(columns)
-    yield _row_text(markdown_text(column.name) for column in columns)
+    yield _row_text(_markdown_text(column.name) for column in columns)
     yield _row_text("---:" if column.is_number else "---" for column in columns)
     for row in rows:
         yield _row_text(_cell_text(column, cell) for column, cell in zip(columns, row, strict=True))
@@ -73,9 +71,11 @@ def _row_text(cells: Iterable[str]) -> str:
 def _cell_text(column: doc.Column, cell: doc.Cell) -> str:
     words = column.words(cell)
     # A table ends a cell at a pipe, in code as well.
-    text = code_span(words).replace("|", "\\|") if column.kind == "name" and words else markdown_text(words)
+    text = _code_span(words).replace("|", "\\|") if column.kind == "name" and words else _markdown_text(words)
     return (
-        f"{text} ({markdown_text(cell.label)}: {markdown_text(cell.target)})" if isinstance(cell, doc.Linked) else text
+        f"{text} ({_markdown_text(cell.label)}: {_markdown_text(cell.target)})"
+        if isinstance(cell, doc.Linked)
+        else text
     )
 
 
@@ -90,7 +90,7 @@ def _tree_lines(tree: doc.Tree) -> Iterator[str]:
     yield fence
 
 
-def markdown_text(text: str) -> str:
+def _markdown_text(text: str) -> str:
     r"""Return a foreign text as Markdown that shows it as it is, on one line.
 
     >>> markdown_text("<b>layer_0|__init__</b>")
@@ -105,10 +105,10 @@ def _line_text(text: str) -> str:
     >>> _line_text("- 1"), _line_text("1. x")
     ('\\- 1', '1\\. x')
     """
-    return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", markdown_text(text).strip())
+    return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", _markdown_text(text).strip())
 
 
-def code_span(text: str) -> str:
+def _code_span(text: str) -> str:
     """Return a foreign text as a span of code, which shows it as it is, on one line.
 
     >>> code_span("a`b")

@@ -27,31 +27,18 @@ from winml.modelkit.results.perf import PerfResult
 from winml.modelkit.runtime.kernel_times import KernelTime
 from winml.modelkit.words import count_noun, json_printable
 
-__all__ = [
-    "TimedRow",
-    "chrome_trace_json",
-    "chrome_trace_record",
-    "comparison_node_data",
-    "module_perf_document",
-    "module_rows",
-    "node_data_record",
-    "profile_document",
-    "profile_node_data",
-    "times_document",
-]
-
 # --- The time of every module in a run of the whole model; of a decoder in a prompt and in a step, side by side.
 
 
 DISPLAYED_OPERATORS = 3
 """Operators of a module in a terminal. Chosen: they fit on one line."""
-DISPLAYED_FUSED = 3
+_DISPLAYED_FUSED = 3
 """Modules named beside the one that a kernel is charged to. Chosen: as for operators."""
 DISPLAYED_BARS = 10
 """Classes in a chart of bars. Chosen: it fits on a screen beside the numbers above it."""
-LEAST_SHARE = 0.0005
+_LEAST_SHARE = 0.0005
 """Of the kernel time, for a bar of a class. Chosen: smaller ones are written as 0.0 %."""
-DISPLAYED_UNATTRIBUTED = 5
+_DISPLAYED_UNATTRIBUTED = 5
 """Nodes without a module in a terminal. Chosen: enough to see what they have in common."""
 
 
@@ -218,8 +205,8 @@ def times_document(
                 [*profile.unattributed.items()],
                 name=f"unattributed{name}",
                 heading="Nodes without a module",
-                brief=range(DISPLAYED_UNATTRIBUTED),
-                rest=f"… and {len(profile.unattributed) - DISPLAYED_UNATTRIBUTED} more nodes (--report lists all)",
+                brief=range(_DISPLAYED_UNATTRIBUTED),
+                rest=f"… and {len(profile.unattributed) - _DISPLAYED_UNATTRIBUTED} more nodes (--report lists all)",
             )
             for name, profile in profiles.items()
         ),
@@ -336,7 +323,7 @@ def _operator_cell(row: TimedRow[_TimeT]) -> doc.Cell:
     listed = doc.first_of(operators, DISPLAYED_OPERATORS, "and {} others")
     if not fused:
         return listed
-    others = doc.first_of(fused, DISPLAYED_FUSED, "{} others")
+    others = doc.first_of(fused, _DISPLAYED_FUSED, "{} others")
     return doc.Shortened(f"{listed.short} (fused with {others.short})", f"{listed.full} (fused with {others.full})")
 
 
@@ -391,7 +378,7 @@ def _time_boxes(profile: ModuleProfile, caption: str) -> doc.Boxes:
 
 def _class_bars(profile: ModuleProfile, phase: str, caption: str) -> doc.Bars:
     longest = sorted(profile.by_class(), key=lambda entry: entry.self_ms, reverse=True)
-    longest = [entry for entry in longest if _share(entry.self_ms, profile) >= LEAST_SHARE]
+    longest = [entry for entry in longest if _share(entry.self_ms, profile) >= _LEAST_SHARE]
     others = len(longest[DISPLAYED_BARS:])
     words = ["self time: without the modules inside", caption, f"the table has {others} more" if others > 0 else ""]
     return doc.Bars(
@@ -535,9 +522,9 @@ def _trace_event(name: str, category: str, start_us: float, duration_us: float, 
 # Format: Model Explorer's guide to custom node data. Node ids are those of its ONNX adapter: the names of the nodes.
 
 
-GRADIENT = ({"stop": 0, "bgColor": "#ffffff"}, {"stop": 0.5, "bgColor": "#fdd49e"}, {"stop": 1, "bgColor": "#d7301f"})
+_GRADIENT = ({"stop": 0, "bgColor": "#ffffff"}, {"stop": 0.5, "bgColor": "#fdd49e"}, {"stop": 1, "bgColor": "#d7301f"})
 """Chosen: white to red, which is readable without distinguishing red from green."""
-UNNAMED_GRAPH = "<main>"
+_UNNAMED_GRAPH = "<main>"
 """Specified: the ONNX adapter's name of a graph without a name."""
 
 
@@ -571,8 +558,8 @@ def node_data_record(graph_name: str, numbers: Mapping[str, float]) -> dict[str,
         numbers: What is shown of each node of the file, by its name.
     """
     return {
-        graph_name or UNNAMED_GRAPH: {
+        graph_name or _UNNAMED_GRAPH: {
             "results": {name: {"value": value} for name, value in numbers.items()},
-            "gradient": list(GRADIENT),
+            "gradient": list(_GRADIENT),
         }
     }

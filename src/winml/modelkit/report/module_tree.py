@@ -10,8 +10,6 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-__all__ = ["FEWEST_FOLDED", "DisplayedModule", "TreeLimits", "displayed_modules", "displayed_rows"]
-
 FEWEST_FOLDED = 3
 """Chosen: two modules are as quickly seen as compared."""
 

@@ -15,19 +15,6 @@ from winml.modelkit.words import size_words, time_words
 if TYPE_CHECKING:
     from winml.modelkit.results.module_perf import ModulePerfResult
 
-__all__ = [
-    "LATENCIES",
-    "SUMMARY",
-    "generation_perf_document",
-    "latency_table",
-    "perf_blocks",
-    "perf_document",
-    "provider_words",
-    "ratio_words",
-    "runs_words",
-    "throughput_words",
-]
-
 SUMMARY = ("mean", "std", "min", "p50", "p90", "p95", "p99", "max")
 LATENCIES = tuple(doc.Column(name, "latency") for name in SUMMARY)
 

@@ -24,9 +24,6 @@ from winml.modelkit.results.transformed_file import QuantizedFile
 from winml.modelkit.results.words import coverage_words
 from winml.modelkit.words import size_words
 
-__all__ = ["budget_document", "form_words", "latency_words", "quantization_document", "sensitivity_document"]
-
-
 # --- A quantization: precision by module, what was left and why, sizes, and what it costs.
 
 
@@ -280,9 +277,9 @@ def _mixture_words(result: QuantizedFile) -> str:
 
 DISPLAYED_BARS = 10
 """Modules in a chart of bars. Chosen: it fits on a screen beside the numbers above it."""
-DISPLAYED_RANKED = 20
+_DISPLAYED_RANKED = 20
 """Rows of the ranking unless all are asked for. Chosen: the whole answer fits on a screen."""
-BEST_DB = 60.0
+_BEST_DB = 60.0
 """Chosen: the lightest colour; above it, the noise is a millionth of the signal's power."""
 
 _NEARNESS = (
@@ -304,7 +301,7 @@ def sensitivity_document(result: QuantizationSensitivity) -> doc.Document:
                 heading="SQNR by module, each quantized alone",
                 size_title="number of parameters",
                 size_unit="parameters",
-                shades=doc.Shades("SQNR in dB", high=BEST_DB, is_dark_low=True, folded="min"),
+                shades=doc.Shades("SQNR in dB", high=_BEST_DB, is_dark_low=True, folded="min"),
             ),
             _error_bars(modules),
             doc.Table(
@@ -322,8 +319,8 @@ def sensitivity_document(result: QuantizationSensitivity) -> doc.Document:
                 list(map(_module_row, modules)),
                 name="modules",
                 heading="Modules, each quantized alone",
-                brief=range(DISPLAYED_RANKED),
-                rest=f"… and {len(modules) - DISPLAYED_RANKED} more modules (--verbose shows all)",
+                brief=range(_DISPLAYED_RANKED),
+                rest=f"… and {len(modules) - _DISPLAYED_RANKED} more modules (--verbose shows all)",
                 is_searched=True,
             ),
             *(_exclude_list_blocks(result.exclude_list) if result.exclude_list is not None else ()),
@@ -388,10 +385,10 @@ def _error_bars(modules: Sequence[ModuleSensitivity]) -> doc.Bars:
 
 def _sensitivity_fields(result: QuantizationSensitivity) -> Iterator[doc.Field]:
     yield "precision", f"{result.precision} ({', '.join(result.modes)})"
-    yield "all modules", form_words(result.whole)
+    yield "all modules", _form_words(result.whole)
     yield "weights", f"{size_words(result.float_bytes)} → {size_words(result.whole.weight_bytes)}"
     if result.latency:
-        yield "latency", latency_words(result.latency)
+        yield "latency", _latency_words(result.latency)
     inputs = ", ".join(f"{name} {list(shape)}" for name, shape in result.input_shapes.items()) or "no inputs"
     about = QualitySamples(result.input_source, result.samples, result.seed)
     yield "samples", f"{samples_words(about)}; the first: {inputs}"
@@ -408,9 +405,9 @@ def _exclude_list_blocks(listed: ExcludeList) -> Iterator[doc.Block]:
     verdict = "met" if listed.is_met else "not met; this is the best that was reached"
     fields: list[doc.Field] = [
         ("target", f"{listed.target.words}: {verdict}"),
-        ("reached", form_words(listed.form)),
+        ("reached", _form_words(listed.form)),
         ("weights", size_words(listed.form.weight_bytes)),
-        *([("latency", latency_words(listed.latency))] if listed.latency else []),
+        *([("latency", _latency_words(listed.latency))] if listed.latency else []),
         *(("in float", tag) for tag in listed.excluded),
     ]
     yield doc.Fields(fields)
@@ -440,7 +437,7 @@ def _exclude_list_blocks(listed: ExcludeList) -> Iterator[doc.Block]:
     )
 
 
-def form_words(form: MeasuredVariant) -> str:
+def _form_words(form: MeasuredVariant) -> str:
     """Return how near the answers of a form are, at the worst output."""
     if form.worst is None or form.problem:
         return form.problem
@@ -448,7 +445,7 @@ def form_words(form: MeasuredVariant) -> str:
     return f"{nearness_words(form.worst)} for {form.worst.name}{scores}"
 
 
-def latency_words(timed: TimedVariant) -> str:
+def _latency_words(timed: TimedVariant) -> str:
     """Return the latency of a form beside that of the float graph."""
     ratio = timed.ratio
     ends = f" (95 % interval {ratio.low:.2f} to {ratio.high:.2f})" if ratio.low and ratio.high else ""
@@ -502,7 +499,7 @@ def _boxes(modules: Sequence[ModuleSensitivity]) -> Iterator[doc.Box]:
             label=module.tag.rpartition(address.SEPARATOR)[2],
             # A weight that two modules share counts for both, and for their parent once.
             size=max(own[module.tag], 0),
-            shade=BEST_DB if module.sqnr_db is None else module.sqnr_db,
+            shade=_BEST_DB if module.sqnr_db is None else module.sqnr_db,
             words=words,
             lines=(module.path or module.tag, f"SQNR {words}", f"{module.parameters:,} parameters", module.problem),
             kind=module.class_name,

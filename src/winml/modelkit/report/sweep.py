@@ -12,9 +12,6 @@ from winml.modelkit.report import document as doc
 from winml.modelkit.results.sweep import CellResult, SweepResult, measure_names, settings_words, sweep_summary
 from winml.modelkit.words import decibel_words, size_words
 
-__all__ = ["measure_heading", "measure_words", "setting_names", "sweep_document", "sweep_table"]
-
-
 # --- Comma-separated values: a row for each cell.
 
 
@@ -28,14 +25,14 @@ _WORDS = {"sqnr": "SQNR", "db": "dB", "percent": "%", "seconds": "s", "sec": "s"
 """Parts of a name that people write otherwise."""
 
 
-def setting_names(result: SweepResult) -> tuple[str, ...]:
+def _setting_names(result: SweepResult) -> tuple[str, ...]:
     """Return every key that differs between cells, in the order of the plan."""
     return tuple(dict.fromkeys(key for cell in result.cells for key in cell.settings))
 
 
 def sweep_table(result: SweepResult) -> str:
     """Return the table as comma-separated values."""
-    settings, measures = setting_names(result), measure_names(result.cells)
+    settings, measures = _setting_names(result), measure_names(result.cells)
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     tail = ("seconds", "peak_bytes", "tries", "node", "step", "problem", "artifacts")
@@ -67,7 +64,7 @@ def measure_heading(name: str) -> str:
     return " ".join(_WORDS.get(word, word) for word in name.split("_"))
 
 
-def measure_words(name: str, value: Any) -> str:
+def _measure_words(name: str, value: Any) -> str:
     """Return a measure as people read it.
 
     >>> measure_words("latency_p50_ms", 1.23456), measure_words("nodes", 91), measure_words("cosine", None)
@@ -94,7 +91,7 @@ def measure_words(name: str, value: Any) -> str:
 def sweep_document(result: SweepResult) -> doc.Document:
     """Describe each cell, what they say as a whole, and where the files are."""
     displayed = {*_DISPLAYED, *result.plan.get("min", {}), *result.plan.get("max", {}), "seconds"}
-    settings, measures = setting_names(result), (*measure_names(result.cells), "seconds", "peak_bytes")
+    settings, measures = _setting_names(result), (*measure_names(result.cells), "seconds", "peak_bytes")
     configurations = tuple(dict.fromkeys(settings_words(cell.settings) for cell in result.cells))
     columns = [
         doc.Column("model", "name"),
@@ -173,7 +170,7 @@ def _measure_cells(result: SweepResult, cell: CellResult, measures: tuple[str, .
     before = result.earlier(cell)
     found, earlier = _measured(cell), {} if before is None else _measured(before)
     for name in measures:
-        value, words = found.get(name), measure_words(name, found.get(name))
+        value, words = found.get(name), _measure_words(name, found.get(name))
         yield doc.Number(value, words, earlier.get(name)) if isinstance(value, (int, float)) else words
 
 

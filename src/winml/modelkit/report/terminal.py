@@ -18,11 +18,9 @@ from rich.text import Text
 from winml.modelkit.report import document as doc
 from winml.modelkit.words import printable
 
-__all__ = ["console_for", "print_document"]
-
-UNLIMITED = 1_000_000
+_UNLIMITED = 1_000_000
 """Chosen: columns for who reads a pipe; no line is as long."""
-LEAST_TEXT = 12
+_LEAST_TEXT = 12
 """Chosen: columns below which a folded name cannot be read. A terminal wraps a table that leaves less."""
 _GAP = 1
 """Specified: columns that rich puts beside a cell."""
@@ -34,7 +32,7 @@ def console_for(stream: TextIO) -> Console:
 
     Colour alone carries no information; it obeys ``NO_COLOR``. Codes of emojis and markup mean nothing in it.
     """
-    width = None if stream.isatty() else UNLIMITED
+    width = None if stream.isatty() else _UNLIMITED
     return Console(file=stream, width=width, markup=False, emoji=False, highlight=False)
 
 
@@ -109,7 +107,7 @@ def _print_table(table: doc.Table, console: Console) -> None:
     widths = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
     gaps = 2 * _GAP * (len(widths) - 1)
     texts = [width for column, width in zip(table.columns, widths, strict=True) if not column.is_number]
-    least = sum(widths) - sum(texts) + sum(min(width, LEAST_TEXT) for width in texts) + gaps
+    least = sum(widths) - sum(texts) + sum(min(width, _LEAST_TEXT) for width in texts) + gaps
     console_width = console.width
     if least > console_width:
         console.width = sum(widths) + gaps
@@ -129,7 +127,7 @@ def _drawn(columns: Sequence[doc.Column], rows: Iterable[Sequence[str]]) -> rich
             justify="right" if column.is_number else "left",
             no_wrap=column.is_number,
             overflow="fold",
-            min_width=None if column.is_number else LEAST_TEXT,
+            min_width=None if column.is_number else _LEAST_TEXT,
         )
         for column in columns
     ]

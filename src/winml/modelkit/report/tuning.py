@@ -11,10 +11,8 @@ from winml.modelkit.report import document as doc
 from winml.modelkit.results.tuning import TunedCandidate, TuneResult
 from winml.modelkit.words import decibel_words, size_words
 
-__all__ = ["tuning_document"]
-
 _GRADES: Mapping[str, doc.Grade] = {"won": "best", "right": "good", "slower": "fair"}
-MOST_DISPLAYED_DB = 80.0
+_MOST_DISPLAYED_DB = 80.0
 """Chosen: the longest bar; beyond, the noise is that of rounding."""
 
 
@@ -185,7 +183,7 @@ def _dot(item: TunedCandidate) -> doc.Dot:
         low=None if latency.ratio is None else latency.ratio.low,
         high=None if latency.ratio is None else latency.ratio.high,
         size=facts.size_bytes,
-        bar=0.0 if facts.sqnr_db is None else min(facts.sqnr_db, MOST_DISPLAYED_DB),
+        bar=0.0 if facts.sqnr_db is None else min(facts.sqnr_db, _MOST_DISPLAYED_DB),
         value_words=_ratio_words(item),
         bar_words=doc.MISSING if facts.sqnr_db is None else decibel_words(facts.sqnr_db),
         lines=(

@@ -23,22 +23,6 @@ from winml.modelkit.words import size_words
 if TYPE_CHECKING:
     from winml.modelkit.results.evaluation import Evaluation
 
-__all__ = [
-    "MANIFEST_VERSION",
-    "READABLE_VERSIONS",
-    "BuildManifest",
-    "BuildResult",
-    "CoverageRecord",
-    "FileRecord",
-    "Origin",
-    "PartRecord",
-    "StageName",
-    "StageRecord",
-    "build_lines",
-    "manifest_schema",
-    "read_manifest",
-]
-
 MANIFEST_VERSION: Final = 2
 """Raised when a key changes its name or meaning. ``manifest_version`` and ``files`` stay what they are in every one."""
 READABLE_VERSIONS: Final = (1, 2)

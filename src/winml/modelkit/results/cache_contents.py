@@ -8,8 +8,6 @@ from pathlib import Path
 
 from winml.modelkit.records import Record, entry, recorded
 
-__all__ = ["CacheContents", "CachedBuild"]
-
 
 @dataclass(frozen=True)
 class CachedBuild(Record):

@@ -13,18 +13,6 @@ from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.address import ModuleIdentity
 from winml.modelkit.records import Record, entry, recorded
 
-__all__ = [
-    "ChangedModule",
-    "ComparedFile",
-    "ComparedModule",
-    "ComparedOutput",
-    "ModelComparison",
-    "ModuleStatus",
-    "StructureDiff",
-    "WeightChange",
-]
-
-
 # --- How the answers of two models agree, and where they part: the record of ``winml compare``.
 
 

@@ -13,8 +13,6 @@ from winml.modelkit.measure.statistics import DISTURBED, Summary
 from winml.modelkit.progress import StepTiming
 from winml.modelkit.records import Record, entry, recorded
 
-__all__ = ["EvaluatedData", "EvaluatedSide", "Evaluation", "Limit", "MetricResult", "evaluation_words", "number_words"]
-
 SCHEMA_VERSION = 1
 """Layout of the JSON, specified in docs/reference/formats.md."""
 
@@ -22,7 +20,7 @@ SLACK = 1e-9
 """By how much a value may miss its limit. Chosen: above rounding of a difference of two shares (1e-16), far below what
 one sample of a million changes."""
 
-LEAST_TIMED = 20
+_LEAST_TIMED = 20
 """Samples that have to be timed for a time of one. Chosen: of fewer, a short load on the machine decides the median."""
 
 LimitKind = Literal["min", "max", "max_drop"]
@@ -171,7 +169,7 @@ class Evaluation(Record, schema_version=SCHEMA_VERSION):
     @property
     def is_timed(self) -> bool:
         """Whether enough samples were timed on each side for a time of one."""
-        return all(side.timed_samples >= LEAST_TIMED for side in self.sides)
+        return all(side.timed_samples >= _LEAST_TIMED for side in self.sides)
 
     @property
     def has_times(self) -> bool:
@@ -182,7 +180,8 @@ class Evaluation(Record, schema_version=SCHEMA_VERSION):
         """Yield why there is no time of a sample, or on which side other load slowed the runs."""
         if not self.is_timed:
             yield (
-                f"Not timed: fewer than {LEAST_TIMED} samples were run after the first run. Use winml perf for latency."
+                f"Not timed: fewer than {_LEAST_TIMED} samples were run after the first run. "
+                "Use winml perf for latency."
             )
             return
         for side in self.sides:

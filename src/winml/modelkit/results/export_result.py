@@ -21,8 +21,6 @@ from winml.modelkit.progress import StepTiming
 from winml.modelkit.results.transformed_file import ModuleFunctions, WrittenFile
 from winml.modelkit.results.words import module_size_words
 
-__all__ = ["STEPS", "ExportResult", "ExportedPart", "ModuleSize", "NodeRecord"]
-
 STEPS = (
     "model preparation",
     "input generation",

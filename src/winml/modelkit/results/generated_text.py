@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 from winml.modelkit.records import Record
 
-__all__ = ["GeneratedText", "ReferenceText", "TokenDifference"]
-
 
 @dataclass(frozen=True)
 class TokenDifference(Record):

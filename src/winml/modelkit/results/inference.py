@@ -10,16 +10,6 @@ from typing import Any, Literal
 from winml.modelkit.graph.specs import StatedBounds
 from winml.modelkit.records import Record, entry
 
-__all__ = [
-    "AnswerEntry",
-    "AnswerKind",
-    "InferenceResult",
-    "ReferenceAnswer",
-    "RunSchema",
-    "SchemaInput",
-    "SchemaTensor",
-]
-
 AnswerKind = Literal[
     "labels", "entities", "spans", "boxes", "segments", "text", "similarity", "embedding", "depth", "tensors"
 ]

@@ -17,8 +17,6 @@ from winml.modelkit.load.checkpoints.weight_files import StoredSize
 from winml.modelkit.load.parts import ModelInfo
 from winml.modelkit.records import Record, entry
 
-__all__ = ["InspectedModel", "InspectedPart", "StoredBits", "StoredParameter", "WeightsOnDisk"]
-
 
 @dataclass(frozen=True)
 class WeightsOnDisk:

@@ -14,16 +14,6 @@ from winml.modelkit.records import Record, entry
 from winml.modelkit.results.perf import SCHEMA_VERSION, PerfResult
 from winml.modelkit.runtime.devices import ChosenProvider
 
-__all__ = [
-    "ClassSummary",
-    "MeasuredModule",
-    "ModulePerfResult",
-    "ProfiledDecoder",
-    "ProfiledModules",
-    "module_times_record",
-]
-
-
 # --- The latencies of modules that were measured on their own: the record of ``winml perf --module``.
 
 

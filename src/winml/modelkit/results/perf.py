@@ -21,26 +21,12 @@ from winml.modelkit.runtime.sessions import onnxruntime_version
 from winml.modelkit.version import __version__
 from winml.modelkit.words import time_words
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "BaselineResult",
-    "GenerationPerf",
-    "MemoryUse",
-    "PerfResult",
-    "PromptTime",
-    "StepTime",
-    "busy_notes",
-    "perf_result",
-    "spread_notes",
-]
-
-
 # --- The latency, throughput and memory of one model: the record of ``winml perf``.
 
 
 SCHEMA_VERSION = 2
 """Layout of the JSON, specified in docs/reference/formats.md."""
-DISPLAYED_RUNS = 3
+_DISPLAYED_RUNS = 3
 """Models or modules in a note on their runs. Chosen: they fit on two lines."""
 
 
@@ -299,8 +285,8 @@ def busy_notes(latencies: Mapping[str, LatencyResult]) -> Iterator[str]:
 
 
 def _listed(times: Sequence[str]) -> str:
-    more = len(times) - DISPLAYED_RUNS
-    return ", ".join([*times[:DISPLAYED_RUNS], *([f"{more} more"] if more > 0 else [])])
+    more = len(times) - _DISPLAYED_RUNS
+    return ", ".join([*times[:_DISPLAYED_RUNS], *([f"{more} more"] if more > 0 else [])])
 
 
 # --- The record of a measured decoder: prompts by length, steps by what the cache holds.

@@ -13,8 +13,6 @@ from winml.modelkit.file_names import DATA_DIGITS, data_path
 from winml.modelkit.graph.files.recovery import Interrupted, interrupted_in, settle_interrupted
 from winml.modelkit.records import Record, entry
 
-__all__ = ["Plan", "PlannedFile", "PlannedStep", "interruptions_beside", "planned_data"]
-
 
 @dataclass(frozen=True)
 class PlannedFile(Record):

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from winml.modelkit.records import Record, entry
 
-__all__ = ["BudgetChoice", "BudgetSearch", "BudgetTrial"]
-
 
 @dataclass(frozen=True)
 class BudgetChoice(Record):

@@ -12,18 +12,6 @@ from winml.modelkit.measure.statistics import Ratio
 from winml.modelkit.progress import StepTiming
 from winml.modelkit.records import Record, entry, recorded
 
-__all__ = [
-    "ExcludeList",
-    "FidelityTarget",
-    "MeasuredVariant",
-    "MetricTarget",
-    "ModuleSensitivity",
-    "QuantizationSensitivity",
-    "SensitivityCost",
-    "TimedVariant",
-    "Trial",
-]
-
 SCHEMA_VERSION = 1
 """Layout of the JSON, specified in docs/reference/formats.md."""
 

@@ -10,25 +10,6 @@ from typing import Any, Literal, get_args
 
 from winml.modelkit.records import Record, entry, recorded
 
-__all__ = [
-    "AUTO",
-    "EXPORTERS",
-    "SCHEMA_VERSION",
-    "Architecture",
-    "Attempt",
-    "CellResult",
-    "Evaluation",
-    "ExporterWish",
-    "State",
-    "SweepLimit",
-    "SweepResult",
-    "count_states",
-    "measure_names",
-    "settings_words",
-    "sweep_summary",
-]
-
-
 # --- What came of many models in many configurations? The record of ``winml sweep``: one row for each pair of both.
 
 

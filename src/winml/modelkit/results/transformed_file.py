@@ -27,32 +27,6 @@ if TYPE_CHECKING:
     from winml.modelkit.quantize.planning import ModulePrecision
     from winml.modelkit.results.quantization_budget import BudgetSearch
 
-__all__ = [
-    "BlockedFusion",
-    "Calibrated",
-    "CheckedCapability",
-    "CompilableProvider",
-    "CompiledFile",
-    "ExtractResult",
-    "ExtractedModule",
-    "GraphSummary",
-    "LeftOutModule",
-    "ModuleChange",
-    "ModuleFunctions",
-    "OptimizationCheck",
-    "OptimizationLoop",
-    "OptimizationRound",
-    "OptimizedFile",
-    "PartlyOutside",
-    "PinnedModel",
-    "QuantizedFile",
-    "RefusedModule",
-    "RetaggedModel",
-    "TransformedFile",
-    "TransformedFolder",
-    "WrittenFile",
-]
-
 
 @dataclass(frozen=True)
 class GraphSummary(Record):

@@ -12,20 +12,6 @@ from winml.modelkit.records import Record, entry, json_value, recorded
 if TYPE_CHECKING:
     from winml.modelkit.measure.statistics import Ratio
 
-__all__ = [
-    "KINDS",
-    "Candidate",
-    "CandidateFacts",
-    "CandidateKind",
-    "CandidateStatus",
-    "MeasuredLatency",
-    "TuneResult",
-    "TuneTarget",
-    "TunedCandidate",
-    "Winner",
-    "on_front",
-]
-
 SCHEMA_VERSION = 1
 """Layout of the JSON, specified in docs/reference/formats.md."""
 

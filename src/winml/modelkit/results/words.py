@@ -6,8 +6,6 @@ from winml.modelkit.compare.outputs import CheckedValue, VerificationInfo, silen
 from winml.modelkit.hierarchy.tagging import Coverage
 from winml.modelkit.words import count_noun, count_words
 
-__all__ = ["at_root_words", "coverage_words", "module_size_words", "verification_notes", "verification_words"]
-
 
 def coverage_words(coverage: Coverage, *, is_tagged: bool = True) -> str:
     """Return how many nodes carry a tag, and how many of them only that of the root.

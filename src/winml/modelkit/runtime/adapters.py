@@ -21,8 +21,6 @@ from winml.modelkit.options import load_metadata, nearest
 from winml.modelkit.runtime.ort_values import to_ort_value
 from winml.modelkit.runtime.plug_ins import ORT_ERRORS, ort_reason
 
-__all__ = ["ActiveAdapter", "AdapterInputs", "adapter_beside", "adapter_inputs_of", "adapter_name", "write_adapter"]
-
 _VERSION = 1
 """Chosen: of an adapter and of its model; ONNX Runtime compares neither."""
 

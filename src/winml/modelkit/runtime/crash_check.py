@@ -31,8 +31,6 @@ from winml.modelkit.runtime.plug_ins import ORT_ERRORS
 from winml.modelkit.runtime.processes import start_python
 from winml.modelkit.runtime.session_settings import SessionSettings
 
-__all__ = ["main", "refuse_crashing_model"]
-
 _WINDOWS_CRASH = 0xC0000000
 """Specified: exit codes of a Windows process from this value on are exceptions of the processor or the system."""
 

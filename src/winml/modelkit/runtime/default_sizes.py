@@ -12,22 +12,6 @@ from collections.abc import Iterable, Mapping
 
 from winml.modelkit.graph.specs import current_name
 
-__all__ = [
-    "AUDIO_FRAMES",
-    "BATCH",
-    "CHOICES",
-    "IMAGE_CHANNELS",
-    "IMAGE_EDGE",
-    "MEL_BINS",
-    "PATCH_EDGE",
-    "SAMPLING_RATE_HZ",
-    "TOKENS",
-    "USUAL_MEL_BINS",
-    "VIDEO_FRAMES",
-    "default_size",
-    "fixing_command",
-]
-
 BATCH = 1
 """Rows of every input: chosen, the smallest."""
 TOKENS = 128

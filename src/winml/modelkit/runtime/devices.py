@@ -33,17 +33,6 @@ from winml.modelkit.runtime.plug_ins import (
 )
 from winml.modelkit.runtime.sessions import CPU
 
-__all__ = [
-    "PROCESSOR_HINT",
-    "ChosenProvider",
-    "choose_compiler",
-    "choose_provider",
-    "missing_option_hint",
-    "present_providers",
-    "provider_version",
-    "unreadable_reason",
-]
-
 
 @dataclass(frozen=True)
 class ChosenProvider:

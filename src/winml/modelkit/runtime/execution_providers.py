@@ -16,22 +16,6 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.metadata_keys import COMPILE_KEY
 from winml.modelkit.registries import Registry
 
-__all__ = [
-    "EXECUTION_PROVIDERS",
-    "LIBRARY_VARIABLE",
-    "Device",
-    "ExecutionProvider",
-    "find_execution_provider",
-    "named_libraries",
-    "options_for_compiled",
-    "parse_ep_options",
-    "provider_options_of",
-    "refuse_dynamic",
-    "refuse_uncompilable",
-    "short_name",
-    "with_library",
-]
-
 Device = Literal["cpu", "gpu", "npu"]
 
 
@@ -165,7 +149,7 @@ them. Processes that a command starts have them as well."""
 _SUFFIX = "ExecutionProvider"
 
 
-def named_libraries() -> dict[str, tuple[str, str]]:
+def _named_libraries() -> dict[str, tuple[str, str]]:
     """Return the libraries that the environment names: short name → name in ONNX Runtime, and path.
 
     Raises:
@@ -211,10 +195,10 @@ class _Providers(Registry[ExecutionProvider]):
     """The providers of winml and of packages, and those whose library somebody names."""
 
     def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or name in named_libraries()
+        return super().__contains__(name) or name in _named_libraries()
 
     def __getitem__(self, name: str) -> ExecutionProvider:
-        named = named_libraries().get(name)
+        named = _named_libraries().get(name)
         if named is None:
             return super().__getitem__(name)
         if super().__contains__(name):
@@ -224,7 +208,7 @@ class _Providers(Registry[ExecutionProvider]):
 
     def __iter__(self) -> Iterator[str]:
         yield from super().__iter__()
-        yield from (name for name in named_libraries() if not super(_Providers, self).__contains__(name))
+        yield from (name for name in _named_libraries() if not super(_Providers, self).__contains__(name))
 
 
 EXECUTION_PROVIDERS: Registry[ExecutionProvider] = _Providers(
@@ -259,7 +243,7 @@ def short_name(name: str) -> str:
     return next((short for short, provider in EXECUTION_PROVIDERS.items() if provider.name == name), name)
 
 
-def options_for_compiled(record: str) -> str:
+def _options_for_compiled(record: str) -> str:
     """Return the options that select the provider of a compiled file, as on a command line; empty for any other file.
 
     Args:
@@ -291,7 +275,7 @@ def options_for_compiled(record: str) -> str:
 
 
 def provider_options_of(path: Path) -> str:
-    """Return the options that select the provider an ONNX file is compiled for; see :func:`options_for_compiled`.
+    """Return the options that select the provider an ONNX file is compiled for; see :func:`_options_for_compiled`.
 
     Raises:
         WinMLError: there is no such file, or it is no ONNX file.
@@ -299,7 +283,7 @@ def provider_options_of(path: Path) -> str:
     from winml.modelkit.graph.files.reading import read_structure  # imports onnx
 
     metadata = {item.key: item.value for item in read_structure(path).metadata_props}
-    return options_for_compiled(metadata.get(COMPILE_KEY, ""))
+    return _options_for_compiled(metadata.get(COMPILE_KEY, ""))
 
 
 def refuse_dynamic(ep: str | None, *, is_dynamic: bool, allow_dynamic: bool) -> None:

@@ -19,12 +19,9 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec, summed_sizes
 
-__all__ = ["FeedRules", "hiding_value", "holds_lengths", "is_mask", "make_feeds"]
-
-
-LARGEST_BYTES = 2**47
+_LARGEST_BYTES = 2**47
 """Chosen: what a process can address on the processors of today. Less may still be more than this machine has."""
-DRAWN_BYTES = 8
+_DRAWN_BYTES = 8
 """Specified: numpy draws integers and floats in this width before they become what is wanted."""
 
 _MOST_BLOCKS = 5
@@ -234,7 +231,7 @@ def _settled_shape(spec: InputTensorSpec, sizes: Mapping[str, int]) -> tuple[int
             hint=f"Set a size for {missing[0]!r}.",
         )
     shape = tuple(sizes[dimension] if isinstance(dimension, str) else dimension for dimension in spec.shape)
-    if math.prod(shape) * DRAWN_BYTES > LARGEST_BYTES:
+    if math.prod(shape) * _DRAWN_BYTES > _LARGEST_BYTES:
         axis = shape.index(max(shape))
         dimension = spec.shape[axis]
         where = f"{dimension} {shape[axis]}" if isinstance(dimension, str) else f"size {shape[axis]} of axis {axis}"

@@ -16,8 +16,6 @@ from winml.modelkit.errors import InputError
 from winml.modelkit.graph.files.foreign_files import check_library_files, foreign_parser
 from winml.modelkit.runtime.shared_settings import shared_by_threads
 
-__all__ = ["library_folder", "local_files_only", "local_libraries", "quiet_libraries"]
-
 
 @shared_by_threads
 def local_files_only() -> Iterator[None]:

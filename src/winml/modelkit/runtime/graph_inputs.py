@@ -42,25 +42,6 @@ from winml.modelkit.words import size_words
 if TYPE_CHECKING:
     from winml.modelkit.runtime.sessions import Session
 
-__all__ = [
-    "SIZES_OPTION",
-    "GraphInput",
-    "Sizes",
-    "array_words",
-    "batch_of",
-    "bounds_by_name",
-    "default_size_notes",
-    "described_inputs",
-    "draw_feeds",
-    "graph_inputs",
-    "inputs_of_specs",
-    "load_feeds",
-    "read_array",
-    "settle_sizes",
-    "sizes_by_key",
-    "with_sums",
-]
-
 Size = int | str | None
 
 

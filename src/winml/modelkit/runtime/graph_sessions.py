@@ -24,8 +24,6 @@ from winml.modelkit.runtime.ir_versions import newest_ir_version
 from winml.modelkit.runtime.ort_values import to_ort_value
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["GraphSessions", "session_of_graph"]
-
 _READ = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 """Types that ONNX Runtime's CPU provider casts; tensors that are stored in another one are converted in memory."""
 

@@ -13,19 +13,6 @@ from types import TracebackType
 
 import psutil
 
-__all__ = [
-    "PeakMemory",
-    "available_bytes",
-    "available_cores",
-    "flags_have_dot_products",
-    "has_integer_dot_products",
-    "instruction_sets",
-    "is_x86",
-    "peak_bytes",
-    "resident_bytes",
-    "saturates_integer_sums",
-]
-
 
 def resident_bytes() -> int:
     """Return the resident memory of the process in bytes."""
@@ -148,10 +135,10 @@ class PeakMemory:
             self._sampled_bytes = max(self._sampled_bytes, resident_bytes())
 
 
-WIDE_FLAGS = ("avx512f", "avx2", "avx", "asimd")
+_WIDE_FLAGS = ("avx512f", "avx2", "avx", "asimd")
 """Specified: how Linux calls instructions whose registers decide the layouts of ONNX Runtime's CPU kernels."""
 
-DOT_PRODUCT_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "asimddp"})
+_DOT_PRODUCT_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "asimddp"})
 """Specified: how Linux calls VNNI of AVX-512 and of AVX2, and the dot product of Arm, in ``/proc/cpuinfo``."""
 
 
@@ -168,7 +155,7 @@ def has_integer_dot_products() -> bool | None:
 def flags_have_dot_products(cpuinfo: str) -> bool | None:
     """Return what the text of ``/proc/cpuinfo`` says of them; None where it lists no flags."""
     flags = _flags(cpuinfo)
-    return None if flags is None else not DOT_PRODUCT_FLAGS.isdisjoint(flags)
+    return None if flags is None else not _DOT_PRODUCT_FLAGS.isdisjoint(flags)
 
 
 def _flags(cpuinfo: str) -> frozenset[str] | None:
@@ -181,7 +168,7 @@ def _flags(cpuinfo: str) -> frozenset[str] | None:
 def instruction_sets() -> str:
     """Return the architecture and, where the system tells, the widest vector instructions: ``x86_64 avx512f``."""
     flags = _flags(_text_of(Path("/proc/cpuinfo"))) if platform.system() == "Linux" else None
-    widest = next((flag for flag in WIDE_FLAGS if flags is not None and flag in flags), "")
+    widest = next((flag for flag in _WIDE_FLAGS if flags is not None and flag in flags), "")
     return f"{platform.machine()} {widest}".strip()
 
 

@@ -20,13 +20,6 @@ from winml.modelkit.runtime.plug_ins import ORT_ERRORS
 from winml.modelkit.runtime.session_settings import SEVERITY_FATAL
 from winml.modelkit.runtime.sessions import CPU, Session
 
-__all__ = [
-    "newest_ir_version",
-    "open_with_outputs",
-    "runnable",
-]
-
-
 _IR_VERSION_TAG = bytes([1 << 3])
 """Specified: tag of field 1 of a model, a varint."""
 _OLDEST = 3

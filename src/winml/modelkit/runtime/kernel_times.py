@@ -20,11 +20,9 @@ from typing import Any, Literal
 from winml.modelkit.errors import MeasureError
 from winml.modelkit.graph.files.output_files import write_error
 
-__all__ = ["KernelTime", "RunProfile", "read_device_profile", "read_profile"]
-
-KERNEL_SUFFIX = "_kernel_time"
+_KERNEL_SUFFIX = "_kernel_time"
 """Specified: the suffix of a node's name in the event of its kernel."""
-RUN_EVENT = "model_run"
+_RUN_EVENT = "model_run"
 """Specified: the event that spans one call of ``InferenceSession.run``."""
 _BARE_NAME = re.compile(r'(?<="ph" : "X","name" :)"(.*?)"(?=,"args" : \{)', re.DOTALL)
 """Measured: how an event of ONNX Runtime 1.23 names a node, with no quote, backslash or line end escaped."""
@@ -78,8 +76,8 @@ def read_profile(path: Path, *, counted_runs: int | None = None) -> RunProfile:
         WriteError: ONNX Runtime wrote a part of it only, as on a full disk.
     """
     events = [event for event in _read_events(path) if event.get("ph") == "X"]
-    runs = sorted((event for event in events if event["name"] == RUN_EVENT), key=_start_us)
-    kernels = [event for event in events if event.get("cat") == "Node" and event["name"].endswith(KERNEL_SUFFIX)]
+    runs = sorted((event for event in events if event["name"] == _RUN_EVENT), key=_start_us)
+    kernels = [event for event in events if event.get("cat") == "Node" and event["name"].endswith(_KERNEL_SUFFIX)]
     if not runs or not kernels:
         raise MeasureError(
             "the ONNX Runtime profile contains no kernels: the execution provider does not record them",
@@ -153,7 +151,7 @@ def _end_us(event: Mapping[str, Any]) -> float:
 def _kernel_time(event: Mapping[str, Any], run: int, inner_us: float) -> KernelTime:
     details = event.get("args", {})
     return KernelTime(
-        node=event["name"].removesuffix(KERNEL_SUFFIX),
+        node=event["name"].removesuffix(_KERNEL_SUFFIX),
         op_type=str(details.get("op_name", "")),
         run=run,
         start_us=_start_us(event),

@@ -24,25 +24,6 @@ from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.processes import start_python
 
-__all__ = [
-    "AssignedNode",
-    "Assignment",
-    "CompiledByProvider",
-    "DocumentedOperator",
-    "KernelTable",
-    "OperatorTable",
-    "TypedNode",
-    "answered",
-    "compile_to_file",
-    "documented_providers",
-    "find_assignment",
-    "is_composed",
-    "kernel_table",
-    "operator_table",
-    "read_placement",
-    "reports_placement",
-]
-
 
 @contextmanager
 def answered(question: Mapping[str, object], who: str, seconds: float) -> Iterator[tuple[dict[str, Any], Path]]:

@@ -26,8 +26,6 @@ from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS, Exec
 from winml.modelkit.runtime.host import has_integer_dot_products
 from winml.modelkit.version import __version__
 
-__all__ = ["LIBRARIES", "DeviceInfo", "Machine", "ProviderInfo", "look_at_machine"]
-
 LIBRARIES = (
     "torch", "transformers", "onnx", "onnxruntime", "onnxscript", "onnx-ir", "numpy", "ml_dtypes", "protobuf",
     "safetensors", "huggingface_hub",

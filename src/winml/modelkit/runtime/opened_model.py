@@ -21,20 +21,6 @@ from winml.modelkit.runtime.sessions import PreparedRun, Session
 
 _T = TypeVar("_T")
 
-__all__ = [
-    "OpenedModel",
-    "PreparedModel",
-    "RunOptions",
-    "Values",
-    "open_model",
-    "prepared_model",
-    "refusals_explained",
-    "refuse_dynamic_inputs",
-    "run_at_fitting_sizes",
-    "values_for",
-    "with_fitting_sizes",
-]
-
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -217,7 +203,7 @@ def with_fitting_sizes(session: Session, options: RunOptions) -> RunOptions:
         try:
             session.run(feeds)
         except StageError:
-            smaller = {name: size // 2 if size > SMALLEST_HALVED else size for name, size in sizes.items()}
+            smaller = {name: size // 2 if size > _SMALLEST_HALVED else size for name, size in sizes.items()}
             if smaller == sizes:
                 break
             sizes, is_first = smaller, False
@@ -245,7 +231,7 @@ def _runs(session: Session, options: RunOptions) -> bool:
     return True
 
 
-SMALLEST_HALVED = 4
+_SMALLEST_HALVED = 4
 """Chosen: sizes up to this, such as those of a batch or of channels, are no limits of tables."""
 
 

@@ -11,8 +11,6 @@ import onnxruntime as ort
 
 from winml.modelkit.arrays import Array
 
-__all__ = ["to_array", "to_ort_value"]
-
 _ONNX_BFLOAT16 = 16
 """Specified: ``TensorProto.BFLOAT16``."""
 

@@ -18,9 +18,7 @@ from onnxruntime.capi import _pybind_state as ort_state
 from winml.modelkit.errors import WinMLError
 from winml.modelkit.runtime.plug_ins import ORT_ERRORS, named_providers, ort_reason
 
-__all__ = ["main"]
-
-SEVERITY_VERBOSE = 0
+_SEVERITY_VERBOSE = 0
 """Specified: some providers say at this severity alone why they leave a node."""
 
 
@@ -41,7 +39,7 @@ def main(task: Mapping[str, Any]) -> None:
 
 def _assignment(task: Mapping[str, Any]) -> dict[str, object]:
     options = ort.SessionOptions()
-    options.log_severity_level = SEVERITY_VERBOSE
+    options.log_severity_level = _SEVERITY_VERBOSE
     # What a default session does to a graph before it asks its providers; compiling asks them first.
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_DISABLE_ALL if task["as_compiled"] else level.ORT_ENABLE_BASIC
@@ -65,7 +63,7 @@ def _assignment(task: Mapping[str, Any]) -> dict[str, object]:
 
 def _compilation(task: Mapping[str, Any]) -> dict[str, object]:
     options = ort.SessionOptions()
-    options.log_severity_level = SEVERITY_VERBOSE
+    options.log_severity_level = _SEVERITY_VERBOSE
     name = task["providers"][0]
     try:
         if "providers" in named_providers(options, task["providers"], task["options"]):

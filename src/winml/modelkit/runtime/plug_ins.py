@@ -21,24 +21,6 @@ from winml.modelkit.errors import StageError, UsageError, first_line
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS, ExecutionProvider
 from winml.modelkit.runtime.host import is_x86
 
-__all__ = [
-    "ORT_ERRORS",
-    "add_plug_in",
-    "device_kinds",
-    "failed_node",
-    "fitting_kind",
-    "installed_plug_ins",
-    "library_version",
-    "missing_kernel_hint",
-    "named_providers",
-    "ort_reason",
-    "refuse_misspelled_options",
-    "register_library",
-    "register_plug_in",
-    "stand_in_kind",
-]
-
-
 # --- Which exceptions does ONNX Runtime raise, and what is the reason in one of them?
 
 
@@ -147,7 +129,7 @@ def installed_plug_ins() -> tuple[str, ...]:
     )
 
 
-def register_plug_in(provider: ExecutionProvider) -> None:
+def _register_plug_in(provider: ExecutionProvider) -> None:
     """Register the plug-in of a provider with ONNX Runtime, once in a process.
 
     Raises:
@@ -210,7 +192,7 @@ def library_version(provider: ExecutionProvider) -> str:
 
 def device_kinds(provider: ExecutionProvider) -> list[str]:
     """Return the kinds of the devices that a plug-in finds on this machine, its first one first."""
-    register_plug_in(provider)
+    _register_plug_in(provider)
     return list(dict.fromkeys(map(_kind_of, _devices_of(provider.name))))
 
 
@@ -248,7 +230,7 @@ def register_library(name: str, library: Path) -> None:
         ) from error
 
 
-def add_plug_in(options: ort.SessionOptions, name: str, provider_options: Mapping[str, str]) -> None:
+def _add_plug_in(options: ort.SessionOptions, name: str, provider_options: Mapping[str, str]) -> None:
     """Let a session run on the device of a plug-in that fits its options; in place.
 
     Args:
@@ -261,7 +243,7 @@ def add_plug_in(options: ort.SessionOptions, name: str, provider_options: Mappin
         StageError: its plug-in cannot be loaded.
     """
     provider = next(item for item in EXECUTION_PROVIDERS.values() if item.name == name)
-    register_plug_in(provider)
+    _register_plug_in(provider)
     devices = _devices_of(name)
     kind = fitting_kind(provider, list(map(_kind_of, devices)), provider_options)
     device = next(device for device in devices if _kind_of(device) == kind)
@@ -285,7 +267,7 @@ def named_providers(
             "providers": list(providers),
             "provider_options": [dict(provider_options), *({} for _ in providers[1:])],
         }
-    add_plug_in(options, providers[0], provider_options)
+    _add_plug_in(options, providers[0], provider_options)
     return {}  # what the plug-in lacks goes to the CPU provider without being asked for
 
 
@@ -297,7 +279,7 @@ def stand_in_kind(provider: ExecutionProvider, options: Mapping[str, str]) -> st
         UsageError: it does not find the device on this machine.
         StageError: its plug-in cannot be loaded.
     """
-    register_plug_in(provider)
+    _register_plug_in(provider)
     kind = fitting_kind(provider, list(map(_kind_of, _devices_of(provider.name))), options)
     selected = _selected_kinds(provider, options)
     return kind if selected and kind not in selected else ""

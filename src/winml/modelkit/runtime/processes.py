@@ -28,17 +28,7 @@ from winml.modelkit.errors import InputError
 from winml.modelkit.registries import search_path
 from winml.modelkit.runtime.shared_settings import shared_by_threads
 
-__all__ = [
-    "SAFE_PATH_VARIABLE",
-    "ask_limited",
-    "module_path",
-    "process_context",
-    "start_process",
-    "start_python",
-]
-
-
-SAFE_PATH_VARIABLE = "PYTHONSAFEPATH"
+_SAFE_PATH_VARIABLE = "PYTHONSAFEPATH"
 """Specified: a process of Python 3.11 or later that has it searches neither its working directory nor the folder of its
 script. It is handed on to all that such a process starts."""
 
@@ -68,7 +58,7 @@ def start_python(module: str, *arguments: str, **settings: Any) -> subprocess.Po
         OSError: no process can be started.
     """
     program = _RUN.format(path=ascii(module_path()), module=module)
-    environment = {**os.environ, SAFE_PATH_VARIABLE: "1"}
+    environment = {**os.environ, _SAFE_PATH_VARIABLE: "1"}
     return subprocess.Popen([sys.executable, "-c", program, *arguments], env=environment, **settings)  # noqa: S603 - ours
 
 
@@ -117,7 +107,7 @@ def _working_directory_left_out() -> Iterator[None]:
     The path of this process is what a new one gets. Threads share the change.
     """
     with contextlib.ExitStack() as put_back:
-        put_back.callback(_set_variable, os.environ.get(SAFE_PATH_VARIABLE))
+        put_back.callback(_set_variable, os.environ.get(_SAFE_PATH_VARIABLE))
         _set_variable("1")
         if (path := module_path()) != sys.path:
             put_back.callback(setattr, sys, "path", sys.path)
@@ -132,9 +122,9 @@ def _working_directory_left_out() -> Iterator[None]:
 
 def _set_variable(value: str | None) -> None:
     if value is None:
-        os.environ.pop(SAFE_PATH_VARIABLE, None)
+        os.environ.pop(_SAFE_PATH_VARIABLE, None)
     else:
-        os.environ[SAFE_PATH_VARIABLE] = value
+        os.environ[_SAFE_PATH_VARIABLE] = value
 
 
 # --- Asks a module of ours in a process of its own, which is ended when it takes too much time or memory.

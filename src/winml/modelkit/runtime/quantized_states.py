@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["QuantizedStates"]
-
 _OPERATOR, _DOMAIN = "GroupQueryAttention", "com.microsoft"
 _STATES_OF_SCALES = {12: (3, 1), 13: (4, 2)}
 """Specified: place of the scales of keys and of values → places of the past among the inputs and of the present among

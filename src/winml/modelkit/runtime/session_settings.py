@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 import onnxruntime as ort
 
-__all__ = ["SEVERITY_FATAL", "SessionSettings"]
-
 SEVERITY_FATAL = 4
 """Log nothing less severe than this: warnings are for developers of ONNX Runtime, and errors are raised."""
 

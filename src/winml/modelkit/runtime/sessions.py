@@ -39,23 +39,6 @@ from winml.modelkit.runtime.plug_ins import (
 )
 from winml.modelkit.runtime.session_settings import SessionSettings
 
-__all__ = [
-    "CPU",
-    "DATA_LIMIT_BYTES",
-    "InPlaceRun",
-    "PreparedRun",
-    "Session",
-    "is_onnxruntime_at_least",
-    "last_entries",
-    "onnxruntime_version",
-    "rewrite_file",
-    "run_onnx",
-    "state_of_zeros",
-    "state_rows",
-    "state_with_room",
-]
-
-
 # Older versions on Windows ignore the environment variable that runtime/__init__.py sets.
 ort.disable_telemetry_events()
 
@@ -66,7 +49,7 @@ Shape = tuple[int | str | None, ...]
 CPU = ("CPUExecutionProvider",)
 """The provider every ONNX Runtime has."""
 
-EXACT_INTEGER_SUMS = "session.x64quantprecision"
+_EXACT_INTEGER_SUMS = "session.x64quantprecision"
 """Specified: entry of ONNX Runtime's session configuration; takes effect where graphs are optimized when opened."""
 
 
@@ -495,7 +478,7 @@ class PreparedRun:
         return StageError(f"ONNX Runtime cannot run {self._name}: {ort_reason(error)}")
 
 
-DEVICE_MEMORY = {"Cuda": "cuda", "DML": "dml", "WebGPU_Buffer": "webgpu"}
+_DEVICE_MEMORY = {"Cuda": "cuda", "DML": "dml", "WebGPU_Buffer": "webgpu"}
 """Specified by ONNX Runtime: what a provider calls the memory of its device → the kind an output can be bound to."""
 
 
@@ -505,7 +488,7 @@ def _output_memory(session: ort.InferenceSession) -> dict[str, str]:
     if not hasattr(session, "get_output_memory_infos"):  # before 1.24
         return dict.fromkeys(names, "cpu")
     infos = session.get_output_memory_infos()
-    return {name: DEVICE_MEMORY.get(info.name, "cpu") for name, info in zip(names, infos, strict=True)}
+    return {name: _DEVICE_MEMORY.get(info.name, "cpu") for name, info in zip(names, infos, strict=True)}
 
 
 def _run_on_arrays(session: ort.InferenceSession, names: list[str], feeds: Arrays) -> list[Array | None]:
@@ -562,7 +545,7 @@ def _settings(
         entries["optimization.disable_specified_optimizers"] = "ConstantFolding"
     if exact_sums:
         # Signed weights become unsigned ones when the file is opened, whose sums are exact on any processor.
-        entries[EXACT_INTEGER_SUMS] = "1"
+        entries[_EXACT_INTEGER_SUMS] = "1"
     return SessionSettings("ORT_ENABLE_ALL" if optimize else "ORT_DISABLE_ALL", entries, threads, in_written_order)
 
 
@@ -690,7 +673,7 @@ def last_entries(value: ort.OrtValue, count: int, axis: int) -> ort.OrtValue:
 # caller.
 
 
-DATA_LIMIT_BYTES = 1024
+_DATA_LIMIT_BYTES = 1024
 """Initializers from this size on are written to the data file. Chosen: shapes and scalars stay in the graph."""
 
 
@@ -718,7 +701,7 @@ def rewrite_file(
     """
     entries = {
         "session.optimized_model_external_initializers_file_name": unfinished_data_path(target).name,
-        "session.optimized_model_external_initializers_min_size_in_bytes": str(DATA_LIMIT_BYTES),
+        "session.optimized_model_external_initializers_min_size_in_bytes": str(_DATA_LIMIT_BYTES),
         # The session never runs, so packed copies of the weights are not needed.
         "session.disable_prepacking": "1",
         "optimization.disable_specified_optimizers": ";".join(sorted(disabled)),

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 
-__all__ = ["attribute_replaced", "shared_by_threads"]
-
 
 @contextmanager
 def attribute_replaced(owner: object, name: str, value: object) -> Iterator[None]:

@@ -46,18 +46,7 @@ from winml.modelkit.results.sweep import Architecture, Attempt
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.verify.reference_run import prepared_part
 
-__all__ = [
-    "WAYS",
-    "ExportOrder",
-    "default_content",
-    "error_line",
-    "find_small_model",
-    "shrink",
-    "tried_export",
-    "unforeseen_line",
-]
-
-MOST_PARAMETERS = 160_000_000
+_MOST_PARAMETERS = 160_000_000
 """Chosen: a model of 640 MB is exported in seconds; a larger one does not count as small."""
 
 ReportState = Callable[[Architecture], None]
@@ -151,7 +140,7 @@ def _try_config(
         inputs=tuple(spec.name for part in resolved.parts for spec in part.inputs),
         keeps_cache=any(spec.cache is not None for part in resolved.parts for spec in part.inputs),
     )
-    if architecture.parameters > MOST_PARAMETERS:
+    if architecture.parameters > _MOST_PARAMETERS:
         problem = f"too large: {architecture.parameters / 1e6:.0f} million parameters"
         return replace(architecture, problem=problem), False
     architecture = replace(architecture, state_before="not run")
@@ -298,28 +287,28 @@ WAYS: tuple[tuple[Aspect, ...], ...] = (
 """Aspects that are made small in each try, the smallest model first; with ``gaps``, missing values stay missing. The
 last one is the default config itself."""
 
-WIDTH_DIVISOR = 8
+_WIDTH_DIVISOR = 8
 """Chosen: 768 units in 12 heads become 96 in 3, 4096 in 32 heads become 512 in 4."""
-SMALLEST_WIDTH = 16
+_SMALLEST_WIDTH = 16
 """Chosen: smaller numbers are other counts, such as image channels or states."""
-MOST_KINDS = 4
-MOST_VOCABULARY = 512
-MOST_POSITIONS = 64
-MOST_POSITIONS_OF_PARTS = 4096
+_MOST_KINDS = 4
+_MOST_VOCABULARY = 512
+_MOST_POSITIONS = 64
+_MOST_POSITIONS_OF_PARTS = 4096
 """Chosen: an image or a recording takes positions, up to a thousand, alone or before the text."""
-MOST_QUERIES = 16
+_MOST_QUERIES = 16
 """Chosen: object queries of a detector; a small image has few positions for them."""
-MOST_EXPERTS = 8
+_MOST_EXPERTS = 8
 """Chosen: the traced inputs leave some experts unused, which reveals a graph that has only the used ones."""
-EXPERT_STEP = 4
+_EXPERT_STEP = 4
 """Specified by torch: rows of the weights of experts begin at multiples of 16 bytes."""
-MOST_WINDOW = 16
+_MOST_WINDOW = 16
 """Chosen: shorter than the sequence, which reveals a graph without the window."""
-IMAGE_PATCHES = 4
+_IMAGE_PATCHES = 4
 """Chosen: patches per edge of a small image."""
-SMALL_IMAGE = 64
+_SMALL_IMAGE = 64
 """Chosen: pixels per edge where patches are small or absent; two are left after five halvings."""
-COARSE_PATCH = 8
+_COARSE_PATCH = 8
 
 _LAYER_COUNT = re.compile(r"^(n_?layers?|depth|layers|(\w+_)?num_(\w+_)?layers|(en|de)coder_layers|\w+_layers)$")
 _NO_LAYER_COUNT = re.compile(r"feat_extract|kv_shared|_lstm_|nextn|mtp|hash|dense_layers|window_layers|_levels")
@@ -370,16 +359,16 @@ _IMAGE_SIZES = re.compile(r"^(image_size|img_size|input_size|pretrain_image_size
 
 
 _CHECKPOINT_VALUES: dict[str, int] = {
-    "vocab_size": MOST_VOCABULARY,
-    "n_routed_experts": MOST_EXPERTS,
+    "vocab_size": _MOST_VOCABULARY,
+    "n_routed_experts": _MOST_EXPERTS,
     "n_shared_experts": 1,
-    "num_experts": MOST_EXPERTS,
+    "num_experts": _MOST_EXPERTS,
     "num_experts_per_tok": 2,
     "top_k_experts": 2,
     "pad_token_id": 0,
     "image_token_id": 5,
     "image_token_index": 5,
-    "sliding_window": MOST_WINDOW,
+    "sliding_window": _MOST_WINDOW,
 }
 _USUAL_ROTATION = {"rope_type": "default", "rope_theta": 10000.0}
 _USUAL_CLIP = 8
@@ -431,8 +420,8 @@ class _ConfigFacts:
             if _TOKEN.search(key)
             for token in _counts_in(value)
         }
-        large_tokens = sorted(token for token in tokens if token >= MOST_VOCABULARY)
-        replaced_tokens = {token: MOST_VOCABULARY - 1 - position for position, token in enumerate(large_tokens)}
+        large_tokens = sorted(token for token in tokens if token >= _MOST_VOCABULARY)
+        replaced_tokens = {token: _MOST_VOCABULARY - 1 - position for position, token in enumerate(large_tokens)}
         mel_bins = (number for config in configs for number in _counts_in(config.get("num_mel_bins")))
         return cls(replaced_tokens, len(configs) > 1, frozenset(mel_bins))
 
@@ -577,7 +566,7 @@ def _layers_to_keep(content: Mapping[str, Any], depth: int, alike: int) -> list[
     layers_of_kind: dict[tuple[str, ...], list[int]] = {}
     for layer in range(depth):
         layers_of_kind.setdefault(tuple(_layer_settings(content, depth, layer)), []).append(layer)
-    retained_layers = {layer for layers in list(layers_of_kind.values())[:MOST_KINDS] for layer in layers[:alike]}
+    retained_layers = {layer for layers in list(layers_of_kind.values())[:_MOST_KINDS] for layer in layers[:alike]}
     return sorted(retained_layers | set(range(depth)[:2])) if len(retained_layers) < 2 else sorted(retained_layers)
 
 
@@ -629,12 +618,12 @@ def _is_indices(key: str, value: Any, depth: int) -> bool:
 
 
 def _cut_width(content: dict[str, object], aspects: Sequence[Aspect], facts: _ConfigFacts) -> dict[str, object]:
-    """Divide widths by :data:`WIDTH_DIVISOR`, partly with fewer heads and partly with narrower ones."""
+    """Divide widths by :data:`_WIDTH_DIVISOR`, partly with fewer heads and partly with narrower ones."""
     head_counts = [number for key, value in _named_values(content) if _is_heads(key) for number in _counts_in(value)]
     if "head size" not in aspects:
-        head_counts = [count for count in head_counts if count >= WIDTH_DIVISOR]
-    head_count_divisor = math.gcd(WIDTH_DIVISOR, *head_counts) if head_counts and "heads" in aspects else 1
-    width_divisor = WIDTH_DIVISOR if "head size" in aspects or not head_counts else head_count_divisor
+        head_counts = [count for count in head_counts if count >= _WIDTH_DIVISOR]
+    head_count_divisor = math.gcd(_WIDTH_DIVISOR, *head_counts) if head_counts and "heads" in aspects else 1
+    width_divisor = _WIDTH_DIVISOR if "head size" in aspects or not head_counts else head_count_divisor
     head_size_divisor = width_divisor // head_count_divisor
 
     def cut(key: str, value: object) -> Any:
@@ -643,7 +632,7 @@ def _cut_width(content: dict[str, object], aspects: Sequence[Aspect], facts: _Co
         if _is_heads(key):
             return _map_counts(value, lambda count: max(count // head_count_divisor, 1))
         if _EXPERTS.search(key):
-            return _map_counts(value, lambda count: min(count, MOST_EXPERTS))
+            return _map_counts(value, lambda count: min(count, _MOST_EXPERTS))
         if _EXPERTS_CHOSEN.search(key):
             return _map_counts(value, lambda count: min(count, 2))
         if key in _EXPERT_GROUPS:
@@ -651,7 +640,7 @@ def _cut_width(content: dict[str, object], aspects: Sequence[Aspect], facts: _Co
         if _MEL_WIDTH.search(key) and _is_count(value) and value in facts.mel_bins:
             return value
         if _is_width(key):
-            step = EXPERT_STEP if _INNER_WIDTH.search(key) else 1
+            step = _EXPERT_STEP if _INNER_WIDTH.search(key) else 1
             return _map_counts(value, lambda width: _narrower(width, width_divisor, step))
         if isinstance(value, dict) and not _is_config(value):
             return {name: cut(name, inner) for name, inner in value.items()}
@@ -662,7 +651,7 @@ def _cut_width(content: dict[str, object], aspects: Sequence[Aspect], facts: _Co
 
 def _narrower(width: int, divisor: int, step: int) -> int:
     """Return a width divided, rounded up to a multiple of ``step``; small numbers stay."""
-    return width if width < SMALLEST_WIDTH else -(-width // (divisor * step)) * step
+    return width if width < _SMALLEST_WIDTH else -(-width // (divisor * step)) * step
 
 
 def _named_values(content: Mapping[str, object]) -> Iterator[tuple[str, Any]]:
@@ -686,13 +675,13 @@ def _is_width(key: str) -> bool:
 
 def _cut_image(content: dict[str, object]) -> dict[str, object]:
     patch = max(_counts_in(content.get("patch_size")), default=0)
-    edge = IMAGE_PATCHES * patch if patch >= COARSE_PATCH else SMALL_IMAGE
+    edge = _IMAGE_PATCHES * patch if patch >= _COARSE_PATCH else _SMALL_IMAGE
 
     def cut(key: str, value: object) -> Any:
         if _IMAGE_SIZES.search(key):
             return _map_counts(value, lambda size: min(size, edge))
         if _IMAGE_TOKENS.search(key):
-            return _map_counts(value, lambda count: min(count, IMAGE_PATCHES**2))
+            return _map_counts(value, lambda count: min(count, _IMAGE_PATCHES**2))
         return value
 
     return {key: cut(key, value) for key, value in content.items()}
@@ -701,19 +690,19 @@ def _cut_image(content: dict[str, object]) -> dict[str, object]:
 def _cut_tokens(content: dict[str, object], facts: _ConfigFacts) -> dict[str, object]:
     """Shorten vocabularies and sequences; a token beyond the vocabulary is replaced by one within it."""
     has_vocabulary = any(_VOCABULARY.search(key) for key in content)
-    positions = MOST_POSITIONS if has_vocabulary and not facts.has_sub_configs else MOST_POSITIONS_OF_PARTS
+    positions = _MOST_POSITIONS if has_vocabulary and not facts.has_sub_configs else _MOST_POSITIONS_OF_PARTS
 
     def cut(key: str, value: object) -> Any:
         if _TOKEN.search(key):
             return _map_counts(value, lambda token: facts.replaced_tokens.get(token, token))
         if _VOCABULARY.search(key):
-            return _map_counts(value, lambda size: min(size, MOST_VOCABULARY))
+            return _map_counts(value, lambda size: min(size, _MOST_VOCABULARY))
         if _POSITIONS.search(key):
             return _map_counts(value, lambda count: min(count, positions))
         if _QUERIES.search(key):
-            return _map_counts(value, lambda count: min(count, MOST_QUERIES))
+            return _map_counts(value, lambda count: min(count, _MOST_QUERIES))
         if _WINDOWS.search(key):
-            return _map_counts(value, lambda size: min(size, MOST_WINDOW))
+            return _map_counts(value, lambda size: min(size, _MOST_WINDOW))
         return value
 
     return {key: cut(key, value) for key, value in content.items()}

@@ -30,16 +30,6 @@ import psutil
 
 from winml.modelkit.runtime.processes import process_context, start_process
 
-__all__ = [
-    "Bounds",
-    "Call",
-    "Ending",
-    "run_bounded",
-    "signal_group",
-    "stopping_together",
-]
-
-
 # --- Stops processes with the one that started them, and lets them go on with it: Ctrl-Z, and ``fg`` or ``bg``
 # after it.
 #
@@ -48,7 +38,7 @@ __all__ = [
 
 
 @contextmanager
-def stopping_together(groups: Callable[[], Iterable[int]], on_continue: Callable[[float], None]) -> Iterator[None]:
+def _stopping_together(groups: Callable[[], Iterable[int]], on_continue: Callable[[float], None]) -> Iterator[None]:
     """Hand on that this process is stopped, and goes on, for the time of the block.
 
     Args:
@@ -65,12 +55,12 @@ def stopping_together(groups: Callable[[], Iterable[int]], on_continue: Callable
     def stop(number: int, _frame: FrameType | None) -> None:
         started = time.monotonic()
         for group in groups():
-            signal_group(group, signal.SIGSTOP)
+            _signal_group(group, signal.SIGSTOP)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)  # returns once this process goes on
         signal.signal(number, stop)
         for group in groups():
-            signal_group(group, signal.SIGCONT)
+            _signal_group(group, signal.SIGCONT)
         on_continue(time.monotonic() - started)
 
     signal.signal(signal.SIGTSTP, stop)
@@ -80,7 +70,7 @@ def stopping_together(groups: Callable[[], Iterable[int]], on_continue: Callable
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
 
 
-def signal_group(pid: int, number: int) -> None:
+def _signal_group(pid: int, number: int) -> None:
     """Send a signal to a process and those it started; nothing where the system has no groups."""
     if sys.platform != "win32":
         # No such process: all have ended, or it has not made its group yet. macOS denies it where all are dead.
@@ -179,7 +169,7 @@ def run_bounded(
             running_call.started += seconds
 
     try:
-        with stopping_together(lambda: [item.process.pid for item in running if item.process.pid], go_on):
+        with _stopping_together(lambda: [item.process.pid for item in running if item.process.pid], go_on):
             while True:
                 while len(running) < jobs and (call := next(pending_calls, None)) is not None:
                     running.append(_start_call(context, call, started_processes))
@@ -239,7 +229,7 @@ def _end_with_parent() -> None:
 def _kill_group(pid: int | None) -> None:
     """Kill what a process and those it started have become; nothing where the system has no groups."""
     if pid is not None and sys.platform != "win32":
-        signal_group(pid, signal.SIGKILL)
+        _signal_group(pid, signal.SIGKILL)
 
 
 def _kill_started(pid: int | None) -> None:

@@ -29,17 +29,6 @@ from winml.modelkit.sweep.plan import RANDOM_PREFIX, request_of
 if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
 
-__all__ = [
-    "PRELOAD",
-    "PRELOAD_DYNAMO",
-    "CellOrder",
-    "joined",
-    "refuse_unknown_place",
-    "run_cell",
-    "upload",
-]
-
-
 # --- Where do the files of a cell go? To a folder, or to a URL that fsspec knows, such as ``s3://bucket/sweep``.
 
 

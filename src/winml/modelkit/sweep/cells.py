@@ -44,17 +44,6 @@ from winml.modelkit.sweep.plan import (
     settings_of_onnx,
 )
 
-__all__ = [
-    "Cell",
-    "SweepFolder",
-    "cells_of",
-    "held_sweep",
-    "model_types",
-    "refuse_foreign_sweep",
-    "requests_of",
-]
-
-
 # --- Which model types does transformers have, and what does a name stand for?
 
 

@@ -7,6 +7,4 @@ from __future__ import annotations
 
 from winml.modelkit.export.dynamo.transformers_patches import import_exporters
 
-__all__: list[str] = []
-
 import_exporters()

@@ -24,25 +24,6 @@ from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.options import Options, parse_options, read_json, unknown_key_message
 
-__all__ = [
-    "RANDOM_PREFIX",
-    "STEPS",
-    "CompareSection",
-    "ListedModel",
-    "PerfSection",
-    "StepName",
-    "SweepPlan",
-    "WorkSettings",
-    "configurations",
-    "parse_settings",
-    "parse_work",
-    "plan_from_record",
-    "read_plan",
-    "refuse_unusable",
-    "request_of",
-    "settings_of_onnx",
-]
-
 StepName = Literal["export", "build", "perf", "eval", "compare"]
 STEPS: tuple[StepName, ...] = get_args(StepName)
 RANDOM_PREFIX = "random:"
@@ -57,7 +38,7 @@ MEASURES: Mapping[StepName, tuple[str, ...]] = {
     "compare": ("compare_seconds", "sqnr_db", "relative_error", "cosine", "top1_agreement"),
 }  # fmt: skip
 """What each step measures; ``eval`` also the metrics of the task."""
-ALWAYS_MEASURED = ("seconds", "peak_bytes")
+_ALWAYS_MEASURED = ("seconds", "peak_bytes")
 _OF_CHECKPOINTS = ("loader", "export")
 """Sections without a meaning for a model that is an ONNX file already."""
 Text = Annotated[str, pydantic.Field(min_length=1)]
@@ -298,7 +279,7 @@ def refuse_unusable(plan: SweepPlan) -> None:
             works.append(work)
     if "eval" in plan.do and any(work.build.eval is None for work in works):
         raise UsageError("eval: no dataset", hint="Set one with --set eval.dataset=FILE.")
-    known = {*ALWAYS_MEASURED, *(name for step in plan.do for name in MEASURES[step])}
+    known = {*_ALWAYS_MEASURED, *(name for step in plan.do for name in MEASURES[step])}
     for name in (*plan.min, *plan.max):
         # A metric is known when the task of a model is.
         if name not in known and "eval" not in plan.do:

@@ -26,8 +26,6 @@ from winml.modelkit.sweep.cells import Cell
 from winml.modelkit.sweep.work_queue import Place, QueueKind, SweepListener, SweepStoppedError, do_cell
 from winml.modelkit.version import install_command
 
-__all__ = ["RAY", "RayQueue", "refuse_missing_ray"]
-
 _AUTO = "auto"
 _ADDRESS = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):(\d{1,5})")
 _CONNECT_SECONDS = 5.0
@@ -42,7 +40,7 @@ _THREADS = 1
 _MARKER = ".winml-sweep-marker"
 
 
-def refuse_missing_ray(address: str) -> None:
+def _refuse_missing_ray(address: str) -> None:
     """Refuse a cluster where Ray is not installed, or an address that is none.
 
     Raises:
@@ -256,5 +254,5 @@ def _node_id() -> str:
     return str(ray.get_runtime_context().get_node_id())[:8]
 
 
-RAY = QueueKind(refuse_missing_ray, RayQueue)
+RAY = QueueKind(_refuse_missing_ray, RayQueue)
 """A Ray cluster; its address is ``auto`` or ``HOST:PORT``."""

@@ -44,20 +44,9 @@ from winml.modelkit.sweep.work_queue import (
 )
 from winml.modelkit.words import json_printable
 
-__all__ = [
-    "SweepOptions",
-    "SweepStoppedError",
-    "changed_plan",
-    "look_at_sweep",
-    "read_results",
-    "refuse_early",
-    "run_sweep",
-    "sweep_models",
-]
-
-DEFAULT_SECONDS = 3600.0
+_DEFAULT_SECONDS = 3600.0
 """Chosen: longer than any export that ended in our own runs; whoever has larger models says so."""
-MEMORY_SHARE = 0.9
+_MEMORY_SHARE = 0.9
 """Chosen: what all processes together may take of the memory that is free, where nothing is said."""
 _CELL_BYTES = 2_000_000_000
 """Chosen: with less memory than this for each, fewer processes run at a time; a small model takes a third of it."""
@@ -67,7 +56,7 @@ _CELL_BYTES = 2_000_000_000
 class SweepOptions:
     """How a sweep is run."""
 
-    seconds: float = DEFAULT_SECONDS
+    seconds: float = _DEFAULT_SECONDS
     """Most that one cell may take."""
     resident_bytes: int | None = None
     """Most memory that one cell may take, with all processes it starts; None: its share of what is free."""
@@ -285,7 +274,7 @@ def _queue(plan: SweepPlan, options: SweepOptions) -> WorkQueue:
     if (requested := _requested_queue(options)) is not None:
         kind, address = requested
         return kind.open(address, options.seconds, options.resident_bytes, options.jobs)
-    free = int(MEMORY_SHARE * (available_bytes() or psutil.virtual_memory().total))
+    free = int(_MEMORY_SHARE * (available_bytes() or psutil.virtual_memory().total))
     most = max(1, min(available_cores(), free // (options.resident_bytes or _CELL_BYTES)))
     jobs = options.jobs or (1 if "perf" in plan.do else most)
     share = free // jobs

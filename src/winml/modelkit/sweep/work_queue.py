@@ -23,18 +23,6 @@ from winml.modelkit.sweep.cell_work import PRELOAD, PRELOAD_DYNAMO, CellOrder, j
 from winml.modelkit.sweep.cells import Cell, SweepFolder
 from winml.modelkit.sweep.plan import StepName
 
-__all__ = [
-    "QUEUES",
-    "LocalQueue",
-    "Place",
-    "QueueKind",
-    "SweepListener",
-    "SweepStoppedError",
-    "WorkQueue",
-    "do_cell",
-    "preloaded",
-]
-
 _MEMORY_SHARE = 0.9
 """Chosen: what the machine itself needs stays free."""
 _KILLED = -9

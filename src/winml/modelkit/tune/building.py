@@ -29,8 +29,6 @@ from winml.modelkit.results.tuning import Candidate
 from winml.modelkit.tune.candidates import PLAIN
 from winml.modelkit.tune.state import TuneState
 
-__all__ = ["CandidateBuilds", "TunedModel", "exported_once", "tuned_model"]
-
 
 @dataclass(frozen=True)
 class TunedModel:

@@ -18,16 +18,6 @@ from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
 from winml.modelkit.runtime.host import available_cores
 from winml.modelkit.tune.options import TuneOptions
 
-__all__ = [
-    "INSTEAD_OF",
-    "PLAIN",
-    "TuningMachine",
-    "is_requested",
-    "look_at_tuning_machine",
-    "plan_candidates",
-    "plan_variations",
-]
-
 PLAIN: Final = "plain"
 """The export as it is, which everything is measured beside."""
 _LEVELS = ("basic", "extended", "full")

@@ -12,8 +12,6 @@ from winml.modelkit.options import Drop
 from winml.modelkit.results.tuning import KINDS, CandidateKind, TuneTarget
 from winml.modelkit.runtime.execution_providers import parse_ep_options
 
-__all__ = ["TuneFields", "parse_kinds"]
-
 _SEARCH = "Search"
 
 

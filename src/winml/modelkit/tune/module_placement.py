@@ -21,9 +21,7 @@ from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.quantize.precisions import FLOAT32
 from winml.modelkit.results.tuning import Candidate
 
-__all__ = ["MOST_GROUPS", "faster_in_float", "group_candidates", "placed_candidate"]
-
-MOST_GROUPS = 16
+_MOST_GROUPS = 16
 """Chosen: a transformer has six to ten groups. Of more, those with the most quantized nodes are tried."""
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 """A segment of a module path that is a number."""
@@ -47,7 +45,7 @@ def group_candidates(best: Candidate, rules: Mapping[str, str] | None, model: Pa
     for module in record.get("modules", ()):
         if path := paths.get(module["tag"], ""):
             nodes[_NUMBER.sub("*", path)] += int(module["quantized"])
-    chosen = [selector for selector, count in nodes.most_common(MOST_GROUPS) if count]
+    chosen = [selector for selector, count in nodes.most_common(_MOST_GROUPS) if count]
     # With one group, all of it in float is the float file.
     if len(chosen) < 2:
         return {}

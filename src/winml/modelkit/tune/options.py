@@ -17,8 +17,6 @@ from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.execution_providers import find_execution_provider, short_name
 from winml.modelkit.tune.declared_options import TuneFields
 
-__all__ = ["DEFAULT_MIN_SQNR_DB", "TuneOptions"]
-
 DEFAULT_MIN_SQNR_DB = 30.0
 """Chosen: the noise is a thousandth of the signal's power; classifiers and embeddings hardly notice it."""
 

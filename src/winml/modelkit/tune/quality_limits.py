@@ -25,8 +25,6 @@ from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.racing import Contestant, Contestants
 from winml.modelkit.tune.worker import sample_path
 
-__all__ = ["QualityLimits"]
-
 MARGIN_DB = 0.1
 """By how much more is asked for when modules are looked for that stay in float. Chosen: a file that is run by other
 kernels than the form that was measured differs by less."""

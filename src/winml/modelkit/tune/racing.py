@@ -27,15 +27,6 @@ from winml.modelkit.runtime.processes import start_python
 from winml.modelkit.tune.candidates import PLAIN
 from winml.modelkit.tune.state import Failure, TuneState
 
-__all__ = [
-    "Contestant",
-    "Contestants",
-    "Race",
-    "block_size",
-    "times_of_runs",
-]
-
-
 # --- Starts the process of a candidate and asks it; ``worker.py`` is what runs there.
 #
 # A candidate whose process ends, hangs or answers with an error has lost, with that reason. Decides nothing.
@@ -231,7 +222,7 @@ class Contestants:
         return contestant.ask("open", path=str(model), folder=str(self._folder), run=candidate.as_record()["run"])
 
 
-BLOCK_MS = 200.0
+_BLOCK_MS = 200.0
 """Chosen: long beside the pause before a block (50 ms), short beside what else a shared machine does."""
 MOST_RUNS = 100
 """Chosen: of runs of microseconds, more do not make a median steadier."""
@@ -243,7 +234,7 @@ def block_size(run_ms: float) -> int:
     >>> block_size(50.0), block_size(1000.0), block_size(0.01)
     (4, 1, 100)
     """
-    return min(max(math.ceil(BLOCK_MS / max(run_ms, BLOCK_MS / MOST_RUNS)), 1), MOST_RUNS)
+    return min(max(math.ceil(_BLOCK_MS / max(run_ms, _BLOCK_MS / MOST_RUNS)), 1), MOST_RUNS)
 
 
 def times_of_runs(times: Mapping[str, Sequence[float]], candidates: Sequence[Candidate]) -> dict[str, list[float]]:

@@ -33,8 +33,6 @@ from winml.modelkit.graph.files.resumable_results import OtherRequest, Resumable
 from winml.modelkit.options import Options, parse_options
 from winml.modelkit.results.tuning import CandidateFacts, CandidateStatus
 
-__all__ = ["Failure", "TuneState", "held_tune_folder", "measured_candidates", "refuse_foreign_folder"]
-
 _VERSION = 2
 """Raised when an earlier state must not be used any more."""
 _OURS = frozenset(

@@ -30,11 +30,9 @@ from winml.modelkit.tune.racing import times_of_runs
 from winml.modelkit.tune.state import Failure, TuneState
 from winml.modelkit.version import __version__
 
-__all__ = ["Answer"]
-
-RACES = ("variations", "placed", "placement", "right", "forms")
+_RACES = ("variations", "placed", "placement", "right", "forms")
 """The last first: what a candidate took in the last race it was in counts."""
-DECIDING = ("placed", "placement", "right", "variations", "forms")
+_DECIDING = ("placed", "placement", "right", "variations", "forms")
 """Between two forms the race of the right ones decides, also where both run along in that of the variations."""
 _OF_WRONG = -1.0
 """SQNR of what cannot be compared, among those of others."""
@@ -89,7 +87,7 @@ class Answer:
         return TunedCandidate(candidate, status, reason, facts, latency, samples, ratio_to_winner=beside)
 
     def _latency(self, candidate: Candidate) -> MeasuredLatency | None:
-        for race in RACES:
+        for race in _RACES:
             times = self.state.turns(race)
             if not times.get(candidate.name):
                 continue
@@ -104,7 +102,7 @@ class Answer:
         return ratio_between(times, first, second) if times.get(first) and times.get(second) else None
 
     def _deciding_ratio(self, first: str, second: str) -> Ratio | None:
-        return next((ratio for race in DECIDING if (ratio := self._ratio(race, first, second)) is not None), None)
+        return next((ratio for race in _DECIDING if (ratio := self._ratio(race, first, second)) is not None), None)
 
     def _verdict(
         self, candidate: Candidate, choice: Choice, facts: CandidateFacts | None
@@ -223,7 +221,7 @@ class Answer:
             )
 
     def _last_series(self, name: str) -> list[float]:
-        return next((times[name] for race in RACES if (times := self.state.turns(race)).get(name)), [])
+        return next((times[name] for race in _RACES if (times := self.state.turns(race)).get(name)), [])
 
 
 def _form_of(name: str) -> str:

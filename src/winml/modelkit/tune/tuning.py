@@ -72,19 +72,6 @@ from winml.modelkit.tune.tune_result import Answer
 from winml.modelkit.tune.worker import values_path
 from winml.modelkit.words import size_words
 
-__all__ = [
-    "FORMATS",
-    "TUNE_STEPS",
-    "Contest",
-    "ContestTask",
-    "MixedVariants",
-    "TuningOutlook",
-    "look_at_tuning",
-    "tune_model",
-    "tuned_request",
-]
-
-
 # --- Which forms are worth a search for the modules that stay in float, and which modules are these?
 #
 # A search takes most of the time of a tuning, so it is made only of a whole form that is not right, and better than
@@ -216,9 +203,9 @@ RIGHT, PLACEMENT, PLACED, VARIATIONS = "right", "placement", "placed", "variatio
 """The races behind that of the forms."""
 FIRST_RUNG = (6,)
 """Turns of the race that only tells which forms are worth a search. Chosen: the fewest with an interval."""
-SIMULATED_RUNG = (1,)
+_SIMULATED_RUNG = (1,)
 """Turns of a race on a simulated device, whose times decide nothing."""
-SAME_SIZE = 1.01
+_SAME_SIZE = 1.01
 """Chosen: files whose sizes differ by less count as equally large, and the simpler one wins."""
 
 
@@ -236,7 +223,7 @@ class ContestTask:
 
 
 @dataclass
-class Contest:
+class _Contest:
     """One tuning, in a folder it holds."""
 
     task: ContestTask
@@ -281,7 +268,7 @@ class Contest:
             step.summary = size_words(self._plain_facts.size_bytes)
         with self.clock.step("forms") as step:
             forms = [self.plan[0], *(item for item in self.plan[1:] if not item.part_of and self._make_form(item))]
-            self._race(FORMATS, forms, SIMULATED_RUNG if self.task.options.is_simulated else FIRST_RUNG)
+            self._race(FORMATS, forms, _SIMULATED_RUNG if self.task.options.is_simulated else FIRST_RUNG)
             for item in forms:
                 if not self._is_right(item):
                     self._running.drop(item.name)
@@ -421,7 +408,7 @@ class Contest:
     def _rungs_of_right(self) -> tuple[int, ...] | None:
         """Turns of the race of the right ones; None: as many as decide."""
         if self.task.options.is_simulated:
-            return SIMULATED_RUNG
+            return _SIMULATED_RUNG
         return FIRST_RUNG if self.task.options.decides_by_size else None
 
     def _race_placements(self, race: Race, best: Candidate) -> tuple[Race, Candidate, str]:
@@ -480,7 +467,7 @@ class Contest:
             names = [item.name for item in race.candidates]
             sizes = {item.name: facts.size_bytes for item in race.candidates if (facts := self.state.facts(item.name))}
             least = min(sizes, key=lambda name: sizes[name])
-            return Choice(next(name for name in names if sizes[name] <= SAME_SIZE * sizes[least]), least, None)
+            return Choice(next(name for name in names if sizes[name] <= _SAME_SIZE * sizes[least]), least, None)
         return choose(times_of_runs(race.times, race.candidates), names)
 
     def _answer(self, choice: Choice, built: BuildResult) -> TuneResult:
@@ -557,7 +544,7 @@ def tune_model(
         try:
             source = exported_once(requested_model, folder.absolute(), state)
             task = ContestTask(request.model, source, requested, machine, folder.absolute(), progress)
-            result = Contest(task, state, plan, clock).run()
+            result = _Contest(task, state, plan, clock).run()
         except WinMLError:
             state.forget()
             raise
@@ -612,7 +599,7 @@ def look_at_tuning(
     return TuningOutlook(candidates, measured or frozenset(), measured is None)
 
 
-def tuned_request(model: str | os.PathLike[str], **load: Any) -> ModelRequest:
+def _tuned_request(model: str | os.PathLike[str], **load: Any) -> ModelRequest:
     """Return the request of a model, which may be an ONNX file or the folder of a build.
 
     Raises:
@@ -634,7 +621,7 @@ def _parsed_flags(
     load = {option.name: flags[option.name] for option in declared_options() if option.name in flags}
     own = {name: value for name, value in flags.items() if name not in load or name in TuneOptions.model_fields}
     requested = options_of(TuneOptions, options, own, _NAME)
-    return requested, model if isinstance(model, ModelRequest) else tuned_request(model, **load)
+    return requested, model if isinstance(model, ModelRequest) else _tuned_request(model, **load)
 
 
 def _request_of(

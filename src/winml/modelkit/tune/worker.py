@@ -37,17 +37,14 @@ from winml.modelkit.runtime.opened_model import (
 )
 from winml.modelkit.runtime.sessions import PreparedRun
 
-__all__ = ["main", "sample_path", "values_path"]
-
-
-FIRST_RUNS = 3
+_FIRST_RUNS = 3
 """Runs after which memory is read. Chosen: ONNX Runtime plans its memory in the first and has it after the second."""
 
 
-EQUAL_SAMPLES = 8
+_EQUAL_SAMPLES = 8
 """Samples after which a file that answers as the plain one is compared no further. Chosen: no limit of quality is near,
 and a graph that is optimized wrongly differs on the first sample."""
-EQUAL_DB = 100.0
+_EQUAL_DB = 100.0
 """Chosen: float32 that is added in another order leaves 110 dB and more, fewer bits leave 90 dB and less (int16)."""
 
 
@@ -79,7 +76,7 @@ def _keep(folder: Path, number: int, feeds: Arrays, outputs: Arrays) -> None:
 
 def _are_nearly_equal(fidelity: FidelityInfo) -> bool:
     worst = fidelity.worst
-    return not worst.problem and worst.sqnr_db >= EQUAL_DB
+    return not worst.problem and worst.sqnr_db >= _EQUAL_DB
 
 
 def _telling(outputs: Arrays, displayed: str) -> dict[str, Array]:
@@ -184,7 +181,7 @@ class _Runner:
         before = resident_bytes()
         self._runs = [opened.session.prepare(feeds) for _ in range(callers)]
         self._pool = ThreadPoolExecutor(callers) if callers > 1 else None
-        latency = measure_latency(self._run_all, LatencyOptions(FIRST_RUNS, warmup=1))
+        latency = measure_latency(self._run_all, LatencyOptions(_FIRST_RUNS, warmup=1))
         return {
             "session_creation_ms": opened.creation_ms,
             "session_bytes": opened.session_bytes,
@@ -204,7 +201,7 @@ class _Runner:
             outputs.append(_numbers(session.run(values_for(session, options).feeds)))
             with np.load(_outputs_path(Path(folder), draw), allow_pickle=False) as retained:
                 reference.append({name: retained[name] for name in retained.files})
-            if draw + 1 == EQUAL_SAMPLES and _are_nearly_equal(measure_fidelity(reference, outputs, 0.0)):
+            if draw + 1 == _EQUAL_SAMPLES and _are_nearly_equal(measure_fidelity(reference, outputs, 0.0)):
                 break
         fidelity = measure_fidelity(reference, outputs, 0.0, dataclasses.replace(about, count=len(outputs)))
         worst = fidelity.worst

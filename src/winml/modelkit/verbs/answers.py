@@ -15,8 +15,6 @@ from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interrup
 if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
 
-__all__ = ["AnswerPlan", "AnswerRequest", "ModuleAnswerRequest", "PageAnswerRequest", "plan_answer"]
-
 SubjectT = TypeVar("SubjectT")
 
 

@@ -21,11 +21,9 @@ if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
     from winml.modelkit.results.build_manifest import BuildResult
 
-__all__ = ["BuildRequest", "build_words", "plan_requested_build", "refuse_unloadable", "run_planned_build"]
-
 STAGES = "Stages"
 
-SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
+_SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
 """Option that leaves a stage out → section of the config."""
 
 _PLACE = {"--ep": "ep", "--ep-options": "ep_options"}
@@ -102,7 +100,7 @@ class BuildRequest:
     @property
     def sections_off(self) -> dict[str, str]:
         """Section of the config that an option leaves out → the option."""
-        return {section: f"--no-{name}" for name, section in SWITCHES.items() if getattr(self, name) is False}
+        return {section: f"--no-{name}" for name, section in _SWITCHES.items() if getattr(self, name) is False}
 
 
 def plan_requested_build(request: BuildRequest) -> PlannedBuild:
@@ -118,7 +116,7 @@ def plan_requested_build(request: BuildRequest) -> PlannedBuild:
     if (request.output is None) != request.use_cache:
         both = "-o and --use-cache cannot be combined" if request.use_cache else "no output folder is specified"
         raise UsageError(both, hint="Use -o FOLDER or --use-cache.")
-    with rename_options(build_words(request)):
+    with rename_options(_build_words(request)):
         plan = _refused_early(request)
         from winml.modelkit.builds.open_sizes import opened_first
         from winml.modelkit.builds.planned_build import planned_build
@@ -144,7 +142,7 @@ def refuse_unloadable(plan: PlannedBuild, request: BuildRequest) -> None:
     from winml.modelkit.builds.layouts.layout import find_layout, refuse_task
     from winml.modelkit.flows.export.loading import resolve_for_export
 
-    with rename_options(build_words(request)):
+    with rename_options(_build_words(request)):
         decision = resolve_for_export(plan.build.request, config.export).decision
         refuse_task(find_layout(config.layout), None if decision is None else decision.task)
 
@@ -171,11 +169,11 @@ def run_planned_build(plan: PlannedBuild, request: BuildRequest, listener: Build
             return build_in_cache(planned, rebuild=request.rebuild, listener=listener)
         return run_build(planned, request.output, rebuild=request.rebuild, listener=listener)
 
-    with rename_options(build_words(request)):
+    with rename_options(_build_words(request)):
         return build_most_open(plan.build, build) if is_free_to_open(plan.build) else build(plan.build)
 
 
-def build_words(request: BuildRequest) -> dict[str, str]:
+def _build_words(request: BuildRequest) -> dict[str, str]:
     """Return option → the key of the config that stands in its place, for messages."""
     section = request.config.compile
     place = {

@@ -13,9 +13,7 @@ from winml.modelkit.words import size_words
 if TYPE_CHECKING:
     from winml.modelkit.results.cache_contents import CacheContents
 
-__all__ = ["CleanPlan", "CleanRequest", "plan_cleaning", "run_cleaning"]
-
-LONGEST_DAYS = 1e6
+_LONGEST_DAYS = 1e6
 """Chosen: longer than any file is old, and no overflow of ``timedelta``."""
 
 
@@ -47,7 +45,7 @@ def plan_cleaning(request: CleanRequest) -> CleanPlan:
     from winml.modelkit.builds.cache import list_cache
 
     days = request.older_than
-    contents = list_cache(None if days is None else timedelta(days=min(days, LONGEST_DAYS)))
+    contents = list_cache(None if days is None else timedelta(days=min(days, _LONGEST_DAYS)))
     return CleanPlan(
         verb="cache clean",
         reads=(),

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from winml.modelkit.builds.compared_models import FoundPairs
     from winml.modelkit.results.comparison import ModelComparison
 
-__all__ = ["CompareRequest", "plan_comparison", "run_comparison"]
-
 MOST_SAMPLES = 16
 """Samples of a dataset without --samples. Chosen: as many as a quantized file is compared on."""
 _COMPARISON = "Comparison"

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.results.transformed_file import CompiledFile
 
-__all__ = ["COMPILE", "CompileRequest", "compile_onnx"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class CompileRequest(FileRequest["CompileOptions"]):

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from winml.modelkit.builds.config import QuantSection, WinMLBuildConfig
     from winml.modelkit.load.request import ModelRequest
 
-__all__ = ["ConfigPlan", "ConfigRequest", "plan_config", "run_config"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigRequest:

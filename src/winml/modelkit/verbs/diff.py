@@ -14,8 +14,6 @@ from winml.modelkit.verbs.answers import AnswerPlan, PageAnswerRequest, plan_ans
 if TYPE_CHECKING:
     from winml.modelkit.results.comparison import StructureDiff
 
-__all__ = ["DiffRequest", "plan_diff", "run_diff"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class DiffRequest(PageAnswerRequest):

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.results.evaluation import Evaluation
 
-__all__ = ["EvalRequest", "plan_evaluation", "run_evaluation"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class EvalRequest(PageAnswerRequest, ProviderFields, DataSetFields):

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from winml.modelkit.results.export_result import ExportResult
     from winml.modelkit.results.transformed_file import PinnedModel
 
-__all__ = ["PIN", "ExportPlan", "ExportRequest", "PinRequest", "plan_export", "refuse_unloadable", "run_export"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRequest:

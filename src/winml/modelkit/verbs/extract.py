@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.results.transformed_file import ExtractResult
 
-__all__ = ["ExtractPlan", "ExtractRequest", "plan_extraction", "run_extraction"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractRequest:

@@ -27,18 +27,6 @@ if TYPE_CHECKING:
 else:
     RecordT = TypeVar("RecordT")
 
-__all__ = [
-    "FilePlan",
-    "FileRequest",
-    "FileVerb",
-    "PlannedPart",
-    "WeightsRequest",
-    "find_source",
-    "only_part",
-    "orphaned_data",
-    "read_sizes",
-]
-
 OptionsT = TypeVar("OptionsT", bound="Options")
 RequestT = TypeVar("RequestT", bound="FileRequest[Any]")
 WorkT = TypeVar("WorkT", bound="GraphWork[Any]")

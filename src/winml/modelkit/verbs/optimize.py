@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.results.transformed_file import OptimizedFile
 
-__all__ = ["OPTIMIZE", "OptimizeRequest", "optimize_onnx"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizeRequest(WeightsRequest["OptimizeOptions"]):

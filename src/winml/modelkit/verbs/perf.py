@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from winml.modelkit.measure.latency import LatencyOptions
     from winml.modelkit.runtime.opened_model import RunOptions
 
-__all__ = ["PerfRequest", "PerfSubject", "plan_perf"]
-
 _PYTORCH = "pytorch"
 _ONLY_BY_MODULE = ("depth", "top", "group", "report", "node_data", "trace")
 _OF_ONE_GRAPH = ("by_module", "baseline", "input_data")

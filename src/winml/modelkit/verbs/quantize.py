@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from winml.modelkit.results.quantization_sensitivity import QuantizationSensitivity
     from winml.modelkit.results.transformed_file import QuantizedFile
 
-__all__ = ["QUANTIZE", "QuantizeRequest", "SensitivityPlan", "plan_sensitivity", "quantize_onnx", "run_sensitivity"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Measures:

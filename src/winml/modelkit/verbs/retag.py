@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from winml.modelkit.flows.retag import CarriedTags
     from winml.modelkit.results.transformed_file import RetaggedModel
 
-__all__ = ["RetagPlan", "RetagRequest", "plan_retag", "run_retag"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RetagRequest:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
     from winml.modelkit.results.inference import AnswerEntry, InferenceResult, RunSchema, SchemaTensor
 
-__all__ = ["RunRequest", "RunSubject", "example_command", "plan_run", "run_model", "run_schema"]
-
 _ARRAYS_SUFFIX = ".npz"
 _SHORT_S = 2.0
 """Chosen: a build takes longer, and finding one in the cache does not."""

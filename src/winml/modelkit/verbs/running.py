@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from winml.modelkit.measure.latency import LatencyOptions
     from winml.modelkit.runtime.devices import ChosenProvider
 
-__all__ = ["MEASUREMENT", "LatencyFields", "ProviderFields"]
-
-MOST_THREADS = 1024
+_MOST_THREADS = 1024
 """Chosen: more than any processor has cores; ONNX Runtime starts as many as it is told, and dies of too many."""
 MOST_RUNS = 100_000_000
 """Chosen: a day of runs of a millisecond; the time of each is kept."""
@@ -51,7 +49,7 @@ class ProviderFields:
         "CPU threads per operator (intra-op).",
         DEVICE,
         minimum=1,
-        maximum=MOST_THREADS,
+        maximum=_MOST_THREADS,
         default_words="that of ONNX Runtime",
     )
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from winml.modelkit.sweep.sweep import SweepOptions
     from winml.modelkit.sweep.work_queue import SweepListener
 
-__all__ = ["PlannedSweep", "SweepRequest", "plan_sweep", "run_planned_sweep"]
-
 _CELLS, _WORK = "Configurations", "Processes"
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from winml.modelkit.tune.options import TuneOptions
     from winml.modelkit.tune.tuning import TuningOutlook
 
-__all__ = ["TuneRequest", "plan_tuning", "run_tuning"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TuneRequest(TuneFields):

@@ -17,8 +17,6 @@ from winml.modelkit.results.words import verification_words
 from winml.modelkit.verify.reference_run import PreparedPart, run_reference
 from winml.modelkit.verify.varied_sizes import Draw
 
-__all__ = ["explained_failure", "refuse_outputs_by_value"]
-
 _OTHER_WAY = {
     False: "It fails without padding: the model takes a different branch there than with padding, and a graph has "
     "one branch only.",

@@ -25,8 +25,6 @@ from winml.modelkit.verify.reference_run import PreparedPart, run_in_float64, ru
 from winml.modelkit.verify.varied_sizes import Draw, WrittenGraph
 from winml.modelkit.verify.varied_values import Varied
 
-__all__ = ["is_rounded_in_pytorch", "refuse_wrong_far_values", "run_at_far_values"]
-
 _FACTORS = (10.0, 100.0)
 """Chosen: a random value becomes 20 or so, where a float32 beside 1.0 is lost, up to a few hundred, whose exponential
 overflows."""

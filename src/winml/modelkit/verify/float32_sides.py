@@ -23,8 +23,6 @@ from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.reference_run import PreparedPart, run_reference
 from winml.modelkit.verify.varied_sizes import Draw, WrittenGraph
 
-__all__ = ["comparable_graph", "in_float32"]
-
 
 def comparable_graph(path: Path) -> ir.Model:
     """Return the graph of a file as it is run for a comparison: in float32 where it computes in bfloat16.

@@ -30,22 +30,6 @@ from winml.modelkit.runtime.decoding.inputs import MASK, POSITIONS, SCORES, TOKE
 from winml.modelkit.runtime.foreign_libraries import quiet_libraries
 from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside
 
-__all__ = [
-    "GeneratedText",
-    "TextStep",
-    "as_the_user_calls_it",
-    "attention_mask_of",
-    "final_cache",
-    "generate_reference",
-    "generated_text",
-    "generates_alone",
-    "held_tokens",
-    "plain_generation",
-    "reason_against",
-    "single_tokens",
-    "token_count",
-]
-
 _PROMPT, _PADDING = 7, 3
 """Chosen: tokens of the longer prompt, and by how many the other one is shorter."""
 _NEW_TOKENS = 32

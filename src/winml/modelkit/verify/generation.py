@@ -41,9 +41,6 @@ from winml.modelkit.verify.generated_text import (
 )
 from winml.modelkit.verify.varied_sizes import Draw
 
-__all__ = ["compare_generation", "read_scores", "tied_rows"]
-
-
 _SINGLE_STEPS = 8
 """Specified: so many steps of one token each, after its own cache, are asked of a graph."""
 _JOINED_STEPS = 8
@@ -97,7 +94,7 @@ def compare_generation(
         for step, item in zip(joined, found, strict=True):
             largest = max(largest, item.relative_diff)
             if number < text.new_tokens:
-                ties += tied_rows(step.scores[:, -1], 2 * item.threshold * item.scale)
+                ties += _tied_rows(step.scores[:, -1], 2 * item.threshold * item.scale)
             number += 1
         if doubt is not None and number == singly_until:
             # Read alone, each is right.
@@ -283,7 +280,7 @@ def _fed(cache: CacheLayout, output: Arrays, held: int | None) -> Arrays:
     }
 
 
-def tied_rows(scores: Array, margin: float) -> int:
+def _tied_rows(scores: Array, margin: float) -> int:
     """Return in how many rows the best two scores are no farther apart than the margin."""
     best = np.sort(scores.astype(np.float64), axis=-1)[:, -2:]
     return int((best[:, 1] - best[:, 0] <= margin).sum())

@@ -23,8 +23,6 @@ from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.runtime.feeds import FeedRules, hiding_value, is_mask, make_feeds
 from winml.modelkit.verify.varied_sizes import Draw
 
-__all__ = ["InputDraws", "holds_nan"]
-
 Tensors = Mapping[str, torch.Tensor]
 
 _MOST_MASKS = 3

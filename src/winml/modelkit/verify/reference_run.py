@@ -30,21 +30,6 @@ from winml.modelkit.load.inputs.shape_run import REFUSALS
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.words import shape_words, size_words
 
-__all__ = [
-    "PreparedPart",
-    "conditions_as_python",
-    "copies_for",
-    "dtypes_inside",
-    "prepared_part",
-    "refuse_verification_beyond_memory",
-    "run_for_shapes",
-    "run_in_float64",
-    "run_reference",
-    "verification_bytes",
-    "with_drawn_weights",
-    "with_values",
-]
-
 
 @dataclass(frozen=True)
 class PreparedPart:
@@ -282,10 +267,10 @@ def _fake_mode(model: nn.Module) -> FakeTensorMode | None:
 # --- Can memory hold what a comparison with PyTorch takes?
 
 
-INSIDE_FACTOR = 2.25
+_INSIDE_FACTOR = 2.25
 """Measured on 1.92 GB of weights inside the file: ONNX Runtime holds the file and the weights as its kernels want them,
 4.2 GB with all else. PyTorch's copy is gone by then."""
-OUTSIDE_FACTOR = 1.25
+_OUTSIDE_FACTOR = 1.25
 """Measured on 4.40 GB in a file of their own, which is mapped: 5.4 GB with all else, in PyTorch and in ONNX Runtime."""
 
 
@@ -298,7 +283,7 @@ def verification_bytes(model: nn.Module) -> int:
         parameter.numel() * (4 if parameter.dtype == torch.bfloat16 else parameter.element_size())
         for parameter in model.parameters()
     )
-    return int(weights * (INSIDE_FACTOR if weights < INLINE_LIMIT_BYTES else OUTSIDE_FACTOR))
+    return int(weights * (_INSIDE_FACTOR if weights < INLINE_LIMIT_BYTES else _OUTSIDE_FACTOR))
 
 
 def refuse_verification_beyond_memory(model: nn.Module, available: int | None) -> None:

@@ -14,9 +14,6 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.hierarchy.tagging import all_nodes
 from winml.modelkit.runtime.decoding.inputs import MASK, POSITIONS, TOKEN_IDS, TOKEN_VECTORS
 
-__all__ = ["feeds_by_rows", "joined_rows", "takes_single_rows"]
-
-
 _OPERATOR = "GroupQueryAttention"
 _TOKENS = (TOKEN_IDS, TOKEN_VECTORS)
 

@@ -28,19 +28,17 @@ from winml.modelkit.verify.failure_explanation import explained_failure
 from winml.modelkit.verify.reference_run import PreparedPart, run_reference, with_values
 from winml.modelkit.verify.varied_sizes import Draw
 
-__all__ = ["Ranking", "compare_stable_draws", "is_decided_by_rounding", "is_decided_by_ties", "rankings"]
-
-MOVED_RUNS = 4
+_MOVED_RUNS = 4
 """Measured on RT-DETR, which ranks 1,029 boxes: of eight draws seven showed what rounding decides, six of them in the
 first two runs, one in the third."""
 MOST_SET_ASIDE = 6
 """Chosen: enough for RT-DETR, on which three draws of eight differ; more would be looking for the answer one wants."""
-UNITS_OF_A_KERNEL = 4
+_UNITS_OF_A_KERNEL = 4
 """A kernel that adds up in another order differs by a few units in the last place, not by one. Measured on ResNet-50
 with random weights and one thread: one unit moves the output by 0.9e-4 of its largest value,
 and the file differs by 1.7e-4."""
 
-MOST_ADDED_UP = 2
+_MOST_ADDED_UP = 2
 """Chosen: a graph that is wrong by little in every draw is not helped by drawing until two of them happen to pass."""
 
 NOISE = 1e-3
@@ -86,7 +84,7 @@ def compare_stable_draws(
             for number in failed:
                 moved = _moved_outputs(weighted, draws[number - 1], rounding)
                 differing = tuple(item for item in info.comparisons if item.draw == number and not item.is_equal)
-                added_up = sum(item.is_equal for item in aside.values()) >= MOST_ADDED_UP
+                added_up = sum(item.is_equal for item in aside.values()) >= _MOST_ADDED_UP
                 if not all(_is_rounding(item, moved, decides=added_up) for item in differing):
                     raise explained_failure(replace(info, comparisons=differing), weighted, draws)
                 uncertain = [moved[item.name] for item in differing]
@@ -122,7 +120,7 @@ def is_decided_by_rounding(prepared: PreparedPart, draw: Draw, outputs: Collecti
     """
     with with_values(prepared) as weighted:
         moved = {name for name, item in _moved_outputs(weighted, draw, rounding).items() if not item.is_equal}
-        for seed in range(1, MOVED_RUNS + 1):
+        for seed in range(1, _MOVED_RUNS + 1):
             # Values that are equal are ranked in any order.
             tensors = {name: _moved(value, torch.Generator().manual_seed(seed)) for name, value in draw.inputs.items()}
             output = run_reference(weighted, tensors)
@@ -267,7 +265,7 @@ def _is_rounding(different: OutputComparison, moved: Mapping[str, OutputComparis
     if different.problem:
         # Of one channel: rounding explains it where it moves one as far beside the others.
         return not item.is_equal
-    adds_up = different.relative_diff <= UNITS_OF_A_KERNEL * item.relative_diff
+    adds_up = different.relative_diff <= _UNITS_OF_A_KERNEL * item.relative_diff
     return not item.is_equal or (adds_up and not decides)
 
 
@@ -277,7 +275,7 @@ def _moved_outputs(prepared: PreparedPart, draw: Draw, rounding: Rounding) -> di
     None where PyTorch answers otherwise without being moved, too: then it is not rounding.
     """
     largest: dict[str, OutputComparison] = {}
-    for seed in range(MOVED_RUNS + 1):
+    for seed in range(_MOVED_RUNS + 1):
         with _moved_results(prepared.model, seed):
             moved = run_reference(prepared, draw.inputs)
         comparisons = compare_outputs([draw.reference], [moved], rounding=rounding).comparisons

@@ -27,21 +27,6 @@ from winml.modelkit.load.checkpoints.weights import DeferredTensor, NotDeferrabl
 from winml.modelkit.verify.reference_run import PreparedPart, conditions_as_python, prepared_part, run_reference
 from winml.modelkit.verify.varied_sizes import Draw
 
-__all__ = [
-    "RETAINED_BYTES",
-    "Ask",
-    "Request",
-    "WeightRequest",
-    "asking",
-    "run_in_lock_step",
-    "stream_parameters",
-    "streamed_outputs",
-    "streamed_slices",
-    "with_streamed_values",
-    "with_streaming_loader",
-]
-
-
 # --- Lets several runs of one program go on side by side, such that all of them wait for the same thing at the same
 # time.
 #

@@ -22,8 +22,6 @@ from winml.modelkit.graph.assumptions import Place
 from winml.modelkit.runtime.shared_settings import attribute_replaced
 from winml.modelkit.verify.reference_run import PreparedPart, run_reference
 
-__all__ = ["ReadLine", "ValueReads", "read_inputs", "recorded_reads"]
-
 _READS = frozenset({"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::allclose", "aten::nonzero"})
 """Operators that hand values to Python, or make shapes of them."""
 _SHAPES_OF_VALUES = "aten::nonzero"

@@ -27,17 +27,6 @@ from winml.modelkit.hierarchy.tagging import all_nodes, read_tag
 from winml.modelkit.verify.value_reads import ValueReads
 from winml.modelkit.words import shape_words
 
-__all__ = [
-    "Draw",
-    "DynamicProof",
-    "WrittenGraph",
-    "axes_of",
-    "bounded_proof",
-    "compare_at_varied_sizes",
-    "declare_output_shapes",
-    "run_at_varied_sizes",
-]
-
 Sizes = Mapping[str, int]
 Bounds = tuple[int, int]
 """Smallest and largest size of a dimension."""

@@ -26,20 +26,6 @@ from winml.modelkit.verify.reference_run import PreparedPart, run_reference
 from winml.modelkit.verify.value_reads import ValueReads, read_inputs
 from winml.modelkit.verify.varied_sizes import Draw, WrittenGraph, axes_of
 
-__all__ = [
-    "Varied",
-    "VariedValues",
-    "checked_values",
-    "deciding_inputs",
-    "other_values",
-    "places_words",
-    "refuse_frozen_values",
-    "refuse_unread_values",
-    "run_at_varied_values",
-    "settled_assumptions",
-    "value_words",
-]
-
 
 def settled_assumptions(written: WrittenGraph, reads: ValueReads) -> tuple[Assumption, ...]:
     """Return what is assumed of other inputs, with lines of which a trace does not know, inputs and values.
@@ -163,7 +149,7 @@ def run_at_varied_values(
     reads = reads or read_inputs(prepared, traced.inputs)
     for spec in part.inputs:
         is_read = reads_values or spec.name in reads.deciding
-        values_of_input = other_values(
+        values_of_input = _other_values(
             spec, traced.inputs[spec.name], part, rules, is_read=is_read, reads_values=reads_values
         )
         for values in values_of_input:
@@ -208,7 +194,7 @@ def _count_infinite(value: Array) -> int:
     return 0 if value.dtype.kind in "biu" else int((~np.isfinite(value.astype(np.float64))).sum())
 
 
-def other_values(
+def _other_values(
     spec: InputTensorSpec,
     traced: torch.Tensor,
     part: ModelPart,

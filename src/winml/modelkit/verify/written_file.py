@@ -60,14 +60,6 @@ from winml.modelkit.verify.varied_values import (
 if TYPE_CHECKING:
     from winml.modelkit.runtime.sessions import Session
 
-__all__ = [
-    "FilePieces",
-    "measure_written_file",
-    "verify_with_adapter",
-    "verify_written_file",
-]
-
-
 PIECE_BYTES = 1 << 28
 """Weights of a piece, those of bfloat16 as float32. Chosen: half of what the libraries take, so that the peak remains
 below 1.5 GB unless one weight is larger."""

@@ -22,8 +22,6 @@ from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.load.checkpoints.companion_files import companion_files
 from winml.modelkit.load.checkpoints.task import canonical_task
 
-__all__ = ["FolderLayout"]
-
 
 class FolderLayout:
     """The layout of one build.

@@ -37,37 +37,20 @@ from winml.modelkit.options import JsonError, read_json_file
 if TYPE_CHECKING:
     import onnx
 
-__all__ = [
-    "GENAI",
-    "audio_processor",
-    "first_number",
-    "genai_config",
-    "genai_texts",
-    "read_config",
-    "search_section",
-    "session_section",
-    "single",
-    "speech_config",
-    "text_section",
-    "token_of",
-    "value_sizes",
-]
-
-
 # --- What descriptions of models for onnxruntime-genai have in common: which entry of a config stands for what.
 
 
-def value_sizes(value: onnx.ValueInfoProto) -> list[int | str]:
+def _value_sizes(value: onnx.ValueInfoProto) -> list[int | str]:
     """Return the sizes of an input or output: numbers, or names of dynamic dimensions."""
     return [dim.dim_value or dim.dim_param for dim in value.type.tensor_type.shape.dim]
 
 
-def session_section() -> dict[str, object]:
+def _session_section() -> dict[str, object]:
     """Return how a graph is opened: with ONNX Runtime's defaults."""
     return {"log_id": "onnxruntime-genai", "provider_options": []}
 
 
-def search_section(generation: Mapping[str, object], context: int, *, shares: bool) -> dict[str, object]:
+def _search_section(generation: Mapping[str, object], context: int, *, shares: bool) -> dict[str, object]:
     """Return how tokens are chosen.
 
     Args:
@@ -84,21 +67,21 @@ def search_section(generation: Mapping[str, object], context: int, *, shares: bo
     return {**neutral, **passed, "max_length": context, "past_present_share_buffer": shares}
 
 
-def text_section(config: Mapping[str, object]) -> Mapping[str, Any]:
+def _text_section(config: Mapping[str, object]) -> Mapping[str, Any]:
     """Return the part of a config that describes what writes the text."""
     section = config.get("text_config")
     return section if isinstance(section, dict) else config
 
 
-def first_number(config: Mapping[str, Any], keys: tuple[str, ...], default: int) -> int:
+def _first_number(config: Mapping[str, Any], keys: tuple[str, ...], default: int) -> int:
     """Return the first of several entries that is a number."""
     return next((int(config[key]) for key in keys if isinstance(config.get(key), int)), default)
 
 
-def token_of(generation: Mapping[str, object], config: Mapping[str, object], key: str, default: object = 0) -> Any:
+def _token_of(generation: Mapping[str, object], config: Mapping[str, object], key: str, default: object = 0) -> Any:
     """Return a special token: a number, or a list of them."""
     value = generation.get(key)
-    value = text_section(config).get(key, config.get(key)) if value is None else value
+    value = _text_section(config).get(key, config.get(key)) if value is None else value
     return default if value is None else value
 
 
@@ -107,7 +90,7 @@ def single(value: object) -> Any:
     return value[0] if isinstance(value, list) and value else value
 
 
-def read_config(path: Path | None, name: str) -> dict[str, Any]:
+def _read_config(path: Path | None, name: str) -> dict[str, Any]:
     """Return what a config says; nothing where there is none.
 
     Args:
@@ -147,7 +130,7 @@ _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 _PROCESSOR_FIELDS = ("n_fft", "hop_length", "chunk_length", "feature_size")
 
 
-def speech_config(
+def _speech_config(
     encoder: tuple[Path, str], decoder: tuple[Path, str], config: Mapping[str, object], generation: Mapping[str, object]
 ) -> dict[str, object]:
     """Return ``genai_config.json`` of a model that writes what it hears.
@@ -166,9 +149,9 @@ def speech_config(
 
     graphs = [read_structure(path).graph for path, _ in (encoder, decoder)]
     layers, heads, head_size = _refuse_others(*graphs)
-    hidden_size = int(value_sizes(next(value for value in graphs[0].output if value.name == _STATES))[-1])
-    vocabulary = value_sizes(next(value for value in graphs[1].output if value.name == _LOGITS))[-1]
-    context = first_number(config, _POSITIONS, 0)
+    hidden_size = int(_value_sizes(next(value for value in graphs[0].output if value.name == _STATES))[-1])
+    vocabulary = _value_sizes(next(value for value in graphs[1].output if value.name == _LOGITS))[-1]
+    context = _first_number(config, _POSITIONS, 0)
     if not context:
         raise UsageError(
             f"--layout genai: the config of the checkpoint states no context length; "
@@ -182,23 +165,23 @@ def speech_config(
         "num_hidden_layers": layers,
         "num_key_value_heads": heads,
     }
-    eos = token_of(generation, config, "eos_token_id")
+    eos = _token_of(generation, config, "eos_token_id")
     described = {
         "type": _SPEECH_TYPE,
-        "bos_token_id": token_of(generation, config, "bos_token_id", default=single(eos)),
+        "bos_token_id": _token_of(generation, config, "bos_token_id", default=single(eos)),
         "eos_token_id": eos,
-        "pad_token_id": single(token_of(generation, config, "pad_token_id", default=single(eos))),
-        "vocab_size": first_number(config, ("vocab_size",), vocabulary if isinstance(vocabulary, int) else 0),
+        "pad_token_id": single(_token_of(generation, config, "pad_token_id", default=single(eos))),
+        "vocab_size": _first_number(config, ("vocab_size",), vocabulary if isinstance(vocabulary, int) else 0),
         "context_length": context,
         "encoder": {
-            "session_options": session_section(),
+            "session_options": _session_section(),
             "filename": encoder[1],
             **shape,
             "inputs": {"audio_features": _FEATURES},
             "outputs": {"encoder_hidden_states": _STATES, **_names("cross_present", "present", "encoder")},
         },
         "decoder": {
-            "session_options": session_section(),
+            "session_options": _session_section(),
             "filename": decoder[1],
             **shape,
             "inputs": {
@@ -209,7 +192,7 @@ def speech_config(
             "outputs": {"logits": _LOGITS, **_names("present", "present", "decoder")},
         },
     }
-    return {"model": described, "search": search_section(generation, context, shares=False)}
+    return {"model": described, "search": _search_section(generation, context, shares=False)}
 
 
 def _names(role: str, prompt: str, side: str) -> dict[str, str]:
@@ -223,8 +206,8 @@ def _refuse_others(encoder: onnx.GraphProto, decoder: onnx.GraphProto) -> tuple[
     Raises:
         UsageError: names what is in the way.
     """
-    passed = {value.name: value_sizes(value) for value in encoder.input}
-    taken = {value.name: value_sizes(value) for value in decoder.input}
+    passed = {value.name: _value_sizes(value) for value in encoder.input}
+    taken = {value.name: _value_sizes(value) for value in decoder.input}
     answered = {value.name for value in encoder.output}
     cross = {name: sizes for name, sizes in taken.items() if _CROSS.fullmatch(name)}
     states = {name: sizes for name, sizes in taken.items() if name in cross or _OWN.fullmatch(name)}
@@ -250,7 +233,7 @@ def _refuse_others(encoder: onnx.GraphProto, decoder: onnx.GraphProto) -> tuple[
     return len(cross) // 2, int(heads), int(head_size)
 
 
-def audio_processor(sources: Mapping[str, Path]) -> dict[str, dict[str, object]]:
+def _audio_processor(sources: Mapping[str, Path]) -> dict[str, dict[str, object]]:
     """Return the description with which genai makes features of recordings, by its name.
 
     Args:
@@ -262,7 +245,7 @@ def audio_processor(sources: Mapping[str, Path]) -> dict[str, dict[str, object]]
     found = next((name for name in _PROCESSOR_FILES if name in sources), None)
     if found is None:
         return {}
-    record = read_config(sources[found], found)
+    record = _read_config(sources[found], found)
     record = record.get("feature_extractor", record)
     if not all(isinstance(record.get(field), int) for field in _PROCESSOR_FIELDS):
         return {}
@@ -317,11 +300,11 @@ def genai_texts(models: Mapping[str, tuple[Path, str]], sources: Mapping[str, Pa
         InputError: a config is damaged.
     """
     config, generation = (
-        read_config(sources.get(name), name) for name in (CHECKPOINT_CONFIG_NAME, GENERATION_CONFIG_NAME)
+        _read_config(sources.get(name), name) for name in (CHECKPOINT_CONFIG_NAME, GENERATION_CONFIG_NAME)
     )
     if set(models) == {ENCODER, DECODER}:
-        described = speech_config(models[ENCODER], models[DECODER], config, generation)
-        texts = {GENAI_CONFIG_NAME: described, **audio_processor(sources)}
+        described = _speech_config(models[ENCODER], models[DECODER], config, generation)
+        texts = {GENAI_CONFIG_NAME: described, **_audio_processor(sources)}
     elif set(models) == {ONLY_PART}:
         texts = {GENAI_CONFIG_NAME: genai_config(*models[ONLY_PART], config, generation)}
     else:
@@ -352,15 +335,15 @@ def genai_config(
     graph = read_structure(model).graph
     inputs = {value.name: value for value in required_inputs(graph)}
     caches = _caches(model, inputs, [value.name for value in graph.output])
-    text = text_section(config)
+    text = _text_section(config)
     limit = next((text[key] for key in ("max_position_embeddings", "n_positions", "seq_length") if text.get(key)), None)
     context = int(limit or _DEFAULT_CONTEXT)
-    heads = first_number(text, ("num_attention_heads", "n_head", "num_heads"), caches.heads)
+    heads = _first_number(text, ("num_attention_heads", "n_head", "num_heads"), caches.heads)
     decoder = {
-        "session_options": session_section(),
+        "session_options": _session_section(),
         "filename": name,
         "head_size": caches.head_size,
-        "hidden_size": first_number(text, ("hidden_size", "n_embd", "d_model"), heads * caches.head_size),
+        "hidden_size": _first_number(text, ("hidden_size", "n_embd", "d_model"), heads * caches.head_size),
         "inputs": {
             **{name: name for name in _PLAIN_INPUTS if name in inputs},
             "past_key_names": caches.past_names["key"],
@@ -375,17 +358,17 @@ def genai_config(
         "num_hidden_layers": caches.layers,
         "num_key_value_heads": caches.heads,
     }
-    eos = token_of(generation, config, "eos_token_id")
+    eos = _token_of(generation, config, "eos_token_id")
     described = {
         "type": _TYPE,
-        "bos_token_id": token_of(generation, config, "bos_token_id", default=single(eos)),
+        "bos_token_id": _token_of(generation, config, "bos_token_id", default=single(eos)),
         "eos_token_id": eos,
-        "pad_token_id": single(token_of(generation, config, "pad_token_id", default=single(eos))),
-        "vocab_size": first_number(text, ("vocab_size",), _vocabulary(graph)),
+        "pad_token_id": single(_token_of(generation, config, "pad_token_id", default=single(eos))),
+        "vocab_size": _first_number(text, ("vocab_size",), _vocabulary(graph)),
         "context_length": context,
         "decoder": decoder,
     }
-    return {"model": described, "search": search_section(generation, context, shares=_shares_buffers(graph, caches))}
+    return {"model": described, "search": _search_section(generation, context, shares=_shares_buffers(graph, caches))}
 
 
 def _caches(model: Path, inputs: Mapping[str, onnx.ValueInfoProto], outputs: list[str]) -> _Caches:
@@ -398,7 +381,7 @@ def _caches(model: Path, inputs: Mapping[str, onnx.ValueInfoProto], outputs: lis
             f"{', '.join(_PLAIN_INPUTS)}, keys and values by layer, and logits",
             hint="Remove --layout: winml generate and WinMLModelForCausalLM run the model.",
         )
-    sizes = {name: value_sizes(value) for name, value in inputs.items() if name in found}
+    sizes = {name: _value_sizes(value) for name, value in inputs.items() if name in found}
     shapes = {(size[1], size[3]) for size in sizes.values() if len(size) == 4}
     if len(shapes) != 1 or not all(isinstance(number, int) for number in next(iter(shapes))):
         raise UsageError(
@@ -415,7 +398,7 @@ def _caches(model: Path, inputs: Mapping[str, onnx.ValueInfoProto], outputs: lis
 
 def _vocabulary(graph: onnx.GraphProto) -> int:
     logits = next(value for value in graph.output if value.name == "logits")
-    size = value_sizes(logits)[-1]
+    size = _value_sizes(logits)[-1]
     return size if isinstance(size, int) else 0
 
 

@@ -21,21 +21,6 @@ from winml.modelkit.metadata_keys import MODEL_KEY
 from winml.modelkit.options import JsonError, read_json_file
 from winml.modelkit.registries import Registry
 
-__all__ = [
-    "LAYOUTS",
-    "PLAIN",
-    "Layout",
-    "LayoutFiles",
-    "LayoutName",
-    "find_layout",
-    "has_recurrent_layers",
-    "is_vision_language",
-    "refuse_models",
-    "refuse_task",
-    "refuse_unknown_type",
-    "rewritten_tokenizer",
-]
-
 
 @dataclass(frozen=True)
 class LayoutFiles:

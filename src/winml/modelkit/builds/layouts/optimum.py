@@ -24,8 +24,6 @@ from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, TOKENIZER_CONFIG_N
 from winml.modelkit.options import JsonError, read_json_file
 from winml.modelkit.quantize.precisions import FLOAT32
 
-__all__ = ["OPTIMUM", "TASKS", "model_stem", "unfit_cache_words"]
-
 TASKS = frozenset(
     {
         "feature-extraction", "fill-mask", "text-classification", "token-classification", "question-answering",
@@ -47,7 +45,7 @@ _STEMS: Mapping[str, str] = {
 """Specified: part → how transformers.js calls the file of it; optimum's are the same for encoders and decoders."""
 
 
-def model_stem(part: str, of_several: bool) -> str:
+def _model_stem(part: str, of_several: bool) -> str:
     """Return the name of the file of a part, without its suffix."""
     return _STEMS.get(part, part) if of_several else "model"
 
@@ -219,7 +217,7 @@ _UNKNOWN_INPUTS: Mapping[str, str] = {
 
 OPTIMUM = Layout(
     "optimum",
-    lambda part, of_several, _precision: f"{model_stem(part, of_several)}.onnx",
+    lambda part, of_several, _precision: f"{_model_stem(part, of_several)}.onnx",
     readers="optimum and sentence-transformers",
     tasks=TASKS,
     unknown=_unknown_to_both,
@@ -246,7 +244,7 @@ def _model_name(part: str, of_several: bool, precision: str) -> str:
         raise UsageError(
             f"--layout transformers.js has no name for precision {precision}", hint=f"It knows {', '.join(_SUFFIXES)}."
         )
-    return f"onnx/{model_stem(part, of_several)}{_SUFFIXES[precision]}.onnx"
+    return f"onnx/{_model_stem(part, of_several)}{_SUFFIXES[precision]}.onnx"
 
 
 # --- Tells transformers.js in ``config.json`` which models keep weights in files of their own.

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.results.build_manifest import BuildResult
 
-__all__ = ["command"]
-
 _FIELDS = tuple(field for field in fields_of(QuantizeFields) if field.name != "ep")
 """Those that an option here states; the execution provider is one of the verb as a whole."""
 

@@ -13,8 +13,6 @@ from winml.modelkit.cli._requests import stated_fields
 from winml.modelkit.cli._streams import show_result
 from winml.modelkit.verbs.cache import CleanRequest, plan_cleaning, run_cleaning
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   winml cache ls

@@ -27,8 +27,6 @@ from winml.modelkit.verbs.compare import CompareRequest, plan_comparison, run_co
 if TYPE_CHECKING:
     from winml.modelkit.results.comparison import ModelComparison
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   winml compare model.onnx int8.onnx

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from winml.modelkit.report.document import Document
     from winml.modelkit.results.transformed_file import CompiledFile
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   winml compile -m model.onnx -o fast.onnx --ep cpu

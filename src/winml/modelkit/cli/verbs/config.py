@@ -43,8 +43,6 @@ from winml.modelkit.fields import MODEL, OUTPUT
 from winml.modelkit.verbs.config import ConfigRequest, plan_config, run_config
 from winml.modelkit.words import printable
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   winml config -m sentence-transformers/all-MiniLM-L6-v2 -o config.json

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from winml.modelkit.results.comparison import StructureDiff
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   winml diff export.onnx optimized.onnx

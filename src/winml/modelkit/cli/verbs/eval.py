@@ -35,8 +35,6 @@ from winml.modelkit.verbs.eval import EvalRequest, plan_evaluation, run_evaluati
 if TYPE_CHECKING:
     from winml.modelkit.results.evaluation import Evaluation
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   winml eval model.onnx --dataset reviews.csv

@@ -48,13 +48,6 @@ if TYPE_CHECKING:
     from winml.modelkit.results.export_result import ExportResult
     from winml.modelkit.results.transformed_file import PinnedModel
 
-__all__ = [
-    "command",
-    "is_pinning",
-    "pin",
-]
-
-
 # --- ``winml export`` of an ONNX file: fixes its dynamic dimensions.
 
 
@@ -66,7 +59,7 @@ _FOR_PYTORCH_MODELS = (
 """Options that say how a graph is made from a PyTorch model."""
 
 
-def is_pinning(options: Mapping[str, object]) -> bool:
+def _is_pinning(options: Mapping[str, object]) -> bool:
     """Say whether the model is an ONNX file, whose sizes can be fixed.
 
     Raises:
@@ -164,7 +157,7 @@ def command(context: click.Context, /, **options: Any) -> None:
     Exit codes: 0 success, 1 failure, 2 usage error, 3 the outputs differ from PyTorch beyond tolerance.
     """
     silence_library_warnings(debug=options["debug"])
-    if is_pinning(options):
+    if _is_pinning(options):
         pin(options)
         return
     plan = plan_export(_read_request(context, options))

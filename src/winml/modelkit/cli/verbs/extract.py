@@ -33,8 +33,6 @@ from winml.modelkit.verbs.extract import ExtractPlan, ExtractRequest, plan_extra
 if TYPE_CHECKING:
     from winml.modelkit.results.transformed_file import ExtractResult
 
-__all__ = ["command"]
-
 _WHOLE = ""
 """In place of the name of a part: the model is one graph, or one part is named."""
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
     from winml.modelkit.results.generated_text import GeneratedText
 
-__all__ = ["command"]
-
 STDIN = "-"
 """In place of a text: it is read from stdin."""
 _OF_SETTINGS = (

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from winml.modelkit.report.document import Document
     from winml.modelkit.report.module_tree import TreeLimits
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   winml inspect model.onnx -H

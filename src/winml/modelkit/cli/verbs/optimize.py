@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from winml.modelkit.report.document import Document
     from winml.modelkit.results.transformed_file import OptimizedFile
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   winml optimize -m model.onnx -o fast.onnx --level full

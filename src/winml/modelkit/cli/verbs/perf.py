@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from winml.modelkit.results.module_perf import ModulePerfResult, ProfiledDecoder, ProfiledModules
     from winml.modelkit.results.perf import PerfResult
 
-__all__ = ["command"]
-
 _RUNS, _WARMUP = 20, 2
 """Of ``--generation``. Chosen: a prompt of a thousand tokens takes seconds, and each length is measured on its own."""
 

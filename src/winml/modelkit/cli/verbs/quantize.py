@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from winml.modelkit.results.quantization_sensitivity import QuantizationSensitivity
     from winml.modelkit.results.transformed_file import QuantizedFile
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   winml quantize -m model.onnx -o int8.onnx

@@ -11,8 +11,6 @@ from winml.modelkit.cli._requests import stated_fields
 from winml.modelkit.cli._streams import show_result
 from winml.modelkit.verbs.retag import RetagRequest, plan_retag, run_retag
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   winml retag model.onnx optimized.onnx -o optimized_tagged.onnx

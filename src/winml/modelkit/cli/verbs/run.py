@@ -35,8 +35,6 @@ from winml.modelkit.verbs.run import RunRequest, plan_run, run_model, run_schema
 if TYPE_CHECKING:
     from winml.modelkit.results.inference import InferenceResult
 
-__all__ = ["command"]
-
 
 class _RunCommand(WinMLCommand):
     """The verb, which takes the inputs of tasks by name."""

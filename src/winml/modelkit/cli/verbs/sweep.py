@@ -18,8 +18,6 @@ from winml.modelkit.verbs.sweep import SweepRequest, plan_sweep, run_planned_swe
 if TYPE_CHECKING:
     from winml.modelkit.results.sweep import SweepResult
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   winml sweep models.txt --do build,perf,compare -o swept

@@ -8,8 +8,6 @@ from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import debug_option, format_option
 from winml.modelkit.cli._streams import show_result
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   winml sys

@@ -33,8 +33,6 @@ from winml.modelkit.verbs.tune import TuneRequest, plan_tuning, run_tuning
 if TYPE_CHECKING:
     from winml.modelkit.results.tuning import TuneResult
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   winml tune -m ./checkpoint -o tuned

@@ -21,25 +21,14 @@ from winml.modelkit.evaluate.metrics import RESAMPLES, Metric, Resamples, Sample
 from winml.modelkit.evaluate.preprocessing import Batch
 from winml.modelkit.evaluate.tasks.task import Evaluator, EvaluatorContext, Outputs, Sample, TaskDefinition
 
-__all__ = [
-    "BOX_METRICS",
-    "IGNORED",
-    "IMAGE_SEGMENTATION",
-    "MEAN_IOU",
-    "OBJECT_DETECTION",
-    "PIXEL_ACCURACY",
-    "Boxes",
-    "count_pairs",
-]
-
 # --- Metrics of boxes around objects: mean average precision by pycocotools, as COCO defines it.
 
 
-MOST_DETECTIONS = 100
+_MOST_DETECTIONS = 100
 """Specified by COCO: detections of an image that count, the surest ones."""
-RECALLS = np.linspace(0, 1, 101)
+_RECALLS = np.linspace(0, 1, 101)
 """Specified by COCO: where the precision is read."""
-RESAMPLED = 200
+_RESAMPLED = 200
 """Resamples of which the precision is computed; each takes as long as a thousand of other metrics. Chosen."""
 
 
@@ -78,7 +67,7 @@ class _MeanPrecision:
 
     def resampled(self, resamples: Resamples) -> Array:
         """Return the mean average precision on some of the resamples."""
-        retained = math.ceil(len(resamples.indices) * RESAMPLED / RESAMPLES)
+        retained = math.ceil(len(resamples.indices) * _RESAMPLED / RESAMPLES)
         return np.asarray([self._mean(counts) for counts in resamples.counts[:retained]])
 
     def _mean(self, counts: Array) -> float:
@@ -99,7 +88,7 @@ def _average_precision(matches: _ClassMatches, counts: Array) -> float:
     precision = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
     total = 0.0
     for recall, best in zip(right / objects, precision, strict=True):
-        places = np.searchsorted(recall, RECALLS, side="left")
+        places = np.searchsorted(recall, _RECALLS, side="left")
         total += np.append(best, 0.0)[places].mean()
     return total / len(precision)
 
@@ -124,7 +113,7 @@ def _evaluated(predictions: Sequence[Boxes], references: Sequence[Boxes]) -> Any
             coco.createIndex()
         evaluation = COCOeval(truth, found, "bbox")
         evaluation.params.areaRng, evaluation.params.areaRngLbl = evaluation.params.areaRng[:1], ["all"]
-        evaluation.params.maxDets = [MOST_DETECTIONS]
+        evaluation.params.maxDets = [_MOST_DETECTIONS]
         evaluation.evaluate()
         evaluation.accumulate()
     return evaluation
@@ -173,8 +162,8 @@ def _matches(images: Sequence[Mapping[str, Any]], thresholds: slice, samples: in
 
 
 BOX_METRICS = (
-    Metric("map", _mean_precision(slice(None)), "pycocotools", prepare=_evaluated, resamples=RESAMPLED),
-    Metric("map_50", _mean_precision(slice(1)), "pycocotools", prepare=_evaluated, resamples=RESAMPLED),
+    Metric("map", _mean_precision(slice(None)), "pycocotools", prepare=_evaluated, resamples=_RESAMPLED),
+    Metric("map_50", _mean_precision(slice(1)), "pycocotools", prepare=_evaluated, resamples=_RESAMPLED),
 )
 """Over overlaps of 0.5 to 0.95 in steps of 0.05, and of 0.5 alone."""
 
@@ -190,7 +179,7 @@ Pairs = Array
 IGNORED = 255
 """Specified: the class of pixels that data sets of segmentation leave out (ADE20K and Pascal VOC, reduced labels)."""
 
-MOST_PAIRS = 1_000_000
+_MOST_PAIRS = 1_000_000
 """Pairs of classes that are counted in a table; of more, those that occur are sorted. Chosen: 8 MB."""
 
 
@@ -202,7 +191,7 @@ def count_pairs(predicted: Array, referred: Array) -> Pairs:
         return np.zeros((0, 3), np.int64)
     classes = int(stated.max()) + 1
     codes = right * classes + stated
-    if codes.min() >= 0 and codes.max() < MOST_PAIRS:
+    if codes.min() >= 0 and codes.max() < _MOST_PAIRS:
         counts = np.bincount(codes)
         found = np.flatnonzero(counts)
         counts = counts[found]
@@ -249,9 +238,9 @@ MEAN_IOU = Metric("mean_iou", _mean_iou, "sklearn")
 PIXEL_ACCURACY = Metric("accuracy", _pixel_accuracy)
 
 
-SURE = 0.5
+_SURE = 0.5
 """Score from which on a box is part of the answer. Specified: the default of the pipeline."""
-SAME_BOX = 0.9
+_SAME_BOX = 0.9
 """Overlap from which on two boxes are the same. Chosen: COCO's largest threshold but one."""
 
 
@@ -361,7 +350,7 @@ class _BoxEvaluator(Evaluator):
         free = list(range(len(right.classes)))
         for corners, number in zip(left.corners, left.classes, strict=True):
             same = (index for index in free if right.classes[index] == number)
-            partner = next((index for index in same if _overlap(corners, right.corners[index]) >= SAME_BOX), None)
+            partner = next((index for index in same if _overlap(corners, right.corners[index]) >= _SAME_BOX), None)
             if partner is None:
                 return 0.0
             free.remove(partner)
@@ -370,7 +359,7 @@ class _BoxEvaluator(Evaluator):
 
 def _sure(boxes: Boxes) -> Boxes:
     assert boxes.scores is not None  # those of predictions have them
-    retained = boxes.scores > SURE
+    retained = boxes.scores > _SURE
     return Boxes(boxes.corners[retained], boxes.classes[retained], boxes.scores[retained])
 
 
@@ -428,5 +417,5 @@ OBJECT_DETECTION = TaskDefinition(
     ("image", "objects"),
     BOX_METRICS,
     _box_evaluator,
-    f"equal classes of boxes with scores above {SURE} that overlap by {SAME_BOX}",
+    f"equal classes of boxes with scores above {_SURE} that overlap by {_SAME_BOX}",
 )

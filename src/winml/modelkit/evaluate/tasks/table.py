@@ -35,8 +35,6 @@ from winml.modelkit.evaluate.tasks.texts import (
 from winml.modelkit.options import nearest
 from winml.modelkit.registries import Registry
 
-__all__ = ["TASK_DEFINITIONS", "chosen_metrics", "refuse_missing_libraries", "task_definition"]
-
 # --- One class a sample: of a text, of a pair of texts, of an image, of a recording.
 
 
@@ -72,7 +70,7 @@ def _class_evaluator(context: EvaluatorContext) -> _ClassEvaluator:
 
 _AGREEMENT = "equal classes"
 
-CLASSIFICATION_TASKS = (
+_CLASSIFICATION_TASKS = (
     TaskDefinition(
         "text-classification",
         ("text", "label"),
@@ -127,7 +125,7 @@ SPEECH_RECOGNITION = TaskDefinition(
 _BUILT_IN = {
     task.name: task
     for task in (
-        *CLASSIFICATION_TASKS,
+        *_CLASSIFICATION_TASKS,
         TOKEN_CLASSIFICATION,
         QUESTION_ANSWERING,
         FILL_MASK,

@@ -20,17 +20,6 @@ from winml.modelkit.evaluate.metrics import Metric
 from winml.modelkit.evaluate.preprocessing import Batch, Preprocessor
 from winml.modelkit.evaluate.processors import ProcessorKind, open_processor
 
-__all__ = [
-    "Evaluator",
-    "EvaluatorContext",
-    "Outputs",
-    "Sample",
-    "TaskDefinition",
-    "named_output",
-    "refuse_slow_tokenizer",
-    "token_masks",
-]
-
 Outputs = Arrays
 """Output → array, one row for each row of the batch."""
 Sample = Mapping[str, Any]

@@ -40,22 +40,6 @@ from winml.modelkit.evaluate.tasks.task import (
 from winml.modelkit.graph.files.foreign_names import file_below
 from winml.modelkit.options import read_json_file
 
-__all__ = [
-    "ALIKE",
-    "FEATURE_EXTRACTION",
-    "FILL_MASK",
-    "QUESTION_ANSWERING",
-    "TEXT_GENERATION",
-    "TOKEN_CLASSIFICATION",
-    "Pooling",
-    "PredictedText",
-    "best_span",
-    "cosine",
-    "predicted_text",
-    "read_pooling",
-]
-
-
 # --- How well is a text foreseen? The likelihood of each token after those before it (perplexity).
 
 
@@ -128,7 +112,7 @@ TEXT_GENERATION = TaskDefinition(
 # --- Which word was hidden? The likeliest tokens at the mask.
 
 
-FIRST = 5
+_FIRST = 5
 """Tokens of a prediction. Specified: as many as the pipeline answers."""
 
 
@@ -168,7 +152,7 @@ class _MaskedWordEvaluator(Evaluator):
                     f"{row.sample['text']!r} contains {len(places)} masks; expected one",
                     hint=f"Put {self.tokenizer.mask_token} in place of the masked word.",
                 )
-            answers.append(tuple(np.argsort(-scores[places[0]], kind="stable")[:FIRST].tolist()))
+            answers.append(tuple(np.argsort(-scores[places[0]], kind="stable")[:_FIRST].tolist()))
         return answers
 
     def agreement(self, ours: tuple[int, ...], theirs: tuple[int, ...]) -> float:
@@ -206,7 +190,7 @@ FILL_MASK = TaskDefinition(
 # --- An answer that stands in a text: the span of the best start and end.
 
 
-LONGEST_ANSWER = 15
+_LONGEST_ANSWER = 15
 """Tokens of an answer. Specified: the default of the pipeline of transformers 4, and of its SQuAD scripts nearly
 twice as many."""
 
@@ -266,7 +250,7 @@ def best_span(start: Array, end: Array, is_context: Array) -> tuple[float, int, 
     scores = start[:, None] + end[None, :]
     places = np.arange(len(start))
     length = places[None, :] - places[:, None]
-    scores = np.where((length >= 0) & (length < LONGEST_ANSWER), scores, -np.inf)
+    scores = np.where((length >= 0) & (length < _LONGEST_ANSWER), scores, -np.inf)
     first, last = np.unravel_index(np.argmax(scores), scores.shape)
     return float(scores[first, last]), int(first), int(last)
 

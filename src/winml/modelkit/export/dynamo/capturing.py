@@ -54,15 +54,6 @@ from winml.modelkit.metadata_keys import (
 )
 from winml.modelkit.runtime.shared_settings import attribute_replaced
 
-__all__ = [
-    "ModuleStacks",
-    "TimeIsUpError",
-    "capture_dynamo",
-    "export_error",
-    "time_limit",
-    "without_empty_inductor_cache",
-]
-
 # --- Translates the exceptions of torch's dynamo exporter into an ExportError with operator and module.
 #
 # Reads the failed node from the stack frames of the exceptions.
@@ -208,7 +199,7 @@ _NAME_START = "torchinductor_"
 
 
 @contextmanager
-def without_empty_inductor_cache() -> Iterator[None]:
+def _without_empty_inductor_cache() -> Iterator[None]:
     """Remove torch's cache folder after the block, where torch chose the place and nothing is in it.
 
     An export compiles nothing. A cache that somebody uses is not empty, and torch makes the folder again when needed.
@@ -288,7 +279,7 @@ def capture_dynamo(
             time_limit(options.time_limit_s),
             quiet_torch(),
             unprinted_failures(),
-            without_empty_inductor_cache(),
+            _without_empty_inductor_cache(),
             ExitStack() as stack,
         ):
             loops = ExportedLoops()

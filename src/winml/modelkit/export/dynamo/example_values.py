@@ -33,8 +33,6 @@ from winml.modelkit.export.value_loops import ValueLoops, call_replaced
 from winml.modelkit.graph.assumptions import Assumption, branch_taken
 from winml.modelkit.runtime.shared_settings import attribute_replaced
 
-__all__ = ["ExportedLoops", "decided_by_examples"]
-
 _TAKES_A_NUMBER = torch.ops.aten._local_scalar_dense.default
 _INSTALLED = "site-packages"
 _PACKAGES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))

@@ -20,8 +20,6 @@ from onnx_ir import tape
 
 from winml.modelkit.export import exact_forms
 
-__all__ = ["operator_forms"]
-
 
 class _OnnxscriptBuilder:
     """Adds nodes to the graph that onnxscript records."""

@@ -24,8 +24,6 @@ from torch.onnx._internal.exporter import _fx_passes, _registration
 
 from winml.modelkit.runtime.shared_settings import attribute_replaced
 
-__all__ = ["shortcuts"]
-
 _Form = tuple[Any, tuple[Any, ...], dict[str, Any]]
 """An operator with its arguments and keyword arguments."""
 

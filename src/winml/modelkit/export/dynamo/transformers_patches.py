@@ -22,9 +22,6 @@ from torch import nn
 
 from winml.modelkit.runtime.shared_settings import attribute_replaced
 
-__all__ = ["LibraryRepairs", "import_exporters", "library_repairs"]
-
-
 _MODEL_FILES = "transformers.models."
 _STACK = "nn_module_stack"
 """Key under which torch keeps the modules of a node."""

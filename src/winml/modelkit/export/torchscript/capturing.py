@@ -68,8 +68,6 @@ from winml.modelkit.hierarchy.torch_modules import module_of_error
 from winml.modelkit.hierarchy.tree import ModuleTree
 from winml.modelkit.metadata_keys import STACK_TRACE_KEY
 
-__all__ = ["capture_torchscript", "further_operators", "merge_equal_nodes"]
-
 # --- Merges equal computations of one call of a module in a captured graph.
 #
 # torch's exporter merges on its own graph across modules and calls, where nothing tells afterwards whose work was
@@ -84,7 +82,9 @@ _APART = "winml_apart"
 """Attribute by whose value nodes are kept apart, for the time of the pass."""
 
 
-def merge_equal_nodes(model: ir.Model, scopes: Mapping[ir.Node, Scope], repeated_modules: Collection[str] = ()) -> None:
+def _merge_equal_nodes(
+    model: ir.Model, scopes: Mapping[ir.Node, Scope], repeated_modules: Collection[str] = ()
+) -> None:
     """Let one node stand for all that compute the same of the same values in the same module, in place.
 
     Each module keeps its own work, so that equal modules have equal nodes and each can be cut out.
@@ -114,7 +114,7 @@ _TAKING_ALL = ("to a NumPy array", "to a Python list")
 """What torch warns of where all values of a tensor are taken, which its dispatcher does not see."""
 _COUNTER = re.compile(r"\.\d+$")
 
-MINIMUM_IR_VERSION = 10
+_MINIMUM_IR_VERSION = 10
 """Specified: the first ONNX IR version whose nodes have metadata."""
 
 
@@ -151,7 +151,7 @@ def capture_torchscript(
     except Exception as error:
         raise missing_value_error(error, model) or _export_error(error, scopes, model, options.opset_version) from error
     captured = ir.serde.deserialize_model(onnx.load_model_from_string(serialized))
-    captured.ir_version = max(captured.ir_version or 0, MINIMUM_IR_VERSION)
+    captured.ir_version = max(captured.ir_version or 0, _MINIMUM_IR_VERSION)
     _mend_bfloat16_casts(captured)
     _attach_parameters(captured, model, _names_for_torch(forward), options.weights)
     _name_inputs(captured.graph, forward)
@@ -160,7 +160,7 @@ def capture_torchscript(
         name_open_sizes(captured.graph, options.dynamic_axes)
     traced_scopes = {node: scopes.read(node.name or "") for node in captured.graph.all_nodes()}
     repeated_modules = {module.path for module in tree if module.calls > 1}
-    merge_equal_nodes(captured, traced_scopes, repeated_modules)
+    _merge_equal_nodes(captured, traced_scopes, repeated_modules)
     node_scopes = {node: traced_scopes.get(node, ()) for node in captured.graph.all_nodes()}
     _move_stack_traces(captured.graph)
     place_operands(node_scopes)

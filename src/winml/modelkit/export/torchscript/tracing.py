@@ -36,20 +36,6 @@ from winml.modelkit.hierarchy.torch_modules import module_of_error
 from winml.modelkit.progress import count_progress
 from winml.modelkit.runtime.shared_settings import attribute_replaced
 
-__all__ = [
-    "ModuleScopes",
-    "NumbersTaken",
-    "TracedLoops",
-    "booleans_as_numbers",
-    "is_noted_elsewhere",
-    "masks_without_vmap",
-    "missing_value_error",
-    "operator_of_error",
-    "refuse_missing_constants",
-    "tensors_rounded_as_numbers",
-    "untraced_shape_computation",
-]
-
 # --- Which lines take a traced tensor for a number: ``if n > 3``, ``range(n)``, ``len(x)``? Is it a value, or a size?
 
 
@@ -422,7 +408,7 @@ def missing_value_error(error: Exception, model: nn.Module) -> ExportError | Non
     )
 
 
-def refuse_missing_constants(graph: Any) -> None:
+def _refuse_missing_constants(graph: Any) -> None:
     """Refuse a traced graph that holds a constant without values.
 
     torch records some operators by what they call only, such as a cell of an LSTM, and fake tensors end before that;
@@ -442,7 +428,7 @@ def refuse_missing_constants(graph: Any) -> None:
                 hint=_HINT,
             )
         for block in node.blocks():
-            refuse_missing_constants(block)
+            _refuse_missing_constants(block)
 
 
 def _holds_no_values(constant: Any) -> bool:
@@ -477,7 +463,7 @@ class ModuleScopes:
 
         def trace_with_scopes(*args: object, **kwargs: object) -> Any:
             graph, *others = trace_graph(*args, **kwargs)
-            refuse_missing_constants(graph)
+            _refuse_missing_constants(graph)
             _inline_calls(graph)
             operators.of = sum(1 for _ in graph.nodes())
             return (graph, *others)

@@ -62,8 +62,6 @@ if TYPE_CHECKING:
     from winml.modelkit.load.parts import LoadedModel, ModelPart
     from winml.modelkit.verify.by_module.torch_side import TorchSide
 
-__all__ = ["Comparable", "CompareOptions", "NamedSide", "at_step", "compare_models", "compare_parts"]
-
 Comparable: TypeAlias = "Path | ModelRequest | nn.Module"
 """An ONNX file, what says which PyTorch model to load, or a live module."""
 

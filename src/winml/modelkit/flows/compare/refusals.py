@@ -20,18 +20,6 @@ from winml.modelkit.verify.by_module.value_matching import MatchedBoundary
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = [
-    "few_shared_notes",
-    "fixed_sizes",
-    "folder_of_processors",
-    "refuse_no_module",
-    "refuse_no_tree",
-    "refuse_other_inputs",
-    "refuse_random_outputs",
-    "refuse_unknown_names",
-    "value_files",
-]
-
 _DISPLAYED_NODES = 3
 """Nodes named in a message; more would bury the rest of it."""
 

@@ -29,19 +29,6 @@ from winml.modelkit.results.evaluation import EvaluatedData, EvaluatedSide, Eval
 from winml.modelkit.runtime.sessions import onnxruntime_version
 from winml.modelkit.version import __version__
 
-__all__ = [
-    "PreparedData",
-    "Scores",
-    "check_limits",
-    "evaluate",
-    "limited_metrics",
-    "measured_limits",
-    "prepared_data",
-    "refuse_limits_without_baseline",
-    "score_samples",
-]
-
-
 # --- What a model has to reach: refused where the task has no such metric, and judged at the end.
 
 
@@ -85,7 +72,7 @@ def _refuse_unreachable(options: EvaluationOptions) -> None:
             )
 
 
-def limited_metrics(options: EvaluationOptions) -> tuple[str, ...]:
+def _limited_metrics(options: EvaluationOptions) -> tuple[str, ...]:
     """Return the metrics that a limit names."""
     return tuple(name for name in options.limited if name != AGREEMENT)
 
@@ -109,7 +96,7 @@ def refuse_limits_without_baseline(options: EvaluationOptions, baseline: Side | 
             )
 
 
-def measured_limits(
+def _measured_limits(
     options: EvaluationOptions, metrics: Sequence[MetricResult], agreement: float | None
 ) -> tuple[Limit, ...]:
     """Return every limit with what was measured."""
@@ -141,7 +128,7 @@ GROUP = 16
 """Batches that one model runs before the other does. Chosen: what spins ends long before, and little is in memory."""
 GROUP_BYTES = 256_000_000
 """Arrays and pictures in memory at a time, from which on a group ends. Chosen: small beside a model."""
-SampleProgress = Callable[[int], None]
+_SampleProgress = Callable[[int], None]
 """Called between groups with the number of samples that are done."""
 
 
@@ -232,13 +219,13 @@ class Scores:
         return are_disturbed(self.sides[side].run_ms.values())
 
 
-def score_samples(
+def _score_samples(
     samples: Iterable[Sample],
     preprocessor: Preprocessor,
     evaluator: Evaluator,
     sides: Sequence[Side],
     batch_size: int | None,
-    progress: SampleProgress | None = None,
+    progress: _SampleProgress | None = None,
 ) -> Scores:
     """Run all sides on all samples.
 
@@ -393,7 +380,7 @@ class PreparedData:
             StageError: a model refuses a batch.
         """
         total = len(self.data_set)
-        return score_samples(
+        return _score_samples(
             self.data_set.rows(self.columns),
             self.preprocessor,
             self.evaluator,
@@ -463,7 +450,7 @@ def prepared_data(model: EvaluatedModel, options: EvaluationOptions, stack: Exit
         InputError: a file is damaged.
     """
     task = task_definition(model.task)
-    metrics = chosen_metrics(task, options.metrics and (*options.metrics, *limited_metrics(options)))
+    metrics = chosen_metrics(task, options.metrics and (*options.metrics, *_limited_metrics(options)))
     refuse_missing_libraries(metrics)
     request = DataSetRequest(
         options.dataset, split=options.split, columns=options.columns, samples=options.samples, seed=options.seed
@@ -558,7 +545,7 @@ def _evaluation(
         quality=None if scores.nearness is None else scores.nearness.record(len(scores.references), options.seed),
         agreement_words=prepared.task.agreement_words,
         differing=tuple(number for number, share in enumerate(agreements) if share < 1),
-        limits=measured_limits(options, metrics, agreement),
+        limits=_measured_limits(options, metrics, agreement),
         steps=clock.timings(),
         notes=notes,
     )

@@ -21,17 +21,6 @@ from winml.modelkit.runtime.opened_model import RunOptions
 if TYPE_CHECKING:
     from winml.modelkit.load.parts import LoadedModel
 
-__all__ = [
-    "EvaluatedModel",
-    "Subject",
-    "opened_baseline",
-    "opened_model",
-    "refuse_other_labels",
-    "refuse_other_vocabulary",
-    "task_name",
-]
-
-
 # --- Refuses a baseline that would read other numbers out of the same samples, or mean other classes by the same
 # numbers.
 #
@@ -50,7 +39,7 @@ _DISPLAYED = 6
 """Labels of one side in a message. Chosen: enough to see which they are."""
 
 
-def refuse_other_labels(task: str, config: Any, folder: Path, displayed: str) -> None:
+def _refuse_other_labels(task: str, config: Any, folder: Path, displayed: str) -> None:
     """Refuse a baseline whose config gives the classes other names or numbers.
 
     Args:
@@ -77,7 +66,7 @@ def refuse_other_labels(task: str, config: Any, folder: Path, displayed: str) ->
     )
 
 
-def refuse_other_vocabulary(names: Sequence[str], model: Path, baseline: Path, displayed: str) -> None:
+def _refuse_other_vocabulary(names: Sequence[str], model: Path, baseline: Path, displayed: str) -> None:
     """Refuse a baseline whose tokenizer gives texts other numbers.
 
     Args:
@@ -281,8 +270,8 @@ def opened_baseline(subject: Subject, model: EvaluatedModel, stack: ExitStack) -
 def _refuse_other(model: EvaluatedModel, folder: Path, displayed: str) -> None:
     """Refuse a baseline of other labels or another vocabulary, as far as its folder tells."""
     if folder.absolute() != model.folder.absolute():
-        refuse_other_labels(model.task, model.config, folder, displayed)
-        refuse_other_vocabulary([item.name for item in model.side.inputs], model.folder, folder, displayed)
+        _refuse_other_labels(model.task, model.config, folder, displayed)
+        _refuse_other_vocabulary([item.name for item in model.side.inputs], model.folder, folder, displayed)
 
 
 def _refuse_other_task(baseline: Side, model: EvaluatedModel) -> None:

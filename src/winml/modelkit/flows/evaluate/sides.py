@@ -19,8 +19,6 @@ from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, graph_i
 from winml.modelkit.runtime.opened_model import RunOptions, open_model, refuse_dynamic_inputs
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["CachedBatches", "OnnxSide", "Side", "TorchSide", "joined_inputs", "open_onnx_side", "opened_torch_side"]
-
 SideKind = Literal["onnx", "pytorch"]
 _HALVES = frozenset({"float16", "bfloat16"})
 

@@ -11,8 +11,6 @@ from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.load.checkpoints.adapters import Adapter, adapter_values, read_adapters
 from winml.modelkit.runtime.adapters import adapter_inputs_of, adapter_name, write_adapter
 
-__all__ = ["swappable_adapters", "write_adapters"]
-
 
 def swappable_adapters(requested: Sequence[str]) -> tuple[Adapter, ...]:
     """Return the adapters of a request that are switched at run time.

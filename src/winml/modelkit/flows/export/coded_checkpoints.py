@@ -16,15 +16,13 @@ from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, GraphHandover, Graph
 from winml.modelkit.load.request import ModelRequest, processor_folder
 from winml.modelkit.quantize.carried_codes import CarriedCodes, NearestWeight, carry_codes, loss_notes
 
-__all__ = ["CodesWork", "handover_of_codes"]
-
-LEAST_SQNR_DB = 20.0
+_LEAST_SQNR_DB = 20.0
 """Chosen: activations in 8 bits leave 30 dB of a model with random weights (measured), and codes in a wrong order leave
 none."""
 
 
 @dataclass
-class CodesWork(GraphWork[CarriedCodes]):
+class _CodesWork(GraphWork[CarriedCodes]):
     """Carrying codes over, once."""
 
     step_name: ClassVar[str] = "codes"
@@ -36,7 +34,7 @@ class CodesWork(GraphWork[CarriedCodes]):
     @property
     def least_sqnr_db(self) -> float:
         """As of activations in 8 bits."""
-        return LEAST_SQNR_DB
+        return _LEAST_SQNR_DB
 
     def apply(self, model: ir.Model) -> CarriedCodes:
         """Replace the readers of coded weights."""
@@ -58,9 +56,9 @@ class CodesWork(GraphWork[CarriedCodes]):
 def handover_of_codes(request: ModelRequest, config: WinMLExportConfig) -> GraphHandover:
     """Return what is done to the graph of a checkpoint in few bits before it is written."""
 
-    def works(path: Path, model: ir.Model) -> list[CodesWork]:
+    def works(path: Path, model: ir.Model) -> list[_CodesWork]:
         del path, model
-        return [CodesWork(config)]
+        return [_CodesWork(config)]
 
     processors = processor_folder(request)
     return GraphHandover(works, external_from_bytes=EXTERNAL_BYTES, processors=processors)

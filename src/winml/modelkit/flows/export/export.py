@@ -37,8 +37,6 @@ from winml.modelkit.runtime.foreign_libraries import local_files_only
 from winml.modelkit.version import __version__
 from winml.modelkit.words import count_words
 
-__all__ = ["HTPExporter", "export_pytorch", "frozen_by_default"]
-
 
 def export_pytorch(
     model: nn.Module,

@@ -72,19 +72,6 @@ from winml.modelkit.verify.varied_sizes import (
 )
 from winml.modelkit.version import __version__
 
-__all__ = [
-    "ExportRun",
-    "ExportTarget",
-    "TaggedGraph",
-    "bounded_graph",
-    "calls_of_all_parts",
-    "capture_graph",
-    "make_tagged_graph",
-    "name_output_axes",
-    "name_sums",
-]
-
-
 # --- Captures a part as a graph: with the exporter chosen first, or with the other one where that fails.
 
 
@@ -97,7 +84,7 @@ _ABSENT = object()
 _FIX_SIZE = "Fix the size: omit the dynamic option, or set a number in --shape-config."
 
 
-def capture_graph(
+def _capture_graph(
     prepared: PreparedPart,
     tensors: Mapping[str, torch.Tensor],
     tree: ModuleTree,
@@ -320,7 +307,7 @@ class TaggedGraph:
 _Shape = tuple[int | str, ...]
 
 
-def name_output_axes(
+def _name_output_axes(
     proof: DynamicProof, requested: Sequence[OutputAxis], inputs: Sequence[str], dimensions: Sequence[str]
 ) -> DynamicProof:
     """Return the proof with the requested names in the shapes of the outputs.
@@ -355,7 +342,7 @@ def name_output_axes(
     return replace(proof, output_shapes=shapes or None, notes=(*proof.notes, *notes))
 
 
-def name_sums(proof: DynamicProof, inputs: Sequence[InputTensorSpec]) -> DynamicProof:
+def _name_sums(proof: DynamicProof, inputs: Sequence[InputTensorSpec]) -> DynamicProof:
     """Return the proof with the names that sums of sizes bear in the inputs."""
     return (
         proof
@@ -441,13 +428,13 @@ def make_tagged_graph(
 
         proof = run_at_varied_sizes(draw, part.dimensions, run_at, parameters)
         names = [spec.name for spec in part.inputs]
-        proof = name_output_axes(
-            name_sums(proof, part.inputs), part.output_axes, names, [item.name for item in part.dimensions]
+        proof = _name_output_axes(
+            _name_sums(proof, part.inputs), part.output_axes, names, [item.name for item in part.dimensions]
         )
         at_other_shapes = f", run at {len(proof.draws)} more shapes" if proof.draws else ""
         step.summary = f"{len(tree)} modules ({tree.registered} registered, with torch.nn layers){at_other_shapes}"
     with clock.step("ONNX export") as step:
-        capture, used = capture_graph(prepared, tensors, tree, run.config, exporter)
+        capture, used = _capture_graph(prepared, tensors, tree, run.config, exporter)
         step.summary = f"{len(capture.scopes)} nodes, opset {capture.model.opset_imports['']}, {used.name}"
         trace = with_captured_modules(trace, capture.scopes.values())
         all_parts = run.all_parts and with_captured_modules(run.all_parts, capture.scopes.values())

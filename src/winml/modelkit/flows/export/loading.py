@@ -38,18 +38,6 @@ from winml.modelkit.runtime.host import available_bytes
 from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.reference_run import prepared_part, refuse_verification_beyond_memory, run_reference
 
-__all__ = [
-    "LARGE_UNREAD_BYTES",
-    "LARGE_WEIGHTS_BYTES",
-    "closing_sizes",
-    "configured_request",
-    "load_for_export",
-    "load_weightless",
-    "parameter_bytes",
-    "resolve_for_export",
-]
-
-
 # --- Builds a model that can be traced while its weights stay in their files.
 #
 # transformers loads the checkpoint as usual, with tensors that know only their place in a file
@@ -191,7 +179,7 @@ def _parameter_places(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Par
 LARGE_WEIGHTS_BYTES = 2**31
 """Chosen: the largest protobuf file. Weights above it are not to be in memory."""
 
-LARGE_UNREAD_BYTES = 2**27
+_LARGE_UNREAD_BYTES = 2**27
 """The same where no run in PyTorch reads them: the graph is changed in memory before it is written, or nothing is
 compared. Chosen: peak memory is to stay below 1.5 GB, of which 0.5 GB are the libraries; with half a gigabyte of
 weights held, a build peaked at 1.7 GB."""
@@ -251,7 +239,7 @@ def _load(request: ModelRequest, config: WinMLExportConfig, *, is_handed_over: b
     weight_bytes, use = parameter_bytes(resolved.model), first_choice(config)
     is_handed_over = is_handed_over or resolved.coded is not None
     are_read = config.verify and not is_handed_over
-    are_large = weight_bytes > (LARGE_WEIGHTS_BYTES if are_read else LARGE_UNREAD_BYTES)
+    are_large = weight_bytes > (LARGE_WEIGHTS_BYTES if are_read else _LARGE_UNREAD_BYTES)
     # Codes of few bits are carried over by reference, whatever their size.
     if use.name == "torchscript" and not are_large and resolved.coded is None:
         return load_resolved(resolved, request), use

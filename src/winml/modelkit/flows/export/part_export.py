@@ -70,13 +70,6 @@ from winml.modelkit.verify.varied_sizes import WrittenGraph
 from winml.modelkit.verify.written_file import measure_written_file, verify_with_adapter, verify_written_file
 from winml.modelkit.words import size_words
 
-__all__ = [
-    "export_part",
-    "hint_with_cache",
-    "words_of_text_together",
-]
-
-
 _LEAVE_IT_TO_DYNAMO = (
     "Without --no-dynamo, the dynamo exporter is tried too: it supports dynamic sizes that TorchScript freezes. "
 )

@@ -43,21 +43,7 @@ from winml.modelkit.runtime.ir_versions import open_with_outputs
 from winml.modelkit.runtime.opened_model import RunOptions, Values, refusals_explained, values_for
 from winml.modelkit.version import __version__
 
-__all__ = [
-    "CutCall",
-    "ExtractOptions",
-    "ModuleCuts",
-    "PlannedCuts",
-    "Recording",
-    "compare_with_recording",
-    "cut_modules",
-    "extract_modules",
-    "plan_cuts",
-    "record_boundaries",
-    "write_cut",
-]
-
-LONGEST_STEM = 150
+_LONGEST_STEM = 150
 """Chosen: with every ending, names stay below the 255 bytes that file systems take."""
 
 _STEPS = ("modules cut", "activations recorded", "models written and checked")
@@ -287,7 +273,7 @@ def _plain_stem(identity: ModuleIdentity) -> str:
     name = identity.module or ".".join(address.parse_tag(identity.tag))
     name = _NOT_IN_NAMES.sub("_", name)
     name = f"_{name}" if _RESERVED.match(name) or name.startswith(".") else name
-    name = name.encode()[-LONGEST_STEM:].decode(errors="ignore").rstrip(" .")
+    name = name.encode()[-_LONGEST_STEM:].decode(errors="ignore").rstrip(" .")
     return f"{name}.call{identity.call}" if identity.calls > 1 else name
 
 

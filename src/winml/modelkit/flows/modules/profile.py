@@ -68,8 +68,6 @@ from winml.modelkit.runtime.sessions import onnxruntime_version
 from winml.modelkit.version import __version__
 from winml.modelkit.words import count_noun, time_words
 
-__all__ = ["charge_fused_kernels", "measure_modules", "profile_model", "profile_modules"]
-
 # --- Charges the kernels that stand for nodes of several modules to the module that does the work.
 #
 # ONNX Runtime fuses across modules: a convolution takes in the batch norm and the activation behind it. The tag of such
@@ -83,7 +81,7 @@ _LABEL = "#"
 """Marks the position of a node where a module path stands otherwise, which never begins with it."""
 
 
-def charge_fused_kernels(
+def _charge_fused_kernels(
     measured_file: onnx.ModelProto,
     original: ir.Model,
     executed_file: onnx.ModelProto,
@@ -441,7 +439,7 @@ def _charge_to_modules(
     carried = carry_tags(original, executed)
     modules = {module.path: module.tag for module in reversed(tree.modules)}
     sizes = result.measured_shapes
-    fused = charge_fused_kernels(before, original, executed_proto, executed, modules=modules, sizes=sizes)
+    fused = _charge_fused_kernels(before, original, executed_proto, executed, modules=modules, sizes=sizes)
     profile = charge_modules(
         measured,
         _tags_by_name(executed, carried),

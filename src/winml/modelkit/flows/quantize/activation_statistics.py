@@ -27,19 +27,6 @@ from winml.modelkit.quantize.precisions import CalibrationMethod
 from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = [
-    "ChannelStatistics",
-    "Ranges",
-    "SampleReader",
-    "ValueStatistics",
-    "channel_rows",
-    "measure_channels",
-    "measure_ranges",
-    "measure_states",
-    "measure_statistics",
-    "range_of",
-]
-
 Ranges = Mapping[str, tuple[float, float]]
 """Name of a value → its smallest and largest value."""
 
@@ -58,7 +45,7 @@ QUANTIZED_BINS = 128
 """Specified: steps that the entropy method distinguishes, as in TensorRT and ONNX Runtime."""
 PERCENTILE = 99.999
 """Share of the values inside of the range, in percent. Specified: ONNX Runtime's default."""
-SHRINKINGS = np.linspace(1.0, 0.2, 81)
+_SHRINKINGS = np.linspace(1.0, 0.2, 81)
 """Shares of the full range that the MSE method compares. Chosen: steps of 1 %; activations clipped to a fifth lose more
 than rounding gains at 8 bits."""
 
@@ -148,12 +135,12 @@ def _least_squares_range(statistics: ValueStatistics, bits: int) -> tuple[float,
     low, high = min(statistics.minimum, 0.0), max(statistics.maximum, 0.0)
     weights = statistics.counts.astype(np.float64)
     errors = []
-    for share in SHRINKINGS:
+    for share in _SHRINKINGS:
         clipped = np.clip(centers, low * share, high * share)
         step = (high - low) * share / (2**bits - 1)
         is_inside = clipped == centers
         errors.append(weights @ (centers - clipped) ** 2 + weights[is_inside].sum() * step**2 / 12)
-    share = float(SHRINKINGS[int(np.argmin(errors))])
+    share = float(_SHRINKINGS[int(np.argmin(errors))])
     return low * share, high * share
 
 

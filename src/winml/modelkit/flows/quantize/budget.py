@@ -66,8 +66,6 @@ from winml.modelkit.runtime.sessions import onnxruntime_version
 from winml.modelkit.version import __version__
 from winml.modelkit.words import size_words
 
-__all__ = ["SearchTools", "SolvedOnce", "choose_bits"]
-
 
 @dataclass(frozen=True)
 class _Form:

@@ -57,17 +57,15 @@ from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_in
 from winml.modelkit.runtime.opened_model import RunOptions, Values
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["Calibration", "CalibrationStatistics", "calibration_of", "refuse_missing_data"]
-
 _T = TypeVar("_T")
 
 MOST_SAMPLES = 128
 """Samples read of a user's data where no number is given. Measured: docs/reference/quantization.md; the ranges hardly
 change beyond."""
-RANDOM_SAMPLES = 16
+_RANDOM_SAMPLES = 16
 """Sets of random values where there is no data. Chosen: more of them say no more about real data."""
 
-SOLVING_SAMPLES = 128
+_SOLVING_SAMPLES = 128
 """Samples made for algorithms of blocks of weights, and for scales of a KV cache, where there is no data. Chosen:
 as many as are read of data; a product with 1536 inputs needs more rows than the tokens of 16 sentences."""
 
@@ -75,7 +73,7 @@ _OTHER_SAMPLES = 1_000_003
 """Added to the seed: what ranges come from is not what the result is judged on."""
 HELD_OUT = 4
 """Chosen: three quarters of the samples find nearly the same blocks."""
-DECODING_SAMPLES = 128
+_DECODING_SAMPLES = 128
 """Runs of a decoder, most of which read one token. Chosen: as many tokens as one sample of an encoder has."""
 _SOURCES = {"decoding": "runs while it generates text", "processor": "its processor", "random": "random values"}
 _KINDS_OF_SAMPLES = {
@@ -131,8 +129,8 @@ class Calibration:
         requested = self.options.samples
         if not self.has_data:
             if requested is None and (self.options.solves_weights or not self.options.needs_ranges):
-                return SOLVING_SAMPLES
-            return requested or (DECODING_SAMPLES if self._kind == "decoding" else RANDOM_SAMPLES)
+                return _SOLVING_SAMPLES
+            return requested or (_DECODING_SAMPLES if self._kind == "decoding" else _RANDOM_SAMPLES)
         if self._sample_feeds is not None:
             data_set = self._sample_feeds.data_set
             return len(data_set) - len(data_set.unreadable)

@@ -13,17 +13,6 @@ from winml.modelkit.evaluate.data_sets import TEXT_SUFFIXES, refuse_unknown_role
 from winml.modelkit.evaluate.data_sources import find_source, refuse_missing_datasets, source_files
 from winml.modelkit.quantize.options import QuantizeOptions
 
-__all__ = [
-    "CACHE_OPTION",
-    "FORMATS",
-    "OPTION",
-    "CalibrationKind",
-    "calibration_files",
-    "calibration_kind",
-    "npz_files",
-    "refuse_missing_files",
-]
-
 CalibrationKind = Literal["arrays", "texts", "data set"]
 """``.npz`` files; a file of texts, read without another package; or anything the datasets library reads."""
 

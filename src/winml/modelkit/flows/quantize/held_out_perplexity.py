@@ -24,8 +24,6 @@ from winml.modelkit.runtime.decoding.inputs import MASK, SCORES, TOKEN_IDS
 from winml.modelkit.runtime.graph_inputs import graph_inputs
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["held_out_evaluator"]
-
 
 def held_out_evaluator(calibration: Calibration, session: Session, max_drop: Drop) -> tuple[VariantEvaluator, float]:
     """Return what judges forms of a model by its perplexity, and the perplexity of the model.

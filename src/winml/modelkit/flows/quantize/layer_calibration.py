@@ -43,14 +43,12 @@ from winml.modelkit.runtime.graph_sessions import GraphSessions
 from winml.modelkit.runtime.sessions import Session, onnxruntime_version
 from winml.modelkit.version import __version__
 
-__all__ = ["LayerCalibration"]
-
-LAYER_BYTES = 500_000_000
+_LAYER_BYTES = 500_000_000
 """Weights of a layer that is run at a time, as float32, unless one product has more. Chosen: half a layer of a 7 B
 decoder; with the sums of its inputs and a session it stays below 3 GB."""
 FEWEST_LAYERS = 24
 """Chosen: a small model is cut as well, so that later layers see what the quantized ones before them make."""
-JUDGING = 4
+_JUDGING = 4
 """Every so many-th sample is left out of what an algorithm sees, where several are compared by their errors on these.
 Chosen: three quarters of the samples find nearly the same blocks."""
 
@@ -294,7 +292,7 @@ def _layers(model: ir.Model, cutter: Cutter, weights: Sequence[BlockWeight]) -> 
         inside.update(range(places[0], places[-1]))
     last = max(position[node] for weight in weights for node in weight.products)
     crossing = cutter.crossing()
-    limit = min(LAYER_BYTES, sum(bytes_at.values()) // FEWEST_LAYERS)
+    limit = min(_LAYER_BYTES, sum(bytes_at.values()) // FEWEST_LAYERS)
     layers, start, held = [], 0, 0
     ends = sorted(bytes_at)
     for index, place in enumerate(ends):
@@ -446,7 +444,7 @@ class _LayerSolver:
     def __init__(self, walk: _Walk) -> None:
         self._walk = walk
         # With few samples, what is left out would be missed.
-        self._has_many_samples = walk.values.count >= 2 * JUDGING
+        self._has_many_samples = walk.values.count >= 2 * _JUDGING
 
     def solve(self, weights: Sequence[BlockWeight], run: _LayerRun) -> dict[WeightKey, SolvedWeight]:
         """Return the blocks of weights, group by group of those that are multiplied with the same values."""
@@ -477,7 +475,7 @@ class _LayerSolver:
         observed = list(dict.fromkeys(name for names in groups for name in names))
         for sample, arrays in enumerate(run.observe(observed)):
             for names, sums in found.items():
-                is_judging = sums.judged is not sums.fitted and sample % JUDGING == JUDGING - 1
+                is_judging = sums.judged is not sums.fitted and sample % _JUDGING == _JUDGING - 1
                 for name in names:
                     if not np.isfinite(arrays[name]).all():
                         raise QuantizeError(

@@ -15,9 +15,6 @@ from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.precisions import MODES
 
-__all__ = ["folds_normalizations", "prepare"]
-
-
 _FOLDING = ("conv_batch_norm_fusion", "matmul_batch_norm_fusion")
 """Capabilities of the optimizer that compute a batch normalization into the weights before it."""
 

@@ -64,15 +64,6 @@ from winml.modelkit.runtime.host import available_bytes, has_integer_dot_product
 from winml.modelkit.runtime.opened_model import RunOptions
 from winml.modelkit.words import size_words
 
-__all__ = [
-    "Quantization",
-    "SampleSource",
-    "equipped",
-    "kernel_notes",
-    "quantize_file",
-]
-
-
 # --- What a user has to know of how fast a quantized file runs: what the processor has.
 #
 # ONNX Runtime does the fusions that integer operators need (DynamicQuantizeMatMul, MatMulIntegerToFloat with its bias)
@@ -80,7 +71,7 @@ __all__ = [
 # model: none in bert-base and MiniLM with VNNI, some in smaller models; ``winml tune`` measures it.
 
 
-def kernel_notes(modes: Collection[Mode], *, signed_weights: bool) -> Iterator[str]:
+def _kernel_notes(modes: Collection[Mode], *, signed_weights: bool) -> Iterator[str]:
     """Yield what to say of a file that was quantized in these ways.
 
     Args:
@@ -109,7 +100,7 @@ def kernel_notes(modes: Collection[Mode], *, signed_weights: bool) -> Iterator[s
         yield words
 
 
-LEAST_SAVING = 0.9
+_LEAST_SAVING = 0.9
 """Share of the size of the source from which on a note says that little was won. Chosen: what scales take is less."""
 
 
@@ -434,7 +425,7 @@ class Quantization(GraphWork[QuantizeResult]):
             else None
         )
         saves_nothing = self.saved_share <= 0 if source_bytes is None else size_bytes >= source_bytes
-        if saves_nothing and self.saved_share < 1 - LEAST_SAVING:
+        if saves_nothing and self.saved_share < 1 - _LEAST_SAVING:
             sizes = (
                 size_words(size_bytes)
                 if source_bytes is None
@@ -504,7 +495,7 @@ class Quantization(GraphWork[QuantizeResult]):
 
     def late_notes(self, model: ir.Model) -> tuple[str, ...]:
         """Say what the work noted, what this processor makes of it, and what float16 could not hold of the weights."""
-        kernels = kernel_notes(self.options.modes(), signed_weights=self.options.base.signed_weights)
+        kernels = _kernel_notes(self.options.modes(), signed_weights=self.options.base.signed_weights)
         return (*self.notes, *kernels, *_range_notes(model))
 
     def compare(self, source: Path, written: Path, seed: int) -> FidelityInfo | None:
@@ -571,7 +562,7 @@ class Quantization(GraphWork[QuantizeResult]):
 
 def _size_notes(before: GraphSummary, after: GraphSummary) -> tuple[str, ...]:
     """Say that hardly anything was won: a script that looks at the exit code would not see it."""
-    if after.size_bytes < LEAST_SAVING * before.size_bytes:
+    if after.size_bytes < _LEAST_SAVING * before.size_bytes:
         return ()
     sizes = f"{size_words(after.size_bytes)} of {size_words(before.size_bytes)}"
     return (f"The file is hardly smaller than its source ({sizes}): see which nodes were not quantized, and why.",)

@@ -47,24 +47,6 @@ from winml.modelkit.runtime.graph_sessions import GraphSessions
 from winml.modelkit.runtime.opened_model import Values, refusals_explained
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = [
-    "FloatGraph",
-    "MeasuredVariants",
-    "ModulePart",
-    "QuantizedVariants",
-    "Quantizer",
-    "Samples",
-    "VariantEvaluator",
-    "excluding_options",
-    "float_graph",
-    "form_key",
-    "list_parts",
-    "only_options",
-    "take_samples",
-    "weight_bytes",
-]
-
-
 Quantizer = Callable[[ir.Model, QuantizeOptions, GraphModules], QuantizeResult]
 """Quantizes a model, which is used up. What a mode needs beside the options, such as ranges, is bound to it."""
 

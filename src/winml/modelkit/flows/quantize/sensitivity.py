@@ -65,13 +65,6 @@ from winml.modelkit.runtime.opened_model import RunOptions
 from winml.modelkit.runtime.sessions import onnxruntime_version
 from winml.modelkit.version import __version__
 
-__all__ = [
-    "ExcludeSearch",
-    "FoundList",
-    "quantization_sensitivity",
-]
-
-
 # --- Finds the modules that must stay in float for a target, by measuring.
 #
 # Modules are taken in the order of the damage they do alone. How many of them are needed is found by halving; then each
@@ -90,7 +83,7 @@ class FoundList:
 
 
 @dataclass
-class ExcludeSearch:
+class _ExcludeSearch:
     """One search; every measurement is kept in :attr:`trials`."""
 
     units: Sequence[ModulePart]
@@ -467,7 +460,7 @@ class _Study:
         """Find the modules that must stay in float; nothing is timed yet."""
         units = [part for part in self._ranked(self.parts) if part.is_unit and self._nodes_of(part)]
         are_others = self.whole.nodes > sum(map(self._nodes_of, units))
-        search = ExcludeSearch(
+        search = _ExcludeSearch(
             units=units,
             most=len(units) - (not are_others),
             target=target,

@@ -16,9 +16,7 @@ from winml.modelkit.options import Options, nearest, record_of
 from winml.modelkit.quantize.declared_options import SensitivityFields
 from winml.modelkit.results.quantization_sensitivity import FidelityTarget, Metric
 
-__all__ = ["SensitivityOptions", "parse_target"]
-
-ITERATIONS = 30
+_ITERATIONS = 30
 """Chosen: one run in each of the 30 pairs of blocks that a comparison of latencies has."""
 
 
@@ -37,7 +35,7 @@ class SensitivityOptions(_Fields):  # type: ignore[misc]  # as above
     """Sizes of dynamic dimensions, by name, by `input:axis`, or by key of --shape-config."""
     seed: pydantic.NonNegativeInt = 0
     """Seed of the random values."""
-    iterations: pydantic.PositiveInt = ITERATIONS
+    iterations: pydantic.PositiveInt = _ITERATIONS
     """Timed runs, with a target: of the float model, of all modules quantized, and with those of the list in float."""
     processors: Path | None = None
     """Folder of the tokenizer or processor that makes samples. Null: that of the model."""

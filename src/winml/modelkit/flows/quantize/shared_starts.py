@@ -20,11 +20,9 @@ from winml.modelkit.hierarchy.tagging import all_nodes
 from winml.modelkit.runtime.graph_sessions import GraphSessions
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["SharedStarts", "Start", "feeds_of"]
-
 PLACES = 16
 """Chosen: a form then runs at most a sixteenth of the nodes before its module again."""
-STORED_BYTES = 256_000_000
+_STORED_BYTES = 256_000_000
 """Values stored, of all samples together. Chosen: small beside a model whose runs take long; where it is too little,
 fewer places are used."""
 
@@ -66,7 +64,7 @@ class SharedStarts:
         try:
             session = sessions.open(tapped, threads=threads, name="the float graph")
             samples = [session.run(feeds[0])]
-            places = _within_limit(places, samples[0], STORED_BYTES // len(feeds))
+            places = _within_limit(places, samples[0], _STORED_BYTES // len(feeds))
             wanted = list(dict.fromkeys(name for crossing in places.values() for name in crossing))
             samples += [session.run(item, wanted) for item in feeds[1:]] if wanted else []
         except StageError:  # forms are run from the inputs

@@ -26,8 +26,6 @@ from winml.modelkit.graph.files.resumable_results import locked_folder
 from winml.modelkit.graph.files.stored_tensors import StoredTensor
 from winml.modelkit.graph.weights import read_once, to_weightless
 
-__all__ = ["StoredArrays", "digest_of", "graph_digest", "samples_digest", "unfinished_folder"]
-
 
 @contextlib.contextmanager
 def unfinished_folder(output: Path) -> Iterator[Path]:

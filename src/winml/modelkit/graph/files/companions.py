@@ -20,16 +20,6 @@ from winml.modelkit.graph.files.content_digest import hash_file
 from winml.modelkit.graph.files.foreign_names import lies_within
 from winml.modelkit.graph.files.output_files import OutputFiles
 
-__all__ = [
-    "Companions",
-    "earlier_companions",
-    "is_in_the_way",
-    "outdated_companions",
-    "remove_companions",
-    "reserve_companions",
-    "settled_companions",
-]
-
 
 @dataclass(frozen=True)
 class Companions:

@@ -13,8 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-__all__ = ["REMEMBERED_BYTES", "GrowingDigest", "WrittenFileHash", "content_digest", "hash_file"]
-
 _PIECE_BYTES = 1 << 24
 """Bytes digested by one thread at a time. Part of what the digest means."""
 _BLOCK_BYTES = 1 << 20

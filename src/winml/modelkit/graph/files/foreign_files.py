@@ -15,17 +15,6 @@ from pathlib import Path
 from winml.modelkit.errors import InputError, WinMLError, failed_import, first_line, import_error, is_panic
 from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_below, file_within
 
-__all__ = [
-    "COMPANION_NAMES",
-    "MODULES_NAME",
-    "TEMPLATES_FOLDER",
-    "check_library_files",
-    "foreign_parser",
-    "is_companion_name",
-    "library_file",
-    "listed_files",
-]
-
 MODULES_NAME = "modules.json"
 """Names the modules of a sentence-transformers checkpoint and the folders they are in."""
 _VOCABULARY_NAMES = frozenset(

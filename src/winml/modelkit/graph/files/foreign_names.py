@@ -15,16 +15,6 @@ from typing import Literal
 from winml.modelkit.errors import InputError
 from winml.modelkit.file_names import stays_inside
 
-__all__ = [
-    "ForeignNameError",
-    "NameProblem",
-    "file_below",
-    "file_within",
-    "lies_within",
-    "name_problem",
-    "refuse_special_file",
-]
-
 NameProblem = Literal["no name", "outside", "missing", "unusable", "not regular"]
 """What is wrong with a name. ``no name``: it is no text, or empty. ``outside``: it leads out of the folder, by itself
 or by a link. ``missing``: nothing is there. ``unusable``: the system does not look it up. ``not regular``: it is a

@@ -14,8 +14,6 @@ from typing import Any
 from winml.modelkit.errors import CheckpointError, InputError
 from winml.modelkit.options import JsonError, read_json_file
 
-__all__ = ["check_config_files", "refuse_absurd_sizes"]
-
 _REPEATED = re.compile(r"^(n_?|num_)?(\w+_)?(layers?|blocks?|stages|depths?)$")
 """Keys that say how many modules are built one after another."""
 _SIZES = re.compile(

@@ -12,8 +12,6 @@ from typing import Any
 
 from winml.modelkit.graph.files.foreign_names import refuse_special_file
 
-__all__ = ["FrontMatterError", "front_matter_value"]
-
 _MOST_BYTES = 4 * 10**6
 """Of a file; what is behind is not read. Chosen: cards are text of some thousand words."""
 _DEEPEST = 32

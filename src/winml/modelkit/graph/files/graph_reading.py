@@ -38,17 +38,6 @@ from winml.modelkit.metadata_keys import (
 )
 from winml.modelkit.options import load_metadata
 
-__all__ = [
-    "MergedKeys",
-    "checked_graph",
-    "flat_file",
-    "graph_of",
-    "load_by_reference",
-    "load_foreign",
-    "merge_duplicate_keys",
-    "read_foreign",
-]
-
 
 def graph_of(structure: onnx.ModelProto, path: Path) -> ir.Model:
     """Return the graph of a structure that was read from ``path``.
@@ -56,10 +45,10 @@ def graph_of(structure: onnx.ModelProto, path: Path) -> ir.Model:
     Raises:
         InputError: it is no graph.
     """
-    return reading_graph(path, lambda: checked_graph(ir.serde.deserialize_model(structure)))
+    return reading_graph(path, lambda: _checked_graph(ir.serde.deserialize_model(structure)))
 
 
-def checked_graph(model: ir.Model) -> ir.Model:
+def _checked_graph(model: ir.Model) -> ir.Model:
     """Return the model after a look at what is read lazily: a tensor fails there and not inside some pass.
 
     In place, tags that are none are taken off.
@@ -135,7 +124,7 @@ def load_foreign(path: str | os.PathLike[str]) -> ir.Model:
     proto = onnx.load(path, load_external_data=False)
     inline_module_functions(proto)
     merge_duplicate_keys(proto)
-    model = checked_graph(ir.serde.deserialize_model(proto))
+    model = _checked_graph(ir.serde.deserialize_model(proto))
     ir.external_data.set_base_dir(model.graph, Path(path).parent)
     return model
 
@@ -152,7 +141,7 @@ def load_by_reference(path: Path) -> ir.Model:
     """
     proto = read_referring(path)
     merge_duplicate_keys(proto)
-    model = checked_graph(ir.serde.deserialize_model(proto))
+    model = _checked_graph(ir.serde.deserialize_model(proto))
     ir.external_data.set_base_dir(model.graph, path.parent)
     for graph in model.graphs():
         for value in graph.initializers.values():

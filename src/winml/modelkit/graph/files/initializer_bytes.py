@@ -18,8 +18,6 @@ from winml.modelkit.graph.files.reading import VALUE_FIELDS, check_data_file, re
 from winml.modelkit.progress import count_progress
 from winml.modelkit.words import size_words
 
-__all__ = ["StoredBytes", "WeightEquality", "bytes_digest", "have_equal_bytes", "locate_initializers", "stored_outside"]
-
 PIECE_BYTES = 1 << 22
 """Read and compared at a time. Chosen: larger pieces save no time."""
 
@@ -116,18 +114,18 @@ def stored_outside(path: Path, tensor: onnx.TensorProto) -> StoredBytes:
     return StoredBytes(found.path, ((offset, size),))
 
 
-def have_equal_bytes(left: StoredBytes, right: StoredBytes) -> bool:
+def _have_equal_bytes(left: StoredBytes, right: StoredBytes) -> bool:
     """Say whether two initializers of one type and shape have the same values; stops at the first difference."""
     if left == right:
         return True  # both models name one data file
     if left.size_bytes != right.size_bytes or left.is_raw != right.is_raw:
         return False
     if len(left.pieces) != len(right.pieces):
-        return bytes_digest(left) == bytes_digest(right)
+        return _bytes_digest(left) == _bytes_digest(right)
     return all(first == second for first, second in zip(left.read(), right.read(), strict=True))
 
 
-def bytes_digest(place: StoredBytes) -> str:
+def _bytes_digest(place: StoredBytes) -> str:
     """Return a digest of the values as they are stored."""
     digest = hashlib.blake2b(digest_size=16)
     for piece in place.read():
@@ -154,10 +152,10 @@ class WeightEquality:
         count_progress(self._compared, self._total, f"{done} of {total} compared")
         self._compared = min(self._compared + left.size_bytes + right.size_bytes, self._total)
         if before == after:
-            return have_equal_bytes(left, right)
+            return _have_equal_bytes(left, right)
         return left.size_bytes == right.size_bytes and self._digest(left) == self._digest(right)
 
     def _digest(self, place: StoredBytes) -> str:
         if place not in self._digests:
-            self._digests[place] = bytes_digest(place)
+            self._digests[place] = _bytes_digest(place)
         return self._digests[place]

@@ -17,23 +17,6 @@ import platformdirs
 
 from winml.modelkit.errors import ModelPathError, UsageError
 
-__all__ = [
-    "CACHE_VARIABLE",
-    "COPIES_FOLDER",
-    "cache_root",
-    "committed_files",
-    "drop_read",
-    "named_path",
-    "record_committed",
-    "record_read",
-    "record_settled",
-    "refuse_missing_values",
-    "restored_working_directory",
-    "taken_read",
-    "taken_settled",
-    "unrecorded",
-]
-
 _DISPLAYED_CHARACTERS = 80
 """Chosen: enough of a name to find it in a command."""
 

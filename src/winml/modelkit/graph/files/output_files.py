@@ -44,20 +44,6 @@ from winml.modelkit.graph.files.recovery import (
     write_journal,
 )
 
-__all__ = [
-    "DISK_ERRORS",
-    "ExportPaths",
-    "OutputFiles",
-    "files_of_model",
-    "recover",
-    "refuse_existing",
-    "refuse_inputs",
-    "refuse_special",
-    "waiting_files",
-    "write_error",
-]
-
-
 EARLIER = "earlier"
 """Subfolder of the hidden folder that keeps the earlier files, linked, until all new ones are in place."""
 

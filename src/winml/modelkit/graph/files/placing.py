@@ -26,24 +26,6 @@ from winml.modelkit.graph.contexts import context_file_attributes
 from winml.modelkit.graph.files.content_digest import content_digest, hash_file
 from winml.modelkit.graph.files.reading import check_data_file, read_structure
 
-__all__ = [
-    "copy_data",
-    "data_names",
-    "external_files",
-    "external_tensors",
-    "file_digest",
-    "link_or_copy",
-    "model_digest",
-    "name_data",
-    "place_copy",
-    "place_data",
-    "remove_unused",
-    "rename_locations",
-    "replaceable_data",
-    "stored_bytes",
-]
-
-
 _NOT_SUPPORTED = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.EBADF})
 """Errors of a system or file system that does not copy a range of one file to another."""
 _LOCATION, _OFFSET, _LENGTH = "location", "offset", "length"

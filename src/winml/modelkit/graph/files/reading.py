@@ -29,21 +29,6 @@ from winml.modelkit.graph.files.named_paths import record_read
 from winml.modelkit.graph.files.wire_format import LENGTH_DELIMITED, WireError, varint, walk_fields
 from winml.modelkit.metadata_keys import FUNCTION_DOMAIN
 
-__all__ = [
-    "RETAINED_BYTES",
-    "VALUE_FIELDS",
-    "DataFile",
-    "DataProblem",
-    "check_data_file",
-    "inline_functions",
-    "read_located",
-    "read_referring",
-    "read_structure",
-    "reading_graph",
-    "required_inputs",
-]
-
-
 RETAINED_BYTES = 4096
 """Messages below this size are read completely, values included. Chosen: one page. Shapes and axes, which shape
 inference needs, are far smaller; weights worth skipping are far larger."""

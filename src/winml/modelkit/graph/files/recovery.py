@@ -34,28 +34,6 @@ from winml.modelkit.graph.files.named_paths import record_settled
 if TYPE_CHECKING:
     import filelock
 
-__all__ = [
-    "MOVED_ASIDE",
-    "STAGED",
-    "Interrupted",
-    "OwnedFolder",
-    "Settled",
-    "State",
-    "abandoned_folders",
-    "complete_journal",
-    "file_state",
-    "interrupted_in",
-    "interruptions_held",
-    "put_back",
-    "remove_journal",
-    "settle_interrupted",
-    "temporary_folder",
-    "unfinished_notes",
-    "waiting_names",
-    "write_journal",
-]
-
-
 # --- Writes down which finished files are to be put in place together, so that a kill between two of them is made
 # good.
 #
@@ -128,7 +106,7 @@ def write_journal(folder: Path, staged: Path, directory: Path, moves: Sequence[s
 
 
 @dataclass(frozen=True)
-class Settled:
+class _Settled:
     """What became of the files of an ended process, by name."""
 
     placed: tuple[str, ...] = ()
@@ -137,7 +115,7 @@ class Settled:
     """Weights that nothing names any more."""
 
 
-def complete_journal(folder: Path, staged: Path, directory: Path) -> Settled | None:
+def _complete_journal(folder: Path, staged: Path, directory: Path) -> _Settled | None:
     """Do what an ended process left to do, if there is anything.
 
     Where a file that was to be replaced is no longer what it was, the user has gone on without us: nothing is done.
@@ -154,7 +132,7 @@ def complete_journal(folder: Path, staged: Path, directory: Path) -> Settled | N
     except (ValueError, OverflowError):
         return None
     if not all(_is_still_meant(journal, name, waiting[name], folder, directory) for name in waiting):
-        return Settled()
+        return _Settled()
     for name in waiting:
         (staged / name).replace(directory / name)
     unchanged = [
@@ -165,7 +143,7 @@ def complete_journal(folder: Path, staged: Path, directory: Path) -> Settled | N
 
         remove_unused(directory, unchanged)
     remove_journal(folder)
-    return Settled(tuple(journal.moves), tuple(name for name in unchanged if not os.path.lexists(directory / name)))
+    return _Settled(tuple(journal.moves), tuple(name for name in unchanged if not os.path.lexists(directory / name)))
 
 
 def _is_still_meant(journal: _Journal, name: str, written_bytes: int, folder: Path, directory: Path) -> bool:
@@ -181,7 +159,7 @@ def _is_still_meant(journal: _Journal, name: str, written_bytes: int, folder: Pa
     return is_untouched and written_bytes == size_bytes
 
 
-def waiting_names(folder: Path, staged: Path, directory: Path) -> tuple[str, ...]:
+def _waiting_names(folder: Path, staged: Path, directory: Path) -> tuple[str, ...]:
     """Return the files of a directory that are not what they are to be: new ones wait, or earlier ones are aside.
 
     Changes nothing. Empty where the journal is of a newer version, damaged or not ours.
@@ -495,7 +473,7 @@ def settle_interrupted(directory: Path) -> tuple[Path, ...]:
     placed: list[Path] = []
     for folder in abandoned_folders(directory, PARTIAL_PREFIX, with_unlocked=True):
         settled, earlier = _settle(folder.path, directory)
-        _note(directory, settled or Settled(), earlier)
+        _note(directory, settled or _Settled(), earlier)
         if settled is None:
             folder.release()
             continue
@@ -569,13 +547,13 @@ def interrupted_in(directory: Path) -> tuple[Interrupted, ...]:
         folders = sorted(Path(entry.path) for entry in hidden if entry.is_dir(follow_symlinks=False))
     except OSError:
         return ()
-    return tuple(Interrupted(folder, waiting_names(folder, folder / STAGED, directory)) for folder in folders)
+    return tuple(Interrupted(folder, _waiting_names(folder, folder / STAGED, directory)) for folder in folders)
 
 
-def _settle(folder: Path, directory: Path) -> tuple[Settled | None, tuple[str, ...]]:
+def _settle(folder: Path, directory: Path) -> tuple[_Settled | None, tuple[str, ...]]:
     """Return what was done with new files, None where the folder must be left alone, and the names put back."""
     try:
-        settled = complete_journal(folder, folder / STAGED, directory)
+        settled = _complete_journal(folder, folder / STAGED, directory)
         if settled is None:
             return None, ()
         return settled, () if settled.placed else put_back(folder, folder / STAGED, directory)
@@ -583,7 +561,7 @@ def _settle(folder: Path, directory: Path) -> tuple[Settled | None, tuple[str, .
         return None, ()
 
 
-def _note(directory: Path, settled: Settled, earlier: tuple[str, ...]) -> None:
+def _note(directory: Path, settled: _Settled, earlier: tuple[str, ...]) -> None:
     done = {"put in place": settled.placed, "removed": settled.removed, "put back": earlier}
     words = "; ".join(f"{verb} {', '.join(names)}" for verb, names in done.items() if names)
     if words:

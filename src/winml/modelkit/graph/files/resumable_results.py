@@ -19,8 +19,6 @@ from winml.modelkit.errors import ConfigError, UsageError
 from winml.modelkit.graph.files.output_files import OutputFiles, write_error
 from winml.modelkit.options import read_json_file
 
-__all__ = ["OtherRequest", "ResumableResults", "locked_folder", "write_atomically"]
-
 _T = TypeVar("_T")
 
 

@@ -11,16 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = [
-    "LENGTH_DELIMITED",
-    "NodeSummary",
-    "WireError",
-    "has_half_floats",
-    "node_summaries",
-    "varint",
-    "walk_fields",
-]
-
 _VARINT, _FIXED64, LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 """Specified: the wire types of protobuf."""
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}

@@ -45,33 +45,21 @@ from winml.modelkit.graph.files.wire_format import LENGTH_DELIMITED, varint, wal
 from winml.modelkit.progress import count_progress
 from winml.modelkit.words import size_words
 
-__all__ = [
-    "INLINE_LIMIT_BYTES",
-    "ModelFraming",
-    "ReshapedTensor",
-    "StreamedTensor",
-    "place_numbered",
-    "place_self_contained",
-    "rewrite_metadata",
-    "write_model",
-    "written_bytes",
-]
-
 INLINE_LIMIT_BYTES = 2_000_000_000
 """Largest file with its weights inside. Specified: protobuf reads no message of 2**31 bytes. Chosen: 7 % less, so that
 a later step can add to the file."""
-STREAMED_BYTES = 4096
+_STREAMED_BYTES = 4096
 """Tensors from this size on are written one at a time. Chosen: one page; smaller ones are serialized with the graph."""
-ALIGNMENT_BYTES = 65_536
+_ALIGNMENT_BYTES = 65_536
 """Large tensors start at multiples of this in a data file. Specified: the granularity of Windows' memory maps, a
 multiple of every page size."""
-ALIGNED_BYTES = 100 * ALIGNMENT_BYTES
+_ALIGNED_BYTES = 100 * _ALIGNMENT_BYTES
 """Tensors from this size on are aligned. Chosen: the gaps take less than 1 % of the file."""
 
 WRITING_THREADS = 2
 """Tensors of a data file are computed and written side by side. Chosen: more hold more weights in memory, and two keep
 the disk busy."""
-IN_FLIGHT_BYTES = 256_000_000
+_IN_FLIGHT_BYTES = 256_000_000
 """Tensors in memory at a time; a larger one goes alone beside others of this sum. Chosen: most weights are smaller."""
 
 _PLACEHOLDER = "streamed"
@@ -125,7 +113,7 @@ def write_model(
             proto = ir.serde.serialize_model(model)
             _refuse_foreign_data(proto, path)
             # Every tensor class of onnx_ir has ``tofile``; its protocol does not say so.
-            framing = ModelFraming(proto, cast("Mapping[str, StreamedTensor]", streamed))
+            framing = _ModelFraming(proto, cast("Mapping[str, StreamedTensor]", streamed))
             if external is False and framing.size_bytes > inline_limit_bytes:
                 raise WriteError(
                     f"cannot write {path}: with embedded weights it needs {framing.size_bytes} bytes; "
@@ -157,7 +145,7 @@ def written_bytes(model: ir.Model, path: Path, *, external: bool | None = None) 
         external: As of :func:`write_model`.
     """
     with _untyped_initializers(model), _placeholders_for_weights(model) as streamed:
-        framing = ModelFraming(ir.serde.serialize_model(model), cast("Mapping[str, StreamedTensor]", streamed))
+        framing = _ModelFraming(ir.serde.serialize_model(model), cast("Mapping[str, StreamedTensor]", streamed))
     if not external and framing.size_bytes <= INLINE_LIMIT_BYTES:
         return framing.size_bytes
     size, offset = framing.size_bytes, 0
@@ -168,9 +156,9 @@ def written_bytes(model: ir.Model, path: Path, *, external: bool | None = None) 
                 continue
             tensor = value.const_value
             size += reference
-            if tensor.nbytes > ALIGNED_BYTES:
-                size += -offset % ALIGNMENT_BYTES
-                offset += -offset % ALIGNMENT_BYTES
+            if tensor.nbytes > _ALIGNED_BYTES:
+                size += -offset % _ALIGNMENT_BYTES
+                offset += -offset % _ALIGNMENT_BYTES
             offset += tensor.nbytes
     return size
 
@@ -202,9 +190,9 @@ def _write_outside(model: ir.Model, path: Path) -> tuple[Path, ...]:
                 external_data=unfinished.name,
                 callback=before_each,
                 max_workers=WRITING_THREADS,
-                max_in_flight_bytes=IN_FLIGHT_BYTES,
-                alignment=ALIGNMENT_BYTES,
-                align_threshold=ALIGNED_BYTES,
+                max_in_flight_bytes=_IN_FLIGHT_BYTES,
+                alignment=_ALIGNMENT_BYTES,
+                align_threshold=_ALIGNED_BYTES,
             )
         if repeated:
             _name_repeated_bytes(path, repeated)
@@ -351,7 +339,7 @@ def _placeholders_for_weights(model: ir.Model) -> Iterator[dict[str, ir.TensorPr
                     continue
                 # What is computed on demand is computed once, in the order of the file.
                 on_demand = isinstance(tensor, (ir.ExternalTensor, ir.LazyTensor))
-                if graph is model.graph and (on_demand or tensor.nbytes >= STREAMED_BYTES):
+                if graph is model.graph and (on_demand or tensor.nbytes >= _STREAMED_BYTES):
                     replaced_tensors.append((value, tensor))
                     value.const_value = _placeholder_for(value, tensor)
                 elif isinstance(tensor, ir.ExternalTensor):
@@ -406,7 +394,7 @@ class StreamedTensor(Protocol):
         """Write the bytes at the position of a file."""
 
 
-class ModelFraming:
+class _ModelFraming:
     """The serialized pieces of a model file in order, and its exact length.
 
     Protobuf accepts fields in any order, but every message starts with its length. All lengths are computed before a
@@ -516,7 +504,7 @@ def _write_inside(original: Path, target: Path, limit_bytes: int) -> bool:
         tensor.raw_data = b"".join(_values(original, tensor).read())
         tensor.ClearField("data_location")
         tensor.ClearField("external_data")
-    framing = ModelFraming(model, streamed)
+    framing = _ModelFraming(model, streamed)
     if framing.size_bytes > limit_bytes:
         return False
     framing.write(target)
@@ -547,7 +535,7 @@ class _Streamed:
             file.write(piece)
 
 
-CHUNK_BYTES = 1 << 24
+_CHUNK_BYTES = 1 << 24
 """Bytes copied at a time. Chosen: larger chunks are no faster."""
 
 _METADATA = "metadata_props"
@@ -610,8 +598,8 @@ def _copy_span(data: mmap.mmap, piece: _Span, out: BinaryIO) -> None:
     if isinstance(piece, bytes):
         out.write(piece)
         return
-    for start in range(piece.start, piece.stop, CHUNK_BYTES):
-        out.write(data[start : min(start + CHUNK_BYTES, piece.stop)])
+    for start in range(piece.start, piece.stop, _CHUNK_BYTES):
+        out.write(data[start : min(start + _CHUNK_BYTES, piece.stop)])
 
 
 class _Rewriting:
@@ -736,7 +724,7 @@ def _write_pieces(model: onnx.ModelProto, folder: Path, target: Path, piece_byte
         length = int(entries.get("length", stored_bytes(tensor)))
         source = (name, start, length)
         if source not in places:
-            begin = -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES if length >= ALIGNED_BYTES else size
+            begin = -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES if length >= _ALIGNED_BYTES else size
             if not pieces or (begin and begin + length > piece_bytes):
                 pieces.append(numbered_data_path(target, len(pieces)))
                 begin = 0

@@ -22,8 +22,6 @@ from winml.modelkit.hierarchy.carry.original_graph import OriginalModel, Place, 
 from winml.modelkit.hierarchy.tagging import SOURCES, NodeTag, Source, measure_coverage, read_tag, write_tag
 from winml.modelkit.metadata_keys import MODULES_KEY, NAMESPACE_KEY, OUR_PREFIX, SOURCE_KEY
 
-__all__ = ["CarryReport", "Way", "carry_tags"]
-
 
 @dataclass(frozen=True)
 class CarryReport:

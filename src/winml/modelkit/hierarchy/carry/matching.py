@@ -27,16 +27,6 @@ from winml.modelkit.hierarchy.carry.original_graph import (
 )
 from winml.modelkit.metadata_keys import NAMESPACE_KEY, TAG_KEY
 
-__all__ = [
-    "REORDERINGS",
-    "Comparison",
-    "Match",
-    "Way",
-    "absorbed_work",
-    "match_nodes",
-]
-
-
 # --- Finds the work that a node took over from its neighbours although it kept its name or its value.
 #
 # A tool may fold a product with constants into the weights of a layer before or after it. The layer then reads, or its
@@ -44,7 +34,7 @@ __all__ = [
 # weights changed, it was work of no effect.
 
 
-REORDERINGS = frozenset({"Identity", "Dropout", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Cast"})
+_REORDERINGS = frozenset({"Identity", "Dropout", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Cast"})
 """Operators that give values another place or form; where one is gone, nobody need do its work."""
 _LAYOUT_CHANGES = frozenset({"ReorderInput", "ReorderOutput"})
 """Operators of ONNX Runtime that change the layout of a value and compute nothing."""
@@ -70,7 +60,7 @@ class Comparison(Protocol):
     def gone_maker(self, value: ir.Value | None) -> ir.Node | None: ...
 
 
-def absorbed_work(
+def _absorbed_work(
     comparison: Comparison, known: Mapping[ir.Node, tuple[ir.Node | None, tuple[ir.Node, ...]]]
 ) -> dict[ir.Node, list[ir.Node]]:
     """Return, for nodes after the tool, the original nodes whose work they took over.
@@ -167,7 +157,7 @@ def _work_between(comparison: Comparison, name: str, further: set[str]) -> tuple
         if len(sources) != 1:
             break
         name = sources[0].name or ""
-        work = [node for node in way if node.op_type not in REORDERINGS]
+        work = [node for node in way if node.op_type not in _REORDERINGS]
         if name in further:
             return work, name
         # An equal computation may have taken its place.
@@ -449,10 +439,10 @@ def _surviving_original(matching: _Matching, node: ir.Node) -> ir.Node | None:
 
 def _is_reordered(original: ir.Node, maker: ir.Node, node: ir.Node) -> bool:
     """Say whether ``node`` makes another node's value only because a reordering of its own value is gone."""
-    if node.op_type in REORDERINGS:
+    if node.op_type in _REORDERINGS:
         return False
     while maker is not original:
-        source = maker.inputs[0] if maker.inputs and maker.op_type in REORDERINGS else None
+        source = maker.inputs[0] if maker.inputs and maker.op_type in _REORDERINGS else None
         earlier = source.producer() if source is not None else None
         if earlier is None:
             return False
@@ -645,7 +635,7 @@ def _add_absorbed_work(matching: _Matching) -> None:
         if match.way != "kept"
         and (makers := (match.survivor,) if match.survivor is not None else tuple(_original_makers(matching, node)))
     }
-    for node, work in absorbed_work(matching, known).items():
+    for node, work in _absorbed_work(matching, known).items():
         match = matches.get(node)
         if match is None:
             continue

@@ -29,23 +29,11 @@ from winml.modelkit.metadata_keys import (
 )
 from winml.modelkit.options import load_metadata
 
-__all__ = [
-    "GraphNames",
-    "OriginalModel",
-    "Place",
-    "Places",
-    "Replaced",
-    "is_foreign",
-    "names_module",
-    "tags_of",
-    "walk",
-]
-
-MOST_PLACES = 64
+_MOST_PLACES = 64
 """Most modules listed for the nodes that one node replaced; beyond, only their common module is kept. Chosen: fused
 operators replace nodes of a handful of modules. The limit keeps the work linear in the size of the graph."""
 
-JOINT = ";"
+_JOINT = ";"
 """Specified: stands between the values of merged nodes (docs/reference/formats.md)."""
 _UNTAGGED = "/-"
 """Begins the tags that stand for the modules of a model without tags while it is matched; no file has them."""
@@ -83,7 +71,7 @@ def is_foreign(key: str) -> bool:
     return key != NAMESPACE_KEY and not key.startswith((OUR_PREFIX, TORCH_PREFIX))
 
 
-def names_module(key: str) -> bool:
+def _names_module(key: str) -> bool:
     """Return True for a metadata key in which an exporter names the module of a node."""
     return key in (NAMESPACE_KEY, SCOPES_KEY, CLASSES_KEY, BUILDER_SCOPES_KEY, BUILDER_CLASSES_KEY)
 
@@ -189,8 +177,8 @@ class Places:
         values: dict[str, dict[str, None]] = {}
         for other in sorted(others, key=lambda other: other.index):
             for key, text in other.foreign:
-                values.setdefault(key, {}).update(dict.fromkeys(text.split(JOINT)))
-        foreign = tuple((key, JOINT.join(list(texts)[:MOST_PLACES])) for key, texts in sorted(values.items()))
+                values.setdefault(key, {}).update(dict.fromkeys(text.split(_JOINT)))
+        foreign = tuple((key, _JOINT.join(list(texts)[:_MOST_PLACES])) for key, texts in sorted(values.items()))
         return place if foreign == place.foreign else self.add(place.tag, place.module, place.namespace, foreign)
 
 
@@ -309,11 +297,11 @@ class OriginalModel:
 
     def _untagged_place(self, metadata: Mapping[str, str]) -> Place:
         """Return the place of a node of a model without tags: that of the module which other exporters name."""
-        dialect = tuple((key, text) for key, text in metadata.items() if names_module(key))
+        dialect = tuple((key, text) for key, text in metadata.items() if _names_module(key))
         levels = next((_levels(key, metadata[key]) for key in _LEVEL_KEYS if metadata.get(key)), [])
         tag = _UNTAGGED + "".join(f"/{level.replace(address.SEPARATOR, '_') or '-'}" for level in levels)
         self.dialects.setdefault(tag, dialect)
-        foreign = tuple((key, text) for key, text in metadata.items() if not names_module(key))
+        foreign = tuple((key, text) for key, text in metadata.items() if not _names_module(key))
         return self.places.add(tag, "", "", foreign)
 
     def replaced_by_maker_of(
@@ -372,7 +360,7 @@ class OriginalModel:
                 places |= region.places
                 owners |= region.owners
             count += region.nodes
-        if len(places) > MOST_PLACES:
+        if len(places) > _MOST_PLACES:
             places = {self.places.common(places)}
         return Replaced(frozenset(places), count, owners=frozenset(owners))
 

@@ -32,17 +32,6 @@ from winml.modelkit.inference.generation.text import open_tokenizer
 from winml.modelkit.load.caches.layout import loop_cache_name
 from winml.modelkit.runtime.decoding.decoder import DecoderGraph, GraphCache
 
-__all__ = [
-    "DecoderModel",
-    "generate_with_transformers",
-    "generated_by",
-    "generation_call",
-    "generation_config_beside",
-    "loop_arguments",
-    "passed_cache",
-    "with_cache",
-]
-
 Output = TypeVar("Output")
 
 

@@ -27,8 +27,6 @@ from winml.modelkit.inference.generation.settings import (
 from winml.modelkit.inference.generation.text import TextTokenizer
 from winml.modelkit.runtime.decoding.vision_language import VisionLanguageFiles
 
-__all__ = ["DecoderPrompt", "PreparedPrompt", "read_decoder_prompt", "read_prompt"]
-
 _READ_HERE = {
     "forced_bos_token_id", "forced_eos_token_id", "forced_decoder_ids", "suppress_tokens", "begin_suppress_tokens",
     "lang_to_id", "task_to_id", "no_timestamps_token_id", "is_multilingual", "alignment_heads", "median_filter_width",

@@ -28,19 +28,11 @@ from winml.modelkit.runtime.decoding.encoder_decoder import EncoderDecoder
 from winml.modelkit.runtime.foreign_libraries import library_folder
 from winml.modelkit.runtime.graph_inputs import GraphInput
 
-__all__ = [
-    "encoder_decoder_tokens",
-    "prepare_encoder_decoder",
-    "recorded_prompt",
-    "recorded_tokens",
-]
-
-
 # --- Writes what is said in a long recording, or when it is said: with the loop that transformers has for such a
 # model.
 
 
-def recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedPrompt:
+def _recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedPrompt:
     """Return what is to be written of a recording, opened: segment by segment where it is long, or times are asked for.
 
     Args:
@@ -75,7 +67,7 @@ def recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedProm
     return replace(prompt, tokenizer=TimedText(prompt.tokenizer, with_times=with_times))
 
 
-def recorded_tokens(graphs: EncoderDecoder, prompt: PreparedPrompt, timed: TimedText) -> Iterator[GeneratedToken]:
+def _recorded_tokens(graphs: EncoderDecoder, prompt: PreparedPrompt, timed: TimedText) -> Iterator[GeneratedToken]:
     """Yield the tokens of a whole recording, all at the end; the segments are told to ``timed`` before the first.
 
     Raises:
@@ -186,7 +178,7 @@ def prepare_encoder_decoder(
     if medium_option != "audio":
         return prompt
 
-    return recorded_prompt(prompt, with_times=with_times)
+    return _recorded_prompt(prompt, with_times=with_times)
 
 
 def encoder_decoder_tokens(
@@ -201,7 +193,7 @@ def encoder_decoder_tokens(
     """
     assert prompt.beginning is not None  # prepared for an encoder
     if isinstance(prompt.tokenizer, TimedText):
-        return "transformers", recorded_tokens(graphs, prompt, prompt.tokenizer)
+        return "transformers", _recorded_tokens(graphs, prompt, prompt.tokenizer)
     arrays = _arrays(graphs.unpadded_inputs if prompt.medium == "audio" else graphs.inputs, prompt)
     if prompt.settings.for_transformers is None:
         encoded = graphs.encode(arrays)

@@ -19,14 +19,6 @@ from winml.modelkit.inference.generation.decoder_prompt import DecoderPrompt
 from winml.modelkit.inference.generation.settings import GenerationSettings, StepSettings
 from winml.modelkit.runtime.decoding.decoder import DecoderGraph, rows_of
 
-__all__ = [
-    "GeneratedToken",
-    "choose_token",
-    "generate_tokens",
-    "processed_scores",
-]
-
-
 # --- Chooses a token from the scores of all, as transformers' loop does: greedily, or drawn from the likely ones.
 #
 # Each step is transformers' processor of that name, in its order (``generation/logits_process.py``). numpy only.

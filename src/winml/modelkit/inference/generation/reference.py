@@ -24,8 +24,6 @@ from winml.modelkit.load.model import load_model
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.results.generated_text import GeneratedText, ReferenceText, TokenDifference
 
-__all__ = ["compare_with_pytorch"]
-
 
 def compare_with_pytorch(
     results: Sequence[GeneratedText], prompts: Sequence[PreparedPrompt], request: ModelRequest

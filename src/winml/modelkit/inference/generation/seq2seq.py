@@ -29,8 +29,6 @@ from winml.modelkit.runtime.decoding.encoder_decoder import EncoderDecoder
 from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["EncoderDecoderModel", "own_loop"]
-
 
 class EncoderDecoderModel(DecoderModel):
     """What transformers' loop asks of an encoder-decoder, answered by two graphs.

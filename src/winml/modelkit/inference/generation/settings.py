@@ -17,19 +17,6 @@ from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, DECODER, GENERATIO
 from winml.modelkit.graph.files.foreign_files import library_file
 from winml.modelkit.options import JsonError, Options, parse_options, read_json_file
 
-__all__ = [
-    "DEFAULT_NEW_TOKENS",
-    "SPEED_ONLY",
-    "GenerationSettings",
-    "StepSettings",
-    "check_kinds",
-    "part_position_limit",
-    "position_limit",
-    "read_generation_config",
-    "read_record",
-    "read_settings",
-]
-
 SPEED_ONLY: Final = frozenset({
     "prompt_lookup_num_tokens", "use_mtp", "speculation_type", "assistant_early_exit", "assistant_ensemble_weight",
     "is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold",
@@ -161,7 +148,7 @@ def read_record(folder: Path, name: str) -> dict[str, Any]:
     return record
 
 
-DEFAULT_NEW_TOKENS: Final = 256
+_DEFAULT_NEW_TOKENS: Final = 256
 """Chosen: a long answer. transformers' own default is 20."""
 _DEFAULT_TOP_K = 50
 """Specified: what transformers' sampling takes where nothing says otherwise."""
@@ -224,7 +211,7 @@ class GenerationSettings:
     """How a text is written."""
 
     step: StepSettings = StepSettings()
-    max_new_tokens: int = DEFAULT_NEW_TOKENS
+    max_new_tokens: int = _DEFAULT_NEW_TOKENS
     is_default_length: bool = True
     """Whether nobody said how long it may become, so that it may be made to fit the positions of the model."""
     max_length: int | None = None
@@ -363,7 +350,7 @@ def read_settings(folder: Path) -> GenerationSettings:
     )
     return GenerationSettings(
         step,
-        max_new_tokens=passed.get("max_new_tokens", DEFAULT_NEW_TOKENS),
+        max_new_tokens=passed.get("max_new_tokens", _DEFAULT_NEW_TOKENS),
         max_length=None if "max_new_tokens" in passed else passed.get("max_length"),
         eos_token_ids=tuple(token for token in ids if isinstance(token, int) and not isinstance(token, bool)),
         for_transformers=other or None,

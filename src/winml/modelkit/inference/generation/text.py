@@ -20,17 +20,6 @@ from winml.modelkit.options import JsonError, read_text_file
 from winml.modelkit.runtime.foreign_libraries import library_folder
 from winml.modelkit.runtime.processes import ask_limited
 
-__all__ = [
-    "RENDERING",
-    "TextSegment",
-    "TextTokenizer",
-    "TimedText",
-    "chat_prompt",
-    "open_tokenizer",
-    "read_tokenizer",
-    "rendered_chat",
-]
-
 _REBUILD = "Build the model again."
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 """What stands for bytes of a character that is not whole yet."""

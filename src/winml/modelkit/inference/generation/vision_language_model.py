@@ -25,8 +25,6 @@ from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.foreign_libraries import local_files_only
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["ImagePositions", "VisionLanguageModel"]
-
 _IMAGES_KEY = "winml_seen_images"
 """Among the arguments of the loop: what the model made of images before their rows were repeated."""
 

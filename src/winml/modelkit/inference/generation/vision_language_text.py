@@ -27,8 +27,6 @@ from winml.modelkit.runtime.decoding.inputs import POSITIONS, TOKEN_TYPES
 from winml.modelkit.runtime.decoding.vision_language import PIXEL_MASK, VisionLanguageDecoder, VisionLanguageFiles
 from winml.modelkit.runtime.foreign_libraries import library_folder
 
-__all__ = ["prepare_vision_language", "vision_language_tokens"]
-
 _VIDEO_HALF = "video_processor"
 """Specified by transformers: part of a processor, which needs torchvision."""
 

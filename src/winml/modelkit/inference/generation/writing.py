@@ -36,8 +36,6 @@ from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.opened_model import RunOptions, values_for
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["measure_encoder_decoder_generation", "measure_generation", "prepare_prompt", "write_text", "write_texts"]
-
 _NO_CACHE = (
     "This model has no KV cache: every token recomputes the whole text, so generation slows down with its length.",
     "Build it again without --no-cache to get one.",

@@ -16,30 +16,6 @@ from torch import nn
 from winml.modelkit.load.caches.layout import CacheLayout, EncoderDecoderLayout, ModuleState, Way, cache_field
 from winml.modelkit.load.inputs.nested_arguments import NestedArguments
 
-__all__ = [
-    "DECODER_TOKENS",
-    "ENCODER_MASK",
-    "ENCODER_OUTPUT_STATES",
-    "ENCODER_STATES",
-    "STATES",
-    "TOKENS",
-    "arguments_with_cache",
-    "cache_of",
-    "decoder_arguments",
-    "empty_states",
-    "encoder_arguments",
-    "forward_with_states",
-    "found_states",
-    "held_tensors",
-    "held_values",
-    "inner_decoder_arguments",
-    "own_decoder_arguments",
-    "self_feeding_decoder_arguments",
-    "unread",
-    "with_tensors",
-]
-
-
 # --- Caches of other classes than transformers' own: which tensors do they hold, and how is one made that holds
 # others?
 #
@@ -170,7 +146,7 @@ def _mapped(value: Any, way: Way, change: Callable[[object, Way], Any]) -> Any:
 # name.
 
 
-STATES = "states_of_modules"
+_STATES = "states_of_modules"
 """Chosen: name of the argument that takes the states of modules, and of the result that holds them afterwards."""
 _Place = tuple[str, str]
 """Path of a module, and name of the attribute."""
@@ -212,7 +188,7 @@ def forward_with_states(states: tuple[ModuleState, ...], argument: str) -> Calla
 
         @functools.wraps(forward)
         def call(*args: object, **arguments: Any) -> Any:
-            passed: Mapping[_Place, torch.Tensor] | None = arguments.pop(STATES, None)
+            passed: Mapping[_Place, torch.Tensor] | None = arguments.pop(_STATES, None)
             if passed is None:
                 # As its user calls it: the modules keep them.
                 return forward(*args, **arguments)
@@ -222,9 +198,9 @@ def forward_with_states(states: tuple[ModuleState, ...], argument: str) -> Calla
             retained = {
                 (item.path, item.attribute): getattr(model.get_submodule(item.path), item.attribute) for item in states
             }
-            return {**outputs, argument: arguments[argument], STATES: retained}
+            return {**outputs, argument: arguments[argument], _STATES: retained}
 
-        call.__signature__ = _with_parameter(inspect.signature(forward), STATES)  # type: ignore[attr-defined]
+        call.__signature__ = _with_parameter(inspect.signature(forward), _STATES)  # type: ignore[attr-defined]
         return call
 
     return entry
@@ -262,7 +238,7 @@ def arguments_with_cache(
         cache = cache_of(layout, tensors)
         arguments = {**{name: tensors[name] for name in names}, layout.argument: cache}
         if layout.of_modules:
-            arguments[STATES] = {(item.path, item.attribute): tensors[item.state.input] for item in layout.of_modules}
+            arguments[_STATES] = {(item.path, item.attribute): tensors[item.state.input] for item in layout.of_modules}
         if first_position and _POSITIONS in arguments:
             arguments[_POSITIONS] = tensors[_POSITIONS] + first_position
         if kinds is not None:
@@ -275,10 +251,10 @@ def arguments_with_cache(
 
     def results(outputs: Any) -> dict[str, object]:
         field = cache_field(outputs, layout.argument)
-        retained = {name: value for name, value in outputs.items() if name not in (field, STATES)}
-        return {**retained, **_states_of(layout, outputs[field], outputs.get(STATES, {}))}
+        retained = {name: value for name, value in outputs.items() if name not in (field, _STATES)}
+        return {**retained, **_states_of(layout, outputs[field], outputs.get(_STATES, {}))}
 
-    return NestedArguments((*names, layout.argument, *([STATES] if layout.of_modules else [])), {}, build, results)
+    return NestedArguments((*names, layout.argument, *([_STATES] if layout.of_modules else [])), {}, build, results)
 
 
 def encoder_arguments(

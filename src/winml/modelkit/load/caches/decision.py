@@ -33,8 +33,6 @@ from winml.modelkit.load.inputs.dynamic_axes import open_axes
 if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
 
-__all__ = ["CACHED_TASKS", "NO_CACHE_REQUESTED", "cached_keywords", "decision_with_cache", "open_cached_inputs"]
-
 CACHED_TASKS = ("text-generation",)
 """Tasks whose graphs take a cache, where the model keeps one."""
 

@@ -44,26 +44,6 @@ from winml.modelkit.load.caches.layout import (
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
 from winml.modelkit.runtime.shared_settings import attribute_replaced
 
-__all__ = [
-    "ENCODER_OUTPUT",
-    "MASK",
-    "NO_CACHE_HINT",
-    "RUN_ROWS",
-    "RUN_TOKENS",
-    "MaskUse",
-    "as_read_after",
-    "cache_refusal",
-    "find_cache",
-    "find_encoder_decoder",
-    "is_of_tokens",
-    "layout_of",
-    "layout_of_both",
-    "recorded_encoder_outputs",
-    "streams_of",
-    "window_masks",
-]
-
-
 # --- How does a forward read tokens after others? Found by running it once more on shapes, with a cache that holds
 # some.
 #
@@ -90,7 +70,7 @@ class _CacheReached(Exception):  # noqa: N818  # no error, and none of those tha
     """A forward put keys and values into the cache."""
 
 
-class MaskUse(TorchFunctionMode):
+class _MaskUse(TorchFunctionMode):
     """Sees what is done with one tensor, the mask that a forward is given, and with what is made of it.
 
     Whatever function does it: tensors whose last axis still counts the tokens of the mask are followed, and one of them
@@ -147,7 +127,7 @@ def _is_wider(created: torch.Tensor, mask: torch.Tensor) -> bool:
     return created.shape[:-1] == mask.shape[:-1] and 1 < mask.shape[-1] < created.shape[-1]
 
 
-def as_read_after(layout: CacheLayout, rows: int, past: int, run: Callable[..., object]) -> CacheLayout | None:
+def _as_read_after(layout: CacheLayout, rows: int, past: int, run: Callable[..., object]) -> CacheLayout | None:
     """Return a layout that says what the forward does with a mask after the tokens in the cache.
 
     Args:
@@ -163,8 +143,8 @@ def as_read_after(layout: CacheLayout, rows: int, past: int, run: Callable[..., 
     if not layout.grows:
         return layout
 
-    def use_of_mask(tokens: int) -> MaskUse | None:
-        use = MaskUse()
+    def use_of_mask(tokens: int) -> _MaskUse | None:
+        use = _MaskUse()
         try:
             outputs = run(rows, tokens, past=past, use=use, **{layout.argument: _cache_that_stops(layout, rows, past)})
         except _CacheReached:
@@ -201,7 +181,7 @@ def streams_of(inputs: Sequence[InputTensorSpec]) -> Mapping[str, int]:
 
 
 @contextmanager
-def window_masks(model: nn.Module) -> Iterator[set[int]]:
+def _window_masks(model: nn.Module) -> Iterator[set[int]]:
     """Collect the windows beyond which masks hide tokens, as the functions of transformers that make these are called.
 
     Args:
@@ -235,7 +215,7 @@ def window_masks(model: nn.Module) -> Iterator[set[int]]:
 
 NO_CACHE_HINT = "--no-cache exports a graph that reads all tokens in every run."
 
-HeldStates = tuple[tuple[Way, CacheState], ...]
+_HeldStates = tuple[tuple[Way, CacheState], ...]
 """States outside of layers, each with the way to it."""
 
 _DROPPING_LAYER = "DynamicSlidingWindowLayer"
@@ -270,7 +250,7 @@ def find_cache(
         with found_states(model):
             return run(rows, tokens, **further)
 
-    with window_masks(model) as masked:
+    with _window_masks(model) as masked:
         outputs = outputs_of(RUN_ROWS, RUN_TOKENS)
     if outputs is None:
         return f"{name} fails with a cache"
@@ -281,14 +261,14 @@ def find_cache(
         if argument is None or value is None or isinstance(value, torch.Tensor):
             continue
         held = _held_states(name, argument, value, outputs_of)
-        layout = layout_of(name, argument, value, held=held)
+        layout = _layout_of(name, argument, value, held=held)
         if layout is None:
             return f"the cache of {name} remains empty"
         if not held:
             layout = _with_dropping(name, layout, masked)
-            read = as_read_after(layout, RUN_ROWS, RUN_TOKENS, outputs_of)
+            read = _as_read_after(layout, RUN_ROWS, RUN_TOKENS, outputs_of)
             if read is None:
-                raise cache_refusal(name, "its forward reads only one token after cached ones")
+                raise _cache_refusal(name, "its forward reads only one token after cached ones")
             return read
         step = outputs_of(RUN_ROWS, 1, **{argument: with_tensors(value, {})})
         return layout if step is None else replace(layout, is_of_one_row=_mixes_rows(step))
@@ -313,7 +293,7 @@ def _with_dropping(model_name: str, layout: CacheLayout, masked: Collection[int]
     dropping = {item.window: item for item in layout.states if item.window is not None and item.window not in masked}
     for window, state in dropping.items():
         if (class_name := layout.class_of(state.layer)) != _DROPPING_LAYER:
-            raise cache_refusal(
+            raise _cache_refusal(
                 model_name,
                 f"layer {state.layer} of {layout.argument} ({class_name}) drops tokens beyond {window}",
             )
@@ -326,7 +306,7 @@ def _runs_on_shapes(
     """Return what runs a forward, given rows, tokens, tokens in the cache, what looks at the mask, and arguments."""
     streams = streams_of(inputs)
 
-    def run(rows: int, tokens: int, past: int = 0, use: MaskUse | None = None, **further: object) -> Any:
+    def run(rows: int, tokens: int, past: int = 0, use: _MaskUse | None = None, **further: object) -> Any:
         lengths = {spec.name: past + tokens if spec.name == MASK else tokens for spec in inputs}
         shapes = {spec.name: (rows * streams[spec.name], lengths[spec.name], *spec.shape[2:]) for spec in inputs}
         specs = {spec.name: spec.model_copy(update={"shape": shapes[spec.name]}) for spec in inputs}
@@ -378,19 +358,19 @@ def _layout_with_modules(
         sizes = list(value.shape)[1:]
         shapes = [list(tensor.shape) for tensor in (value, other.get((path, attribute))) if tensor is not None]
         if shapes != [[RUN_ROWS, *sizes], [RUN_ROWS + 1, *sizes]]:
-            raise cache_refusal(name, f"{path}.{attribute} has shape {shapes[0]}, expected one state per row")
+            raise _cache_refusal(name, f"{path}.{attribute} has shape {shapes[0]}, expected one state per row")
         layer = next((int(part) for part in path.split(".") if part.isdecimal()), 0)
         index = sum(item.state.layer == layer for item in states)
         dtype = str(value.dtype).removeprefix("torch.")
         state = CacheState(layer, "recurrent", tuple(sizes), dtype, index=index, value_range=_SUMS)
         states.append(ModuleState(path, attribute, type(model.get_submodule(path)).__name__, state))
-    attended = layout_of(name, argument, cache)
+    attended = _layout_of(name, argument, cache)
     layers = attended or CacheLayout(argument, (EMPTY_LAYER,) * len(cache.layers), ())
     all_states = (*(item.state for item in states), *layers.states)
     return replace(layers, states=all_states, of_modules=tuple(states))
 
 
-def _held_states(model_name: str, argument: str, cache: object, outputs_of: Callable[..., Any]) -> HeldStates:
+def _held_states(model_name: str, argument: str, cache: object, outputs_of: Callable[..., Any]) -> _HeldStates:
     """Return the states that a cache of a class of its own holds outside of layers, each with the way to it.
 
     Args:
@@ -407,7 +387,7 @@ def _held_states(model_name: str, argument: str, cache: object, outputs_of: Call
         return ()
     other_outputs = outputs_of(RUN_ROWS + 1, RUN_TOKENS + 1)
     if other_outputs is None:
-        raise cache_refusal(model_name, f"{argument} is a {type(cache).__name__}")
+        raise _cache_refusal(model_name, f"{argument} is a {type(cache).__name__}")
     other_cache = other_outputs[cache_field(other_outputs, argument)]
     others = held_tensors(other_cache)
     counts = _values_that_differ(cache, other_cache)
@@ -421,7 +401,7 @@ def _held_states(model_name: str, argument: str, cache: object, outputs_of: Call
             continue
         if shapes != [[RUN_ROWS, *shapes[0][1:]], [RUN_ROWS + 1, *shapes[0][1:]]]:
             place = ".".join(map(str, (argument, *way)))
-            raise cache_refusal(
+            raise _cache_refusal(
                 model_name, f"{place} of a {type(cache).__name__} has shape {shapes[0]}, expected one state per row"
             )
         layer, index = _place_of(way)
@@ -454,7 +434,7 @@ def _values_that_differ(cache: object, other: object) -> dict[Way, Any]:
 
 def _changing_value(model_name: str, argument: str, way: Way, cache: object) -> UsageError:
     place = ".".join(map(str, (argument, *way)))
-    return cache_refusal(
+    return _cache_refusal(
         model_name, f"{place} of a {type(cache).__name__} depends on the tokens read, but is not a state"
     )
 
@@ -468,14 +448,14 @@ def _place_of(way: Way) -> tuple[int, int | None]:
     return layer or 0, index
 
 
-def layout_of(
+def _layout_of(
     model_name: str,
     argument: str,
     cache: object,
     *,
     tokens: int = RUN_TOKENS,
     side: Side | None = None,
-    held: HeldStates = (),
+    held: _HeldStates = (),
 ) -> CacheLayout | None:
     """Return the layout of a cache after one run; None where it holds nothing.
 
@@ -498,14 +478,14 @@ def layout_of(
         # A decoder without an encoder; it takes the cache of its own tokens alone as well.
         cache = cache.self_attention_cache
     if type(cache) is not DynamicCache and not held:
-        raise cache_refusal(model_name, f"{argument} is a {type(cache).__name__}")
+        raise _cache_refusal(model_name, f"{argument} is a {type(cache).__name__}")
     states = [state for _, state in held]
     classes = {item: item.__name__ for item in LAYER_CLASSES}
     names: list[str] = []
     for number, layer in enumerate(getattr(cache, "layers", ())):
         tensors = layer_tensors(layer)
         if type(layer) not in classes:
-            raise cache_refusal(model_name, f"layer {number} of {argument} is a {type(layer).__name__}")
+            raise _cache_refusal(model_name, f"layer {number} of {argument} is a {type(layer).__name__}")
         # A layer that nothing was written to keeps nothing.
         names.append(classes[type(layer)] if tensors else EMPTY_LAYER)
         window = getattr(layer, "sliding_window", None)
@@ -513,13 +493,13 @@ def layout_of(
             state = _state(CacheState(number, kind, (), "", window, index, side), value, tokens)
             if state is None:
                 shape = list(value.shape)
-                raise cache_refusal(
+                raise _cache_refusal(
                     model_name, f"layer {number} of {argument} ({type(layer).__name__}) holds {kind} {shape}"
                 )
             states.append(state)
     inputs = [state.input for state in states]
     if len({*inputs}) < len(inputs):
-        raise cache_refusal(model_name, f"{argument} is a {type(cache).__name__}")
+        raise _cache_refusal(model_name, f"{argument} is a {type(cache).__name__}")
     template = cache if held else None
     return CacheLayout(argument, tuple(names), tuple(states), template, held) if states else None
 
@@ -536,7 +516,7 @@ def _state(state: CacheState, value: torch.Tensor, tokens: int) -> CacheState | 
     return replace(state, sizes=tuple(sizes), dtype=dtype, window=state.window if is_attended else None)
 
 
-def cache_refusal(model_name: str, what: str) -> UsageError:
+def _cache_refusal(model_name: str, what: str) -> UsageError:
     """Return the error for a cache that cannot be flattened, which says what stops it."""
     return UsageError(f"{model_name} has a cache that a graph cannot represent: {what}", hint=NO_CACHE_HINT)
 
@@ -619,8 +599,8 @@ def layout_of_both(name: str, outputs: Mapping[str, object], parameters: Collect
         return f"{name} stores none of the outputs of its encoder"
     argument = argument_of(field, parameters) or field
     length, hidden_size = encoded.shape[1:]
-    own = layout_of(name, argument, cache.self_attention_cache, side="decoder")
-    cross = layout_of(name, argument, cache.cross_attention_cache, tokens=length, side="encoder")
+    own = _layout_of(name, argument, cache.self_attention_cache, side="decoder")
+    cross = _layout_of(name, argument, cache.cross_attention_cache, tokens=length, side="encoder")
     if own is None or cross is None:
-        raise cache_refusal(name, f"{argument} remains empty")
+        raise _cache_refusal(name, f"{argument} remains empty")
     return EncoderDecoderLayout(own, cross, int(hidden_size), int(length), BaseModelOutput)

@@ -19,17 +19,6 @@ from winml.modelkit.load.inputs.decision import AxisMeanings, InputDecision
 from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.inputs.sizes import SHAPE_CONFIG_OPTION, SizeBounds, first_int
 
-__all__ = [
-    "PAST_KEY",
-    "fixed_sizes_of",
-    "open_by_default",
-    "refuse_beyond_positions",
-    "refuse_several_rows",
-    "several_positions",
-    "with_cache_inputs",
-    "with_sums",
-]
-
 PAST_KEY = "past_sequence_length"
 _SEQUENCE_KEY = "sequence_length"
 _OPEN_KEYS = ("batch_size", _SEQUENCE_KEY, PAST_KEY)

@@ -17,22 +17,6 @@ from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.graph.bundle import PartFeed
 from winml.modelkit.graph.specs import CacheSlot
 
-__all__ = [
-    "CACHE_ARGUMENTS",
-    "EMBEDDED",
-    "CacheLayout",
-    "CacheState",
-    "EncoderDecoderLayout",
-    "ModuleState",
-    "Side",
-    "StateKind",
-    "Way",
-    "argument_of",
-    "cache_argument",
-    "cache_field",
-    "loop_cache_name",
-]
-
 EMBEDDED = "inputs_embeds"
 """Specified by transformers: the input that takes the vectors of tokens, in place of the tokens."""
 StateKind = Literal["key", "value", "indexer", "conv", "recurrent"]

@@ -24,19 +24,6 @@ from transformers.cache_utils import (
 
 from winml.modelkit.load.caches.layout import StateKind
 
-__all__ = [
-    "EMPTY_LAYER",
-    "LAYER_CLASSES",
-    "DroppingLayer",
-    "EmptyLayer",
-    "PromptCache",
-    "TracedAttentionLayer",
-    "TracedHybridLayer",
-    "TracedIndexedLayer",
-    "TracedRecurrentLayer",
-    "layer_tensors",
-]
-
 EMPTY_LAYER = "DummyLayer"
 """Name of a layer that keeps nothing."""
 Tensors = Mapping[tuple[StateKind, int | None], torch.Tensor]
@@ -102,7 +89,7 @@ class DroppingLayer(TracedAttentionLayer):
         return past[:, :, 1 - self._window :]
 
 
-class TracedIndexedLayer(TracedAttentionLayer, _Indexed):  # type: ignore[misc]
+class _TracedIndexedLayer(TracedAttentionLayer, _Indexed):  # type: ignore[misc]
     """Keys and values of all tokens, and the keys by which a layer chooses which of them it attends to."""
 
     def __init__(self, tensors: Tensors) -> None:
@@ -151,7 +138,7 @@ class TracedRecurrentLayer(_Recurrent):  # type: ignore[misc]
         return recurrent_states
 
 
-class TracedHybridLayer(TracedRecurrentLayer, TracedAttentionLayer):
+class _TracedHybridLayer(TracedRecurrentLayer, TracedAttentionLayer):
     """Both in one layer."""
 
     is_compileable = False
@@ -189,11 +176,11 @@ class PromptCache(DynamicCache):
 
 LAYER_CLASSES: Mapping[type, type] = {
     DynamicLayer: TracedAttentionLayer,
-    DynamicIndexedLayer: TracedIndexedLayer,
+    DynamicIndexedLayer: _TracedIndexedLayer,
     DynamicSlidingWindowLayer: TracedAttentionLayer,
     LinearAttentionLayer: TracedRecurrentLayer,
-    LinearAttentionAndFullAttentionLayer: TracedHybridLayer,
-    LinearAttentionAndSlidingWindowAttentionLayer: TracedHybridLayer,
+    LinearAttentionAndFullAttentionLayer: _TracedHybridLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer: _TracedHybridLayer,
     **({} if _Empty is DynamicLayer else {_Empty: EmptyLayer}),
 }
 """Layer of transformers → the one that stands for it in a graph. A class derived from one of them is none of them: what

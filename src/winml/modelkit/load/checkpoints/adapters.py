@@ -22,19 +22,8 @@ from winml.modelkit.options import JsonError, read_json_file
 if TYPE_CHECKING:
     from winml.modelkit.arrays import Array
 
-__all__ = [
-    "ADAPTER_CONFIG_NAME",
-    "Adapter",
-    "LoraPair",
-    "NamedAdapter",
-    "adapter_files",
-    "adapter_values",
-    "named_adapter",
-    "read_adapters",
-]
-
 ADAPTER_CONFIG_NAME = "adapter_config.json"
-ADAPTER_WEIGHTS_NAME = "adapter_model.safetensors"
+_ADAPTER_WEIGHTS_NAME = "adapter_model.safetensors"
 """The names peft gives the two files of an adapter."""
 
 _NAME = re.compile(r"^[A-Za-z0-9][\w.-]{0,63}$", re.ASCII)
@@ -182,7 +171,7 @@ def read_adapters(requested: Sequence[str]) -> tuple[Adapter, ...]:
 
 def _read_adapter(requested: NamedAdapter) -> Adapter:
     folder = requested.folder
-    config_path, weights_path = _adapter_file(requested, ADAPTER_CONFIG_NAME), folder / ADAPTER_WEIGHTS_NAME
+    config_path, weights_path = _adapter_file(requested, ADAPTER_CONFIG_NAME), folder / _ADAPTER_WEIGHTS_NAME
     try:
         config = read_json_file(config_path)
     except JsonError as error:
@@ -190,7 +179,7 @@ def _read_adapter(requested: NamedAdapter) -> Adapter:
     if not isinstance(config, dict):
         raise CheckpointError(f"{config_path}: expected a JSON object", hint=_RESAVE)
     _refuse_config(requested, config)
-    weights_path = _adapter_file(requested, ADAPTER_WEIGHTS_NAME)
+    weights_path = _adapter_file(requested, _ADAPTER_WEIGHTS_NAME)
     check_safetensors(weights_path)
     tensors = stored_entries([weights_path])
     for name, entry in tensors.items():
@@ -208,7 +197,7 @@ def _adapter_file(requested: NamedAdapter, name: str) -> Path:
     try:
         return file_below(folder, name)
     except ForeignNameError as error:
-        hint = f"Pass the folder that peft saved, with {ADAPTER_CONFIG_NAME} and {ADAPTER_WEIGHTS_NAME}."
+        hint = f"Pass the folder that peft saved, with {ADAPTER_CONFIG_NAME} and {_ADAPTER_WEIGHTS_NAME}."
         if (folder / "adapter_model.bin").is_file():
             hint = "adapter_model.bin is a pickle, which is not read: save the adapter as safetensors."
         raise ModelPathError(f"{requested.words}: {name}: {error}", hint=hint) from None
@@ -289,7 +278,7 @@ def _sorted_tensors(
         else:
             replaced[name] = tensor
     if not found:
-        raise CheckpointError(f"{requested.words}: {ADAPTER_WEIGHTS_NAME} contains no LoRA weights", hint=_RESAVE)
+        raise CheckpointError(f"{requested.words}: {_ADAPTER_WEIGHTS_NAME} contains no LoRA weights", hint=_RESAVE)
     ranks, alphas = (_ValuesByModule(config.get(key) or {}) for key in _PATTERNS)
     pairs = {}
     for path, parts in found.items():

@@ -25,19 +25,6 @@ from winml.modelkit.graph.files.foreign_names import name_problem
 from winml.modelkit.load.checkpoints.weight_files import FORMATS
 from winml.modelkit.options import JsonError, read_json_file, read_text_file
 
-__all__ = [
-    "LARGEST_COMPANION",
-    "LARGEST_MODULE_WEIGHTS",
-    "ProcessorClass",
-    "ProcessorInfo",
-    "card_files",
-    "companion_files",
-    "find_processor_classes",
-    "read_json_object",
-    "read_processor_files",
-]
-
-
 _MODULES_WITH_WEIGHTS = frozenset({"CNN", "Dense", "LSTM", "LayerNorm", "WeightedLayerPooling"})
 """Classes of sentence-transformers that work on what the model returns, and so are no part of the ONNX file."""
 _MODULE_SUFFIXES = frozenset({".json", ".txt"})
@@ -153,10 +140,10 @@ def read_processor_files(folder: Path | None) -> ProcessorInfo:
     """
     if folder is None:
         return ProcessorInfo()
-    tokenizer = read_json_object(folder, "tokenizer_config.json")
+    tokenizer = _read_json_object(folder, "tokenizer_config.json")
     processor: dict[str, object] = {}
     for name in _IMAGE_FILES:
-        content = read_json_object(folder, name)
+        content = _read_json_object(folder, name)
         # Newer processors nest their parts in one file.
         for part in ("image_processor", "feature_extractor", "video_processor"):
             nested = content.get(part)
@@ -172,7 +159,7 @@ def read_processor_files(folder: Path | None) -> ProcessorInfo:
     )
 
 
-def read_json_object(folder: Path, name: str) -> dict[str, object]:
+def _read_json_object(folder: Path, name: str) -> dict[str, object]:
     """Return the JSON object in a file of a folder; ``{}`` if there is no such file.
 
     Raises:
@@ -285,7 +272,7 @@ def find_processor_classes(
     """
     classes: dict[str, ProcessorClass] = {}
     for role, file, key in _FILES:
-        name = read_json_object(folder, file).get(key) if folder is not None else None
+        name = _read_json_object(folder, file).get(key) if folder is not None else None
         if isinstance(name, str) and name and role not in classes:
             classes[role] = ProcessorClass(role, name, file)
     for role in _roles_for(set(input_names)):

@@ -23,18 +23,6 @@ from winml.modelkit.load.checkpoints.task import tasks_for
 from winml.modelkit.load.checkpoints.weight_files import FORMATS
 from winml.modelkit.options import JsonError, nearest, read_json_file
 
-__all__ = [
-    "CheckpointConfig",
-    "build_error",
-    "card_task",
-    "default_config",
-    "load_config",
-    "model_type_of_class",
-    "own_class",
-    "refuse_foreign_weights",
-    "with_config_of_class",
-]
-
 _AUTO_CONFIG = "AutoConfig"
 _AUTO_MODEL_PREFIX = "AutoModel"
 

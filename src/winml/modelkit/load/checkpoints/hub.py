@@ -22,8 +22,6 @@ from winml.modelkit.graph.files.foreign_files import COMPANION_NAMES, MODULES_NA
 from winml.modelkit.load.checkpoints.companion_files import LARGEST_COMPANION, LARGEST_MODULE_WEIGHTS
 from winml.modelkit.load.checkpoints.weight_files import FORMATS, find_weights
 
-__all__ = ["HubFile", "cached_snapshot", "hub_file", "snapshot_folder"]
-
 _LOG = logging.getLogger(__name__)
 
 _SMALL_SUFFIXES = frozenset(

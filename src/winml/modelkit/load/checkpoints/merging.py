@@ -22,8 +22,6 @@ from winml.modelkit.load.checkpoints.adapters import Adapter, LoraPair
 from winml.modelkit.load.checkpoints.weights import DeferredTensor, deferred_entries
 from winml.modelkit.options import nearest
 
-__all__ = ["adapter_merged", "check_adapters", "merge_adapters", "swappable_branches"]
-
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 

@@ -14,24 +14,6 @@ from typing import Any
 from winml.modelkit.errors import TaskError, UsageError
 from winml.modelkit.options import nearest
 
-__all__ = [
-    "TASKS",
-    "TASK_ALIASES",
-    "TASK_VARIANTS",
-    "WITH_PAST",
-    "TaskDecision",
-    "all_tasks",
-    "auto_classes",
-    "canonical_task",
-    "canonical_word",
-    "inference_class",
-    "inference_classes",
-    "resolve_custom_task",
-    "resolve_task",
-    "tasks_and_variants_for",
-    "tasks_for",
-]
-
 WITH_PAST = "-with-past"
 """Specified by optimum: end of the name of a task whose graph takes a cache."""
 
@@ -186,7 +168,7 @@ def tasks_and_variants_for(model_type: str) -> dict[str, tuple[str, ...]]:
 
 def all_tasks() -> dict[str, tuple[str, ...]]:
     """Return every task and variant with its auto classes, as :func:`tasks_and_variants_for` does of one model type."""
-    return _with_variants({task: tuple(auto_classes(task)) for task in TASKS}, tuple(TASK_VARIANTS))
+    return _with_variants({task: tuple(_auto_classes(task)) for task in TASKS}, tuple(TASK_VARIANTS))
 
 
 def _with_variants(offered: Mapping[str, tuple[str, ...]], variants: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -259,7 +241,7 @@ def resolve_custom_task(
             raise UsageError(
                 f"--model-class {model_class}: the code of the checkpoint has no such class", hint=f"It has: {own}."
             )
-    offered = {name: tuple(references[auto] for auto in auto_classes(name) if auto in references) for name in TASKS}
+    offered = {name: tuple(references[auto] for auto in _auto_classes(name) if auto in references) for name in TASKS}
     offered = {name: classes for name, classes in offered.items() if classes}
     if task is not None:
         return _requested_decision(task, "these custom", (), _with_variants(offered, tuple(TASK_VARIANTS)))
@@ -290,7 +272,7 @@ def inference_class(task: str, class_name: str = "", model_type: str = "") -> st
     ('WinMLModelForMaskedLM', 'WinMLModelForFeatureExtraction')
     """
     task = canonical_task(task)
-    autos = dict(zip(TASKS[task], auto_classes(task), strict=True))
+    autos = dict(zip(TASKS[task], _auto_classes(task), strict=True))
     part = next((part for part in autos if class_name in _table_entries(part, model_type)), TASKS[task][0])
     auto = autos[part]
     return f"{_INFERENCE_PREFIX}{'FeatureExtraction' if task == 'feature-extraction' else _after_for(auto)}"
@@ -304,7 +286,7 @@ def inference_classes() -> dict[str, str]:
     """
     names_by_task = {"feature-extraction": [f"{_INFERENCE_PREFIX}FeatureExtraction"]}
     for task in TASKS:
-        names_by_task.setdefault(task, [f"{_INFERENCE_PREFIX}{_after_for(auto)}" for auto in auto_classes(task)])
+        names_by_task.setdefault(task, [f"{_INFERENCE_PREFIX}{_after_for(auto)}" for auto in _auto_classes(task)])
     return {name: task for task, names in names_by_task.items() for name in names}
 
 
@@ -360,7 +342,7 @@ def _decide_by_class(
 
 
 def _classes_called(model_class: str, task: str, model_type: str) -> Iterator[str]:
-    for part, auto in zip(TASKS[task], auto_classes(task), strict=True):
+    for part, auto in zip(TASKS[task], _auto_classes(task), strict=True):
         yield from (name for name in _table_entries(part, model_type) if model_class in (name, auto))
 
 
@@ -462,7 +444,7 @@ def _decide_by_model_type(model_type: str, offered: Mapping[str, tuple[str, ...]
     )
 
 
-def auto_classes(task: str) -> Iterator[str]:
+def _auto_classes(task: str) -> Iterator[str]:
     """Yield transformers' auto classes of a task, in the order of its tables."""
     for part in TASKS[task]:
         words = part.replace("_", " ").title().replace(" ", "")

@@ -18,19 +18,6 @@ from winml.modelkit.graph.files.foreign_files import library_file
 from winml.modelkit.graph.files.foreign_names import file_within, name_problem
 from winml.modelkit.options import JsonError, load_json, read_json_file
 
-__all__ = [
-    "FORMATS",
-    "StoredEntry",
-    "StoredSize",
-    "WeightFiles",
-    "check_index",
-    "check_safetensors",
-    "find_weights",
-    "stored_entries",
-    "stored_sizes",
-    "tensor_shapes",
-]
-
 FORMATS = (
     ("safetensors", "model.safetensors", "model.safetensors.index.json"),
     ("pickle", "pytorch_model.bin", "pytorch_model.bin.index.json"),

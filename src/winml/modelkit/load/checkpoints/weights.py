@@ -27,16 +27,6 @@ from winml.modelkit.graph.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.load.checkpoints.quantized.formats import CodedCheckpoint
 from winml.modelkit.load.checkpoints.weight_files import StoredEntry, WeightFiles, stored_entries, tensor_shapes
 
-__all__ = [
-    "DeferredTensor",
-    "NotDeferrableError",
-    "RecordedOperation",
-    "UnreadTensor",
-    "deferred_entries",
-    "load_checkpoint",
-]
-
-
 _UNUSED_WITHOUT_TRAINING = ("masked_spec_embed", "num_batches_tracked")
 """Weights only training reads (measured: old audio and converted CNN checkpoints lack them)."""
 

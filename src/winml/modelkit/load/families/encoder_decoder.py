@@ -62,13 +62,6 @@ from winml.modelkit.runtime.shared_settings import attribute_replaced
 if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
 
-__all__ = [
-    "InnerDecoder",
-    "encoder_decoder_parts",
-    "find_inner_decoder",
-]
-
-
 # --- A decoder inside a model, which attends to what the rest of the model makes of a picture or a recording.
 #
 # The forward of the model runs it and returns no cache; its own ``generate()`` runs the rest once and lets the decoder
@@ -91,7 +84,7 @@ class _Call:
 
 
 @dataclass(frozen=True)
-class InnerDecoder:
+class _InnerDecoder:
     """A decoder inside a model."""
 
     path: str
@@ -119,9 +112,9 @@ class InnerDecoder:
         return encoded
 
 
-def find_inner_decoder(
+def _find_inner_decoder(
     model: torch.nn.Module, plain: InputDecision, request: ModelRequest
-) -> InnerDecoder | str | None:
+) -> _InnerDecoder | str | None:
     """Return the decoder inside a model, None where there is none, or as a clause why it cannot be divided from it.
 
     Args:
@@ -148,7 +141,7 @@ def find_inner_decoder(
 
 def _found(
     model: torch.nn.Module, plain: InputDecision, path: str, call: _Call, request: ModelRequest
-) -> InnerDecoder | str:
+) -> _InnerDecoder | str:
     name = type(model).__name__
     beside = [
         key for key, value in call.named.items() if isinstance(value, torch.Tensor) and key not in _STEP_ARGUMENTS
@@ -166,7 +159,7 @@ def _found(
     if isinstance(layout, str):
         return layout
     keywords = {**_constants(decoder, call.named), **cached_keywords(decoder, request)}
-    return InnerDecoder(path, layout, _as_encoder_decoder(plain), keywords, _text_tokens(model, path, plain))
+    return _InnerDecoder(path, layout, _as_encoder_decoder(plain), keywords, _text_tokens(model, path, plain))
 
 
 def _sizes(spec: InputTensorSpec) -> tuple[int | str, ...]:
@@ -276,9 +269,9 @@ def encoder_decoder_parts(
     plain = decide_inputs(
         model, checkpoint.config, checkpoint.root, task=task, shape=shape, batch_size=request.batch_size
     )
-    inner: InnerDecoder | str | None = None
+    inner: _InnerDecoder | str | None = None
     if all(spec.name != DECODER_TOKENS for spec in plain.inputs):
-        inner = find_inner_decoder(model, plain, request)
+        inner = _find_inner_decoder(model, plain, request)
         if inner is None:
             return FoundParts()
     if not request.cache or request.input_specs is not None:
@@ -306,7 +299,7 @@ class _Divided:
     """What it takes without a cache; of an inner decoder by the names that encoder-decoders have for it."""
     layout: EncoderDecoderLayout
     request: ModelRequest
-    inner: InnerDecoder | None
+    inner: _InnerDecoder | None
     """The decoder where it is a module that generates by itself; None where the forward of the model decodes."""
 
     def parts(self) -> tuple[ModelPart, ...]:

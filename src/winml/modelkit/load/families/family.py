@@ -28,18 +28,6 @@ from winml.modelkit.options import nearest
 if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
 
-__all__ = [
-    "Family",
-    "FoundParts",
-    "PartAxes",
-    "decide_model_inputs",
-    "divided_axes",
-    "firm_keys",
-    "part_of_decision",
-    "single_part_model",
-    "unused_size_notes",
-]
-
 
 @dataclass(frozen=True)
 class FoundParts:

@@ -21,21 +21,6 @@ from winml.modelkit.load.families.image_grids import UnsplitTensors, computed_gr
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
 from winml.modelkit.runtime.shared_settings import attribute_replaced
 
-__all__ = [
-    "FEATURES",
-    "FEATURES_METHOD",
-    "ImageCode",
-    "ImageFeatures",
-    "LayeredVectors",
-    "ListedVectors",
-    "calls_of",
-    "find_image_code",
-    "find_layered",
-    "has_image_code",
-    "listed_vectors",
-]
-
-
 # --- Vectors of images that a language model adds to those of tokens after some of its layers, besides the first
 # ones.
 #
@@ -45,7 +30,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class ImageFeatures:
+class _ImageFeatures:
     """What a method makes of images, in a run on shapes."""
 
     pooled: Any
@@ -140,7 +125,7 @@ class LayeredVectors:
         return forward_of_all
 
 
-def listed_vectors(output: object, complete: UnsplitTensors) -> dict[str, ListedVectors]:
+def _listed_vectors(output: object, complete: UnsplitTensors) -> dict[str, ListedVectors]:
     """Return the lists of vectors in the record of a method: each entry a tensor, or the pieces of one.
 
     Args:
@@ -158,7 +143,7 @@ def listed_vectors(output: object, complete: UnsplitTensors) -> dict[str, Listed
     }
 
 
-def find_layered(features: ImageFeatures, beside: Mapping[str, Any]) -> LayeredVectors | None:
+def _find_layered(features: _ImageFeatures, beside: Mapping[str, Any]) -> LayeredVectors | None:
     """Return how further vectors reach a language model; None where it is given others, or none.
 
     Args:
@@ -344,7 +329,7 @@ def find_image_code(model: Any, inputs: Mapping[str, InputTensorSpec]) -> ImageC
     if features is None or not calls:
         return f"{name} fails on images"
     beside = {key: value for key, value in calls[-1].items() if _holds_tensors(value) and key not in _PASSED_ON}
-    layered = find_layered(features, beside)
+    layered = _find_layered(features, beside)
     if beside and layered is None:
         return f"the language model of {name} takes {min(beside)} besides embeddings"
     if not isinstance(calls[-1].get(EMBEDDED), torch.Tensor):
@@ -365,18 +350,18 @@ def _owner(model: object) -> Any:
     return base if hasattr(base, FEATURES_METHOD) else model
 
 
-def _seen(owner: Any, media: Mapping[str, InputTensorSpec]) -> tuple[ImageFeatures | None, Sequence[tuple[str, Any]]]:
+def _seen(owner: Any, media: Mapping[str, InputTensorSpec]) -> tuple[_ImageFeatures | None, Sequence[tuple[str, Any]]]:
     """Return what the method makes of images, None where it does not run, and the answer of each module in it.
 
     What it divides at last is returned as a whole, and as the answer of no module.
     """
 
-    def run(**tensors: torch.Tensor) -> ImageFeatures:
+    def run(**tensors: torch.Tensor) -> _ImageFeatures:
         with UnsplitTensors() as complete:
             output = getattr(owner, FEATURES_METHOD)(**tensors)
             created = _pooled(output)
             pooled = _Divided(complete.of(created)) if complete.is_divided(created) else created
-            return ImageFeatures(pooled, listed_vectors(output, complete))
+            return _ImageFeatures(pooled, _listed_vectors(output, complete))
 
     with _module_outputs(owner) as outputs:
         features = run_on_shapes(run, media)

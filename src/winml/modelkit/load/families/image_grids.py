@@ -22,8 +22,6 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import DynamicDimension, DynamicRequest, GridSlot
 from winml.modelkit.load.inputs.decision import InputDecision
 
-__all__ = ["UnsplitTensors", "computed_grids", "reads_grids", "with_open_grids"]
-
 _LIBRARY = "transformers.vision_utils"
 _ATTENTION: Final = "winml_flash_pictures"
 """Name of our attention. Specified by transformers: a name with ``flash`` is given the bounds of all pictures at once.

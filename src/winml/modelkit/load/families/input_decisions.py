@@ -39,19 +39,12 @@ from winml.modelkit.registries import Registry
 if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
 
-__all__ = [
-    "FAMILIES",
-    "decide_parts",
-    "decoder_parts",
-    "dual_encoder_parts",
-    "refuse_unknown_parts",
-]
-
-
 # --- A decoder that generates: one part with a cache, which serves the prompt and every step after it.
 
 
-def decoder_parts(model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest) -> FoundParts:
+def _decoder_parts(
+    model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
+) -> FoundParts:
     """Return the only part of a decoder that keeps a cache.
 
     Raises:
@@ -106,7 +99,7 @@ _ENCODERS: Final = (
 )
 
 
-def dual_encoder_parts(
+def _dual_encoder_parts(
     model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
 ) -> FoundParts:
     """Return an encoder of text and one of another medium, where one of them is asked for.
@@ -207,8 +200,8 @@ FAMILIES: Registry[Family] = Registry(
     {
         "encoder-decoder": encoder_decoder_parts,
         "vision-language": vision_language_parts,
-        "decoder": decoder_parts,
-        "dual-encoder": dual_encoder_parts,
+        "decoder": _decoder_parts,
+        "dual-encoder": _dual_encoder_parts,
     },
     lambda: FunctionType,
 )

@@ -45,14 +45,6 @@ from winml.modelkit.load.parts import ModelPart
 if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
 
-__all__ = [
-    "TokenKinds",
-    "find_first_position",
-    "find_kinds",
-    "vision_language_parts",
-]
-
-
 # --- What is a language model that is shown images told of each token, besides its vector?
 #
 # Its positions, counted from a first one of its own, and a mask that follows from the kinds of tokens: those of an
@@ -68,7 +60,7 @@ _MARKED = 2
 
 
 @dataclass(frozen=True)
-class TokenKinds:
+class _TokenKinds:
     """An input that says of each token whether it sees tokens ahead of it."""
 
     name: str
@@ -91,7 +83,7 @@ class TokenKinds:
         )
 
 
-def find_kinds(model: object, name: str, inputs: Mapping[str, InputTensorSpec]) -> TokenKinds | str:
+def _find_kinds(model: object, name: str, inputs: Mapping[str, InputTensorSpec]) -> _TokenKinds | str:
     """Return what an input says of tokens, or as a clause why that is not known.
 
     Args:
@@ -108,10 +100,10 @@ def find_kinds(model: object, name: str, inputs: Mapping[str, InputTensorSpec]) 
     plain = [value for value, ahead in seen.items() if ahead is False]
     if None in seen.values() or len(plain) != 1:
         return f"{type(model).__name__} takes {name} besides tokens and images"
-    return TokenKinds(name, plain[0])
+    return _TokenKinds(name, plain[0])
 
 
-def find_first_position(model: object, inputs: Mapping[str, InputTensorSpec]) -> int | str:
+def _find_first_position(model: object, inputs: Mapping[str, InputTensorSpec]) -> int | str:
     """Return what a model calls the position of its first token, or as a clause why it has no such number.
 
     Args:
@@ -232,16 +224,16 @@ def _found(model: torch.nn.Module, config: object, plain: InputDecision, request
     if isinstance(code, str):
         return code
     others = [name for name in inputs if name not in (*code.parameters, _TOKENS, _MASK)]
-    kinds: TokenKinds | str | None = None
+    kinds: _TokenKinds | str | None = None
     positions = several_positions(inputs[name] for name in others)
     if positions is not None:
         others.remove(_POSITIONS)
     if others and is_of_tokens(inputs[others[0]]):
-        kinds = find_kinds(model, others.pop(0), inputs)
+        kinds = _find_kinds(model, others.pop(0), inputs)
     if others:
         return f"{type(model).__name__} takes {others[0]} besides tokens and images"
     # Of positions in several rows, each is given as it is.
-    first_position = 0 if positions is not None else find_first_position(model, inputs)
+    first_position = 0 if positions is not None else _find_first_position(model, inputs)
     if isinstance(kinds, str) or isinstance(first_position, str):
         return kinds if isinstance(kinds, str) else str(first_position)
     if reads_grids(model.get_submodule(code.owner)):
@@ -263,7 +255,7 @@ class _Found:
     """The inputs of the whole model."""
     code: ImageCode
     request: ModelRequest
-    kinds: TokenKinds | None
+    kinds: _TokenKinds | None
     """The input that says which tokens see others ahead; None where none does."""
     first_position: int
     """What the language model calls the position of the first token."""

@@ -30,16 +30,6 @@ from winml.modelkit.load.inputs.nested_arguments import NestedArguments
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
 from winml.modelkit.load.inputs.sizes import SHAPE_CONFIG_OPTION, SizeBounds
 
-__all__ = [
-    "AcceptsShapes",
-    "AxisKeys",
-    "AxisNames",
-    "accepts_shapes",
-    "bring_along_by_size",
-    "name_the_unnamed",
-]
-
-
 Axis = tuple[str, int]
 """Input and position."""
 

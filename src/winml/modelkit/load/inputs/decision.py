@@ -43,16 +43,6 @@ from winml.modelkit.options import nearest
 if TYPE_CHECKING:
     from winml.modelkit.load.caches.layout import CacheLayout
 
-__all__ = [
-    "AxisMeanings",
-    "InputDecision",
-    "check_input_specs",
-    "decide_inputs",
-    "forward_keywords",
-    "forward_parameters",
-    "known_meanings",
-]
-
 _ROW_COUNTS = (5, 7, 11)
 """Chosen: none divides another, and no usual number of labels or heads."""
 
@@ -353,7 +343,7 @@ def _float_dtype(model: torch.nn.Module | type[torch.nn.Module], config: object)
     return str(dtype or torch.float32).removeprefix("torch.")
 
 
-DraftOthers = Callable[[DecidedMedium], Sequence[InputDraft]]
+_DraftOthers = Callable[[DecidedMedium], Sequence[InputDraft]]
 """Makes the drafts of all other inputs, for a forward that has to run as a whole."""
 
 _MOST_COUNTS = 4
@@ -370,7 +360,7 @@ class _TrialRun:
 
 
 def _decide_medium(
-    modality: Modality, names: Sequence[str], context: InputContext, draft_others: DraftOthers
+    modality: Modality, names: Sequence[str], context: InputContext, draft_others: _DraftOthers
 ) -> DecidedMedium:
     """Decide the tensors of one modality.
 
@@ -446,7 +436,7 @@ def _count_features(
 
 
 def _count_places(
-    medium: DecidedMedium, context: InputContext, draft_others: DraftOthers, *, has_places: bool
+    medium: DecidedMedium, context: InputContext, draft_others: _DraftOthers, *, has_places: bool
 ) -> _TrialRun:
     """Count the vectors that a forward as a whole puts in place of tokens.
 

@@ -17,17 +17,6 @@ from winml.modelkit.runtime.default_sizes import BATCH
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "ALL_VALID",
-    "InputContext",
-    "InputDraft",
-    "InputLayout",
-    "index_range",
-    "input_shape",
-    "value_runs",
-]
-
-
 ALL_VALID = (1, 1)
 """Value range of a mask that hides nothing: what is hidden takes no tokens, and their number is fixed."""
 

@@ -34,8 +34,6 @@ from winml.modelkit.load.inputs.modalities.pipeline import SHAPE_KEYS
 from winml.modelkit.load.inputs.sizes import SHAPE_CONFIG_OPTION, SizeWish, choose_trace_sizes
 from winml.modelkit.options import nearest
 
-__all__ = ["fitting_example", "open_axes"]
-
 _TRACE_SIZE = 16
 """Chosen: size to trace a dimension with of which nothing is known, large enough to differ from counts of channels."""
 

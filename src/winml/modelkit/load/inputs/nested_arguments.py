@@ -22,13 +22,6 @@ from torch.utils import _pytree as pytree  # not public; torch.export flattens a
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.load.inputs.sizes import SEPARATOR
 
-__all__ = [
-    "NestedArguments",
-    "arguments_of_names",
-    "flatten_arguments",
-]
-
-
 _CONSTANTS = (
     type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.layout,
 )  # fmt: skip

@@ -18,8 +18,6 @@ from winml.modelkit.load.inputs.modalities.pipeline import SHAPE_KEYS
 from winml.modelkit.load.inputs.sizes import INPUT_SPECS_OPTION, SEPARATOR, SHAPE_CONFIG_OPTION
 from winml.modelkit.options import Options, parse_options, read_json
 
-__all__ = ["INPUT_SPECS_OPTION", "SHAPE_CONFIG_OPTION", "ShapeConfig", "parse_input_specs", "parse_shape_config"]
-
 
 def _read_size(value: object) -> int | OpenSize:
     """Read one size: a number, or what leaves it open (a name, or an object with min, max, example or name)."""

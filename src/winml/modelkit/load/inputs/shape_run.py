@@ -17,8 +17,6 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from winml.modelkit.graph.specs import InputTensorSpec
 
-__all__ = ["REFUSALS", "run_on_shapes"]
-
 REFUSALS = (
     ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, AssertionError,
 )  # fmt: skip

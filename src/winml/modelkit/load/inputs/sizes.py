@@ -11,23 +11,6 @@ from typing import Any, NoReturn
 
 from winml.modelkit.errors import UsageError
 
-__all__ = [
-    "INPUT_SPECS_OPTION",
-    "SEPARATOR",
-    "SHAPE_CONFIG_OPTION",
-    "InputSize",
-    "InputSizes",
-    "SizeBounds",
-    "SizeWish",
-    "argument_of",
-    "choose_trace_sizes",
-    "edge_pair",
-    "first_edge",
-    "first_int",
-    "first_int_anywhere",
-    "sub_config",
-]
-
 
 @dataclass(frozen=True)
 class SizeBounds:

@@ -28,18 +28,6 @@ from winml.modelkit.optimize.graph_matching import (
     without_scale,
 )
 
-__all__ = [
-    "CacheUpdate",
-    "CachedAttention",
-    "CausalMask",
-    "MaskWriter",
-    "find_mask",
-    "hidden_size_of",
-    "is_blind",
-    "match_cached_attention",
-]
-
-
 _SWAPPED = (0, 1, 3, 2)
 """Permutation that exchanges sequence and size for the product of queries and keys."""
 _REPEATED_AXIS = 2

@@ -29,12 +29,6 @@ from winml.modelkit.optimize.graph_matching import (
     tag_like,
 )
 
-__all__ = [
-    "GroupQueryAttentionFusionPass",
-    "spread_sizes",
-]
-
-
 # --- Learns that values have the sizes of the tokens, where shape inference lost sight of it.
 #
 # Exporters split and join heads by shapes that are computed when the graph runs. Once an attention is one operator,
@@ -49,7 +43,7 @@ _OF_FIRST = (
 """Specified: operators whose first output has the shape of their first input."""
 
 
-def spread_sizes(graph: ir.Graph) -> None:
+def _spread_sizes(graph: ir.Graph) -> None:
     """Give values the shape that follows from those before them, in place; others keep what they have."""
     for node in graph:
         shape = _shape_of(node)
@@ -143,7 +137,7 @@ class GroupQueryAttentionFusionPass(GraphPass):
             fusion.fuse(node)
         fusion.finish()
         if fusion.count:
-            spread_sizes(model.graph)
+            _spread_sizes(model.graph)
             model.opset_imports.setdefault(_CONTRIB, 1)
         return ir.passes.PassResult(model, bool(fusion.count))
 

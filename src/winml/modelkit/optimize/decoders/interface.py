@@ -15,9 +15,6 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.graph.specs import stated_inputs
 from winml.modelkit.optimize.graph_matching import rank_of
 
-__all__ = ["DecoderInterface"]
-
-
 _TOKENS, _EMBEDDED, _MASK, _POSITIONS = "input_ids", "inputs_embeds", "attention_mask", "position_ids"
 """Specified: names of optimum, transformers.js and onnxruntime-genai."""
 

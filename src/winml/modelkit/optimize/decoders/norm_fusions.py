@@ -19,8 +19,6 @@ from winml.modelkit.optimize.graph_matching import (
     tag_like,
 )
 
-__all__ = ["RootMeanSquareNormFusionPass", "SkipNormFusionPass"]
-
 _CONTRIB = "com.microsoft"
 _NORM = "SimplifiedLayerNormalization"
 _COMPUTED_IN = 1

@@ -17,15 +17,6 @@ from winml.modelkit.errors import StageError
 from winml.modelkit.optimize.graph_matching import permutation_of, producer_of, rank_of
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = [
-    "TO_HEADS",
-    "Probe",
-    "Rotation",
-    "RotationFinder",
-    "probe_between",
-]
-
-
 # --- Computes a part of a graph on values chosen here, to see what it does.
 #
 # What a rotation or a mask looks like in a graph differs by model, exporter and version. What it answers does not.

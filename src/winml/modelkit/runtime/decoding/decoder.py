@@ -50,15 +50,6 @@ from winml.modelkit.runtime.sessions import (
 if TYPE_CHECKING:
     import onnxruntime
 
-__all__ = [
-    "DecoderGraph",
-    "GraphCache",
-    "feeds_between",
-    "rows_of",
-    "text_tokens",
-]
-
-
 _ADDING = ("GroupQueryAttention", "com.microsoft")
 """Specified by ONNX Runtime: the operator that, where past and present are the same memory, writes what is new only."""
 _PRESENT_PLACES = {3: 1, 4: 2}

@@ -19,9 +19,6 @@ from winml.modelkit.runtime.decoding.inputs import MASK
 from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, graph_inputs
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["EncoderDecoder"]
-
-
 _DECODER_MASK = "encoder_attention_mask"
 """Specified: how transformers and optimum call the mask over the encoder's tokens at the decoder."""
 _LENGTH_KEYS = {"input_ids": "sequence_length", "input_features": "num_frames", "input_values": "audio_length"}

@@ -32,29 +32,6 @@ from winml.modelkit.runtime.graph_inputs import (
 if TYPE_CHECKING:
     from winml.modelkit.runtime.sessions import Session
 
-__all__ = [
-    "MASK",
-    "POSITIONS",
-    "SCORES",
-    "TOKEN_IDS",
-    "TOKEN_TYPES",
-    "TOKEN_VECTORS",
-    "DecoderRun",
-    "batch_axis",
-    "constant_size_states",
-    "decoder_feeds",
-    "decoder_run",
-    "decoder_tokens",
-    "empty_state_sizes",
-    "hold_hidden_rows",
-    "inputs_of_file",
-    "masks_run_alone",
-    "next_feeds",
-    "plain_value",
-    "prompt_before",
-    "state_feeds",
-]
-
 TOKEN_IDS, TOKEN_VECTORS = "input_ids", "inputs_embeds"
 MASK, POSITIONS, TOKEN_TYPES = "attention_mask", "position_ids", "token_type_ids"
 SCORES = "logits"

@@ -19,9 +19,6 @@ from winml.modelkit.runtime.decoding.inputs import TOKEN_IDS, TOKEN_TYPES, TOKEN
 from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, graph_inputs
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["PIXEL_MASK", "TokenEmbedder", "VisionLanguageDecoder", "VisionLanguageFiles", "VisionLanguageSessions"]
-
-
 PIXEL_MASK = "pixel_attention_mask"
 """Specified by transformers: which pixels belong to a picture, where a processor fills it up."""
 _IMAGES_RANK = 5

@@ -30,11 +30,9 @@ from winml.modelkit.words import size_words
 if TYPE_CHECKING:
     from winml.modelkit.verify.reference_run import PreparedPart
 
-__all__ = ["name_first_wrong_module"]
-
-MOST_SECONDS = 60.0
+_MOST_SECONDS = 60.0
 """Chosen: who waits for an answer that is a failure waits a minute longer at most."""
-FINEST = 0.01
+_FINEST = 0.01
 """Chosen: where no module is off by more than the tolerance, a hundredth of it is looked for."""
 
 
@@ -143,6 +141,6 @@ def _first_of(
     file.session([name for item in matched for _, name in item.taps])
     outputs, _ = pair.compared_outputs()
     complete = min((output.fidelity for output in outputs), key=lambda item: (not item.problem, item.sqnr_db))
-    compared = compare_modules(pair, matched, complete, unchanged=unchanged, seconds=MOST_SECONDS)
-    found = (compared.divergence(tolerance) for tolerance in (TOLERANCE, TOLERANCE * FINEST))
+    compared = compare_modules(pair, matched, complete, unchanged=unchanged, seconds=_MOST_SECONDS)
+    found = (compared.divergence(tolerance) for tolerance in (TOLERANCE, TOLERANCE * _FINEST))
     return next((compared.modules[position] for position in found if position is not None), None)

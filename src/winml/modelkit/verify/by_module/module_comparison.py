@@ -28,24 +28,13 @@ from winml.modelkit.verify.by_module.onnx_side import OnnxSide
 from winml.modelkit.verify.by_module.sides import GROUP_BYTES, NamesOfBoth, SidePair
 from winml.modelkit.verify.by_module.value_matching import MatchedBoundary
 
-__all__ = [
-    "TOLERANCE",
-    "ModuleComparison",
-    "ModuleErrors",
-    "compare_modules",
-    "first_divergence",
-    "own_error",
-    "unchanged_modules",
-]
-
-
 # --- Which module is the first whose error is its own?
 #
 # An error travels: every module behind a wrong one is wrong as well. A module's error is its own where its inputs agree
 # and its outputs do not. Compares numbers that are already measured.
 
 
-OUTSTANDING = 6.0
+_OUTSTANDING = 6.0
 """Chosen: how many times the usual own error of a module one has to be, where all modules have some because numbers of
 few bits are rounded everywhere. In int8 files with nothing planted, own errors spread over a factor of 4."""
 
@@ -113,7 +102,7 @@ def first_divergence(modules: Sequence[ModuleErrors], tolerance: float, *, is_ro
     own = [_largest_step(errors) for errors in modules if not errors.is_passing_on]
     usual = [error for error in own if error is not None and 0.0 < error < math.inf]
     typical = statistics.median_low(usual) if usual and is_rounded else 0.0
-    limit = max(tolerance, OUTSTANDING * typical)
+    limit = max(tolerance, _OUTSTANDING * typical)
     return next(
         (
             position
@@ -121,7 +110,7 @@ def first_divergence(modules: Sequence[ModuleErrors], tolerance: float, *, is_ro
             # What is fed something wrong may make more of it: a wrong value before a GELU is no fault of the GELU.
             if not errors.is_passing_on
             and any(
-                fed <= limit and _arising(fed, handed_on) > max(limit, OUTSTANDING * fed * is_rounded)
+                fed <= limit and _arising(fed, handed_on) > max(limit, _OUTSTANDING * fed * is_rounded)
                 for fed, handed_on in errors.steps
             )
         ),

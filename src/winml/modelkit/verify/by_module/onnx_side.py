@@ -35,13 +35,11 @@ from winml.modelkit.runtime.quantized_states import QuantizedStates
 from winml.modelkit.runtime.sessions import CPU, Session
 from winml.modelkit.verify.by_module.sides import GROUP_BYTES, CallKey, ModuleBoundary
 
-__all__ = ["OnnxSide"]
-
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE, None})
 """Types of values that have an error; None is unknown before a run."""
 
 
-FLOAT_BYTES = 4
+_FLOAT_BYTES = 4
 """Of most values that are recorded."""
 
 
@@ -154,7 +152,7 @@ class OnnxSide:
         def size_of(name: str) -> int | None:
             shape = self._shapes.get(name, (None,))
             sizes = [known.get(size) if isinstance(size, str) else size for size in shape]
-            return None if None in sizes else FLOAT_BYTES * math.prod(size for size in sizes if size is not None)
+            return None if None in sizes else _FLOAT_BYTES * math.prod(size for size in sizes if size is not None)
 
         return list(map(size_of, names))
 

@@ -15,8 +15,6 @@ from winml.modelkit.hierarchy.address import ModuleIdentity
 from winml.modelkit.progress import counted
 from winml.modelkit.results.comparison import ComparedOutput
 
-__all__ = ["GROUP_BYTES", "CallKey", "ModuleBoundary", "NamesOfBoth", "Side", "SidePair"]
-
 CallKey = tuple[str, int]
 """Tag of a module and number of its call, from 1."""
 NamesOfBoth = tuple[str, str]

@@ -22,8 +22,6 @@ from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.verify.by_module.value_matching import ValueCounts, value_name
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, run_reference, with_values
 
-__all__ = ["TorchCalls", "TorchSide", "opened_torch_side"]
-
 
 @dataclass(frozen=True)
 class TorchCalls:

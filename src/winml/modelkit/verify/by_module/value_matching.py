@@ -15,8 +15,6 @@ from winml.modelkit.hierarchy.address import ModuleIdentity
 from winml.modelkit.verify.by_module.onnx_side import OnnxSide
 from winml.modelkit.verify.by_module.sides import CallKey, ModuleBoundary, NamesOfBoth
 
-__all__ = ["MatchedBoundary", "ValueCounts", "match_calls", "match_files", "match_with_torch", "turned", "value_name"]
-
 ValueCounts = Mapping[tuple[str, int, str], int]
 """Module path, number of the call, from 1, and ``input`` or ``output`` → floating-point tensors."""
 

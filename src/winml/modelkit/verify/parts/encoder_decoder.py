@@ -55,21 +55,6 @@ from winml.modelkit.words import size_words
 if TYPE_CHECKING:
     from winml.modelkit.runtime.sessions import Session
 
-__all__ = [
-    "MOST_WHOLE_BYTES",
-    "Arrays",
-    "EncoderDecoderParts",
-    "beyond_memory",
-    "compare_encoder_decoder_generation",
-    "failures_as_unverified",
-    "is_rounding",
-    "new_tokens",
-    "opened_decoder",
-    "opened_file",
-    "sizes_of_rows",
-]
-
-
 # --- Runs the files of several parts, and their model, to compare a text that all of them make together.
 
 

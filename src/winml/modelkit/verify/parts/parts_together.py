@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from winml.modelkit.arrays import Array
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import OutputFidelity, output_fidelity
 from winml.modelkit.compare.outputs import GenerationInfo
 from winml.modelkit.errors import first_line
@@ -20,7 +20,6 @@ from winml.modelkit.runtime.decoding.inputs import MASK, POSITIONS, SCORES
 from winml.modelkit.verify.generated_text import as_the_user_calls_it, generates_alone, held_tokens
 from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.parts.encoder_decoder import (
-    Arrays,
     EncoderDecoderParts,
     beyond_memory,
     compare_encoder_decoder_generation,
@@ -36,15 +35,6 @@ from winml.modelkit.verify.parts.vision_language import (
 )
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, run_reference, with_values
 from winml.modelkit.verify.streamed_reference import with_streamed_values
-
-__all__ = [
-    "TextSample",
-    "compare_text_together",
-    "decodes_for_others",
-    "measure_encoder_decoder_text",
-    "measure_text_together",
-]
-
 
 # --- How much of PyTorch's scores is left when encoder and decoder, each in a file of few bits, answer together?
 #

@@ -42,8 +42,6 @@ from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside, wit
 from winml.modelkit.verify.varied_sizes import Draw
 from winml.modelkit.words import size_words
 
-__all__ = ["VisionLanguageParts", "compare_vision_language_generation", "measure_vision_language_text"]
-
 Tensors = Mapping[str, torch.Tensor]
 
 _NEW_TOKENS = 32

@@ -20,8 +20,6 @@ from winml.modelkit.load.checkpoints.quantized.floats import (
 from winml.modelkit.load.checkpoints.quantized.integers import group_order, reordered
 from winml.modelkit.load.checkpoints.quantized.stored import BlockLayout, CodedEntries, StoredTensors
 
-__all__ = ["read_compressed"]
-
 SOURCE = "compressed-tensors"
 _FLOATS = ("float16", "bfloat16", "float32")
 _WORD = 32

@@ -14,19 +14,6 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.graph.coded_weights import CodedParts, CodedTensor, CodedWeight, CodeKind, stacked
 from winml.modelkit.load.checkpoints.quantized.stored import BlockLayout, CodedEntries, StoredTensors
 
-__all__ = [
-    "FLOAT8",
-    "block_of",
-    "consume_activation_scales",
-    "packed_e2m1",
-    "read_bitsandbytes",
-    "read_fp8",
-    "read_modelopt",
-    "read_mxfp4",
-    "scales_by_rows",
-    "small_float",
-]
-
 FLOAT8: Mapping[str, CodeKind] = {"float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2"}
 """Name of a stored type → the kind of its codes."""
 _FLOATS = ("float16", "bfloat16", "float32")

@@ -22,17 +22,6 @@ from winml.modelkit.options import JsonError, read_json_file
 if TYPE_CHECKING:
     from winml.modelkit.graph.coded_weights import CodedTensor
 
-__all__ = [
-    "FORMATS",
-    "CodedCheckpoint",
-    "QuantizedFormat",
-    "folder_format",
-    "format_of",
-    "quantization_of",
-    "read_coded_checkpoint",
-    "without_quantization",
-]
-
 _CONFIG_KEYS = ("quantization_config", "compression_config")
 """Specified: what transformers calls the record, and what older versions of compressed-tensors do."""
 _PACKED_BITS = (2, 4, 8)
@@ -177,7 +166,7 @@ def read_coded_checkpoint(
     Raises:
         CheckpointError: the format is unknown, or not read in this form; or its tensors do not fit together.
     """
-    form = format_of(record, folder)
+    form = _format_of(record, folder)
     from winml.modelkit.load.checkpoints.quantized.stored import CodedEntries, StoredTensors
 
     module, function = form.reader.split(":")
@@ -206,10 +195,10 @@ def folder_format(folder: Path) -> QuantizedFormat | None:
     except (JsonError, OSError):
         return None  # who reads the config says so
     record = quantization_of(content) if isinstance(content, dict) else None
-    return None if record is None else format_of(record, folder)
+    return None if record is None else _format_of(record, folder)
 
 
-def format_of(record: Mapping[str, Any], folder: Path) -> QuantizedFormat:
+def _format_of(record: Mapping[str, Any], folder: Path) -> QuantizedFormat:
     """Return the format that a ``quantization_config`` names.
 
     Raises:

@@ -31,8 +31,6 @@ from winml.modelkit.load.checkpoints.weight_files import StoredEntry
 from winml.modelkit.options import read_json_file
 from winml.modelkit.runtime.foreign_libraries import library_folder, local_libraries, quiet_libraries
 
-__all__ = ["gguf_folder", "read_gguf"]
-
 _ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")
 """Of files. Those whose text was compared with the one that transformers generates of the file; others merge or rescale
 tensors in ways of their own. Files of Mistral say llama."""

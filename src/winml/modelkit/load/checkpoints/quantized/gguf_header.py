@@ -17,8 +17,6 @@ from typing import Any
 from winml.modelkit.errors import CheckpointError, UsageError
 from winml.modelkit.graph.files.foreign_names import ForeignNameError, refuse_special_file
 
-__all__ = ["GgufHeader", "GgufTensor", "read_header"]
-
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 """Of the format, in the byte order of x86; other files are rare and not read by transformers either."""

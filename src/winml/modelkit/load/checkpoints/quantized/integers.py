@@ -17,8 +17,6 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.graph.coded_weights import CodedParts, CodedTensor, CodedWeight, pack_codes, unpack_codes
 from winml.modelkit.load.checkpoints.quantized.stored import BlockLayout, CodedEntries, StoredTensors
 
-__all__ = ["group_order", "read_awq", "read_gptq", "reordered"]
-
 _FLOATS = ("float16", "bfloat16", "float32")
 _WORD = 32
 """Specified: GPTQ, AWQ and compressed-tensors pack codes into int32."""

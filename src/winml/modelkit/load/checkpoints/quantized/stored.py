@@ -20,8 +20,6 @@ from winml.modelkit.graph.coded_weights import CodedParts, CodedTensor, CodedWei
 from winml.modelkit.graph.files.stored_tensors import StoredValues
 from winml.modelkit.load.checkpoints.weight_files import StoredEntry
 
-__all__ = ["BlockLayout", "CodedEntries", "StoredTensors", "stored_values"]
-
 LEAST_BLOCK_SIZE, MOST_BLOCK_SIZE = 16, 256
 """Specified: values of a row that share a scale in operators of ONNX Runtime, a power of two."""
 _USUAL_BLOCK_SIZE = 128

@@ -17,8 +17,6 @@ from winml.modelkit.load.inputs.modalities.modality import (
 from winml.modelkit.load.inputs.sizes import InputSize, SizeBounds, first_int, first_int_anywhere, sub_config
 from winml.modelkit.runtime.default_sizes import AUDIO_FRAMES, MEL_BINS, SAMPLING_RATE_HZ, USUAL_MEL_BINS
 
-__all__ = ["AudioFeatures", "AudioSamples"]
-
 _FEATURES_MASK = "input_features_mask"
 _FRAME_MASKS = (_FEATURES_MASK, "feature_attention_mask")
 _HIDDEN_FRAMES_MASK = "audio_mel_mask"

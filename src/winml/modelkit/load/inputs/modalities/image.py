@@ -11,8 +11,6 @@ from winml.modelkit.load.inputs.modalities.modality import FRAMES_KEY, Modality,
 from winml.modelkit.load.inputs.sizes import InputSize, SizeBounds, edge_pair, first_edge, first_int, sub_config
 from winml.modelkit.runtime.default_sizes import IMAGE_CHANNELS, IMAGE_EDGE, PATCH_EDGE, VIDEO_FRAMES
 
-__all__ = ["Image"]
-
 _PIXELS = "pixel_values"
 _PATCHES = "hidden_states"
 """Carrier of vision towers that are models of their own; an image only with its grid beside it."""

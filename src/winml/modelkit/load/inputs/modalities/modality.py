@@ -24,18 +24,6 @@ from winml.modelkit.load.inputs.sizes import (
 )
 from winml.modelkit.runtime.default_sizes import TOKENS
 
-__all__ = [
-    "BATCH_KEY",
-    "FRAMES_KEY",
-    "DecidedMedium",
-    "Modality",
-    "ShapeKey",
-    "decoder_sequence",
-    "is_position_name",
-    "text_config",
-    "text_sequence",
-]
-
 
 @dataclass(frozen=True)
 class ShapeKey:

@@ -9,8 +9,6 @@ from winml.modelkit.load.inputs.modalities.image import Image
 from winml.modelkit.load.inputs.modalities.modality import BATCH_KEY, Modality, ShapeKey
 from winml.modelkit.load.inputs.modalities.text import Text
 
-__all__ = ["MODALITIES", "SHAPE_KEYS"]
-
 MODALITIES: tuple[Modality, ...] = (
     Text(),
     # Before audio: of a model that takes both, the places of the image come first in a row of text.

@@ -22,8 +22,6 @@ from winml.modelkit.load.inputs.modalities.modality import (
 from winml.modelkit.load.inputs.sizes import INPUT_SPECS_OPTION, InputSize, first_int, sub_config
 from winml.modelkit.runtime.default_sizes import CHOICES
 
-__all__ = ["KINDS_PARAMETER", "TEXT_ROWS_KEY", "Text"]
-
 KINDS_PARAMETER = "mm_token_type_ids"
 """Parameter that says of each token whether it is text or holds the place of something else."""
 
