@@ -26,7 +26,7 @@ from winml.modelkit.words import count_words, json_printable, shape_words, size_
 def _dimension_words(dimension: DynamicDimension, checked: Sequence[int]) -> str:
     """Return the bounds of a dynamic dimension, the size of the trace, and the sizes the file was checked at.
 
-    >>> dimension_words(DynamicDimension(name="sequence", max=64, example=48), (1, 55))
+    >>> _dimension_words(DynamicDimension(name="sequence", max=64, example=48), (1, 55))
     'sequence 1 to 64 (traced 48; checked 1, 55)'
     """
     bounds = f"{dimension.min} to {dimension.max}" if dimension.max is not None else f"from {dimension.min}"

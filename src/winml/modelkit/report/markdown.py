@@ -93,7 +93,7 @@ def _tree_lines(tree: doc.Tree) -> Iterator[str]:
 def _markdown_text(text: str) -> str:
     r"""Return a foreign text as Markdown that shows it as it is, on one line.
 
-    >>> markdown_text("<b>layer_0|__init__</b>")
+    >>> _markdown_text("<b>layer_0|__init__</b>")
     '&lt;b&gt;layer_0\\|\\_\\_init\\_\\_&lt;/b&gt;'
     """
     return _MEANINGFUL.sub(lambda match: _ENTITIES.get(match[0], f"\\{match[0]}"), printable(text))
@@ -111,7 +111,7 @@ def _line_text(text: str) -> str:
 def _code_span(text: str) -> str:
     """Return a foreign text as a span of code, which shows it as it is, on one line.
 
-    >>> code_span("a`b")
+    >>> _code_span("a`b")
     '`` a`b ``'
     """
     text = printable(text)

@@ -249,7 +249,7 @@ def _options_for_compiled(record: str) -> str:
     Args:
         record: What the file says of its compilation (``winml.compile``); empty: it was not compiled.
 
-    >>> options_for_compiled('{"provider": "QNNExecutionProvider", "device": "npu", "options": {"soc_model": "60"}}')
+    >>> _options_for_compiled('{"provider": "QNNExecutionProvider", "device": "npu", "options": {"soc_model": "60"}}')
     '--ep qnn --ep-options soc_model=60'
     """
     from winml.modelkit.options import load_metadata  # imports pydantic, which the help of a verb does without
