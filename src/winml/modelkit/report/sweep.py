@@ -67,9 +67,9 @@ def measure_heading(name: str) -> str:
 def _measure_words(name: str, value: Any) -> str:
     """Return a measure as people read it.
 
-    >>> measure_words("latency_p50_ms", 1.23456), measure_words("nodes", 91), _measure_words("cosine", None)
+    >>> _measure_words("latency_p50_ms", 1.23456), _measure_words("nodes", 91), _measure_words("cosine", None)
     ('1.235', '91', '')
-    >>> measure_words("model_bytes", 8514), _measure_words("sqnr_db", 200.0)
+    >>> _measure_words("model_bytes", 8514), _measure_words("sqnr_db", 200.0)
     ('8.5 kB', 'equal')
     """
     if value is None:
