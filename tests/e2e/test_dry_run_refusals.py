@@ -30,7 +30,9 @@ REQUESTS = {
     "class of other models": ("plain", "--model-class", "Nope"),
     "size too large": ("plain", "--shape-config", '{"sequence_length": 100000}'),
     "layout without a class": ("plain", "--layout", "genai"),
+    "functions of no module": ("plain", "--functions", "Nope"),
 }
+ONLY_OF_BUILD, ONLY_OF_EXPORT = "layout without a class", "functions of no module"
 
 
 @pytest.fixture(name="checkpoints", autouse=True)
@@ -49,7 +51,12 @@ def _complaint(outcome: Outcome) -> str:
 
 @pytest.mark.parametrize(
     ("verb", "name"),
-    [(verb, name) for verb in ("export", "build") for name in REQUESTS if verb == "build" or "layout" not in name],
+    [
+        (verb, name)
+        for verb, other in (("export", ONLY_OF_BUILD), ("build", ONLY_OF_EXPORT))
+        for name in REQUESTS
+        if name != other
+    ],
 )
 def test_dry_run_refuses_what_the_run_refuses(checkpoints: Path, verb: str, name: str) -> None:
     """Nothing is written by either."""
@@ -61,3 +68,51 @@ def test_dry_run_refuses_what_the_run_refuses(checkpoints: Path, verb: str, name
     done = run_here(*arguments)
     assert planned.code == done.code != 0
     assert _complaint(planned) == _complaint(done)
+
+
+ONNX_REQUESTS = {
+    "batch norm in a convolution": ("quantize", "--mode", "qdq", "--exclude", "norm"),
+    "linear layer of a convolutional network": ("quantize", "--precision", "int8"),
+    "module without nodes to quantize": ("quantize", "--mode", "qdq", "--exclude", "probabilities"),
+    "sensitivity of a convolution only": ("quantize", "--sensitivity", "--include", "conv"),
+    "nothing left": ("quantize", "--mode", "qdq", "--exclude", "conv", "--exclude", "head"),
+    "module without nodes to optimize": ("optimize", "--level", "basic", "--module", "norm", "--exclude", "Net"),
+}
+"""Verb and options that a run refuses in the plain form of a convolutional network."""
+
+
+@pytest.fixture(name="network", scope="module")
+def make_network(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export whose modules of torch.nn have tags."""
+    import torch
+    from torch import nn
+
+    from winml.modelkit import HTPExporter, WinMLExportConfig
+
+    layers = {
+        "conv": nn.Conv2d(3, 32, 3),
+        "norm": nn.BatchNorm2d(32),
+        "act": nn.ReLU(),
+        "pool": nn.AdaptiveAvgPool2d(1),
+        "flat": nn.Flatten(),
+        "head": nn.Linear(32, 2),
+        "probabilities": nn.Softmax(1),
+    }
+    net = nn.Sequential()
+    for name, layer in layers.items():
+        net.add_module(name, layer)
+    path = tmp_path_factory.mktemp("network") / "model.onnx"
+    config = WinMLExportConfig(exporter="torchscript", verify=False, torch_module="all")
+    HTPExporter(config).export(net.eval(), path, {"input": torch.randn(1, 3, 8, 8)})
+    return path
+
+
+@pytest.mark.parametrize("name", ONNX_REQUESTS)
+def test_dry_run_of_an_onnx_file_refuses_what_the_run_refuses(here: Path, network: Path, name: str) -> None:
+    """Also what shows after batch norms are folded into the weights only."""
+    verb, *options = ONNX_REQUESTS[name]
+    arguments = (verb, "-m", network, "-o", "out.json" if "--sensitivity" in options else "out.onnx", *options)
+    planned, done = run_here(*arguments, "--dry-run"), run_here(*arguments)
+    assert planned.code == done.code != 0
+    assert _complaint(planned) == _complaint(done)
+    assert not list(here.glob("out*"))

@@ -4,50 +4,125 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from torch import nn
 
 from winml.modelkit import HTPExporter, WinMLExportConfig, optimize_onnx
-from winml.modelkit.errors import QuantizeError
+from winml.modelkit.errors import QuantizeError, UsageError
+from winml.modelkit.results.transformed_file import QuantizedFile
 from winml.modelkit.verbs.quantize import quantize_onnx
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A network whose weights are those of convolutions, but for a small head."""
+class Classifier(nn.Module):
+    """Convolutions with batch norms and activations, and a linear layer with a small share of the weights."""
+
+    def __init__(self, labels: int) -> None:
+        super().__init__()
+        sizes = [(3, 48), (48, 48), (48, 48), (48, 48)]
+        self.stages = nn.ModuleList(nn.Sequential(Unit(*size), nn.ReLU()) for size in sizes)
+        self.head = nn.Linear(48, labels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits of images."""
+        for stage in self.stages:
+            x = stage(x)
+        return self.head(x.mean((2, 3)))
+
+
+class Unit(nn.Module):
+    """A convolution with its batch norm, a module that is no class of torch.nn."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the normalized convolution."""
+        return self.norm(self.conv(x))
+
+
+def exported(folder: Path, labels: int = 3, torch_module: str = "all") -> Path:
+    """Export a classifier, once for each folder."""
     torch.manual_seed(0)
-    layers = [
-        layer
-        for inputs in (3, 48, 48, 48)
-        for layer in (nn.Conv2d(inputs, 48, 3, padding=1), nn.BatchNorm2d(48), nn.ReLU())
-    ]
-    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 3))
-    path = tmp_path_factory.mktemp("source") / "model.onnx"
-    config = WinMLExportConfig(exporter="torchscript", verify=False)
-    HTPExporter(config).export(net.eval(), path, {"input": torch.randn(1, 3, 8, 8)})
+    path = folder / f"{labels}-{torch_module}.onnx"
+    if path.exists():
+        return path
+    config = WinMLExportConfig(exporter="torchscript", verify=False, torch_module=torch_module)
+    HTPExporter(config).export(Classifier(labels).eval(), path, {"x": torch.randn(1, 3, 8, 8)})
     return path
 
 
-def test_int8_that_leaves_the_convolutions_float_fails_and_names_the_mode(source: Path, tmp_path: Path) -> None:
-    """The default mode takes products only; the named mode takes the convolutions."""
-    target = tmp_path / "q.onnx"
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the exports."""
+    return tmp_path_factory.mktemp("sources")
+
+
+@pytest.fixture(scope="module")
+def source(folder: Path) -> Path:
+    """A classifier of three labels, whose modules of torch.nn have tags."""
+    return exported(folder)
+
+
+def quantized_modules(result: QuantizedFile) -> set[str]:
+    """Return the tags of the modules with quantized nodes."""
+    return {module.tag for module in result.modules if module.quantized}
+
+
+@pytest.mark.parametrize("labels", [3, 100])
+def test_int8_that_leaves_the_convolutions_float_fails_and_names_the_mode(
+    folder: Path, tmp_path: Path, labels: int
+) -> None:
+    """The default mode takes products only, so that the file hardly shrinks; the named mode takes the convolutions."""
+    source, target = exported(folder, labels), tmp_path / "q.onnx"
     with pytest.raises(QuantizeError) as raised:
-        quantize_onnx(source, target, precision="int8", verify=False)
+        quantize_onnx(source, target, precision="int8")
     assert 1 == raised.value.exit_code
-    assert "--mode qdq" in raised.value.hint
+    assert "--mode qdq, which quantizes 100%" in raised.value.hint
+    assert "--include head" in raised.value.hint
     assert not target.exists()
-    quantize_onnx(source, target, precision="int8", mode="qdq", verify=False)
+    static = quantize_onnx(source, target, precision="int8", mode="qdq")
+    assert (5, {}) == (static.quantized, static.left)
     assert target.stat().st_size < source.stat().st_size / 3
 
 
-def test_convolutions_fused_with_their_activations_fail_and_name_the_level(source: Path, tmp_path: Path) -> None:
-    """FusedConv has no integer form; the optimizer's level before it makes none."""
-    full, basic, target = (tmp_path / name for name in ("full.onnx", "basic.onnx", "q.onnx"))
+def test_selected_linear_layer_of_a_convolutional_network_is_quantized(folder: Path, tmp_path: Path) -> None:
+    """What is selected is quantized; that the file hardly shrinks is a note."""
+    result = quantize_onnx(exported(folder, 100), tmp_path / "q.onnx", precision="int8", include=("head",))
+    assert {"/Classifier/Linear"} == quantized_modules(result)
+    assert any("hardly smaller" in note for note in result.notes)
+
+
+def test_layers_fused_with_their_activations_are_quantized(source: Path, tmp_path: Path) -> None:
+    """The same nodes are quantized as without the fusion, and the last node of each layer keeps its output."""
+    full, target = tmp_path / "full.onnx", tmp_path / "q.onnx"
     optimize_onnx(source, full, level="full")
-    with pytest.raises(QuantizeError) as raised:
-        quantize_onnx(full, target, precision="int8", mode="qdq", verify=False)
-    assert "--level basic" in raised.value.hint
-    optimize_onnx(source, basic, level="basic")
-    quantize_onnx(basic, target, precision="int8", mode="qdq", verify=False)
-    assert target.stat().st_size < source.stat().st_size / 3
+    assert "FusedConv" in {node.op_type for node in onnx.load(full).graph.node}
+    fused, plain = (quantize_onnx(path, target, mode="qdq", overwrite=True) for path in (full, source))
+    assert (5, {}) == (fused.quantized, fused.left)
+    assert quantized_modules(plain) == quantized_modules(fused)
+    assert any("FusedConv 4" in note for note in fused.notes)
+    assert fused.fidelity is not None
+    assert fused.fidelity.sqnr_db > 25
+
+
+def test_excluded_fused_layer_stays_float(source: Path, tmp_path: Path) -> None:
+    """A selector names the convolution inside a fused layer; that of an activation names none."""
+    full, target = tmp_path / "full.onnx", tmp_path / "q.onnx"
+    optimize_onnx(source, full, level="full")
+    result = quantize_onnx(full, target, mode="qdq", exclude=("stages.1.0.conv",))
+    tags = {f"/Classifier/Sequential.{number}/Unit/Conv2d" for number in (0, 2, 3)}
+    assert {*tags, "/Classifier/Linear"} == quantized_modules(result)
+    with pytest.raises(UsageError, match=r"fused into stages\.1\.0\.conv"):
+        quantize_onnx(full, target, mode="qdq", exclude=("stages.1.1",), overwrite=True)
+
+
+def test_untagged_convolution_is_excluded_once_it_has_a_tag(folder: Path, source: Path, tmp_path: Path) -> None:
+    """The error names the option of the export, with which the same selector works."""
+    untagged, target, selector = exported(folder, torch_module="none"), tmp_path / "q.onnx", "stages.1.0.conv"
+    with pytest.raises(UsageError) as raised:
+        quantize_onnx(untagged, target, mode="qdq", exclude=(selector,))
+    assert "--torch-module all" in raised.value.hint
+    assert {f"excluded by {selector}": 1} == quantize_onnx(source, target, mode="qdq", exclude=(selector,)).left

@@ -86,6 +86,8 @@ def run_verb(
     silence_library_warnings(debug=options["debug"])
     with library_output_to_stderr():
         plan = verb.plan(request)
+        if options["dry_run"]:
+            verb.refuse_unrun(plan)
     if options["dry_run"]:
         show_plan(plan, options)
         return

@@ -160,6 +160,17 @@ class GraphWork(ABC, Generic[ResultT]):
             UsageError: what is requested does not fit the graph.
         """
 
+    def refuse_plain(self, read: Callable[[], ir.Model]) -> None:
+        """Refuse what shows in the plain form of a graph only, for a plan that is not run.
+
+        Args:
+            read: Reads the source into its plain form; what it returns is used up.
+
+        Raises:
+            StageError: the work would refuse the graph.
+            UsageError: what is requested does not fit the graph.
+        """
+
     @property
     def runs_on(self) -> ChosenProvider | None:
         """The provider that alone runs the result, so that its modules are not seen in it; None: any runs it."""

@@ -30,7 +30,7 @@ from winml.modelkit.flows.graph_file import (
     summarize_graph,
     transform_file,
 )
-from winml.modelkit.flows.module_functions import graph_modules, optimize_within
+from winml.modelkit.flows.module_functions import graph_modules, optimize_within, selected_nodes
 from winml.modelkit.graph.pinning import open_dimensions, pin_dimensions, sizes_of_dimensions
 from winml.modelkit.graph.specs import stated_sums, summed_sizes
 from winml.modelkit.hierarchy.tagging import all_nodes
@@ -212,6 +212,15 @@ class SingleOptimization(_Optimization):
             modules = graph_modules(model, model.graph.name or "graph")
             for selector in (*self.options.module, *self.options.exclude):
                 modules.selected_tags(selector)
+
+    def refuse_plain(self, read: Callable[[], ir.Model]) -> None:
+        """Refuse selectors of modules without nodes, or that leave no node.
+
+        Raises:
+            UsageError: names them.
+        """
+        if self.options.is_limited and not self.options.is_empty:
+            selected_nodes(read(), self.options.module, self.options.exclude)
 
     @property
     def request_words(self) -> str:

@@ -13,13 +13,14 @@ from typing import NamedTuple, TypeVar
 
 import onnx_ir as ir
 
-from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.errors import InputError, QuantizeError, UsageError
 from winml.modelkit.graph.cutting import GraphModules, fused_error
 from winml.modelkit.graph.weights import QUANTIZED_OPERATORS, ROUNDING_OPERATORS
 from winml.modelkit.hierarchy.selector import nearest_paths
 from winml.modelkit.hierarchy.tagging import all_nodes
 from winml.modelkit.quantize.calibrated_quantizers import SolvedWeight
 from winml.modelkit.quantize.declared_options import Algorithm
+from winml.modelkit.quantize.fused_layers import SEPARABLE_LAYERS
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.placements import Placement, placement_for
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, Mode, Precision
@@ -173,29 +174,60 @@ def refuse_idle_selectors(model: ir.Model, options: QuantizeOptions, modules: Gr
             )
 
 
-def better_mode_words(model: ir.Model, options: QuantizeOptions) -> str:
-    """Return a hint that names what quantizes more of the weights than the requested modes; empty if nothing does."""
-    weights = {node.name or "": constant_weight(node) for node in all_nodes(model)}
-    sizes = {
-        name: value.const_value.nbytes
-        for name, value in weights.items()
-        if value is not None and value.const_value is not None
-    }
-
-    def quantized_bytes(mode: Mode) -> int:
-        return sum(sizes.get(name, 0) for name, obstacle in _obstacles(model, mode, options).items() if not obstacle)
-
-    fused = {node.op_type for node in all_nodes(model) if node.name in sizes and node.op_type in _MADE_BY_OPTIMIZER}
-    found = {mode: quantized_bytes(mode) for mode in options.base.modes}
-    best = max(found, key=found.__getitem__, default=None)
-    if best is not None and found[best] > max(found.get(mode, 0) for mode in options.modes()):
-        return f"Use --mode {best}, which quantizes {found[best] / sum(sizes.values()):.0%} of the weights."
-    if fused:
-        return f"Quantize a file that was optimized with --level basic: higher levels made {', '.join(sorted(fused))}."
-    return ""
+LEAST_SHARE = 0.1
+"""Smallest share of the requested weights that is worth a file if another mode quantizes more. Chosen: a classifier has
+less of a network of convolutions."""
 
 
-_MADE_BY_OPTIMIZER = frozenset({"FusedConv", "NhwcFusedConv", "FusedGemm", "FusedMatMul"})
+def refuse_small_share(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -> None:
+    """Refuse modes that quantize a small share of the requested weights if another mode quantizes more.
+
+    Tables are not counted unless they are quantized: a lookup is as fast in float.
+
+    Args:
+        model: The model; every node has a name of its own.
+        options: Options of the quantization.
+        modules: The module of each node.
+
+    Raises:
+        QuantizeError: names the other mode, and the modules to select for the requested mode.
+        UsageError: no node is left to quantize.
+    """
+    planned = plan_quantization(model, options, modules).nodes
+    requested = {node.name: node for node in planned if node.has_weight and node.requested.modes}
+    sizes: dict[str, int] = {}
+    by_mode: dict[Mode, int] = dict.fromkeys(options.base.modes, 0)
+    for node in all_nodes(model):
+        name, weight = node.name or "", constant_weight(node)
+        if name not in requested or weight is None or weight.const_value is None:
+            continue
+        sizes[name] = weight.const_value.nbytes
+        for mode in by_mode:
+            if not _obstacle(node, weight, mode, options, is_inner=node.graph is not model.graph):
+                by_mode[mode] += sizes[name]
+    quantized = {name: size for name, size in sizes.items() if requested[name].mode is not None}
+    counted = {name: size for name, size in sizes.items() if name in quantized or requested[name].operator != "Gather"}
+    share, total = sum(quantized.values()) / max(1, sum(counted.values())), sum(sizes.values())
+    best = max(by_mode, key=by_mode.__getitem__, default=None)
+    if best is None or share >= LEAST_SHARE or by_mode[best] <= sum(quantized.values()):
+        return
+    owners = {requested[name].tag for name in quantized}
+    paths = [module.path for module in modules.modules if module.tag in owners]
+    left = [name for name in sizes if name not in quantized]
+    others = f" To quantize {', '.join(paths)} alone, add {' '.join(f'--include {path}' for path in paths)}."
+    is_separable = all(paths) and not any(modules.does_work_of(name, owners) for name in left)
+    raise QuantizeError(
+        f"{options.words} quantizes {len(quantized)} of {len(sizes)} nodes with weights, {share:.1%} of their bytes: "
+        f"{_reasons([requested[name] for name in left])}",
+        hint=f"No file was written. Use --mode {best}, which quantizes {by_mode[best] / total:.0%} of the weights."
+        f"{others if is_separable and len(paths) <= _LISTED_MODULES else ''}",
+    )
+
+
+_LISTED_MODULES = 4
+"""Chosen: more modules do not fit into a hint."""
+
+_MADE_BY_OPTIMIZER = frozenset({"NhwcFusedConv", "FusedMatMul"})
 """Operators with a weight that levels above basic make, and no mode but float takes."""
 
 
@@ -287,7 +319,8 @@ def _other_modes(node: ir.Node, requested: Precision, mode: Mode) -> str:
         return ""
     if node.op_type in _MADE_BY_OPTIMIZER:
         return " (optimize with --level basic instead)"
-    others = [f"--mode {other}" for other in requested.modes if node.op_type in MODES[other].operators]
+    operator = SEPARABLE_LAYERS.get(node.op_type, node.op_type)
+    others = [f"--mode {other}" for other in requested.modes if operator in MODES[other].operators]
     return f" ({' and '.join(others)} {'has' if len(others) == 1 else 'have'})" if others else ""
 
 

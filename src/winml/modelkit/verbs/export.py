@@ -130,9 +130,12 @@ def refuse_unloadable(plan: ExportPlan) -> None:
     if resolve_source(plan.model).kind not in CHECKPOINT_KINDS:
         return
     from winml.modelkit.flows.export.loading import resolve_for_export
+    from winml.modelkit.flows.module_functions import refuse_unregistered
 
     with rename_options(plan.request.words):
-        resolve_for_export(plan.model, plan.request.config)
+        resolved = resolve_for_export(plan.model, plan.request.config)
+        if plan.request.functions is not None:
+            refuse_unregistered(resolved.model, plan.request.functions)
 
 
 def run_export(plan: ExportPlan, on_step: Callable[[StepEvent], None] | None = None) -> ExportResult:

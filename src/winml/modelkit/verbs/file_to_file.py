@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -19,6 +20,8 @@ from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interrup
 from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
     from winml.modelkit.flows.graph_file import CheckedSource, GraphFileTask, GraphWork
     from winml.modelkit.found_models import FoundFolder
     from winml.modelkit.options import Options
@@ -333,6 +336,16 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
         steps = _planned_steps(task, work, checked, is_copy=is_copy)
         return PlannedPart(task, work, checked), (_planned(output), *data), steps
 
+    def refuse_unrun(self, plan: FilePlan[RequestT, WorkT]) -> None:
+        """Refuse a plan that is not run for what its run would refuse in the plain form of a graph.
+
+        Raises:
+            WinMLError: as :meth:`run` does before a model runs.
+        """
+        for part in plan.parts.values():
+            if part.checked is not None:
+                part.work.refuse_plain(partial(_read_plain, part))
+
     def run(
         self, plan: FilePlan[RequestT, WorkT], on_step: Callable[[StepEvent], None] | None = None
     ) -> RecordT | TransformedFolder[RecordT]:
@@ -358,6 +371,13 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
         """Do what the plan of one file says; raises as :meth:`run` does."""
         plan.recover()
         return self.transform(plan.parts[ONLY_PART], None, on_step)
+
+
+def _read_plain(part: PlannedPart[Any]) -> ir.Model:
+    from winml.modelkit.flows.graph_file import read_plain
+
+    model, _ = read_plain(part.task.source, folds_constants=part.work.folds_constants)
+    return model
 
 
 def find_source(request: FileRequest[Any]) -> FoundFolder | Path:

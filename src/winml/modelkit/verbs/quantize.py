@@ -484,6 +484,20 @@ def _dataset_files(request: QuantizeRequest) -> list[Path]:
     return [] if request.dataset is None else list(source_files(find_dataset(request.dataset)))
 
 
+def refuse_unrun_sensitivity(plan: SensitivityPlan) -> None:
+    """Refuse a plan that is not run for what its run would refuse in the plain form of the graph.
+
+    Raises:
+        WinMLError: as :func:`run_sensitivity` raises before the model runs.
+    """
+    from winml.modelkit.flows.quantize.sensitivity import refuse_unmeasurable
+    from winml.modelkit.graph.files.output_files import waiting_files
+
+    waiting = waiting_files([file.path for file in plan.writes])
+    if plan.model.absolute() not in {path.absolute() for path in waiting}:
+        refuse_unmeasurable(plan.model, plan.request.options, plan.sensitivity)
+
+
 def run_sensitivity(
     plan: SensitivityPlan,
     on_step: Callable[[StepEvent], None] | None = None,

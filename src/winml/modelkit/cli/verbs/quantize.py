@@ -23,7 +23,13 @@ from winml.modelkit.cli._streams import (
     tell,
     write_files,
 )
-from winml.modelkit.verbs.quantize import QUANTIZE, QuantizeRequest, plan_sensitivity, run_sensitivity
+from winml.modelkit.verbs.quantize import (
+    QUANTIZE,
+    QuantizeRequest,
+    plan_sensitivity,
+    refuse_unrun_sensitivity,
+    run_sensitivity,
+)
 
 if TYPE_CHECKING:
     from winml.modelkit.report.document import Document
@@ -88,6 +94,8 @@ def _measure(request: QuantizeRequest, options: Mapping[str, Any]) -> None:
     """Measure, write the files, show the ranking, and leave with exit code 3 where a target was not met."""
     plan = plan_sensitivity(request)
     if options["dry_run"]:
+        with library_output_to_stderr():
+            refuse_unrun_sensitivity(plan)
         show_plan(plan, options)
         return
     silence_library_warnings(debug=options["debug"])

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from winml.modelkit.arrays import Array
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.files import below_minimum_hint, refuse_unfaithful
-from winml.modelkit.errors import QuantizeError, UsageError, VerificationError
+from winml.modelkit.errors import QuantizeError, VerificationError
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.flows.graph_file import (
     FLOAT_SOURCE_DIGITS,
@@ -37,7 +37,7 @@ from winml.modelkit.flows.quantize.activation_statistics import measure_states
 from winml.modelkit.flows.quantize.budget import SearchTools, SolvedOnce, choose_bits
 from winml.modelkit.flows.quantize.calibration_data import Calibration, CalibrationStatistics, refuse_missing_data
 from winml.modelkit.flows.quantize.layer_calibration import LayerCalibration
-from winml.modelkit.flows.quantize.preparation import folds_normalizations, prepare
+from winml.modelkit.flows.quantize.preparation import prepare
 from winml.modelkit.flows.quantize.quantized_variants import FloatGraph
 from winml.modelkit.flows.quantize.unfinished_work import unfinished_folder
 from winml.modelkit.graph.bundle import is_one_of_several
@@ -45,7 +45,6 @@ from winml.modelkit.graph.cutting import GraphModules
 from winml.modelkit.graph.files.graph_reading import load_by_reference
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.files.writing import written_bytes
-from winml.modelkit.graph.fingerprint import is_normalized
 from winml.modelkit.graph.pinning import sizes_of_dimensions
 from winml.modelkit.graph.weights import to_weightless, weight_bytes
 from winml.modelkit.hierarchy.tagging import measure_coverage
@@ -56,7 +55,10 @@ from winml.modelkit.quantize.half_float_engine import clipped_values
 from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, WeightSolver, quantize
 from winml.modelkit.quantize.placements import placement_for
-from winml.modelkit.quantize.planning import better_mode_words, refuse_idle_selectors, refuse_quantized
+from winml.modelkit.quantize.planning import (
+    refuse_quantized,
+    refuse_small_share,
+)
 from winml.modelkit.quantize.precisions import FLOAT32, INTEGER_ACTIVATIONS, LEAST_CACHE_SQNR_DB, PRECISIONS, Mode
 from winml.modelkit.results.quantization_budget import BudgetSearch
 from winml.modelkit.results.transformed_file import Calibrated, GraphSummary, QuantizedFile
@@ -264,8 +266,6 @@ class Quantization(GraphWork[QuantizeResult]):
     """Whether it does; False before the work."""
     saved_share: float = 1.0
     """Share of the bytes of the weights that quantization saves, if the mode left nodes float; else 1."""
-    better_mode: str = ""
-    """Hint that names a mode which quantizes more of the weights; empty if there is none."""
 
     @property
     def calibration(self) -> Calibration | None:
@@ -290,25 +290,29 @@ class Quantization(GraphWork[QuantizeResult]):
             modules = graph_modules(model, self.source.stem)
             for selector in selectors:
                 modules.selected_tags(selector)
-            # Else weights may still be outputs of nodes, or get other modules folded into them.
-            if is_normalized(model) and not folds_normalizations(model, self.options):
-                self._refuse_idle_selectors(model, modules)
 
-    def _refuse_idle_selectors(self, model: ir.Model, modules: GraphModules) -> None:
-        """Refuse selectors without effect; in a part of several, note them, since another part may have the nodes.
+    def refuse_plain(self, read: Callable[[], ir.Model]) -> None:
+        """Refuse what the work refuses before it measures or changes weights.
 
         Raises:
-            UsageError: names the selector.
+            UsageError: a selector has no effect, or no node can be quantized.
+            QuantizeError: another mode quantizes much more.
         """
-        if not self.options.selectors or not (self.options.modes() or self.options.kv_cache):
+        has_modes = bool(self.options.modes())
+        if not (has_modes or self.options.selectors):
             return
+        prepared = prepare(read(), self.options, self.source.stem)
+        if has_modes and self.options.bit_budget is None:
+            self._refuse_small_share(prepared.model, prepared.modules)
+
+    def _refuse_small_share(self, model: ir.Model, modules: GraphModules) -> None:
+        """Refuse a mode that quantizes little; in a part of several, note it, since the option is for all parts."""
         try:
-            refuse_idle_selectors(model, self.options, modules)
-        except UsageError as error:
+            refuse_small_share(model, self.options, modules)
+        except QuantizeError as error:
             if not is_one_of_several(model.metadata_props):
                 raise
-            if (note := f"{error.message}.") not in self.notes:
-                self.notes.append(note)
+            self.notes.append(f"{error.message}.")
 
     @property
     def request_words(self) -> str:
@@ -317,10 +321,9 @@ class Quantization(GraphWork[QuantizeResult]):
 
     def apply(self, model: ir.Model) -> QuantizeResult:
         """Quantize the model, at the opset that the operators need; first choose bits where a limit is stated."""
-        model, notes = prepare(model, self.options)
-        self.notes += notes
-        modules = graph_modules(model, self.source.stem)
-        self._refuse_idle_selectors(model, modules)
+        prepared = prepare(model, self.options, self.source.stem)
+        model, modules = prepared.model, prepared.modules
+        self.notes += prepared.notes
         if self._is_within_limit(model):
             self._stay_float()
         elif self.options.bit_budget is not None:
@@ -341,8 +344,9 @@ class Quantization(GraphWork[QuantizeResult]):
             result = QuantizeResult(model, changed=True, notes=(), coverage=measure_coverage(model))
         else:
             self.notes += source_notes(modules)
+            if self.search is None:
+                self._refuse_small_share(model, modules)
             before = weight_bytes(model)
-            self.better_mode = better_mode_words(model, self.options)
             reasons = {} if self.search is None else {module.tag: module.why for module in self.search.modules}
             result = quantize(model, self.options, modules, self.statistics, self.solver, reasons)
             if any(module.left and module.requested != FLOAT32 for module in result.modules):
@@ -418,29 +422,30 @@ class Quantization(GraphWork[QuantizeResult]):
         Raises:
             QuantizeError: names both sizes.
         """
-        # A graph that comes from memory has no source file.
-        source_bytes = (
-            sum(file.stat().st_size for file in (self.source, *external_files(self.source)))
-            if self.source.is_file()
-            else None
-        )
-        saves_nothing = self.saved_share <= 0 if source_bytes is None else size_bytes >= source_bytes
-        if saves_nothing and self.saved_share < 1 - _LEAST_SAVING:
-            sizes = (
-                size_words(size_bytes)
-                if source_bytes is None
-                else f"{size_words(size_bytes)}, {size_words(source_bytes)}"
-            )
-            raise QuantizeError(
-                f"the quantized file is not smaller than its source ({sizes}): {self.saved_share:.0%} of the bytes of "
-                "its weights were saved",
-                hint=f"No file was written. {self.better_mode or 'Use another --precision, or exclude fewer modules.'}",
-            )
+        if self.saved_share < 1 - _LEAST_SAVING:
+            self._refuse_larger(size_bytes)
         most = None if self.budget is None else self.budget.max_bytes
         if most is not None and size_bytes > most:
             raise QuantizeError(
                 f"--max-size {size_words(most)}: the file has {size_bytes} bytes, {size_bytes - most} too many",
                 hint=f"No file was written. Allow {size_bytes}B or more.",
+            )
+
+    def _refuse_larger(self, size_bytes: int) -> None:
+        """Refuse a file that is not smaller than its source.
+
+        Raises:
+            QuantizeError: names both sizes.
+        """
+        sizes, is_larger = size_words(size_bytes), self.saved_share <= 0
+        if self.source.is_file():  # not a graph that comes from memory
+            source_bytes = sum(file.stat().st_size for file in (self.source, *external_files(self.source)))
+            sizes, is_larger = f"{sizes}, {size_words(source_bytes)}", size_bytes >= source_bytes
+        if is_larger:
+            raise QuantizeError(
+                f"the quantized file is not smaller than its source ({sizes}): {self.saved_share:.0%} of the bytes of "
+                "its weights were saved",
+                hint="No file was written. Use another --precision or --mode, or exclude fewer modules.",
             )
 
     def _resumed_notes(self) -> Iterator[str]:

@@ -22,7 +22,6 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import QualitySamples, measure_fidelity
 from winml.modelkit.errors import QuantizeError, StageError, UsageError
 from winml.modelkit.flows.graph_file import read_plain
-from winml.modelkit.flows.module_functions import graph_modules
 from winml.modelkit.flows.quality_samples import SampleRequest, quality_values
 from winml.modelkit.flows.quantize.preparation import prepare
 from winml.modelkit.flows.quantize.shared_starts import SharedStarts, Start, feeds_of
@@ -103,8 +102,8 @@ def float_graph(source: Path, options: QuantizeOptions) -> FloatGraph:
         NormalizeError, OptimizeError: the graph could not be normalized, or to the opset.
     """
     model, notes = read_plain(source)
-    model, prepared = prepare(model, options)
-    return FloatGraph.of(model, graph_modules(model, source.stem), (*notes, *prepared))
+    prepared = prepare(model, options, source.stem)
+    return FloatGraph.of(prepared.model, prepared.modules, (*notes, *prepared.notes))
 
 
 def take_samples(
@@ -424,7 +423,7 @@ def _chosen_modules(modules: GraphModules, depth: int | None, selector: str | No
             f"--depth {depth}: the module tree has {levels} level(s)",
             hint=f"Set 1 to {levels}, or omit it for all levels.",
         )
-    chosen = select(modules.modules, selector) if selector is not None else modules.modules
+    chosen = select(modules.modules, selector, modules.tag_of) if selector is not None else modules.modules
     return {module.tag: module for module in chosen if depth is None or address.depth(module.tag) <= depth}
 
 

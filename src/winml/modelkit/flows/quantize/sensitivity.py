@@ -317,6 +317,15 @@ def _request(
     }
 
 
+def refuse_unmeasurable(source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions) -> None:
+    """Refuse what a measurement refuses before it runs the model.
+
+    Raises:
+        WinMLError: as :func:`quantization_sensitivity` raises for the graph and its modules.
+    """
+    _planned_parts(float_graph(source, options), source, options, sensitivity)
+
+
 def _planned_parts(
     graph: FloatGraph, source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions
 ) -> tuple[QuantizationPlan, tuple[ModulePart, ...]]:
