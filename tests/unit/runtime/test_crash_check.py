@@ -11,7 +11,9 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-from winml.modelkit.errors import StageError
+from winml.modelkit import optimize_onnx
+from winml.modelkit.compare.files import refuse_different
+from winml.modelkit.errors import StageError, VerificationError
 from winml.modelkit.graph.files.wire_format import has_half_floats
 from winml.modelkit.runtime.graph_sessions import GraphSessions
 from winml.modelkit.runtime.sessions import Session, rewrite_file
@@ -89,6 +91,26 @@ def test_optimizer_that_crashes_is_refused(crashing_file: Path, tmp_path: Path) 
     assert not (tmp_path / "rewritten.onnx").exists()
     rewrite_file(crashing_file, tmp_path / "rewritten.onnx", disabled=())
     assert (tmp_path / "rewritten.onnx").is_file()
+
+
+def test_file_that_crashes_is_not_optimized(crashing_file: Path, tmp_path: Path) -> None:
+    """It runs node by node, as files are compared, but no program opens the result."""
+    with pytest.raises(StageError, match=f"crashes while it opens {crashing_file}"):
+        optimize_onnx(crashing_file, tmp_path / "optimized.onnx", level="basic")
+    assert not (tmp_path / "optimized.onnx").exists()
+
+
+def test_result_that_crashes_is_refused(crashing_file: Path, tmp_path: Path) -> None:
+    """The source opens, so the result is to blame."""
+    model = ir.load(crashing_file)
+    transpose, product = model.graph
+    first = ir.node("Neg", transpose.outputs)
+    second = ir.node("Neg", first.outputs)
+    model.graph.insert_before(product, [first, second])
+    product.replace_input_with(0, second.outputs[0])
+    source = saved(model, tmp_path / "source.onnx")
+    with pytest.raises(VerificationError, match=r"the result does not run: ONNX Runtime .* crashes"):
+        refuse_different(source, crashing_file, 0)
 
 
 def test_float32_model_is_opened_once(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from winml.modelkit.runtime.graph_inputs import (
 from winml.modelkit.runtime.ir_versions import newest_ir_version, runnable
 from winml.modelkit.runtime.plug_ins import missing_kernel_hint
 from winml.modelkit.runtime.quantized_states import QuantizedStates
-from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.runtime.sessions import Session, refuse_crashing_file
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -105,6 +105,7 @@ def refuse_different(
             hint=_HINT,
             inputs=draws[verification.worst.draw - 1],
         )
+    _refuse_crashing(reference, candidate)
     # A model that ignores its inputs was found out when it was exported; here only equality is asked, also of zeros.
     has_signal = any(map(_is_telling, (item for draw in expected for item in draw.values())))
     return replace(
@@ -113,6 +114,21 @@ def refuse_different(
         silent=None if has_signal else verification.silent,
         in_float32=_widened(reference) is not None,
     )
+
+
+def _refuse_crashing(reference: Path, candidate: Path) -> None:
+    """Refuse a result that runs node by node and crashes ONNX Runtime if it is opened by default.
+
+    Raises:
+        StageError: the reference crashes as well.
+        VerificationError: it does not.
+    """
+    try:
+        refuse_crashing_file(candidate)
+    except StageError as error:
+        refuse_crashing_file(reference)
+        message = error.message.replace(str(candidate), "the result")
+        raise VerificationError(f"the result does not run: {message}", hint=_HINT) from error
 
 
 def _probabilities_of(path: Path) -> frozenset[str]:

@@ -563,6 +563,15 @@ def _refuse_crashing_model(
         refuse_crashing_model(model, settings, name, weights)
 
 
+def refuse_crashing_file(path: Path) -> None:
+    """Refuse a file that crashes ONNX Runtime as it opens files by default, if it is of the kind that may.
+
+    Raises:
+        StageError: ONNX Runtime crashes.
+    """
+    _refuse_crashing_model(os.fspath(path), SessionSettings(), str(path))
+
+
 def _request_files(
     options: ort.SessionOptions,
     profile_prefix: str | os.PathLike[str] | None,
