@@ -97,6 +97,19 @@ def test_select_nothing_alike_explains_selectors() -> None:
     assert "encoder.layer.*.output" in caught.value.hint
 
 
+def test_module_without_a_tag_is_found_in_names_of_nodes() -> None:
+    """The error names the option that tags it; a path that no node has is not confused with one."""
+    names = ["/encoder/layer.0/down/0/Conv", "/encoder/Add", "Reshape_3"]
+    for selector in ("encoder.layer.0.down.0", "encoder.layer.*.down", "**.down.0"):
+        with pytest.raises(UsageError) as caught:
+            select(MODULES, selector, names)
+        assert "--torch-module all" in caught.value.hint
+    for selector in ("down.0", "encoder.layer.0.down.0.Conv", "Reshape_3"):
+        with pytest.raises(UsageError) as caught:
+            select(MODULES, selector, names)
+        assert "--torch-module" not in caught.value.hint
+
+
 @pytest.mark.parametrize("text", ["", "  "])
 def test_selector_empty_text_is_refused(text: str) -> None:
     """An empty selector is a mistake, not the root."""

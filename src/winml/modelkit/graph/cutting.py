@@ -430,7 +430,7 @@ class GraphModules:
                 f"no module matches {selector!r}: no node of the graph has a module tag",
                 hint="Remove the selector, or restore the tags of the export first: winml retag EXPORT FILE.",
             )
-        return frozenset(module.tag for module in select(self.modules, selector))
+        return frozenset(module.tag for module in select(self.modules, selector, self.tag_of))
 
     def does_work_of(self, name: str, tags: Collection[str]) -> bool:
         """Return True if a node does work of a module with one of these tags, or of a module inside one."""

@@ -109,12 +109,14 @@ _SELECTOR_HINT = (
 )
 
 
-def select(modules: Iterable[_AddressT], selector: str) -> list[_AddressT]:
+def select(modules: Iterable[_AddressT], selector: str, node_names: Iterable[str] = ()) -> list[_AddressT]:
     """Return the modules a selector matches, in the order given.
 
     Args:
         modules: A module tree, or any records with path, tag and class name.
         selector: As :class:`Selector` describes it.
+        node_names: Names of the nodes of the graph, such as ``/layer.0/dense/MatMul``. If they contain a selected
+            module that has no tag, the error names the option that creates the tag.
 
     Raises:
         UsageError: the selector is empty or matches none of them; the nearest addresses are listed.
@@ -130,11 +132,25 @@ def select(modules: Iterable[_AddressT], selector: str) -> list[_AddressT]:
         return selected
     guesses = _nearest_addresses(selector, modules)
     hints = (
+        _UNTAGGED_HINT if _is_in_names(glob, node_names) else "",
         f"Nearest: {', '.join(guesses)}." if guesses else "",
         _class_words(selector, modules),
         "" if guesses else _SELECTOR_HINT,
     )
     raise UsageError(f"no module matches {selector!r}", hint=" ".join(filter(None, hints)))
+
+
+_UNTAGGED_HINT = (
+    "Nodes of this module are in the graph, and it has no tag: export the model with --torch-module all, which also "
+    "tags modules of torch.nn."
+)
+
+
+def _is_in_names(glob: Selector, node_names: Iterable[str]) -> bool:
+    """Return True if a selector matches a module path that names of nodes contain."""
+    scopes = {tuple(name.split("/")[1:-1]) for name in node_names if name.startswith("/")}
+    paths = {PATH_SEPARATOR.join(scope[:depth]) for scope in scopes for depth in range(1, len(scope) + 1)}
+    return any(glob.matches(ModuleAddress(path, "", "")) for path in paths)
 
 
 def nearest_paths(selector: str, modules: Iterable[HasAddress]) -> list[str]:

@@ -340,7 +340,7 @@ def inspect_onnx(path: Path, *, selector: str | None = None) -> OnnxInspection:
     shapes, shape_notes = read_shapes(model, contents.nodes)
     macs = count_node_macs(contents, shapes)
     modules, unclaimed = charge_modules(tree, contents, macs)
-    selected = _select_subtrees(modules, selector)
+    selected = _select_subtrees(modules, selector, [node.proto.name for node in contents.nodes])
     data_files, file_notes = _find_data_files(path, contents.weights)
     size = path.stat().st_size
     return OnnxInspection(
@@ -395,11 +395,13 @@ def _assumed_beside(path: Path) -> tuple[Assumption, ...] | None:
     return found if described == hash_file(path) else None
 
 
-def _select_subtrees(modules: Sequence[ModuleCost], selector: str | None) -> tuple[ModuleCost, ...]:
+def _select_subtrees(
+    modules: Sequence[ModuleCost], selector: str | None, node_names: Iterable[str]
+) -> tuple[ModuleCost, ...]:
     """Return the selected modules and all below them, in the order of the tree."""
     if selector is None:
         return tuple(modules)
-    roots = {module.tag for module in select(modules, selector)}
+    roots = {module.tag for module in select(modules, selector, node_names)}
     return tuple(module for module in modules if _is_below(module.tag, roots))
 
 

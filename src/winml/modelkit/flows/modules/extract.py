@@ -333,7 +333,8 @@ def cut_modules(path: Path, selector: str) -> ModuleCuts:
         UsageError: the selector names nothing.
         InputError: the file is no ONNX file, or bears no tags.
     """
-    modules = select(_tagged_modules(path), selector)
+    tagged, node_names = _tagged_modules(path)
+    modules = select(tagged, selector, node_names)
     # Other tools may have written it; what they broke in the metadata of nodes would be written again.
     model = reading_graph(path, lambda: load_foreign(path))
     # Tools write nodes in any order and ONNX Runtime takes them so; what is cut out follows the order of the nodes.
@@ -353,18 +354,20 @@ def cut_modules(path: Path, selector: str) -> ModuleCuts:
     return ModuleCuts(path, model, tuple(calls), tuple(refused), tuple(without_nodes))
 
 
-def _tagged_modules(path: Path) -> tuple[OnnxModule, ...]:
+def _tagged_modules(path: Path) -> tuple[tuple[OnnxModule, ...], list[str]]:
+    """Return the modules of a file, and the names of its nodes."""
     structure = read_structure(path)
     refuse_compiled_modules(structure, path)
     refuse_cycles(structure, path)
     metadata = {entry.key: entry.value for entry in structure.metadata_props}
-    tree = read_tree([node.proto for node in read_contents(structure).nodes], metadata, path.stem)
+    nodes = [node.proto for node in read_contents(structure).nodes]
+    tree = read_tree(nodes, metadata, path.stem)
     if tree.source != "winml tags":
         raise InputError(
             f"{path}: the nodes have no tags, so their modules are unknown",
             hint="Export the model with winml export, or transfer tags from the source file with winml retag.",
         )
-    return tree.modules
+    return tree.modules, [node.name for node in nodes]
 
 
 def record_boundaries(cuts: ModuleCuts, options: RunOptions) -> Recording:
