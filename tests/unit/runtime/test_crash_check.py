@@ -95,7 +95,7 @@ def test_optimizer_that_crashes_is_refused(crashing_file: Path, tmp_path: Path) 
 
 def test_file_that_crashes_is_not_optimized(crashing_file: Path, tmp_path: Path) -> None:
     """It runs node by node, as files are compared, but no program opens the result."""
-    with pytest.raises(StageError, match=f"crashes while it opens {crashing_file}"):
+    with pytest.raises(StageError, match=str(crashing_file)):
         optimize_onnx(crashing_file, tmp_path / "optimized.onnx", level="basic")
     assert not (tmp_path / "optimized.onnx").exists()
 
@@ -109,7 +109,7 @@ def test_result_that_crashes_is_refused(crashing_file: Path, tmp_path: Path) -> 
     model.graph.insert_before(product, [first, second])
     product.replace_input_with(0, second.outputs[0])
     source = saved(model, tmp_path / "source.onnx")
-    with pytest.raises(VerificationError, match=r"the result does not run: ONNX Runtime .* crashes"):
+    with pytest.raises(VerificationError, match="ONNX Runtime"):
         refuse_different(source, crashing_file, 0)
 
 

@@ -18,9 +18,8 @@ from collections.abc import Container, Mapping
 import onnx_ir as ir
 
 from winml.modelkit.graph.fresh_names import FreshNames
+from winml.modelkit.quantize.planning import SEPARABLE_LAYERS
 
-SEPARABLE_LAYERS: Mapping[str, str] = {"FusedConv": "Conv", "FusedGemm": "Gemm"}
-"""Operator of ONNX Runtime → operator of ONNX that has the weight."""
 _DOMAIN = "com.microsoft"
 _ADDED = 3
 """Specified: index of the input of FusedConv that is added before the activation."""
@@ -63,7 +62,7 @@ def _separate(fused: ir.Node, activation: str, fresh: FreshNames) -> None:
     if activation == "Clip":
         for name, number in parameters.items():
             tensor = ir.tensor(number, output.dtype or ir.DataType.FLOAT, fresh.take(f"{fused.name}_{name}"))
-            constants.append(ir.Value(name=tensor.name, const_value=tensor, shape=tensor.shape, type=output.type))
+            constants.append(ir.Value(name=tensor.name, const_value=tensor, shape=ir.Shape([]), type=output.type))
             graph.register_initializer(constants[-1])
         parameters = {}
     nodes.append(ir.node(activation, [nodes[-1].outputs[0], *constants], parameters))
@@ -80,5 +79,5 @@ def _parameters(fused: ir.Node, activation: str) -> dict[str, float]:
     names = _PARAMETERS[activation]
     if "activation_params" in fused.attributes:
         return dict(zip(names, fused.attributes["activation_params"].as_floats(), strict=False))
-    stated = {name: fused.attributes.get_float(f"activation_{name}") for name in names}
-    return {name: number for name, number in stated.items() if number is not None}
+    given = {name: fused.attributes.get(f"activation_{name}") for name in names}
+    return {name: attribute.as_float() for name, attribute in given.items() if attribute is not None}

@@ -20,7 +20,6 @@ from winml.modelkit.hierarchy.selector import nearest_paths
 from winml.modelkit.hierarchy.tagging import all_nodes
 from winml.modelkit.quantize.calibrated_quantizers import SolvedWeight
 from winml.modelkit.quantize.declared_options import Algorithm
-from winml.modelkit.quantize.fused_layers import SEPARABLE_LAYERS
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.placements import Placement, placement_for
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, Mode, Precision
@@ -227,6 +226,8 @@ def refuse_small_share(model: ir.Model, options: QuantizeOptions, modules: Graph
 _LISTED_MODULES = 4
 """Chosen: more modules do not fit into a hint."""
 
+SEPARABLE_LAYERS: Mapping[str, str] = {"FusedConv": "Conv", "FusedGemm": "Gemm"}
+"""Operator of ONNX Runtime with an activation → operator of ONNX that has the weight."""
 _MADE_BY_OPTIMIZER = frozenset({"NhwcFusedConv", "FusedMatMul"})
 """Operators with a weight that levels above basic make, and no mode but float takes."""
 

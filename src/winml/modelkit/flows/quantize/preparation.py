@@ -18,10 +18,9 @@ from winml.modelkit.normalize.pipeline import normalize
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import convert_opset, optimize
 from winml.modelkit.options import parse_options
-from winml.modelkit.quantize.fused_layers import separate_activations
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.placements import placement_for
-from winml.modelkit.quantize.planning import refuse_idle_selectors
+from winml.modelkit.quantize.planning import SEPARABLE_LAYERS, refuse_idle_selectors
 from winml.modelkit.quantize.precisions import MODES
 
 _FOLDING = ("conv_batch_norm_fusion", "matmul_batch_norm_fusion")
@@ -55,9 +54,9 @@ def prepare(model: ir.Model, options: QuantizeOptions, root: str) -> PreparedGra
     least = max((rules.least_opset for rules in modes), default=0)
     if model.opset_imports.get("", least) < least:
         notes.append(f"Opset {model.opset_imports['']} was raised to {least}, which the quantized operators require.")
-        model, reported = convert_opset(model, least)
+        model, converted = convert_opset(model, least)
         # Conversion makes constants and nodes without names.
-        notes += [*reported, *normalize(model).notes]
+        notes += [*converted, *normalize(model).notes]
     notes += _separate_layers(model, frozenset().union(*(rules.operators for rules in modes)))
     if any(rules.needs_ranges for rules in modes):
         for step in (_fold_normalizations, _fuse_for_provider):
@@ -82,6 +81,10 @@ def _idle_notes(model: ir.Model, options: QuantizeOptions, modules: GraphModules
 
 def _separate_layers(model: ir.Model, operators: frozenset[str]) -> list[str]:
     """Separate activations from layers that have one of the operators, in place; return a note."""
+    if not any(SEPARABLE_LAYERS.get(node.op_type) in operators for node in model.graph):
+        return []
+    from winml.modelkit.quantize.fused_layers import separate_activations  # few graphs have such layers
+
     separated = separate_activations(model, operators)
     if not separated:
         return []
