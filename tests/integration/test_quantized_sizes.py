@@ -106,7 +106,6 @@ def test_layers_fused_with_their_activations_are_quantized(source: Path, tmp_pat
     assert quantized_modules(plain) == quantized_modules(fused)
     assert any("FusedConv 4" in note for note in fused.notes)
     assert fused.fidelity is not None
-    assert fused.fidelity.worst.sqnr_db is not None
     assert fused.fidelity.worst.sqnr_db > 25
 
 
