@@ -10,6 +10,7 @@ import pytest
 
 from e2e.in_process import run_here
 from e2e.workplace import Outcome
+from winml.modelkit.builds.layouts.layout import LAYOUTS
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
 CHANGES: dict[str, dict[str, object]] = {
@@ -18,9 +19,19 @@ CHANGES: dict[str, dict[str, object]] = {
     "quantized": {"quantization_config": GPTQ},
     "unknown class": {"architectures": ["NoSuchModel"]},
     "unknown type": {"model_type": "nosuch"},
+    "wrong weights": {"vocab_size": 7},
 }
 """Name → keys of the config of a checkpoint."""
-REQUESTS = {
+FACTORY = """
+import torch
+
+def make():
+    return torch.nn.Linear(4, 4).eval()
+
+def example_inputs():
+    return torch.zeros(1, 4)
+"""
+REQUESTS: dict[str, tuple[str, ...]] = {
     "not on this machine": ("missing",),
     "needs code": ("code",),
     "quantized tensors missing": ("quantized",),
@@ -31,8 +42,16 @@ REQUESTS = {
     "size too large": ("plain", "--shape-config", '{"sequence_length": 100000}'),
     "layout without a class": ("plain", "--layout", "genai"),
     "functions of no module": ("plain", "--functions", "Nope"),
+    # The weights, which do not fit the config, are not read before.
+    "layout without a class for the task": (
+        "wrong weights",
+        "--task",
+        "next-sentence-prediction",
+        "--layout",
+        "optimum",
+    ),
+    **{f"layout {name} of a factory": ("net.py:make", "--layout", name) for name in LAYOUTS.names},
 }
-ONLY_OF_BUILD, ONLY_OF_EXPORT = "layout without a class", "functions of no module"
 
 
 @pytest.fixture(name="checkpoints", autouse=True)
@@ -42,6 +61,7 @@ def make_checkpoints(here: Path, small_bert: Path) -> Path:
         folder = Path(shutil.copytree(small_bert, here / name))
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         (folder / "config.json").write_text(json.dumps({**config, **keys}), encoding="utf-8")
+    (here / "net.py").write_text(FACTORY, encoding="utf-8")
     return here
 
 
@@ -53,9 +73,9 @@ def _complaint(outcome: Outcome) -> str:
     ("verb", "name"),
     [
         (verb, name)
-        for verb, other in (("export", ONLY_OF_BUILD), ("build", ONLY_OF_EXPORT))
-        for name in REQUESTS
-        if name != other
+        for verb in ("export", "build")
+        for name, (_, *options) in REQUESTS.items()
+        if {"export": "--layout", "build": "--functions"}[verb] not in options
     ],
 )
 def test_dry_run_refuses_what_the_run_refuses(checkpoints: Path, verb: str, name: str) -> None:
@@ -116,3 +136,13 @@ def test_dry_run_of_an_onnx_file_refuses_what_the_run_refuses(here: Path, networ
     assert planned.code == done.code != 0
     assert _complaint(planned) == _complaint(done)
     assert not list(here.glob("out*"))
+
+
+def test_factory_without_its_layout_is_built_and_run() -> None:
+    """As the refusal suggests; it does not suggest ``--task``, which a factory does not take."""
+    build = ("build", "-m", "net.py:make", "-o", "out")
+    refused = run_here(*build, "--layout", "optimum")
+    assert 2 == refused.code
+    assert "winml run" in refused.err
+    assert "--task" not in refused.err
+    assert [0, 0] == [run_here(*build).code, run_here("run", "out", "--input", "input=[[1,2,3,4]]").code]

@@ -38,6 +38,7 @@ from winml.modelkit.builds.stages import (
     export_outcomes,
     external_from_bytes,
     names_of,
+    refuse_resolved,
     skip_reason,
 )
 from winml.modelkit.errors import WinMLError
@@ -260,6 +261,7 @@ def _run_with(
         on_step=task.on_step,
         on_parts=task.claim_parts,
         handover=handover,
+        check=partial(refuse_resolved, task.plan),
     )
     result = exporter.export_checkpoint(
         request, task.output, overwrite=True, with_companions=False, with_adapters=False

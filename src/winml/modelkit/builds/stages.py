@@ -10,11 +10,12 @@ import json
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.config import auto_words, idle_quantization, quantize_options
-from winml.modelkit.builds.layouts.layout import find_layout
+from winml.modelkit.builds.layouts.layout import find_layout, refuse_task
 from winml.modelkit.builds.plan import WITHOUT_COMPILATION, BuildPlan, idle_compilation, request_record
 from winml.modelkit.errors import StageError, UsageError, rename_options
 from winml.modelkit.evaluate.processors import processor_files
@@ -45,6 +46,7 @@ from winml.modelkit.version import __version__
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.config import OptimSection, WinMLBuildConfig
+    from winml.modelkit.load.resolution import ResolvedModel
     from winml.modelkit.optimize.options import OptimizeOptions
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.results.export_result import ExportedPart, ExportResult
@@ -187,12 +189,28 @@ def _run_export(task: StageTask) -> tuple[StageOutcome, ...]:
 
     config, request = task.plan.config.export, task.plan.request
     assert config is not None  # skipped otherwise
-    exporter = HTPExporter(config, seed=request.seed, on_step=task.on_step, on_parts=task.claim_parts)
+    exporter = HTPExporter(
+        config,
+        seed=request.seed,
+        on_step=task.on_step,
+        on_parts=task.claim_parts,
+        check=partial(refuse_resolved, task.plan),
+    )
     # The build itself puts what belongs beside its result there.
     result = exporter.export_checkpoint(
         request, task.output, overwrite=True, with_companions=False, with_adapters=False
     )
     return export_outcomes(task.plan, result)
+
+
+def refuse_resolved(plan: BuildPlan, resolved: ResolvedModel) -> None:
+    """Refuse a model whose task the readers of the layout do not know, before its weights are loaded.
+
+    Raises:
+        TaskError: names the task and the layout.
+    """
+    if resolved.decision is not None:
+        refuse_task(find_layout(plan.config.layout), resolved.decision.task, takes_task=True)
 
 
 def export_outcomes(plan: BuildPlan, result: ExportResult) -> tuple[StageOutcome, ...]:

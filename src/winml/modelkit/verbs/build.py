@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,12 +140,11 @@ def refuse_unloadable(plan: PlannedBuild, request: BuildRequest) -> None:
         return
     if resolve_source(plan.build.request).kind not in CHECKPOINT_KINDS:
         return
-    from winml.modelkit.builds.layouts.layout import find_layout, refuse_task
+    from winml.modelkit.builds.stages import refuse_resolved
     from winml.modelkit.flows.export.loading import resolve_for_export
 
     with rename_options(_build_words(request)):
-        decision = resolve_for_export(plan.build.request, config.export).decision
-        refuse_task(find_layout(config.layout), None if decision is None else decision.task)
+        resolve_for_export(plan.build.request, config.export, partial(refuse_resolved, plan.build))
 
 
 def run_planned_build(plan: PlannedBuild, request: BuildRequest, listener: BuildListener) -> BuildResult:

@@ -11,6 +11,7 @@ from winml.modelkit.builds.layouts.layout import (
     LayoutFiles,
     find_layout,
     refuse_models,
+    refuse_task,
     refuse_unknown_type,
 )
 from winml.modelkit.builds.plan import BuildPlan
@@ -21,6 +22,7 @@ from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, files_folder, is_d
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.load.checkpoints.companion_files import companion_files
 from winml.modelkit.load.checkpoints.task import canonical_task
+from winml.modelkit.load.request import resolve_source
 
 
 class FolderLayout:
@@ -42,6 +44,8 @@ class FolderLayout:
         self._layout = find_layout(plan.config.layout)
         self._sources = self._found_sources(identity)
         self._config = self._find_config(identity)
+        if plan.onnx_path is None and resolve_source(plan.request, needs_weights=False).kind == "script":
+            refuse_task(self._layout, None)
         task = None if plan.request.task is None else canonical_task(plan.request.task)
         refuse_unknown_type(self._layout, self._config, task, has_cache=plan.request.cache)
         self._rewritten = self._layout.rewrite(self._sources)

@@ -199,7 +199,7 @@ def refuse_unknown_type(layout: Layout, config: Path | None, task: str | None, *
 
 def _unknown_model(layout: Layout, words: str) -> TaskError:
     return TaskError(
-        f"--layout {layout.name}: {layout.readers} has no class for {words}",
+        f"--layout {layout.name}: no class of {layout.readers} is for {words}",
         hint="Remove --layout: winml run, winml generate and WinMLAutoModel open the folder.",
     )
 
@@ -232,7 +232,8 @@ def refuse_models(layout: Layout, models: Sequence[Path], config: Path | None = 
     metadata = {entry.key: entry.value for entry in read_structure(models[0]).metadata_props}
     task = model_record(metadata).get("task")
     refuse_unknown_type(layout, config, task, has_cache=any(name.startswith("past_") for name in inputs))
-    refuse_task(layout, task, is_described=MODEL_KEY in metadata)
+    if MODEL_KEY in metadata:  # the task of a foreign file is not known
+        refuse_task(layout, task)
 
 
 def _reads_cross_attention_cache(model: Path) -> bool:
@@ -245,23 +246,25 @@ def _reads_cross_attention_cache(model: Path) -> bool:
     )
 
 
-def refuse_task(layout: Layout, task: str | None, *, is_described: bool = True) -> None:
+def refuse_task(layout: Layout, task: str | None, *, takes_task: bool = False) -> None:
     """Refuse a model whose task the readers of a layout do not know.
 
     Args:
         layout: The layout.
-        task: The task; None: it has none.
-        is_described: Whether the file says what it is for; of one that does not, the task is not known.
+        task: The task; None: the model has none.
+        takes_task: Whether ``--task`` selects the task of the model, as it does for a checkpoint.
 
     Raises:
-        TaskError: names the task and those that are known.
+        TaskError: names the task and the tasks that are known.
     """
-    if layout.tasks is None or task in layout.tasks or not is_described:
+    if layout.tasks is None or task in layout.tasks:
         return
-    what = f"task {task}" if task is not None else "a model without a task"
     known = tuple(sorted(layout.tasks))
-    raise TaskError(
-        f"--layout {layout.name}: {layout.readers} has no class for {what}",
-        hint=f"It knows {', '.join(known)}. Remove --layout, or pass another --task.",
-        candidates=known,
-    )
+    words = f"task {task}"
+    hint = "Remove --layout: winml run opens the folder."
+    if task is None:
+        words = "a model without a task"
+        hint += " A transformers model has a task if it is saved with save_pretrained() and built from that folder."
+    elif takes_task:
+        hint = f"Remove --layout, or pass another --task that the model has: {', '.join(known)}."
+    raise TaskError(f"--layout {layout.name}: no class of {layout.readers} is for {words}", hint=hint, candidates=known)

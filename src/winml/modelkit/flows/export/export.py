@@ -20,7 +20,7 @@ from winml.modelkit.errors import UsageError, WinMLError, rename_options
 from winml.modelkit.export.config import PYTHON_WORDS, ExporterUse, WinMLExportConfig, first_choice
 from winml.modelkit.export.state_restoration import module_left_as_found, process_left_as_found
 from winml.modelkit.flows.export.graph_making import ExportRun, ExportTarget, calls_of_all_parts
-from winml.modelkit.flows.export.loading import closing_sizes, configured_request, load_for_export
+from winml.modelkit.flows.export.loading import ModelCheck, closing_sizes, configured_request, load_for_export
 from winml.modelkit.flows.export.part_export import export_part
 from winml.modelkit.flows.graph_file import GraphHandover
 from winml.modelkit.flows.module_functions import refuse_old_runtime, refuse_unregistered
@@ -90,17 +90,20 @@ class HTPExporter:
         on_step: Callable[[StepEvent], None] | None = None,
         on_parts: Callable[[Sequence[str]], None] | None = None,
         handover: GraphHandover | None = None,
+        check: ModelCheck | None = None,
     ) -> None:
         """Set the options of every export made with this object; see :func:`export_pytorch`.
 
         ``on_parts`` is called with the names of the parts, once they are known and before anything is written.
         ``handover`` says what is done to the graphs in memory, so that no file holds them as they are exported.
+        ``check`` is called with the model of a checkpoint before its weights are loaded, and may refuse it.
         """
         self.config = config or WinMLExportConfig()
         self.seed = seed
         self.on_step = on_step
         self.on_parts = on_parts
         self.handover = handover
+        self.check = check
 
     def export(
         self,
@@ -157,7 +160,7 @@ class HTPExporter:
         def load() -> tuple[LoadedModel, ExporterUse]:
             nonlocal parts
             lowered = self.handover is not None and self.handover.lowers_precision
-            loaded, use = load_for_export(request, self.config, is_handed_over=lowered)
+            loaded, use = load_for_export(request, self.config, is_handed_over=lowered, check=self.check)
             parts = loaded.parts
             return replace(loaded, model_notes=(*notes, *loaded.model_notes)), use
 

@@ -176,6 +176,9 @@ def _parameter_places(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Par
                 yield module, name, parameter
 
 
+ModelCheck = Callable[[ResolvedModel], None]
+"""Refuses a resolved model by an error, before its weights are loaded."""
+
 LARGE_WEIGHTS_BYTES = 2**31
 """Chosen: the largest protobuf file. Weights above it are not to be in memory."""
 
@@ -192,19 +195,30 @@ def configured_request(request: ModelRequest, config: WinMLExportConfig) -> Mode
     return replace(request, dynamic=request.dynamic.joined(config.dynamic))
 
 
-def resolve_for_export(request: ModelRequest, config: WinMLExportConfig) -> ResolvedModel:
+def resolve_for_export(request: ModelRequest, config: WinMLExportConfig, check: ModelCheck | None = None) -> None:
     """Resolve a model as an export does before it loads weights, to refuse what the export would refuse.
+
+    Args:
+        request: The model.
+        config: Options of the export.
+        check: Called with the model; None: nothing else is refused.
 
     Raises:
         UsageError: the request is wrong, or states a task or size that the model does not have.
         InputError: config files or the Hub did not deliver, the model needs its own code, or quantized weights are
             missing.
     """
-    return resolve_model(configured_request(request, config))
+    resolved = resolve_model(configured_request(request, config))
+    if check is not None:
+        check(resolved)
 
 
 def load_for_export(
-    request: ModelRequest, config: WinMLExportConfig, *, is_handed_over: bool = False
+    request: ModelRequest,
+    config: WinMLExportConfig,
+    *,
+    is_handed_over: bool = False,
+    check: ModelCheck | None = None,
 ) -> tuple[LoadedModel, ExporterUse]:
     """Load a model with its weights, or without them where they are large.
 
@@ -213,6 +227,7 @@ def load_for_export(
         config: Options of the export.
         is_handed_over: Whether the graph gets fewer bits before it is written. Weights of 16 bits are then read as
             float32, which the quantizers take and no file ever holds; and fewer weights count as large.
+        check: Called with the model before its weights are loaded; None: nothing else is refused.
 
     Returns:
         The model, and the exporter to begin with. Of a model with a cache, sizes that nobody asked to be open are fixed
@@ -223,17 +238,21 @@ def load_for_export(
         InputError: files, the Hub, or the user's code did not deliver.
         ExportError: the answer is to be compared with PyTorch's, and memory cannot hold the weights.
     """
-    loaded, use = _load(request, config, is_handed_over=is_handed_over)
+    loaded, use = _load(request, config, is_handed_over=is_handed_over, check=check)
     closing = _closing_sizes_by_default(loaded) if _needs_fixed_sizes(config) else {}
     if not closing:
         return loaded, use
     fixed = request.with_sizes({**closing, **request.fixed_sizes_of})
-    loaded, use = _load(fixed, config, is_handed_over=is_handed_over)
+    loaded, use = _load(fixed, config, is_handed_over=is_handed_over, check=check)
     return replace(loaded, model_notes=(_closing_note(closing, config.ep), *loaded.model_notes)), use
 
 
-def _load(request: ModelRequest, config: WinMLExportConfig, *, is_handed_over: bool) -> tuple[LoadedModel, ExporterUse]:
+def _load(
+    request: ModelRequest, config: WinMLExportConfig, *, is_handed_over: bool, check: ModelCheck | None
+) -> tuple[LoadedModel, ExporterUse]:
     resolved = resolve_model(request, needs_weights=not request.random_weights, widens_halves=is_handed_over)
+    if check is not None:
+        check(resolved)
     if resolved.is_widened:
         request = replace(request, dtype="fp32")
     weight_bytes, use = parameter_bytes(resolved.model), first_choice(config)
