@@ -236,10 +236,12 @@ def test_folder_of_a_refused_build_names_the_stage_that_failed(bert: Path, tmp_p
     manifest = json.loads((place / "build_manifest.json").read_text(encoding="utf-8"))
     jsonschema.validate(manifest, manifest_schema())
     assert ("unfinished", "quantize") == (manifest["status"], manifest["failed"])
+    assert manifest["reason"] in refused.err
     for verb, *options in (("run",), ("generate", "-p", "the"), ("perf",), ("inspect",)):
         outcome = run_here(verb, place, *options)
         assert 0 != outcome.code
         assert "failed in the stage quantize" in outcome.err
+        assert manifest["reason"] in outcome.err
     assert 0 == run_here("build", "-m", bert, "-o", place, "-p", "int8", "--min-sqnr", "0").code
     manifest = json.loads((place / "build_manifest.json").read_text(encoding="utf-8"))
-    assert ("done", None) == (manifest["status"], manifest["failed"])
+    assert ("done", None, None) == (manifest["status"], manifest["failed"], manifest["reason"])

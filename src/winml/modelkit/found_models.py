@@ -30,6 +30,7 @@ from winml.modelkit.load.checkpoints.hub import hub_file
 from winml.modelkit.load.checkpoints.weight_files import find_weights
 from winml.modelkit.load.request import ModelRequest, resolve_source
 from winml.modelkit.options import read_text_file
+from winml.modelkit.words import message_words
 
 if TYPE_CHECKING:
     from winml.modelkit.results.build_manifest import BuildManifest
@@ -293,10 +294,15 @@ def _built_model(folder: Path) -> Path | None:
             )
         manifest = _manifest_in(folder)
         if manifest is not None and manifest.status == "unfinished":
-            how = f"failed in the stage {manifest.failed}" if manifest.failed else "is unfinished"
+            if manifest.failed:
+                reason = f": {message_words(manifest.reason)}" if manifest.reason else ""
+                raise ModelPathError(
+                    f"{folder}: its build failed in the stage {manifest.failed}{reason}",
+                    hint="Correct that, then run winml build again, which reuses the finished stages.",
+                )
             raise ModelPathError(
-                f"{folder}: its build {how}",
-                hint="Repeat its winml build command, which prints the reason and reuses the finished stages.",
+                f"{folder}: its build is unfinished",
+                hint="Repeat its winml build command, which reuses the finished stages.",
             )
         raise ModelPathError(
             f"{folder}: is a build folder without {BUILT_MODEL_NAME}", hint="Build it again: winml build."

@@ -79,6 +79,7 @@ from winml.modelkit.results.build_manifest import (
 )
 from winml.modelkit.results.evaluation import evaluation_words
 from winml.modelkit.version import __version__
+from winml.modelkit.words import message_words
 
 if TYPE_CHECKING:
     from winml.modelkit.flows.graph_file import GraphHandover, GraphWork
@@ -602,7 +603,8 @@ class _Build:
                 folder.forget()  # nothing is finished: the folder is left as it was found
             elif isinstance(error, WinMLError):
                 unfinished = self._make_manifest("unfinished", {})
-                folder.save(unfinished.model_copy(update={"failed": stage.name}))
+                reason = message_words(error.message)
+                folder.save(unfinished.model_copy(update={"failed": stage.name, "reason": reason}))
             drop_read(folder.path)
             raise
         manifest = self._make_manifest("done", self._place_models())

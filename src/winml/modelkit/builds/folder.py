@@ -146,7 +146,8 @@ class BuildFolder:
             WriteError: the manifest cannot be written.
         """
         earlier = self.manifest or BuildManifest(status="unfinished", files=())
-        self.save(earlier.model_copy(update={"status": "unfinished", "files": self.owned_names()}))
+        changed = {"status": "unfinished", "failed": None, "reason": None, "files": self.owned_names()}
+        self.save(earlier.model_copy(update=changed))
 
     def save(self, manifest: BuildManifest) -> None:
         """Write the manifest.

@@ -337,7 +337,7 @@ def check_folder(folder: Path, *, needs_weights: bool) -> WeightFiles | None:
 
 def _without_config_hint(folder: Path) -> str:
     if (folder / BUILD_MANIFEST_NAME).is_file():
-        return f"Run the same winml build with -o {folder} again to resume it."
+        return f"Finish it (winml build with -o {folder}), or pass the model that it was built from."
     if (folder / ADAPTER_CONFIG_NAME).is_file():
         return f"It holds an adapter: pass its base model with -m, and add --adapter {folder}."
     inner = sorted(path.parent.name for path in folder.glob(f"*/{CHECKPOINT_CONFIG_NAME}"))

@@ -132,6 +132,8 @@ class BuildManifest(Options):
     """``unfinished``: a build is running, failed or was interrupted; its finished stages are reused."""
     failed: StageName | None = None
     """Stage that failed; null if the build is done, running or was interrupted."""
+    reason: str | None = None
+    """Error message of the stage that failed; null if none did."""
     files: tuple[str, ...]
     """All files of the build; other files in the folder are never changed."""
     parts: tuple[PartRecord, ...] = ()

@@ -257,3 +257,22 @@ def test_reader_is_told_of_an_unfinished_build(tmp_path: Path, content: str, is_
     assert is_told == bool(unfinished_notes([tmp_path / "model.onnx"]))
     (tmp_path / BUILD_MANIFEST_NAME).write_text("{damaged")
     assert () == unfinished_notes([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("content", "is_finished_by_repeating"),
+    [
+        ({"status": "unfinished"}, True),
+        ({"status": "unfinished", "failed": None, "reason": None}, True),
+        ({"status": "unfinished", "failed": "quantize", "reason": "median SQNR 12 dB"}, False),
+        ({"status": "unfinished", "failed": "quantize", "reason": 7}, False),
+    ],
+)
+def test_failed_build_is_not_finished_by_repeating(
+    tmp_path: Path, content: dict[str, object], is_finished_by_repeating: bool
+) -> None:
+    """A killed one is."""
+    (tmp_path / BUILD_MANIFEST_NAME).write_text(json.dumps(content))
+    (note,) = unfinished_notes([tmp_path])
+    assert is_finished_by_repeating == ("the same winml build command" in note)
+    assert ("median SQNR 12 dB" in note) == (content.get("reason") == "median SQNR 12 dB")

@@ -30,6 +30,7 @@ from winml.modelkit.file_names import (
     is_output_name,
 )
 from winml.modelkit.graph.files.named_paths import record_settled
+from winml.modelkit.words import message_words
 
 if TYPE_CHECKING:
     import filelock
@@ -515,10 +516,14 @@ def _unfinished_build_words(directory: Path) -> str:
         return ""
     if not isinstance(manifest, dict) or manifest.get("status") != "unfinished":
         return ""
-    return (
-        f"{directory}: a build failed, was killed or still runs, so its models may be those of the build before; the "
-        "same winml build command finishes it"
-    )
+    stale = "so its models may be those of the build before"
+    if isinstance(manifest.get("failed"), str):
+        reason = f" ({manifest['reason']})" if isinstance(manifest.get("reason"), str) else ""
+        return message_words(
+            f"{directory}: the build failed in the stage {manifest['failed']}{reason}, {stale}; correct that, then run "
+            "winml build again, which reuses the finished stages"
+        )
+    return f"{directory}: a build was killed or still runs, {stale}; the same winml build command finishes it"
 
 
 @dataclass(frozen=True)
