@@ -142,3 +142,32 @@ def test_random_weights_are_calibrated_at_the_traced_sizes(tmp_path: Path) -> No
     request = ModelRequest(str(folder / "config.json"), random_weights=True, shape_config=sizes)
     result = HTPExporter(WinMLExportConfig(dynamic_batch=True)).export_checkpoint(request, tmp_path / "model.onnx")
     assert {"batch_size": 2, "height": 64, "width": 96} == {d.name: d.example for d in result.only_part.dimensions}
+
+
+class Masked(torch.nn.Module):
+    """Multiplies rows by those of a mask, which PyTorch broadcasts from one row only."""
+
+    def forward(self, values: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Return the product."""
+        return values @ weights * mask
+
+
+def test_refused_size_names_the_axis_that_has_to_be_dynamic_as_well(tmp_path: Path) -> None:
+    """The batch of the mask, and not the weights, one of whose axes has the same size; the export then succeeds."""
+    module, path = Masked().eval(), tmp_path / "model.onnx"
+
+    def export(mask: list[str | int]) -> None:
+        shapes = {"values": ["rows", 3], "weights": [3, 3], "mask": mask}
+        specs = [{"name": name, "shape": shape, "dtype": "float32"} for name, shape in shapes.items()]
+        config = WinMLExportConfig.model_validate({"input_tensors": specs})
+        HTPExporter(config).export(module, path)
+
+    with pytest.raises(UsageError, match="rows cannot be dynamic") as refusal:
+        export([2, 3])
+    assert ("rows",) == refusal.value.frozen
+    assert "axis 0 of mask dynamic" in refusal.value.hint
+    assert "weights" not in refusal.value.hint
+    export(["rows", 3])
+    assert ["rows", "rows"] == [
+        onnx.load(path).graph.input[at].type.tensor_type.shape.dim[0].dim_param for at in (0, 2)
+    ]

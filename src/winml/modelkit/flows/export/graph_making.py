@@ -426,7 +426,11 @@ def make_tagged_graph(
         def run_at(sizes: Mapping[str, int]) -> Draw:
             return _draw_of_sizes(run, prepared, sizes)
 
-        proof = run_at_varied_sizes(draw, part.dimensions, run_at, parameters)
+        try:
+            proof = run_at_varied_sizes(draw, part.dimensions, run_at, parameters)
+        except UsageError as error:
+            _suggest_axes(error, prepared, tensors)
+            raise
         names = [spec.name for spec in part.inputs]
         proof = _name_output_axes(
             _name_sums(proof, part.inputs), part.output_axes, names, [item.name for item in part.dimensions]
@@ -665,6 +669,42 @@ def _draw_of_sizes(run: ExportRun, prepared: PreparedPart, sizes: Mapping[str, i
     return run.inputs(prepared.part).accepted(
         lambda drawing: drawing.draw(3, sizes), lambda tensors: Draw(tensors, run_for_shapes(prepared, tensors), sizes)
     )
+
+
+def _suggest_axes(error: UsageError, prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Add to the hint of a refused size the fixed axes without which the model takes no other size, such as a mask's.
+
+    Candidates are fixed axes of the same position and size. They are suggested if the model runs on inputs of twice
+    the size with them and not without them.
+    """
+
+    def is_accepted(axes: Sequence[tuple[str, int]]) -> bool:
+        doubled = dict(tensors)
+        for name, axis in axes:
+            doubled[name] = torch.cat([doubled[name]] * 2, dim=axis)
+        try:
+            run_for_shapes(prepared, doubled)
+        except ExportError:
+            return False
+        return True
+
+    shapes = {spec.name: spec.shape for spec in prepared.part.inputs}
+    for dimension in error.frozen:
+        named = [(name, axis) for name, shape in shapes.items() for axis, size in enumerate(shape) if size == dimension]
+        sizes = {(axis, tensors[name].shape[axis]) for name, axis in named}
+        others = [
+            (name, axis)
+            for name, shape in shapes.items()
+            for axis, size in enumerate(shape)
+            if isinstance(size, int) and (axis, size) in sizes
+        ]
+        if others and not is_accepted(named) and is_accepted([*named, *others]):
+            places = " and ".join(f"axis {axis} of {name}" for name, axis in others)
+            option = " ".join(f"{name}:{axis}={dimension}" for name, axis in others)
+            error.hint = (
+                f"Make {places} dynamic as well: write {dimension} there in --input-specs, or add --dynamic-axes "
+                f"'{option}'. Or fix the size of {dimension}."
+            )
 
 
 def _with_output_names(draw: Draw, forward: FlatForward, config: WinMLExportConfig) -> Draw:
