@@ -51,13 +51,19 @@ def count_words(count: int) -> str:
     return str(count)
 
 
-def count_noun(count: int, noun: str) -> str:
-    """Return a number of things.
+_SINGULAR_VERBS = {"are": "is", "were": "was", "have": "has"}
+
+
+def count_noun(count: int, noun: str, verb: str = "") -> str:
+    """Return a number of things, and the verb that agrees with it.
 
     >>> count_noun(1, "node"), count_noun(2, "node")
     ('1 node', '2 nodes')
+    >>> count_noun(1, "weight", "are"), count_noun(2, "weight", "are")
+    ('1 weight is', '2 weights are')
     """
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    things = f"{count} {noun}{'' if count == 1 else 's'}"
+    return f"{things} {_SINGULAR_VERBS[verb] if count == 1 else verb}" if verb else things
 
 
 def time_words(milliseconds: float) -> str:

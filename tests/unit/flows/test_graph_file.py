@@ -136,7 +136,7 @@ def test_weights_of_old_files_are_no_inputs_of_the_result(version: int, inputs: 
     written = onnx.load(result.model_path)
     assert inputs == [value.name for value in written.graph.input]
     assert max(version, 4) == written.ir_version
-    assert (version == 3) == any("no longer inputs" in note for note in result.notes)
+    assert (version == 3) == any("no longer in the inputs" in note for note in result.notes)
     assert result.verification is not None
     assert result.verification.is_verified
 

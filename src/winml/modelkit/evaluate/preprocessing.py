@@ -32,6 +32,7 @@ from winml.modelkit.graph.files.foreign_files import foreign_parser
 from winml.modelkit.runtime.decoding.inputs import empty_state_sizes
 from winml.modelkit.runtime.default_sizes import IMAGE_EDGE
 from winml.modelkit.runtime.graph_inputs import GraphInput, array_words
+from winml.modelkit.words import count_noun
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -93,8 +94,7 @@ class _Cut:
             ("recording", self.recordings, "than the model takes"),
         ):
             if rows:
-                verbs = "s are" if len(rows) > 1 else " is"
-                yield f"{len(rows)} {kind}{verbs} longer {most} and truncated"
+                yield f"{count_noun(len(rows), kind, 'are')} longer {most} and truncated"
 
 
 class Preprocessor:

@@ -142,8 +142,8 @@ def _weight_notes(result: CompileResult, chosen: ChosenProvider) -> tuple[str, .
     more = f" and {len(modules) - 3} more modules" if len(modules) > 3 else ""
     command = f"winml quantize -m FLOAT.onnx -o QUANTIZED.onnx --mode qdq --ep {short_name(chosen.provider.name)}"
     note = (
-        f"{count_noun(len(weights), 'quantized weight')} remained outside the compiled parts and are "
-        f"dequantized on the CPU in every run (DequantizeLinear in {first}{more}). Quantize the float file for "
+        f"{count_noun(len(weights), 'quantized weight', 'are')} outside the compiled parts and dequantized on the CPU "
+        f"in every run (DequantizeLinear in {first}{more}). Quantize the float file for "
         f"this provider: {command}."
     )
     return (note,)

@@ -422,7 +422,7 @@ def _checked_structure(source: Path) -> tuple[onnx.ModelProto, MergedKeys, int]:
 
 
 def _inlined_notes(count: int) -> tuple[str, ...]:
-    return (f"{count_noun(count, 'function')} of modules were inlined.",) if count else ()
+    return (f"{count_noun(count, 'module function', 'were')} inlined.",) if count else ()
 
 
 def read_plain(source: Path, *, folds_constants: bool = True) -> tuple[ir.Model, tuple[str, ...]]:
@@ -494,7 +494,8 @@ def _release_weights(model: ir.Model) -> tuple[str, ...]:
     for value in weights:
         model.graph.inputs.remove(value)
     note = (
-        f"{count_noun(len(weights), 'weight')} are no longer inputs: IR version {model.ir_version} required it, and "
+        f"{count_noun(len(weights), 'weight', 'are')} no longer in the inputs: IR version {model.ir_version} "
+        "required it, and "
         f"version {_FREE_INITIALIZERS}, which the result has, does not."
     )
     model.ir_version = _FREE_INITIALIZERS

@@ -83,12 +83,20 @@ def test_pipe_is_refused(folder: Path) -> None:
 
 
 @needs_links
+def test_link_to_a_missing_file_is_refused(folder: Path) -> None:
+    """The tokenizer that it stands for would be left out in silence; a name without a link is left out."""
+    (folder / "merges.txt").symlink_to("nowhere")
+    with pytest.raises(InputError, match="merges.txt: is a link to nowhere, which does not exist"):
+        check_library_files(folder)
+    (folder / "merges.txt").unlink()
+    assert library_file(folder, "merges.txt") is None
+
+
+@needs_links
 def test_links_inside_the_folder_and_of_the_hub_cache_pass(folder: Path, tmp_path: Path) -> None:
     """A snapshot of the Hub's cache consists of links to blobs of the same repository."""
     (folder / "vocab.json").symlink_to("vocab.txt")
-    (folder / "merges.txt").symlink_to("nowhere")
     assert library_file(folder, "vocab.json") == folder / "vocab.json"
-    assert library_file(folder, "merges.txt") is None
     repository = tmp_path / "models--a--b"
     (repository / "snapshots" / "1234").mkdir(parents=True)
     (repository / "blobs").mkdir()

@@ -63,8 +63,7 @@ def test_base_weights_are_not_needed_to_read_an_adapter(folder: Path) -> None:
         ("peft_type", "IA3"), ("peft_type", None), ("layer_replication", [[0, 2]]), ("target_parameters", ["gate"]),
         ("trainable_token_indices", [1, 2]), ("use_qalora", True), ("alora_invocation_tokens", [5]),
         ("megatron_config", {"a": 1}), ("init_lora_weights", "pissa_niter_4"), ("init_lora_weights", "olora"),
-        ("use_newest_lora", True), ("r", 0), ("r", "4"), ("lora_alpha", None), ("rank_pattern", {"linear": -1}),
-        ("alpha_pattern", [1]),
+        ("use_newest_lora", True),
     ],
 )  # fmt: skip
 def test_other_formulas_are_refused_with_key_and_value(folder: Path, key: str, value: object) -> None:
@@ -73,6 +72,19 @@ def test_other_formulas_are_refused_with_key_and_value(folder: Path, key: str, v
         read_adapters([str(changed(folder, **{key: value}))])
     assert f"adapter_config.json: {key} is {value!r}: " in caught.value.message
     assert "merge_and_unload" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("r", 0), ("r", "4"), ("lora_alpha", None), ("rank_pattern", {"linear": -1}), ("alpha_pattern", [1])],
+)
+def test_damaged_numbers_are_refused_with_key_and_value(folder: Path, key: str, value: object) -> None:
+    """No merge helps there, since peft reads the same numbers."""
+    with pytest.raises(CheckpointError) as caught:
+        read_adapters([str(changed(folder, **{key: value}))])
+    assert f"adapter_config.json: {key} is {value!r}: expected " in caught.value.message
+    assert "merge_and_unload" not in caught.value.hint
+    assert "save_pretrained" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -373,7 +373,7 @@ def _device_notes(profile: ModuleProfile, kernels: RunProfile, provider: ChosenP
     if own:
         nodes, outside_ms = len({node for node, _ in own}), sum(own.values())
         yield (
-            f"{count_noun(nodes, 'node')} ran outside the compiled parts ({outside_ms:.3f} ms per run) and are not "
+            f"{count_noun(nodes, 'node')} ran outside the compiled parts ({outside_ms:.3f} ms per run), without being "
             "included in these times"
         )
 

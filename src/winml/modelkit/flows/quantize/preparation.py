@@ -22,6 +22,7 @@ from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.planning import SEPARABLE_LAYERS, refuse_idle_selectors
 from winml.modelkit.quantize.precisions import MODES
+from winml.modelkit.words import count_noun
 
 _FOLDING = ("conv_batch_norm_fusion", "matmul_batch_norm_fusion")
 """Capabilities of the optimizer that compute a batch normalization into the weights before it."""
@@ -109,5 +110,5 @@ def _fold_normalizations(model: ir.Model, _options: QuantizeOptions) -> tuple[ir
         return model, []
     folded = optimize(model, parse_options(OptimizeOptions, dict.fromkeys(_FOLDING, True), "folding"))
     count = sum(folded.fired.values())
-    words = f"{count} batch normalizations were folded into the weights of the preceding layers."
+    words = f"{count_noun(count, 'batch normalization', 'were')} folded into the weights of the preceding layers."
     return folded.model, [*([words] if count else []), *folded.notes]

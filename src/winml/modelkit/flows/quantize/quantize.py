@@ -64,7 +64,7 @@ from winml.modelkit.results.quantization_budget import BudgetSearch
 from winml.modelkit.results.transformed_file import Calibrated, GraphSummary, QuantizedFile
 from winml.modelkit.runtime.host import available_bytes, has_integer_dot_products, is_x86
 from winml.modelkit.runtime.opened_model import RunOptions
-from winml.modelkit.words import size_words
+from winml.modelkit.words import count_noun, size_words
 
 # --- What a user has to know of how fast a quantized file runs: what the processor has.
 #
@@ -578,4 +578,4 @@ def _range_notes(model: ir.Model) -> tuple[str, ...]:
     count = clipped_values(model)
     if not count:
         return ()
-    return (f"{count} weight value(s) were beyond the range of float16 and were clipped to 65504.",)
+    return (f"{count_noun(count, 'weight value', 'were')} beyond the range of float16 and clipped to 65504.",)

@@ -105,14 +105,18 @@ def library_file(folder: Path, name: str, *, error: type[InputError] = InputErro
         error: Type of the error to raise.
 
     Raises:
-        InputError: the name leads to another folder by a link, or to a pipe, a device or a socket.
+        InputError: the name is a link to another folder or to a missing file, a pipe, a device or a socket.
     """
     try:
         return file_below(folder, name)
     except ForeignNameError as problem:
-        if problem.problem == "missing" or (folder / name).is_dir():
+        path = folder / name
+        if problem.problem == "missing" and path.is_symlink():
+            hint = "Restore the file that it leads to, or delete the link."
+            raise error(f"{path}: is a link to {path.readlink()}, which does not exist", hint=hint) from None
+        if problem.problem == "missing" or path.is_dir():
             return None
-        raise error(f"{folder / name}: {problem}", hint=_REMEDY) from None
+        raise error(f"{path}: {problem}", hint=_REMEDY) from None
 
 
 def listed_files(folder: Path, *, error: type[InputError] = InputError) -> tuple[Path, ...]:

@@ -210,10 +210,9 @@ def _refuse_config(requested: NamedAdapter, config: Mapping[str, Any]) -> None:
         CheckpointError: names the key, its value and what is applied.
     """
 
-    def refusal(key: str, because: str) -> CheckpointError:
+    def refusal(key: str, because: str, hint: str = _MERGE) -> CheckpointError:
         return CheckpointError(
-            f"{requested.words}: {ADAPTER_CONFIG_NAME}: {key} is {_shown(config.get(key))}: {because}",
-            hint=_MERGE,
+            f"{requested.words}: {ADAPTER_CONFIG_NAME}: {key} is {_shown(config.get(key))}: {because}", hint=hint
         )
 
     if str(config.get("peft_type")).upper() != "LORA":
@@ -231,11 +230,12 @@ def _refuse_config(requested: NamedAdapter, config: Mapping[str, Any]) -> None:
             raise refusal(key, "the key is unknown to this version, and may change the weights")
     for key in ("r", "lora_alpha"):
         if not _is_positive(config.get(key)):
-            raise refusal(key, _EXPECTED_NUMBER)
+            raise refusal(key, _EXPECTED_NUMBER, _RESAVE)
     for key in _PATTERNS:
         pattern = config.get(key) or {}
         if not isinstance(pattern, dict) or not all(map(_is_positive, pattern.values())):
-            raise refusal(key, f"expected an object: path of a module → {_EXPECTED_NUMBER.removeprefix('expected ')}")
+            expected = f"expected an object: path of a module → {_EXPECTED_NUMBER.removeprefix('expected ')}"
+            raise refusal(key, expected, _RESAVE)
         expression = next((name for name in pattern if not _MODULE_NAME.fullmatch(name)), None)
         if expression is not None:
             raise CheckpointError(

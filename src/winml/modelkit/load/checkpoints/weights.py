@@ -26,6 +26,7 @@ from winml.modelkit.graph.files.foreign_files import foreign_parser
 from winml.modelkit.graph.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.load.checkpoints.quantized.formats import CodedCheckpoint
 from winml.modelkit.load.checkpoints.weight_files import StoredEntry, WeightFiles, stored_entries, tensor_shapes
+from winml.modelkit.words import count_noun
 
 _UNUSED_WITHOUT_TRAINING = ("masked_spec_embed", "num_batches_tracked")
 """Weights only training reads (measured: old audio and converted CNN checkpoints lack them)."""
@@ -242,7 +243,7 @@ def _notes_on_casts(model: torch.nn.Module, weights: WeightFiles) -> list[str]:
     if not cast:
         return []
     dtypes = " and ".join(dict.fromkeys(cast.values()))
-    count = f"{len(cast)} tensor{'s are' if len(cast) > 1 else ' is'}"
+    count = count_noun(len(cast), "tensor", "are")
     return [f"{count} stored as {dtypes} and cast without a scale, so 100 stays 100: {_first_names([*cast])}"]
 
 
@@ -257,9 +258,8 @@ def _is_unscaled(dtype: str) -> bool:
 
 def _notes_on_unused(names: Iterable[str]) -> list[str]:
     unused = sorted(names)
-    return (
-        [f"{len(unused)} tensors of the checkpoint are not part of the model: {_first_names(unused)}"] if unused else []
-    )
+    count = count_noun(len(unused), "checkpoint tensor", "are")
+    return [f"{count} not part of the model: {_first_names(unused)}"] if unused else []
 
 
 def _file_of_tensor(tensor: str, weights: WeightFiles) -> Path:

@@ -13,6 +13,7 @@ import numpy as np
 from winml.modelkit.arrays import Array
 from winml.modelkit.graph.coded_weights import CodedParts, CodedTensor, CodedWeight, CodeKind, stacked
 from winml.modelkit.load.checkpoints.quantized.stored import BlockLayout, CodedEntries, StoredTensors
+from winml.modelkit.words import count_noun
 
 FLOAT8: Mapping[str, CodeKind] = {"float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2"}
 """Name of a stored type → the kind of its codes."""
@@ -135,7 +136,7 @@ def consume_activation_scales(stored: StoredTensors, found: CodedEntries) -> Non
     if scales:
         found.consumed.update(scales)
         found.notes.append(
-            f"{len(scales)} scales of activations in the checkpoint are ignored: activations remain float."
+            f"{count_noun(len(scales), 'activation scale', 'are')} ignored in the checkpoint: activations remain float."
         )
 
 

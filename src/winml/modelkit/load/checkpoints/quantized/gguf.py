@@ -126,7 +126,9 @@ def _refuse_absurd_values(path: Path, architecture: str, metadata: Mapping[str, 
         is_integer = isinstance(value, int) and not isinstance(value, bool)
         if name != key and name in _COUNTS and not (is_integer and 0 < value < _MOST):
             shown = "an array" if value is None else repr(value)
-            raise CheckpointError(f"{path}: {key} is {shown}, expected a positive integer", hint=_DOWNLOAD)
+            raise CheckpointError(
+                f"{path}: {key} is {shown}, expected an integer from 1 to {_MOST - 1}", hint=_DOWNLOAD
+            )
         if isinstance(value, float) and not math.isfinite(value):
             raise CheckpointError(f"{path}: {key} is {value}, expected a finite number", hint=_DOWNLOAD)
 
