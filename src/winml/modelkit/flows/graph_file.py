@@ -495,8 +495,7 @@ def _release_weights(model: ir.Model) -> tuple[str, ...]:
         model.graph.inputs.remove(value)
     note = (
         f"{count_noun(len(weights), 'weight', 'are')} no longer in the inputs: IR version {model.ir_version} "
-        "required it, and "
-        f"version {_FREE_INITIALIZERS}, which the result has, does not."
+        f"required it, and version {_FREE_INITIALIZERS}, which the result has, does not."
     )
     model.ir_version = _FREE_INITIALIZERS
     return (note,)
