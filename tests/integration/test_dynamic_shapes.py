@@ -20,7 +20,7 @@ from dynamic_matrix import CASES, Case, Refused
 from winml.modelkit import HTPExporter, UsageError, WinMLExportConfig
 from winml.modelkit.builds.config import WinMLBuildConfig, parse_build_config
 from winml.modelkit.builds.config_resolution import resolve_build_config
-from winml.modelkit.graph.specs import DynamicDimension, DynamicRequest
+from winml.modelkit.graph.specs import DynamicDimension, DynamicRequest, InputTensorSpec
 from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.model import load_model
 from winml.modelkit.load.parts import LoadedModel
@@ -158,8 +158,8 @@ def test_refused_size_names_the_axis_that_has_to_be_dynamic_as_well(tmp_path: Pa
 
     def export(mask: list[str | int]) -> None:
         shapes = {"values": ["rows", 3], "weights": [3, 3], "mask": mask}
-        specs = [{"name": name, "shape": shape, "dtype": "float32"} for name, shape in shapes.items()]
-        config = WinMLExportConfig.model_validate({"input_tensors": specs})
+        specs = tuple(InputTensorSpec(name=name, shape=shape, dtype="float32") for name, shape in shapes.items())
+        config = WinMLExportConfig(input_tensors=specs)
         HTPExporter(config).export(module, path)
 
     with pytest.raises(UsageError, match="rows cannot be dynamic") as refusal:

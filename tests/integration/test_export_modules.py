@@ -554,3 +554,21 @@ def test_export_without_hierarchy_leaves_no_trace_of_it(tmp_path: Path) -> None:
     assert [{}] * len(nodes := list(written.graph.all_nodes())) == [dict(node.metadata_props) for node in nodes]
     assert [path] == list(tmp_path.iterdir())
     assert {} == dict(written.metadata_props)
+
+
+class SizesBesideTensors(nn.Module):
+    """Returns a tensor, its sizes, and another tensor, as MaskFormerSwin does."""
+
+    def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...], torch.Tensor]:
+        """Return the sizes as numbers."""
+        return values + 1, tuple(values.shape), values * 2
+
+
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+def test_sizes_that_a_forward_returns_are_no_outputs(tmp_path: Path, exporter: Any) -> None:
+    """TorchScript traces them as tensors; PyTorch returns numbers, and the outputs behind them keep their names."""
+    values, path = torch.arange(6.0).reshape(2, 3), tmp_path / "model.onnx"
+    export_pytorch(SizesBesideTensors().eval(), path, {"values": values}, WinMLExportConfig(exporter=exporter))
+    first, second = run_onnx(path, {"values": values.numpy()}).values()
+    np.testing.assert_array_equal(first, values.numpy() + 1)
+    np.testing.assert_array_equal(second, values.numpy() * 2)

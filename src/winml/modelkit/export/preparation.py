@@ -73,6 +73,7 @@ class FlatForward:
         self.input_names = tuple(input_names)
         self.output_names: tuple[str, ...] = ()
         self._requested_names: tuple[str, ...] = ()
+        self._tensor_names: frozenset[str] = frozenset()
         self._forward = forward
         self._options = dict(options or {})
         self._arguments = arguments
@@ -94,6 +95,11 @@ class FlatForward:
         if self._arguments is not None:
             outputs = self._arguments.results(outputs)
         flat = flatten_outputs(outputs, used_names=self.input_names)
+        if not torch.jit.is_tracing():
+            self._tensor_names = frozenset(flat)
+        elif self._tensor_names:
+            # In a trace, a size that the forward returns is a tensor as well.
+            flat = {name: tensor for name, tensor in flat.items() if name in self._tensor_names}
         if not flat:
             raise ExportError(
                 f"the model returned no tensor, but {type(outputs).__name__}",
