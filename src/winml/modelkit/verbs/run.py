@@ -532,9 +532,13 @@ def _runner(model: Any, built: Any, task: str, request: RunRequest) -> TaskRunne
     PyTorch takes audio and text of any length, also where the graph is padded or its text is cut.
     """
     from winml.modelkit.inference.answering import AUDIO, TEXT, TaskRunner
+    from winml.modelkit.inference.generation.seq2seq import EncoderDecoderModel
 
     folder = files_folder(_described_file(request))
     graph_inputs = built.inputs if len(request.files) == 1 else ()
+    if isinstance(built, EncoderDecoderModel):
+        # The encoder pads a shorter text itself, and makes audio and images fit.
+        graph_inputs = tuple(item for item in built.graphs.inputs if item.name == TEXT)
     if model is not built:
         # A question is answered in windows of the context: with equal windows, the scores can be compared.
         whole = {AUDIO} if task == "question-answering" else {AUDIO, TEXT}
