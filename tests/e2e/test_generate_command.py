@@ -506,7 +506,9 @@ def test_encoder_decoder_refuses_what_its_encoder_does_not_read(
 def test_run_cuts_a_text_to_the_fixed_length_of_an_encoder(tmp_path: Path) -> None:
     """A note names the length and the option that opens it; a shorter text is padded."""
     checkpoint = save_encoder_decoder(tmp_path / "checkpoint", "t5")
-    folder = build_decoder(checkpoint, tmp_path / "built", shape_config={"sequence_length": 6})
+    folder = tmp_path / "built"
+    sizes = ("--shape-config", '{"sequence_length": 6}', "--no-verify")
+    assert 0 == run_here("build", "-m", checkpoint, "-o", folder, *sizes).code
     long, short = (run_here("run", folder, "--text", text, "-f", "json") for text in (" ".join([PROMPT] * 9), "a"))
     assert [0, 0] == [long.code, short.code], long.err + short.err
     assert "cut to 6, the input length of the graph" in " ".join(json.loads(long.out)["notes"])
