@@ -568,7 +568,8 @@ class SizesBesideTensors(nn.Module):
 def test_sizes_that_a_forward_returns_are_no_outputs(tmp_path: Path, exporter: Any) -> None:
     """TorchScript traces them as tensors; PyTorch returns numbers, and the outputs behind them keep their names."""
     values, path = torch.arange(6.0).reshape(2, 3), tmp_path / "model.onnx"
-    export_pytorch(SizesBesideTensors().eval(), path, {"values": values}, WinMLExportConfig(exporter=exporter))
+    config = WinMLExportConfig(exporter=exporter)
+    export_pytorch(SizesBesideTensors().eval(), path, {"values": values}, config=config)
     first, second = run_onnx(path, {"values": values.numpy()}).values()
     np.testing.assert_array_equal(first, values.numpy() + 1)
     np.testing.assert_array_equal(second, values.numpy() * 2)

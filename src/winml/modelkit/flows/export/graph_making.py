@@ -674,8 +674,8 @@ def _draw_of_sizes(run: ExportRun, prepared: PreparedPart, sizes: Mapping[str, i
 def _suggest_axes(error: UsageError, prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -> None:
     """Add to the hint of a refused size the fixed axes without which the model takes no other size, such as a mask's.
 
-    Candidates are fixed axes of the same position and size. They are suggested if the model runs on inputs of twice
-    the size with them and not without them.
+    Candidates are fixed axes of the same position and size. One of them, or all, is suggested if the model runs on
+    inputs of twice the size with it and not without it.
     """
 
     def is_accepted(axes: Sequence[tuple[str, int]]) -> bool:
@@ -698,9 +698,12 @@ def _suggest_axes(error: UsageError, prepared: PreparedPart, tensors: Mapping[st
             for axis, size in enumerate(shape)
             if isinstance(size, int) and (axis, size) in sizes
         ]
-        if others and not is_accepted(named) and is_accepted([*named, *others]):
-            places = " and ".join(f"axis {axis} of {name}" for name, axis in others)
-            option = " ".join(f"{name}:{axis}={dimension}" for name, axis in others)
+        if not others or is_accepted(named):
+            continue
+        choices = [*([other] for other in others), others]
+        if missing := next((axes for axes in choices if is_accepted([*named, *axes])), None):
+            places = " and ".join(f"axis {axis} of {name}" for name, axis in missing)
+            option = " ".join(f"{name}:{axis}={dimension}" for name, axis in missing)
             error.hint = (
                 f"Make {places} dynamic as well: write {dimension} there in --input-specs, or add --dynamic-axes "
                 f"'{option}'. Or fix the size of {dimension}."
