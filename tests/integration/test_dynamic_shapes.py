@@ -145,11 +145,11 @@ def test_random_weights_are_calibrated_at_the_traced_sizes(tmp_path: Path) -> No
 
 
 class Masked(torch.nn.Module):
-    """Multiplies rows by those of a mask, which PyTorch broadcasts from one row only."""
+    """Puts rows beside those of a mask, of which there have to be as many."""
 
     def forward(self, values: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Return the product."""
-        return values @ weights * mask
+        """Return both."""
+        return torch.cat((values @ weights, mask), 1)
 
 
 def test_refused_size_names_the_axis_that_has_to_be_dynamic_as_well(tmp_path: Path) -> None:
