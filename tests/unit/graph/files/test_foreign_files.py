@@ -86,7 +86,7 @@ def test_pipe_is_refused(folder: Path) -> None:
 def test_link_to_a_missing_file_is_refused(folder: Path) -> None:
     """The tokenizer that it stands for would be left out in silence; a name without a link is left out."""
     (folder / "merges.txt").symlink_to("nowhere")
-    with pytest.raises(InputError, match=r"merges\.txt: is a link to nowhere, which does not exist"):
+    with pytest.raises(InputError, match=r"merges\.txt.*nowhere"):
         check_library_files(folder)
     (folder / "merges.txt").unlink()
     assert library_file(folder, "merges.txt") is None
