@@ -88,19 +88,28 @@ EARLIER = {
 """Folder → the build that made it, for the commands that build in it once more."""
 
 
-@pytest.fixture(name="place", autouse=True)
-def make_place(here: Path, small_bert: Path) -> Path:
+@pytest.fixture(scope="module")
+def prepared(small_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models, one of them to be replaced with its weights, and the folder of an export with what lies beside it."""
-    (here / "net.py").write_text(NET, encoding="utf-8")
-    shutil.copytree(small_bert, here / "checkpoint")
-    for folder in ("models", "built"):
-        (here / folder).mkdir()
-        save_chain(here / folder / "model.onnx")
-    (here / "models" / "models.txt").write_text("models/model.onnx\n", encoding="utf-8")
-    (here / "built" / "tokenizer.json").write_text("{}", encoding="utf-8")
-    first = run_here("optimize", "-m", "models/model.onnx", "-o", "models/earlier.onnx", "--external-data")
+    folder = tmp_path_factory.mktemp("prepared")
+    (folder / "net.py").write_text(NET, encoding="utf-8")
+    shutil.copytree(small_bert, folder / "checkpoint")
+    for name in ("models", "built"):
+        (folder / name).mkdir()
+        save_chain(folder / name / "model.onnx")
+    (folder / "models" / "models.txt").write_text("models/model.onnx\n", encoding="utf-8")
+    (folder / "built" / "tokenizer.json").write_text("{}", encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        first = run_here("optimize", "-m", "models/model.onnx", "-o", "models/earlier.onnx", "--external-data")
     assert 0 == first.code, first.err
-    return here
+    return folder
+
+
+@pytest.fixture(name="place", autouse=True)
+def make_place(here: Path, prepared: Path) -> Path:
+    """A copy of these models as the current directory."""
+    return Path(shutil.copytree(prepared, here, dirs_exist_ok=True))
 
 
 def make_earlier_build(arguments: tuple[str, ...]) -> None:
