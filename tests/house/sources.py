@@ -93,15 +93,18 @@ def modules() -> tuple[Module, ...]:
     return tuple(found)
 
 
-def imports(tree: ast.AST) -> Iterator[Import]:
-    """Yield every import, those inside functions and under ``TYPE_CHECKING`` included."""
+@functools.cache
+def imports(tree: ast.AST) -> tuple[Import, ...]:
+    """Return every import, those inside functions and under ``TYPE_CHECKING`` included."""
+    found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (Import(alias.name, node.lineno) for alias in node.names)
+            found += [Import(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             # Relative imports are refused by ruff (TID252); a dot here would hide the room.
             assert node.level == 0, f"relative import at line {node.lineno}"
-            yield from (Import(f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+            found += [Import(f"{node.module}.{alias.name}", node.lineno) for alias in node.names]
+    return tuple(found)
 
 
 def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:

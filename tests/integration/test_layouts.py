@@ -201,6 +201,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of one layer, for tests that build it several times."""
+    return save_decoder(tmp_path_factory.mktemp("shallow"), num_hidden_layers=1)
+
+
+@pytest.fixture(scope="module")
 def built(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """It with its cache, in no layout."""
     return build_decoder(checkpoint, tmp_path_factory.mktemp("built") / "llama")
@@ -513,23 +519,23 @@ def test_layout_is_part_of_the_build(built: Path, tmp_path: Path) -> None:
     assert (folder / "model.onnx").is_file()
 
 
-def test_fused_decoder_is_written_once_where_nothing_is_compared(checkpoint: Path, tmp_path: Path) -> None:
+def test_fused_decoder_is_written_once_where_nothing_is_compared(shallow: Path, tmp_path: Path) -> None:
     """Byte for byte the file of a build that compares each stage, and as many bits as its weights have."""
-    verified = laid_out(checkpoint, tmp_path / "verified", "genai")
-    folder = laid_out(checkpoint, tmp_path / "folder", "genai", "--no-verify")
+    verified = laid_out(shallow, tmp_path / "verified", "genai")
+    folder = laid_out(shallow, tmp_path / "folder", "genai", "--no-verify")
     assert not (folder / "export.onnx").exists()
     assert (verified / "model.onnx").read_bytes() == (folder / "model.onnx").read_bytes()
-    transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype="float16").save_pretrained(tmp_path / "half")
-    shutil.copyfile(checkpoint / "tokenizer.json", tmp_path / "half" / "tokenizer.json")
+    transformers.AutoModelForCausalLM.from_pretrained(shallow, dtype="float16").save_pretrained(tmp_path / "half")
+    shutil.copyfile(shallow / "tokenizer.json", tmp_path / "half" / "tokenizer.json")
     folder = laid_out(tmp_path / "half", tmp_path / "folder of half", "genai", "--no-verify")
     weights = onnx.load(folder / "model.onnx").graph.initializer
     assert onnx.TensorProto.FLOAT16 in {weight.data_type for weight in weights if len(weight.dims) == 2}
 
 
-def test_change_of_layout_keeps_the_graph_of_a_plain_decoder(checkpoint: Path, tmp_path: Path) -> None:
+def test_change_of_layout_keeps_the_graph_of_a_plain_decoder(shallow: Path, tmp_path: Path) -> None:
     """Only an encoder-decoder is another model for optimum; the sizes that readers want open are open without them."""
     folder = tmp_path / "folder"
-    build = ("build", "-m", checkpoint, "-o", folder, "--no-verify", "-q")
+    build = ("build", "-m", shallow, "-o", folder, "--no-verify", "-q")
     assert 0 == run_here(*build).code
     for layout in (("--layout", "genai"), ("--layout", "optimum"), ()):
         assert 0 == run_here(*build, *layout).code
