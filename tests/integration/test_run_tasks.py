@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 import pytest
 import soundfile
+import torch
 import transformers
 from PIL import Image
 
@@ -28,6 +29,7 @@ from installed_versions import PICTURES_WITHOUT_TORCHVISION
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.flows.export.export import HTPExporter
 from winml.modelkit.graph.specs import DynamicRequest
+from winml.modelkit.inference.task_inputs import run_task
 from winml.modelkit.load.request import ModelRequest
 
 TEXT = sentences(1)[0]
@@ -71,8 +73,6 @@ def _save_clip(path: Path) -> None:
 
 
 def _save_depth(path: Path) -> None:
-    import torch
-
     torch.manual_seed(0)
     backbone = {**CONFIGS["segformer"][1], "model_type": "segformer"}
     sizes = {key: value for key, value in backbone.items() if key not in ("model_type", "image_size")}
@@ -84,11 +84,11 @@ def _save_depth(path: Path) -> None:
 
 def _save_audio(class_name: str) -> Callable[[Path], object]:
     def save(path: Path) -> None:
-        labels = None if class_name.endswith("CTC") else ("speech", "music", "noise")
+        labels = ("speech", "music", "noise") if class_name.endswith("Classification") else None
         extractor = transformers.Wav2Vec2FeatureExtractor(return_attention_mask=False)
         changes = {"classifier_proj_size": 16, **_ONE_LAYER}
         save_task_checkpoint(path, "wav2vec2", class_name, extractor, labels=labels, **changes)
-        if labels is None:
+        if class_name.endswith("CTC"):
             vocabulary = {"[PAD]": 0, "|": 1, "[UNK]": 2, **{chr(97 + place): place + 3 for place in range(26)}}
             (path / "vocab.json").write_text(json.dumps(vocabulary))
             transformers.Wav2Vec2CTCTokenizer(
@@ -228,6 +228,61 @@ def test_audio_is_never_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     samples, rate = soundfile.read("long.wav", dtype="float32")
     expected = pipeline_of(folder / "speech", task)({"raw": samples, "sampling_rate": rate})["text"]
     assert expected == found["entries"][0]["text"] == found["reference"]["entries"][0]["text"]
+
+
+def test_embedding_of_audio_is_the_mean_of_the_states(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The inputs of the graph decide that ``feature-extraction`` takes audio, of a file and of a checkpoint."""
+    monkeypatch.chdir(folder)
+    task = "feature-extraction"
+    _save_audio("Wav2Vec2Model")(folder / "features")
+    model = exported(folder / "features", task, is_open=True)
+
+    found = answer(model, "--audio", "sound.wav", "--reference")
+    assert found["reference"]["is_same"], found["reference"]
+    extractor = transformers.Wav2Vec2FeatureExtractor.from_pretrained(folder / "features")
+    pytorch = transformers.Wav2Vec2Model.from_pretrained(folder / "features").eval()
+    embeddings = []
+    for name in ("sound.wav", "half.wav"):
+        samples, rate = soundfile.read("sound.wav", dtype="float32")
+        samples = samples if name == "sound.wav" else samples[:4000]
+        soundfile.write(name, samples, rate, subtype="FLOAT")
+        with torch.inference_mode():
+            states = pytorch(**extractor(samples, sampling_rate=rate, return_tensors="pt")).last_hidden_state
+        embeddings.append(states[0].mean(0).double().numpy())
+    assert embeddings[0] == pytest.approx(found["entries"][0]["values"], abs=CLOSE)
+
+    similar = answer(model, "--audio", "sound.wav", "--audio", "half.wav")
+    cosine = np.dot(*embeddings) / np.prod([np.linalg.norm(row) for row in embeddings])
+    assert [("half.wav", pytest.approx(cosine, abs=CLOSE))] == [
+        (entry["text"], entry["score"]) for entry in similar["entries"]
+    ]
+    refused = run_here("run", model, "--text", TEXT)
+    assert 2 == refused.code
+    assert "takes audio" in refused.err
+    built = answer(folder / "features", "--task", task, "--audio", "sound.wav")
+    assert found["entries"][0]["values"] == pytest.approx(built["entries"][0]["values"], abs=CLOSE)
+
+
+def test_padding_of_a_fixed_graph_is_left_out_of_the_embedding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a second in a graph of one second: the mean of the first half of the states."""
+    monkeypatch.chdir(folder)
+    _save_audio("Wav2Vec2Model")(folder / "fixed-features")
+    model = exported(folder / "fixed-features", "feature-extraction", is_open=False)
+    found = answer(model, "--audio", "sound.wav")
+    extractor = transformers.Wav2Vec2FeatureExtractor.from_pretrained(folder / "fixed-features")
+    samples = np.pad(soundfile.read("sound.wav", dtype="float32")[0], (0, 8000))
+    features = extractor(samples, sampling_rate=16_000, return_tensors="pt")
+    with torch.inference_mode():
+        states = transformers.Wav2Vec2Model.from_pretrained(folder / "fixed-features").eval()(**features)
+    expected = states.last_hidden_state[0, : -(-states.last_hidden_state.shape[1] // 2)].mean(0).numpy()
+    assert expected == pytest.approx(found["entries"][0]["values"], abs=CLOSE)
+
+
+def test_models_whose_inputs_no_processor_makes_take_tensors_only() -> None:
+    """Whisper with its decoder, and a model of numbers; a vision model with a mask takes images."""
+    assert run_task("feature-extraction", ("input_features", "decoder_input_ids"))[1] is None
+    assert run_task("feature-extraction", ("past_values",))[1] is None
+    assert "image-feature-extraction" == run_task("feature-extraction", ("pixel_values", "attention_mask"))[0]
 
 
 def test_short_audio_is_padded_for_the_graph_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,8 @@ class Recording:
     samples: NDArray[np.float32]
     """Shape [samples], between -1 and 1."""
     rate_hz: int
+    name: str = ""
+    """Name of its file; empty if it comes from an array."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ def open_recording(cell: object, folders: Sequence[Path] | None, place: str) -> 
             samples, rate_hz = file.read(dtype="float32"), file.samplerate
     except InputError as error:
         return Unreadable(name, error.message)
-    return Recording(_one_channel(samples), int(rate_hz))
+    return Recording(_one_channel(samples), int(rate_hz), name)
 
 
 def resampled(recording: Recording, rate_hz: int) -> NDArray[np.float32]:

@@ -8,6 +8,7 @@ model.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -320,6 +321,10 @@ class TaskRunner:
             found = self._model(**{name: torch.as_tensor(np.asarray(value)) for name, value in inputs.items()})
         return {name: to_numpy(value) for name, value in found.items() if isinstance(value, torch.Tensor)}
 
+    def embeddings(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the embedding of one text or recording, or the similarity of each to the first."""
+        return self.audio_embeddings(inputs) if "audio" in inputs else self.text_embeddings(inputs)
+
     def text_embeddings(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the embedding of one text, or the similarity of each to the first.
 
@@ -429,18 +434,29 @@ class TaskRunner:
     def image_embeddings(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the embedding of one image, or the similarity of each to the first."""
         images = _several(inputs["image"])
-        processor, embeddings = self._fit_images(images[0]), []
-        notes: tuple[str, ...] = ()
-        for image in images:
-            outputs = self._outputs(dict(processor(images=[image], return_tensors="np")))
-            if (pooled := outputs.get("pooler_output")) is None:
-                notes = ("The model has no pooler_output: the mean of its last_hidden_state is used.",)
-                states = _named(outputs, "last_hidden_state")[0]
-                # [tokens, size], or [channels, height, width]
-                pooled = states.mean(0) if states.ndim == 2 else states.reshape(len(states), -1).mean(1)
-            embeddings.append(pooled.reshape(-1).astype(np.float64))
+        processor = self._fit_images(images[0])
+        embeddings = [self._pooled(dict(processor(images=[image], return_tensors="np"))) for image in images]
         names = [str(getattr(image, "filename", "") or f"image {place}") for place, image in enumerate(images, 1)]
-        return _similarities(names, embeddings, notes)
+        return _similarities(names, embeddings, ())
+
+    def _pooled(self, tensors: Mapping[str, Any], share: float = 1.0) -> Array:
+        """Return the pooled output of a model, or the mean of its hidden states.
+
+        Args:
+            tensors: Inputs of one image or recording.
+            share: Share of the states that is no padding at their end.
+        """
+        outputs = self._outputs(tensors)
+        if (pooled := outputs.get("pooler_output")) is None:
+            self._notes["The model has no pooler_output: the mean of its last_hidden_state is used."] = None
+            states = _named(outputs, "last_hidden_state")[0]
+            # [tokens or frames, size], or [channels, height, width]
+            pooled = (
+                states[: math.ceil(share * len(states))].mean(0)
+                if states.ndim == 2
+                else states.reshape(len(states), -1).mean(1)
+            )
+        return pooled.reshape(-1).astype(np.float64)
 
     # --- Audio.
 
@@ -469,6 +485,35 @@ class TaskRunner:
             samples = np.pad(samples, (0, length - len(samples)))
         return {"raw": samples, "sampling_rate": rate_hz}
 
+    def _whole_samples(self, recording: Recording) -> dict[str, Any]:
+        """Return a recording as :meth:`_samples` does, unless the feature extractor would cut it.
+
+        Raises:
+            UsageError: the recording is longer than the model reads.
+        """
+        samples = self._samples(recording)
+        # Whisper and CLAP
+        longest = getattr(self._extractor, "n_samples", None) or getattr(self._extractor, "nb_max_samples", None)
+        if longest is not None and len(samples["raw"]) > longest:
+            rate_hz = samples["sampling_rate"]
+            raise UsageError(
+                f"the audio has {len(samples['raw']) / rate_hz:.3g} s, but the model reads {longest / rate_hz:.3g} s",
+                hint="Pass shorter audio.",
+            )
+        return samples
+
+    def audio_embeddings(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the embedding of one recording, or the similarity of each to the first."""
+        recordings, embeddings = _several(inputs["audio"]), []
+        for recording in recordings:
+            samples = self._whole_samples(recording)
+            rate_hz, length = samples["sampling_rate"], len(samples["raw"])
+            tensors = dict(self._extractor(samples["raw"], sampling_rate=rate_hz, return_tensors="np"))
+            own_length = len(recording.samples) * rate_hz / recording.rate_hz
+            embeddings.append(self._pooled(tensors, min(1.0, own_length / length)))
+        names = [recording.name or f"audio {place}" for place, recording in enumerate(recordings, 1)]
+        return _similarities(names, embeddings, ())
+
     def transcript(self, inputs: Mapping[str, Any]) -> Answer:
         """Return what is said in a recording."""
         samples = self._samples(inputs["audio"])
@@ -490,7 +535,7 @@ class TaskRunner:
 
     def audio_classes(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the classes of a recording."""
-        samples = self._samples(inputs["audio"])
+        samples = self._whole_samples(inputs["audio"])
         return _classes(self._pipeline("feature extractor")(samples, top_k=self._top))
 
 
@@ -499,7 +544,7 @@ _ANSWERS: Mapping[str, Callable[[TaskRunner, Mapping[str, Any]], Answer]] = {
     "token-classification": TaskRunner.entities,
     "question-answering": TaskRunner.span,
     "fill-mask": TaskRunner.masked_tokens,
-    "feature-extraction": TaskRunner.text_embeddings,
+    "feature-extraction": TaskRunner.embeddings,
     "image-feature-extraction": TaskRunner.image_embeddings,
     "image-classification": TaskRunner.image_classes,
     "object-detection": TaskRunner.boxes,

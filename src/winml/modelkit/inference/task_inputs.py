@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from winml.modelkit.evaluate.processors import kinds_for
 from winml.modelkit.load.checkpoints.task import TASK_VARIANTS, canonical_task, canonical_word
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
@@ -83,24 +84,43 @@ RUN_TASKS: Mapping[str, RunTask] = {
     "text2text-generation": RunTask((_TEXT,)),
 }  # fmt: skip
 """Task → what it takes. Other tasks are run on tensors by name."""
+_AUDIO_FEATURES = RunTask(
+    (TaskInput("audio", "audio", "one audio file: its embedding; several: the similarity of each to the first",
+               "speech.wav", is_repeatable=True),),
+    "arrays",
+)  # fmt: skip
+"""``feature-extraction`` of a model of audio."""
 
 
 def run_task(name: str, tensors: tuple[str, ...]) -> tuple[str, RunTask | None]:
-    """Return the task a name stands for and what it takes; None where it is run on tensors only.
+    """Return the task a name stands for and the inputs of the task; None if the model is run on tensors only.
 
     Args:
         name: Task, alias or variant.
-        tensors: Inputs of the graph, which tell a model of images from one of texts; empty where they are not known.
+        tensors: Inputs of the graph. For ``feature-extraction``, they tell models of texts, images and audio apart.
 
     Raises:
         TaskError: there is no such task.
 
     >>> run_task("ner", ())[0]
     'token-classification'
+    >>> [item.name for item in run_task("feature-extraction", ("input_values",))[1].inputs]
+    ['audio']
     """
     word = canonical_word(name)
     task = word if word in TASK_VARIANTS else canonical_task(name)
     task = {"summarization": "text2text-generation", "translation": "text2text-generation"}.get(task, task)
-    if task == "feature-extraction" and "pixel_values" in tensors:
-        task = "zero-shot-image-classification" if "input_ids" in tensors else "image-feature-extraction"
-    return task, RUN_TASKS.get(task)
+    if task != "feature-extraction":
+        return task, RUN_TASKS.get(task)
+    if "decoder_input_ids" in tensors:
+        return task, None
+    match kinds_for(tensors):
+        case ("tokenizer",):
+            return task, RUN_TASKS[task]
+        case ("feature extractor",):
+            return task, _AUDIO_FEATURES
+        case (*_, "image processor"):
+            task = "zero-shot-image-classification" if "input_ids" in tensors else "image-feature-extraction"
+            return task, RUN_TASKS[task]
+        case _:
+            return task, None

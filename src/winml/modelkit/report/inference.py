@@ -46,7 +46,7 @@ def _answer(result: InferenceResult) -> doc.Block:
             columns = doc.columns("segment", ("pixels", "share"), ("score", "score"))
             rows = [[entry.label or "", entry.share, entry.score] for entry in entries]
         case "similarity":
-            first = result.inputs.get("text") or result.inputs.get("image") or [""]
+            first = next((result.inputs[name] for name in ("text", "image", "audio") if name in result.inputs), [""])
             columns = doc.columns(f"similarity to {_short(first[0])!r}", ("cosine", "score"))
             rows = [[_short(entry.text or ""), entry.score] for entry in entries]
         case "embedding":

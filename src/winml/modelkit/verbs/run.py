@@ -59,7 +59,9 @@ class RunRequest(AnswerRequest, ProviderFields):
     image: tuple[str, ...] = declare(
         (), "Image file. Several images: as for texts.", INPUTS, metavar="FILE", is_common=True
     )
-    audio: str | None = declare(None, "Audio file.", INPUTS, metavar="FILE", is_common=True)
+    audio: tuple[str, ...] = declare(
+        (), "Audio file. Several files: as for texts.", INPUTS, metavar="FILE", is_common=True
+    )
     label: tuple[str, ...] = declare(
         (), "Candidate label for zero-shot classification.", INPUTS, metavar="TEXT", is_common=True
     )
@@ -106,6 +108,8 @@ class RunSubject:
     """Input of the graph → value as the user wrote it."""
     named: Mapping[str, tuple[str, ...]]
     """Input of the task → values as the user wrote them."""
+    definition: RunTask | None = None
+    """Inputs of the task, if it is known."""
 
 
 def plan_run(request: RunRequest) -> AnswerPlan[RunSubject]:
@@ -129,7 +133,7 @@ def plan_run(request: RunRequest) -> AnswerPlan[RunSubject]:
         "run",
         subject,
         request,
-        reads=(*request.files.values(), *media, *map(Path, request.image), *map(Path, filter(None, [request.audio]))),
+        reads=(*request.files.values(), *media, *map(Path, request.image), *map(Path, request.audio)),
         steps=(PlannedStep("running", f"{request.name}: {subject.task or 'tensors by name'}"),),
     )
     request.choose_provider()
@@ -165,7 +169,8 @@ def _subject(request: RunRequest) -> RunSubject:
         _refuse_save(request, RunTask((), "arrays"), "tensors by name")
         values = {key: value[-1] for key, value in passed.items()}
         return RunSubject(None, "tensors are passed by name", values, {})
-    if name is None:
+    # Texts, images or audio? The tensors of a checkpoint are known once it is built.
+    if name is None or (not request.files and canonical_task(name) == "feature-extraction"):
         if request.files and not request.schema:
             raise TaskError(
                 f"{request.name} does not state its task",
@@ -179,7 +184,7 @@ def _subject(request: RunRequest) -> RunSubject:
         assert definition is not None  # refused above
         _refuse_inputs(request, task, definition, named, tensors)
         _refuse_save(request, definition, task)
-    return RunSubject(task, rule, {}, named)
+    return RunSubject(task, rule, {}, named, definition)
 
 
 def _is_of_task(key: str, name: str | None, tensors: tuple[str, ...]) -> bool:
@@ -202,8 +207,8 @@ def _named_values(request: RunRequest) -> dict[str, tuple[str, ...]]:
         add("text", text)
     for image in request.image:
         add("image", f"@{image}")
-    if request.audio is not None:
-        add("audio", f"@{request.audio}")
+    for audio in request.audio:
+        add("audio", f"@{audio}")
     for label in request.label:
         add("label", label)
     for pair in request.inputs:
@@ -228,8 +233,8 @@ def _refuse_generating(request: RunRequest, task: str, definition: RunTask | Non
     if definition is None:
         raise UsageError(
             f"{task}: winml run reads no texts, images or audio for this task",
-            hint=f"Pass tensors by name (winml run {request.name} --schema lists them), or a task of: "
-            f"{', '.join(RUN_TASKS)}.",
+            hint=f"Pass tensors by name (winml run {request.name} --schema lists them)"
+            + ("." if request.files else f", or a task of: {', '.join(RUN_TASKS)}."),
         )
 
 
@@ -478,7 +483,8 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
         }
         calls: list[tuple[str | None, Mapping[str, Any]]] = [(None, tensors)]
     else:
-        definition = RUN_TASKS[subject.task]
+        definition = subject.definition
+        assert definition is not None  # refused by the plan
         calls = [
             (
                 text,
