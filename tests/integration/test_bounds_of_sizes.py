@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -110,3 +110,72 @@ def test_default_size_is_within_the_bounds(tmp_path: Path) -> None:
     HTPExporter(config).export(Short(), tmp_path / "model.onnx", {"values": torch.randn(2, 48, 4)})
     answer = run_here("perf", "-m", str(tmp_path / "model.onnx"), "--iterations", "1", "-f", "json")
     assert 0 == answer.code
+
+
+class CutTable(nn.Module):
+    """Adds the first rows of a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(1, 24, 4))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """One row for each position."""
+        return values + self.table[:, : values.size(1)]
+
+
+class CountedTable(nn.Module):
+    """Adds the vectors of positions that are counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(24, 4)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """One vector for each position."""
+        return values + self.table(torch.arange(values.size(1)))
+
+
+class MeanOfTable(CutTable):
+    """Adds one row, which exists for every size."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Add the mean of the first rows."""
+        return values + self.table[:, : values.size(1)].mean(1, keepdim=True)
+
+
+class RepeatedTable(CutTable):
+    """Reads a larger table for larger sizes, which a trace of small sizes does not contain."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Repeat the table for positions behind its end."""
+        table = self.table if values.size(1) <= 24 else self.table.repeat(1, 1 + values.size(1) // 24, 1)
+        return values + table[:, : values.size(1)]
+
+
+def _largest_size(module: nn.Module, path: Path, exporter: Literal["torchscript", "dynamo"]) -> int | None:
+    config = WinMLExportConfig(exporter=exporter, dynamic_axes={"values": {1: "T"}})
+    HTPExporter(config).export(module, path, {"values": torch.randn(2, 16, 4)})
+    bounds = stated_bounds(Session(path).metadata).get("T")
+    return None if bounds is None else bounds.max
+
+
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+@pytest.mark.parametrize("kind", [CutTable, CountedTable, RepeatedTable])
+def test_table_of_positions_bounds_its_size(
+    kind: type[nn.Module], exporter: Literal["torchscript", "dynamo"], tmp_path: Path
+) -> None:
+    """Both exporters state the rows of the table as the largest size, and the verbs refuse the next one."""
+    path = tmp_path / "model.onnx"
+    assert 24 == _largest_size(kind(), path, exporter)
+    assert 0 == run_here("perf", path, "--iterations", "1", "--shape-config", '{"T": 24}').code
+    assert 2 == run_here("perf", path, "--iterations", "1", "--shape-config", '{"T": 25}').code
+
+
+def test_table_that_pytorch_reads_at_any_size_is_no_bound(tmp_path: Path) -> None:
+    """The file answers as PyTorch does beyond the rows of the table."""
+    module, path = MeanOfTable(), tmp_path / "model.onnx"
+    assert _largest_size(module, path, "torchscript") is None
+    values = torch.randn(2, 200, 4)
+    answer = Session(path).run({"values": values.numpy()})["output"]
+    np.testing.assert_allclose(answer, module(values).detach(), rtol=1e-5, atol=1e-6)

@@ -6,7 +6,7 @@ inferred; what is unknown there, too, is a size of its own, equal to no other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
@@ -206,6 +206,36 @@ def learn_sizes(graph: ir.Graph) -> KnownSizes:
                 _take_stated(known, read)
         _learn(known, node)
     return known
+
+
+def table_limits(graph: ir.Graph) -> dict[str, int]:
+    """Return dynamic dimension → rows of the shortest table that is read up to its size.
+
+    A table is a constant that is cut to the size (``positions[:length]``), or that has a row for each element of a
+    ``Range`` up to it (``nn.Embedding(64, 8)(torch.arange(length))``). Tables of one row are broadcast.
+    """
+    known, limits = learn_sizes(graph), dict[str, int]()
+    for node in graph:
+        for end, rows in _table_reads(known, node):
+            if end.name in known.names and rows.number is not None and rows.number > 1:
+                limits[end.name] = min(rows.number, limits.get(end.name, rows.number))
+    return limits
+
+
+def _table_reads(known: KnownSizes, node: ir.Node) -> Iterator[tuple[Size, Size]]:
+    """Yield the end of each read of a table from its first row, and the rows of the table."""
+    if is_standard(node, "Slice"):
+        shape = known.shape(node.inputs[0])
+        for axis, (start, end, step) in (slice_ranges(known, node) or {}).items():
+            if shape is not None and start == ZERO and step == 1:
+                yield end, shape[axis]
+    elif is_standard(node, "Gather"):
+        shape, places = known.shape(node.inputs[0]), node.inputs[1]
+        counting = None if places is None else places.producer()
+        if shape and counting is not None and is_standard(counting, "Range"):
+            start, end, step = (known.scalar(value) for value in counting.inputs)
+            if end is not None and start == ZERO and step == ONE:
+                yield end, shape[node.attributes.get_int("axis", 0) % len(shape)]
 
 
 def broadcast(known: KnownSizes, shapes: Sequence[Shape]) -> tuple[Size | None, ...]:

@@ -246,6 +246,40 @@ def bounded_proof(
     return replace(proof, draws=tuple(draws), far_draws=tuple(far_draws))
 
 
+def limited_by_tables(
+    proof: DynamicProof, traced: Sizes, limits: Mapping[str, int], run: Callable[[Sizes], Draw], parameters: int
+) -> tuple[DynamicProof, dict[str, Bounds]]:
+    """Return the bounds that tables of a graph set, and the proof with a draw beyond each table that is no bound.
+
+    The model is run with the next larger size. If it refuses that size, or a run would take too long, the rows of the
+    table are the largest size.
+
+    Args:
+        proof: Draws at other sizes than the traced ones.
+        traced: Size of every dynamic dimension.
+        limits: Dimension → rows of a table that the graph reads up to this size.
+        run: Draws inputs of these sizes and runs the model; raises ExportError where it refuses them.
+        parameters: Number of parameters of the model.
+    """
+    bounds: dict[str, Bounds] = {}
+    beyond = []
+    for name, rows in limits.items():
+        if name not in traced:
+            continue
+        accepted = [traced[name], *(draw.sizes[name] for draw in (*proof.draws, *proof.far_draws))]
+        if max(accepted) > rows:
+            continue
+        step = math.gcd(*accepted)
+        size = (rows // step + 1) * step
+        is_affordable = size <= _most_affordable(traced, name, parameters)
+        draw = _run_or_reason(run, {**traced, name: size})[0] if is_affordable else None
+        if draw is None:
+            bounds[name] = (0, rows)
+        else:
+            beyond.append(draw)
+    return replace(proof, far_draws=(*proof.far_draws, *beyond)), bounds
+
+
 def _together(traced: Sizes, draws: Sequence[Draw], run: Callable[[Sizes], Draw], parameters: int) -> list[Draw]:
     """Return a draw with every dimension at the largest size of these draws, where that takes little time."""
     sizes = {name: max(draw.sizes[name] for draw in draws) for name in traced} if draws else {}

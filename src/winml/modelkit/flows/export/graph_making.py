@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
@@ -47,6 +48,7 @@ from winml.modelkit.hierarchy.torch_modules import CallTrace, joined_traces, rec
 from winml.modelkit.hierarchy.tree import ModuleTree, build_tree
 from winml.modelkit.load.parts import LoadedModel, ModelPart
 from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
+from winml.modelkit.normalize.size_propagation import table_limits
 from winml.modelkit.options import nearest
 from winml.modelkit.progress import StepClock
 from winml.modelkit.report.export import input_words
@@ -68,6 +70,7 @@ from winml.modelkit.verify.varied_sizes import (
     axes_of,
     bounded_proof,
     declare_output_shapes,
+    limited_by_tables,
     run_at_varied_sizes,
 )
 from winml.modelkit.version import __version__
@@ -443,9 +446,6 @@ def make_tagged_graph(
         trace = with_captured_modules(trace, capture.scopes.values())
         all_parts = run.all_parts and with_captured_modules(run.all_parts, capture.scopes.values())
         tree = build_tree(trace, run.config.torch_module, all_parts)
-    dimensions, bound_notes, bounded_sums = _bounded(part.dimensions, capture.bounds)
-    bounds = {name: found for name, found in capture.bounds.items() if name in draw.sizes}
-    proof = bounded_proof(proof, draw.sizes, bounds, run_at, parameters)
     with clock.step("node tagger creation") as step:
         tagger = NodeTagger(tree, operation_fallback=run.config.operation_fallback)
         step.summary = f"{len(tree)} tags"
@@ -454,6 +454,12 @@ def make_tagged_graph(
         step.summary = f"{len(capture.scopes)} nodes tagged"
     with clock.step("tag injection") as step:
         model, graph_notes = _plain_graph(capture.model, run.config, used) if normalizes else (capture.model, ())
+        limits = {name: rows for name, rows in table_limits(model.graph).items() if name not in capture.bounds}
+        extended, of_tables = limited_by_tables(proof, draw.sizes, limits, run_at, _parameter_count(prepared))
+        dimensions, bound_notes, bounded_sums = _bounded(part.dimensions, capture.bounds, of_tables)
+        bounds = {name: found for name, found in capture.bounds.items() if name in draw.sizes} | of_tables
+        # Without a comparison of values, further draws are of no use.
+        proof = bounded_proof(proof if parameters is None else extended, draw.sizes, bounds, run_at, parameters)
         if part.branches:
             names = [adapter.name for adapter in part.adapters if adapter.name is not None]
             add_branches(model, part.branches, names, is_whole=len(run.loaded.parts) == 1)
@@ -509,16 +515,23 @@ def bounded_graph(
 
 
 def _bounded(
-    dimensions: Sequence[DynamicDimension], bounds: Mapping[str, tuple[int, int]]
+    dimensions: Sequence[DynamicDimension],
+    bounds: Mapping[str, tuple[int, int]],
+    of_tables: Mapping[str, tuple[int, int]] = MappingProxyType({}),
 ) -> tuple[tuple[DynamicDimension, ...], list[str], list[Assumption]]:
-    """Return the dimensions within bounds, what is to be said of those that were wider, and bounds of their sums.
+    """Return the dimensions within bounds, a note on each that was wider, and bounds of their sums.
+
+    Args:
+        dimensions: The dynamic dimensions.
+        bounds: Dimension → smallest and largest size that torch.export found.
+        of_tables: Dimension → bounds set by the rows of tables.
 
     Raises:
         ExportError: nothing but the traced size is left of one.
     """
     bounded, notes = [], []
     for dimension in dimensions:
-        least, most = bounds.get(dimension.name, (0, sys.maxsize))
+        least, most = {**bounds, **of_tables}.get(dimension.name, (0, sys.maxsize))
         least, most = max(least, dimension.min), min(most, dimension.max or most)
         if least == most and dimension.min != dimension.max:
             error = ExportError(
@@ -530,9 +543,10 @@ def _bounded(
         bounded.append(item)
         if item != dimension:
             sizes = f"to sizes from {least}" if item.max is None else f"to sizes from {least} to {most}"
-            notes.append(
-                f"{item.name} is limited {sizes}: torch.export found that the forward takes a different branch beyond."
-            )
+            reason = "torch.export found that the forward takes a different branch beyond"
+            if item.name in of_tables:
+                reason = f"a table of the model, such as one of positions, has {most} rows"
+            notes.append(f"{item.name} is limited {sizes}: {reason}.")
     names = {dimension.name for dimension in dimensions}
     sums = [
         Assumption(
