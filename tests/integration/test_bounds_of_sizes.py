@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -98,6 +99,26 @@ def test_bounds_of_a_fixed_size_are_dropped(bounded: Path, tmp_path: Path) -> No
     pin_model(bounded, tmp_path / "row.onnx", {"batch_size": 1})
     assert {} == stated_bounds(Session(tmp_path / "short.onnx").metadata)
     assert 64 == stated_bounds(Session(tmp_path / "row.onnx").metadata)["T"].max
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "7", '[{"name": "T", "min": -1}]', '[{"name": "T", "min": 9, "max": 8}]', '[{"name": "T", "max": "many"}]'],
+)
+def test_damaged_bounds_are_noted_by_their_key(text: str, bounded: Path, tmp_path: Path) -> None:
+    """The file is read without them."""
+    model = onnx.load(bounded)
+    next(item for item in model.metadata_props if item.key == "winml.io.dimensions").value = text
+    onnx.save(model, tmp_path / "damaged.onnx")
+    np.save(tmp_path / "values.npy", np.zeros((1, 8, 4), np.float32))
+    for words in (
+        ("inspect", "-m", tmp_path / "damaged.onnx"),
+        ("perf", tmp_path / "damaged.onnx", "--iterations", "1", "--shape-config", '{"T": 8}'),
+        ("run", tmp_path / "damaged.onnx", "--input", f"values=@{tmp_path / 'values.npy'}"),
+    ):
+        outcome = run_here(*words, "-f", "json")
+        assert 0 == outcome.code, outcome.err
+        assert 1 == sum("winml.io.dimensions" in note for note in json.loads(outcome.out)["notes"]), words
 
 
 def test_default_size_is_within_the_bounds(tmp_path: Path) -> None:

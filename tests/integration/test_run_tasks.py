@@ -470,6 +470,16 @@ def test_numbers_of_json_have_the_dtype_of_their_input(tmp_path: Path) -> None:
     numbers = ("--input", "x=[1,2]", "--input", "c=[true,false]")
     found = answer(tmp_path / "typed.onnx", *numbers, "--input", "n=[3,4]")
     assert {"x": "float16[2]", "n": "int32[2]", "c": "bool[2]"} == found["inputs"]
-    refused = run_here("run", tmp_path / "typed.onnx", *numbers, "--input", "n=[3.5,4]")
-    assert 2 == refused.code
-    assert "'n' is float32[2]" in refused.err
+    for name, value, words in (
+        ("n", "[3.5,4]", ("3.5", "int32", "-2147483648 to 2147483647")),
+        ("n", "[1e23,4]", ("1e+23", "int32")),
+        ("n", "[true,4]", ("true", "int32")),
+        ("x", "[1,7e4]", ("70000.0", "float16", "65504")),
+        ("x", "[1,true]", ("true", "float16")),
+        ("c", "[true,2]", ("2", "bool")),
+    ):
+        passed = {"x": "[1,2]", "c": "[true,false]", "n": "[3,4]", name: value}
+        options = [word for item in passed.items() for word in ("--input", "=".join(item))]
+        refused = run_here("run", tmp_path / "typed.onnx", *options)
+        assert 2 == refused.code
+        assert all(text in refused.err for text in (f"--input {name}", *words)), refused.err

@@ -31,7 +31,7 @@ from winml.modelkit.evaluate.processors import (
 from winml.modelkit.graph.files.foreign_files import foreign_parser
 from winml.modelkit.runtime.decoding.inputs import empty_state_sizes
 from winml.modelkit.runtime.default_sizes import IMAGE_EDGE
-from winml.modelkit.runtime.graph_inputs import GraphInput, array_words
+from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, numpy_dtype
 from winml.modelkit.words import count_noun
 
 if TYPE_CHECKING:
@@ -307,7 +307,7 @@ def _fitting(item: GraphInput, array: Array, option: str) -> Array:
             f"{option}: the graph takes {item.name} {item.words}, but the samples are {array_words(array)}",
             hint="Export with these sizes, or use .npz files with one array per input.",
         )
-    return array.astype(_numpy_dtype(item.dtype))
+    return array.astype(numpy_dtype(item.dtype))
 
 
 def _positions(arrays: Arrays) -> Array:
@@ -337,7 +337,7 @@ def _empty_state(item: GraphInput, tokens: Sequence[int | str | None], rows: int
             f"{option}: each text is evaluated in one run without a KV cache, but the graph {reported}",
             hint="Export the model with --no-cache, or with dynamic sequence and cache lengths.",
         )
-    return np.zeros(sizes, _numpy_dtype(item.dtype))
+    return np.zeros(sizes, numpy_dtype(item.dtype))
 
 
 def _text_arguments(samples: Sequence[Sample], option: str) -> tuple[list[Any], dict[str, object]]:
@@ -429,15 +429,6 @@ def _text_row(row: Row, tokens: Any, place: int) -> Row:
         word_ids=tuple(tokens.word_ids(place)),
         sequence_ids=tuple(tokens.sequence_ids(place)),
     )
-
-
-def _numpy_dtype(name: str) -> np.dtype[Any]:
-    if name == "bfloat16":
-        import ml_dtypes
-
-        dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return dtype
-    return np.dtype(name)
 
 
 # --- Gives what a graph takes for each sample of a data set, for whoever needs values and has no answers to judge.

@@ -220,6 +220,12 @@ class StatedBounds(pydantic.BaseModel):
     max: Annotated[int, pydantic.Field(ge=0)] | None = None
     """Largest size; None: unbounded."""
 
+    @pydantic.model_validator(mode="after")
+    def _check_order(self) -> StatedBounds:
+        if self.max is not None and self.min > self.max:
+            raise ValueError(f"min {self.min} is above max {self.max}")
+        return self
+
     def clamp(self, size: int) -> int:
         """Return the nearest size within the bounds."""
         return max(self.min, size if self.max is None else min(size, self.max))
@@ -255,6 +261,25 @@ def stated_bounds(metadata: Mapping[str, str]) -> dict[str, StatedBounds]:
                 item = StatedBounds.model_validate(record)
                 bounds[item.name] = item
     return bounds
+
+
+def damaged_bounds_notes(metadata: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a note if the metadata of a file states bounds of dimensions that cannot be read and are ignored."""
+    text = metadata.get(DIMENSIONS_KEY)
+    if text is None:
+        return ()
+    try:
+        records = load_metadata(text)
+        is_damaged = not isinstance(records, list) or len(stated_bounds(metadata)) != len(records)
+    except ValueError:
+        is_damaged = True
+    if not is_damaged:
+        return ()
+    note = (
+        f"{DIMENSIONS_KEY} of the file is damaged: bounds of dynamic dimensions that cannot be read are ignored, and "
+        "outputs for other sizes may be wrong. Export the model again."
+    )
+    return (note,)
 
 
 class OutputTensorSpec(_TensorSpec):

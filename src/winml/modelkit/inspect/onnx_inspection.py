@@ -17,7 +17,7 @@ from winml.modelkit.file_names import sidecar_path
 from winml.modelkit.graph.assumptions import Assumption
 from winml.modelkit.graph.files.content_digest import hash_file
 from winml.modelkit.graph.files.reading import check_data_file, inline_functions, read_structure
-from winml.modelkit.graph.specs import StatedBounds, stated_bounds
+from winml.modelkit.graph.specs import StatedBounds, damaged_bounds_notes, stated_bounds
 from winml.modelkit.graph.validity import cycle_words
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.selector import select
@@ -374,6 +374,7 @@ def inspect_onnx(path: Path, *, selector: str | None = None) -> OnnxInspection:
             *_cycle_notes(model),
             *_duplicate_notes(model, contents.nodes),
             *tree.notes,
+            *damaged_bounds_notes(metadata),
             *file_notes,
             *shape_notes,
         ),

@@ -200,7 +200,7 @@ def _path_source(name: str, needs_weights: bool) -> ModelSource | None:
         raise UsageError(
             f"{name}: is an ONNX file; this command exports PyTorch models",
             hint="Pass its source: a checkpoint folder, config.json, Hub id or file.py:factory. Of an ONNX file, "
-            "winml export only fixes dynamic dimensions: --shape-config '{\"batch\": 1}'.",
+            "winml export only fixes dynamic dimensions: --shape-config '{\"batch_size\": 1}'.",
         )
     if path.is_file():
         return _file_source(name, path, needs_weights)

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -52,8 +52,8 @@ SIZES_OPTION = "--shape-config"
 """The option whose sizes are refused in a message."""
 _PAST = "past_key_values."
 """Specified: how optimum, transformers.js and onnxruntime-genai begin the names of caches."""
-_DRAWN = frozenset({*DTYPES, "uint64", "uint32", "uint16"})
-"""Element types random values are drawn for."""
+DRAWN_DTYPES = frozenset({*DTYPES, "uint64", "uint32", "uint16"})
+"""Element types of tensors of numbers, for which random values are drawn."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,16 @@ def array_words(array: Array) -> str:
 
 def _dtype_of(array: Array) -> str:
     return "string" if array.dtype.kind == "U" else str(array.dtype)
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return the type of numpy for an element type of :data:`DRAWN_DTYPES`."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return dtype
+    return np.dtype(name)
 
 
 def graph_inputs(session: Session) -> tuple[GraphInput, ...]:
@@ -330,7 +340,7 @@ def draw_feeds(
         UsageError: an input takes values nobody can draw, such as text, or more of them than any memory holds.
     """
     for item in inputs:
-        if item.dtype not in _DRAWN:
+        if item.dtype not in DRAWN_DTYPES:
             raise UsageError(
                 f"input {item.name} takes {item.dtype}, for which no random values can be generated",
                 hint="Pass values with --input-data file.npz.",
@@ -395,7 +405,7 @@ def _fit_array(item: GraphInput, array: Array, source: str) -> Array:
         return array
     hint = (
         f'Convert it: array.astype("{item.dtype}").'
-        if item.takes_sizes(array.shape) and item.dtype in _DRAWN
+        if item.takes_sizes(array.shape) and item.dtype in DRAWN_DTYPES
         else "Pass an array with this dtype and shape."
     )
     raise UsageError(

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.errors import MeasureError, StageError, UsageError
+from winml.modelkit.graph.specs import damaged_bounds_notes
 from winml.modelkit.runtime.decoding.inputs import DecoderRun, decoder_feeds
 from winml.modelkit.runtime.default_sizes import fixing_command
 from winml.modelkit.runtime.devices import ChosenProvider, choose_provider, missing_option_hint
@@ -137,25 +138,25 @@ def values_for(session: Session, options: RunOptions) -> Values:
         UsageError: sizes or values do not fit the inputs of the graph.
         InputError: the user's file is damaged.
     """
-    inputs = graph_inputs(session)
+    inputs, damaged = graph_inputs(session), damaged_bounds_notes(session.metadata)
     if options.decoding is not None:
         feeds, notes = decoder_feeds(
             inputs, options.decoding, options.sizes, batch_size=options.batch_size, seed=options.seed
         )
-        return Values(inputs, feeds, notes)
+        return Values(inputs, feeds, (*damaged, *notes))
     if options.input_data is None:
         found = {name: size for name, size in options.fitting_sizes.items() if name not in options.sizes}
         sizes = settle_sizes(inputs, {**found, **options.sizes}, batch_size=options.batch_size)
         words = ", ".join(f"{name} {size}" for name, size in found.items())
         note = f"default sizes, reduced because the model fails at larger ones: {words}"
-        notes = (*sizes.notes, *([f"{note} (change them with --shape-config)"] if found else []))
+        notes = (*damaged, *sizes.notes, *([f"{note} (change them with --shape-config)"] if found else []))
         return Values(inputs, draw_feeds(inputs, sizes.by_name, options.seed), notes)
     if options.sizes or options.batch_size is not None:
         option = "--shape-config" if options.sizes else "--batch-size"
         raise UsageError(
             f"{option}: --input-data {options.input_data} already determines the sizes", hint="Use one of the two."
         )
-    return Values(inputs, load_feeds(options.input_data, inputs), file=options.input_data)
+    return Values(inputs, load_feeds(options.input_data, inputs), damaged, file=options.input_data)
 
 
 def run_at_fitting_sizes(path: Path, options: RunOptions, work: Callable[[RunOptions], _T]) -> _T:

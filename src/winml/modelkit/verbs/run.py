@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -394,6 +396,14 @@ def _graph_bounds(files: Mapping[str, Path]) -> tuple[StatedBounds, ...]:
     return tuple(dict.fromkeys(item for props in metadata for item in stated_bounds(props).values()))
 
 
+def _damaged_bounds_notes(files: Mapping[str, Path]) -> list[str]:
+    from winml.modelkit.graph.files.reading import read_structure
+    from winml.modelkit.graph.specs import damaged_bounds_notes
+
+    metadata = ({item.key: item.value for item in read_structure(path).metadata_props} for path in files.values())
+    return [note for props in metadata for note in damaged_bounds_notes(props)]
+
+
 def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:
     """Return what a model takes: inputs of its task, tensors of its graph, and a command. Loads no weights.
 
@@ -467,16 +477,14 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
         subject = _subject(replace(request, task=None))
     else:
         subject = plan.subject
+    notes += _damaged_bounds_notes(request.files)
     started = time.perf_counter()
     model: Any = WinMLAutoModel.open_files(request.files, **provider)
     session_ms = (time.perf_counter() - started) * 1000
     started = time.perf_counter()
     if subject.task is None:
         dtypes = {item.name: item.dtype for item in getattr(model, "inputs", ())}
-        tensors = {
-            name: _in_dtype_of_input(_tensor(name, value), value, dtypes.get(name))
-            for name, value in subject.tensors.items()
-        }
+        tensors = {name: _tensor(name, value, dtypes.get(name)) for name, value in subject.tensors.items()}
         answers: list[tuple[str | None, Answer]] = [(None, tensor_answer(model, tensors))]
         passed: Mapping[str, Any] = {
             name: f"{array.dtype}[{', '.join(map(str, array.shape))}]" for name, array in tensors.items()
@@ -646,41 +654,70 @@ def _value(item: TaskInput, given: str) -> Any:
     return opened.convert("RGB") if item.kind == "image" else opened
 
 
-def _tensor(name: str, given: str) -> Any:
+def _tensor(name: str, given: str, dtype: str | None) -> Any:
     """Return an array: JSON, or a file that numpy.save or a JSON writer wrote.
 
+    Args:
+        name: Input of the graph.
+        given: The value as the user wrote it.
+        dtype: Element type of the input, which numbers of JSON are converted to; None if it is unknown.
+
     Raises:
-        UsageError: there is no such file, or it is neither.
+        UsageError: there is no such file, it is neither, or the input does not hold one of its numbers.
         InputError: the file of numpy is damaged, or declares more than it holds.
     """
     import numpy as np
 
-    from winml.modelkit.runtime.graph_inputs import read_array
+    from winml.modelkit.runtime.graph_inputs import DRAWN_DTYPES, numpy_dtype, read_array
 
     hint = f"Pass numbers as JSON, --input {name}=[[1,2,3]], or a file of numpy.save: --input {name}=@{name}.npy."
     path = Path(given[1:]) if given.startswith("@") else None
     try:
         if path is not None and path.suffix == ".npy":
             return read_array(path, f"--input {name}: {path}")
-        array = np.asarray(load_json(given) if path is None else read_json_file(path))
+        content = load_json(given) if path is None else read_json_file(path)
+        array = np.asarray(content)
     except (OSError, ValueError) as error:
         label = f"--input {name}" if path is None else f"--input {name}: {path}"
         raise UsageError(f"{label}: {error}", hint=hint) from error
-    if array.dtype.kind not in "biuf":
+    numbers = np.asarray(content, object)
+    if not all(isinstance(number, (int, float)) for number in numbers.flat):
         raise UsageError(f"--input {name}: holds no numbers in rows of equal length", hint=hint)
-    return array.astype(np.float32) if array.dtype.kind == "f" else array
+    if dtype not in DRAWN_DTYPES:
+        return array.astype(np.float32) if array.dtype.kind in "fO" else array
+    for number in numbers.flat:
+        _refuse_number(name, number, dtype)
+    return numbers.astype(numpy_dtype(dtype))
 
 
-def _in_dtype_of_input(array: Any, given: str, dtype: Any) -> Any:
-    """Return numbers of JSON in the dtype of their input if it holds their values; those of .npy files as they are."""
+def _refuse_number(name: str, number: float, dtype: str) -> None:
+    """Refuse a number that an element type does not hold; floats are rounded.
+
+    Raises:
+        UsageError: names the number, the type and its range.
+    """
+    import ml_dtypes
     import numpy as np
 
-    if dtype is None or given.endswith(".npy"):
-        return array
-    with np.errstate(over="ignore", invalid="ignore"):
-        converted = array.astype(dtype)
-    is_same = converted.dtype.kind == array.dtype.kind == "f" or np.array_equal(converted, array)
-    return converted if is_same else array
+    from winml.modelkit.runtime.graph_inputs import numpy_dtype
+
+    if dtype == "bool":
+        is_held, expected = number in (0, 1), "true, false, 0 or 1"
+    elif "float" in dtype:
+        about = ml_dtypes.finfo(numpy_dtype(dtype))
+        limit = float(about.max)
+        # Slightly larger numbers are rounded down. JSON may write infinity and NaN themselves.
+        is_held = not isinstance(number, bool) and not (limit * (1 + float(about.eps) / 4) < abs(number) < math.inf)
+        expected = f"a number from {-limit:.6g} to {limit:.6g}"
+    else:
+        limits = np.iinfo(dtype)
+        is_held = not isinstance(number, bool) and limits.min <= number <= limits.max and number == int(number)
+        expected = f"a whole number from {limits.min} to {limits.max}"
+    if not is_held:
+        raise UsageError(
+            f"--input {name}: {json.dumps(number)} is not a value of the input, which takes {dtype}",
+            hint=f"Pass {expected}.",
+        )
 
 
 def _saved(answer: Answer, values: Mapping[str, Any], path: Path | None) -> Mapping[Path, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -69,6 +70,21 @@ def _is_pinning(options: Mapping[str, object]) -> bool:
     return PurePath(model).suffix.lower() == ".onnx" and not named_path(model).is_dir()
 
 
+def _sizes_hint(path: Path) -> str:
+    """Return how a dynamic dimension of an ONNX file is fixed, by its name in the file."""
+    from winml.modelkit.graph.files.reading import read_structure
+    from winml.modelkit.graph.specs import stated_bounds
+
+    model = read_structure(path)
+    shapes = (value.type.tensor_type.shape for value in model.graph.input)
+    name = next((size.dim_param for shape in shapes for size in shape.dim if size.dim_param), None)
+    if name is None:
+        return "It has no named dynamic dimension. Export its source:"
+    bounds = stated_bounds({item.key: item.value for item in model.metadata_props}).get(name)
+    sizes = json.dumps({name: 1 if bounds is None else bounds.clamp(1)})
+    return f"Fix its dynamic dimensions with --shape-config '{sizes}', or export its source:"
+
+
 def pin(options: Mapping[str, Any]) -> None:
     """Fix the sizes and show the result, or the plan.
 
@@ -86,8 +102,8 @@ def pin(options: Mapping[str, Any]) -> None:
     if not (options["shape_config"] or options["batch_size"]):
         raise UsageError(
             f"{options['model']}: is an ONNX file, and no size to fix is specified",
-            hint="Fix its dynamic dimensions with --shape-config '{\"batch\": 1}', or export its source: a checkpoint "
-            "folder, config.json, Hub id or file.py:factory.",
+            hint=f"{_sizes_hint(named_path(options['model'].strip()))} a checkpoint folder, config.json, Hub id or "
+            "file.py:factory.",
         )
     from winml.modelkit.options import Options
 
