@@ -95,7 +95,7 @@ class FlatForward:
         if self._arguments is not None:
             outputs = self._arguments.results(outputs)
         flat = flatten_outputs(outputs, used_names=self.input_names)
-        if torch._C._get_tracing_state() is None:
+        if not torch.jit.is_tracing():  # type: ignore[attr-defined]  # public, and not in its __all__
             self._tensor_names = frozenset(flat)
         elif self._tensor_names:
             # In a trace, a size that the forward returns is a tensor as well.

@@ -233,9 +233,9 @@ def _table_reads(known: KnownSizes, node: ir.Node) -> Iterator[tuple[Size, Size]
         shape, places = known.shape(node.inputs[0]), node.inputs[1]
         counting = None if places is None else places.producer()
         if shape and counting is not None and is_standard(counting, "Range"):
-            start, end, step = (known.scalar(value) for value in counting.inputs)
-            if end is not None and start == ZERO and step == ONE:
-                yield end, shape[node.attributes.get_int("axis", 0) % len(shape)]
+            first, limit, delta = (known.scalar(value) for value in counting.inputs)
+            if limit is not None and first == ZERO and delta == ONE:
+                yield limit, shape[node.attributes.get_int("axis", 0) % len(shape)]
 
 
 def broadcast(known: KnownSizes, shapes: Sequence[Shape]) -> tuple[Size | None, ...]:

@@ -173,7 +173,7 @@ def refuse_idle_selectors(model: ir.Model, options: QuantizeOptions, modules: Gr
             )
 
 
-LEAST_SHARE = 0.1
+_LEAST_SHARE = 0.1
 """Smallest share of the requested weights that is worth a file if another mode quantizes more. Chosen: a classifier has
 less of a network of convolutions."""
 
@@ -208,7 +208,7 @@ def refuse_small_share(model: ir.Model, options: QuantizeOptions, modules: Graph
     counted = {name: size for name, size in sizes.items() if name in quantized or requested[name].operator != "Gather"}
     share, total = sum(quantized.values()) / max(1, sum(counted.values())), sum(sizes.values())
     best = max(by_mode, key=by_mode.__getitem__, default=None)
-    if best is None or share >= LEAST_SHARE or by_mode[best] <= sum(quantized.values()):
+    if best is None or share >= _LEAST_SHARE or by_mode[best] <= sum(quantized.values()):
         return
     owners = {requested[name].tag for name in quantized}
     paths = [module.path for module in modules.modules if module.tag in owners]

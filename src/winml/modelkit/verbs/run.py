@@ -704,7 +704,7 @@ def _refuse_number(name: str, number: float, dtype: str) -> None:
     if dtype == "bool":
         is_held, expected = number in (0, 1), "true, false, 0 or 1"
     elif "float" in dtype:
-        about = ml_dtypes.finfo(numpy_dtype(dtype))
+        about = ml_dtypes.finfo(numpy_dtype(dtype))  # type: ignore[no-untyped-call]
         limit = float(about.max)
         # Slightly larger numbers are rounded down. JSON may write infinity and NaN themselves.
         is_held = not isinstance(number, bool) and not (limit * (1 + float(about.eps) / 4) < abs(number) < math.inf)

@@ -195,7 +195,9 @@ def configured_request(request: ModelRequest, config: WinMLExportConfig) -> Mode
     return replace(request, dynamic=request.dynamic.joined(config.dynamic))
 
 
-def resolve_for_export(request: ModelRequest, config: WinMLExportConfig, check: ModelCheck | None = None) -> None:
+def resolve_for_export(
+    request: ModelRequest, config: WinMLExportConfig, check: ModelCheck | None = None
+) -> ResolvedModel:
     """Resolve a model as an export does before it loads weights, to refuse what the export would refuse.
 
     Args:
@@ -211,6 +213,7 @@ def resolve_for_export(request: ModelRequest, config: WinMLExportConfig, check: 
     resolved = resolve_model(configured_request(request, config))
     if check is not None:
         check(resolved)
+    return resolved
 
 
 def load_for_export(
