@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from onnx import helper
 
-from winml.modelkit.inspect.module_costs import count_macs, is_counted
+from winml.modelkit.inspect.macs import count_macs, is_counted
 
 Sizes = tuple[Any, ...]
 

@@ -27,9 +27,9 @@ from winml.modelkit.graph.files.initializer_bytes import StoredBytes, WeightEqua
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.fingerprint import fingerprint
+from winml.modelkit.inspect.contents import Contents, node_signature, read_contents
 from winml.modelkit.inspect.module_costs import weight_owners
-from winml.modelkit.inspect.node_facts import node_signature
-from winml.modelkit.inspect.onnx_tree import Contents, OnnxTree, read_contents, read_tree
+from winml.modelkit.inspect.onnx_tree import OnnxTree, read_tree
 from winml.modelkit.results.comparison import ChangedModule, ComparedFile, ModuleStatus, StructureDiff, WeightChange
 
 _NO_MODULE = "nodes without a module"

@@ -50,6 +50,25 @@ def format_tag(segments: Iterable[str]) -> str:
     return "".join(SEPARATOR + segment for segment in segments)
 
 
+def lineage(tag: str) -> list[str]:
+    """Return the tags of the modules from the root down to the module of a tag.
+
+    >>> lineage("/Model/Block.1")
+    ['/Model', '/Model/Block.1']
+    """
+    segments = parse_tag(tag)
+    return [format_tag(segments[:depth]) for depth in range(1, len(segments) + 1)]
+
+
+def last_segment(tag: str) -> str:
+    """Return the last segment of a tag.
+
+    >>> last_segment("/Model/Block.1")
+    'Block.1'
+    """
+    return tag.rpartition(SEPARATOR)[2]
+
+
 def depth(tag: str) -> int:
     """Return the number of segments.
 

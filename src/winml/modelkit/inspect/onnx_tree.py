@@ -1,4 +1,4 @@
-"""Reads what an ONNX file contains: its numbers, its module tree, and the module of each node.
+"""Reads the module tree of an ONNX file, and the module of each node.
 
 Tries, in this order: our tags, the metadata of torch's dynamo exporter, that of onnxscript's builder, the namespace,
 the scopes in node names. The first that any node has is used for the whole file and named in the result. A node without
@@ -8,11 +8,9 @@ it belongs to no module; nothing is guessed.
 from __future__ import annotations
 
 import ast
-import math
-import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import onnx
@@ -32,7 +30,6 @@ from winml.modelkit.metadata_keys import (
     TREE_KEY,
 )
 from winml.modelkit.options import load_metadata
-from winml.modelkit.records import Record, entry
 
 TreeSource = Literal[
     "winml tags", "pkg.torch.onnx metadata", "pkg.onnxscript metadata", "namespace", "node names", "none"
@@ -131,15 +128,13 @@ def _recorded_modules(text: str | None) -> tuple[dict[str, OnnxModule], list[str
 
 def _add_module(modules: dict[str, OnnxModule], module: OnnxModule) -> None:
     """Add a module, after the missing ones above it."""
-    segments = address.parse_tag(module.tag)
-    for depth in range(1, len(segments)):
-        above = address.format_tag(segments[:depth])
+    for above in address.lineage(module.tag)[:-1]:
         modules.setdefault(above, OnnxModule("", above, _class_of(above)))
     modules.setdefault(module.tag, module)
 
 
 def _class_of(tag: str) -> str:
-    return tag.rpartition(address.SEPARATOR)[2].partition(".")[0]
+    return address.last_segment(tag).partition(".")[0]
 
 
 def _is_tag(text: Any) -> bool:
@@ -300,227 +295,3 @@ def _name_scope(node: onnx.NodeProto) -> Scope:
         return ()
     segments = name_scope(node.name, node.op_type)
     return (("", ""), *((scope_path(segments[: depth + 1]), "") for depth in range(len(segments))))
-
-
-Place = Literal["graph", "subgraph", "function"]
-"""Where a node is; how often a node in a subgraph runs is unknown from the file."""
-
-_NUMPY_NAMES = {"float": "float32", "double": "float64"}
-"""ONNX's names of two types → numpy's, which FORMATS uses; the other names are equal."""
-
-
-_NUMBERS_OF_WEIGHTS = ("float", "bfloat", "complex", "int4", "uint4", "int2", "uint2", "int8", "uint8")
-"""How the names of the types begin in which weights are kept. Constants of other types are shapes, axes and masks."""
-
-
-@dataclass(frozen=True)
-class DataLocation:
-    """Location of a weight's values in an external data file."""
-
-    file: str
-    """As the model file writes it, relative to its own folder."""
-    end_bytes: int | None
-    """End of the values in the file; None where offset or length is not given."""
-
-
-@dataclass(frozen=True)
-class Weight(Record):
-    """One initializer or constant, as its header describes it."""
-
-    name: str
-    """Of a constant: that of the value its node makes."""
-    dtype: str
-    shape: tuple[int, ...]
-    elements: int = field(metadata=entry(skip=True))
-    """Number of stored values; for a sparse tensor the nonzero ones."""
-    size_bytes: int | None
-    """None where the installed onnx does not know the type."""
-    location: DataLocation | None = field(metadata=entry("file", attribute="file"))
-    """None: inside the file."""
-    parameters: int = field(default=0, metadata=entry(before="size_bytes"))
-    """Number of parameters of the floating-point model it stands for: 0 for the scales of a quantized weight, and more
-    than the stored values where one holds several."""
-    kind: str = field(default="", metadata=entry(skip=True))
-    """Type of a parameter in a quantized weight; of others empty."""
-
-    @property
-    def has_parameters(self) -> bool:
-        """Whether it is a weight or its scales, rather than a shape, an index or a mask."""
-        return bool(self.kind) or not self.parameters or self.dtype.startswith(_NUMBERS_OF_WEIGHTS)
-
-
-@dataclass(frozen=True)
-class PlacedNode:
-    """One node, its place, and the weights it reads."""
-
-    proto: onnx.NodeProto
-    place: Place
-    weight_inputs: tuple[tuple[int, int], ...]
-    """Positions of the inputs that are weights, each with the position of the weight in ``Contents.weights``."""
-    held_weight: int | None = None
-    """Position of the weight that this node holds, which is a ``Constant`` then."""
-    function: tuple[str, str] | None = None
-    """Domain and name of the function that contains it, if any."""
-
-    @property
-    def weights(self) -> tuple[int, ...]:
-        """Positions in ``Contents.weights`` of the weights among its inputs."""
-        return tuple(index for _, index in self.weight_inputs)
-
-    @property
-    def callee(self) -> tuple[str, str]:
-        """Domain and name of the function it calls, if it is a call."""
-        return self.proto.domain, self.proto.op_type
-
-    @property
-    def operator(self) -> str:
-        """Operator with its domain, where that is not ONNX's own: ``com.microsoft.FusedMatMul``."""
-        return qualified_name(self.proto.domain, self.proto.op_type)
-
-
-@dataclass
-class Contents:
-    """The nodes and weights of the graph, its subgraphs and the functions."""
-
-    nodes: list[PlacedNode] = field(default_factory=list)
-    weights: list[Weight] = field(default_factory=list)
-
-
-def read_contents(model: onnx.ModelProto) -> Contents:
-    """Collect the nodes and weights of a model, those of subgraphs and functions included."""
-    contents = Contents()
-    _add_graph(contents, model.graph, {}, "graph")
-    for function in model.functions:
-        visible = _add_constants(contents, function.node)
-        for node in function.node:
-            _add_node(contents, node, visible, "function", (function.domain, function.name))
-    return contents
-
-
-def _add_graph(
-    contents: Contents,
-    graph: onnx.GraphProto,
-    outer: Mapping[str, int],
-    place: Place,
-    function: tuple[str, str] | None = None,
-) -> None:
-    visible = dict(outer)
-    for weight in _read_weights(graph):
-        visible[weight.name] = len(contents.weights)
-        contents.weights.append(weight)
-    visible.update(_add_constants(contents, graph.node))
-    for node in graph.node:
-        _add_node(contents, node, visible, place, function)
-
-
-def _add_node(
-    contents: Contents,
-    node: onnx.NodeProto,
-    visible: Mapping[str, int],
-    place: Place,
-    function: tuple[str, str] | None = None,
-) -> None:
-    weight_inputs = tuple((position, visible[name]) for position, name in enumerate(node.input) if name in visible)
-    held = visible.get(node.output[0]) if _is_constant(node) else None
-    contents.nodes.append(PlacedNode(node, place, weight_inputs, held, function))
-    for attribute in node.attribute:
-        for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-            _add_graph(contents, graph, visible, "function" if function else "subgraph", function)
-
-
-def _add_constants(contents: Contents, nodes: Iterable[onnx.NodeProto]) -> dict[str, int]:
-    """Add the constants among nodes that are weights; return their positions by name."""
-    added: dict[str, int] = {}
-    for node in nodes:
-        weight = _held_weight(node) if _is_constant(node) else None
-        if weight is not None:
-            added[weight.name] = len(contents.weights)
-            contents.weights.append(weight)
-    return added
-
-
-def _is_constant(node: onnx.NodeProto) -> bool:
-    return node.op_type == "Constant" and node.domain in ("", "ai.onnx") and len(node.output) > 0
-
-
-def _held_weight(node: onnx.NodeProto) -> Weight | None:
-    """Return what a ``Constant`` holds where that is a weight: more than one value, in a type that weights have."""
-    weight = None
-    for attribute in node.attribute:
-        if attribute.name == "value_floats":
-            count = len(attribute.floats)
-            weight = Weight(node.output[0], "float32", (count,), count, 4 * count, None, count)
-        elif attribute.name == "value":
-            tensor = attribute.t
-            weight = _read_weight(tensor, tuple(tensor.dims), _size_bytes(tensor))
-        elif attribute.name == "sparse_value":
-            weight = _read_sparse(attribute.sparse_tensor)
-    if weight is None or weight.elements < 2 or not weight.dtype.startswith(_NUMBERS_OF_WEIGHTS):
-        return None
-    return replace(weight, name=node.output[0])
-
-
-def _read_weights(graph: onnx.GraphProto) -> Iterator[Weight]:
-    for tensor in graph.initializer:
-        size = _size_bytes(tensor)
-        yield _read_weight(tensor, tuple(tensor.dims), size)
-    for sparse in graph.sparse_initializer:
-        yield _read_sparse(sparse)
-
-
-def _read_sparse(sparse: onnx.SparseTensorProto) -> Weight:
-    sizes = (_size_bytes(sparse.values), _size_bytes(sparse.indices))
-    size = None if sizes[0] is None or sizes[1] is None else sizes[0] + sizes[1]
-    return _read_weight(sparse.values, tuple(sparse.dims), size)
-
-
-def _read_weight(tensor: onnx.TensorProto, shape: tuple[int, ...], size_bytes: int | None) -> Weight:
-    return Weight(
-        name=tensor.name,
-        dtype=dtype_name(tensor.data_type),
-        shape=shape,
-        elements=math.prod(tensor.dims),
-        size_bytes=size_bytes,
-        location=_data_location(tensor),
-        parameters=math.prod(tensor.dims),
-    )
-
-
-def qualified_name(domain: str, name: str) -> str:
-    """Return the name of an operator or function with its domain, unless that is ONNX's own.
-
-    >>> qualified_name("", "Gemm"), qualified_name("com.microsoft", "FusedGemm")
-    ('Gemm', 'com.microsoft.FusedGemm')
-    """
-    return name if domain in ("", "ai.onnx") else f"{domain}.{name}"
-
-
-def dtype_name(data_type: int) -> str:
-    """Return numpy's name of an element type; ``type 99`` for one the installed onnx does not know."""
-    try:
-        name: str = onnx.TensorProto.DataType.Name(data_type).lower()
-    except ValueError:
-        return f"type {data_type}"
-    return _NUMPY_NAMES.get(name, name)
-
-
-def _size_bytes(tensor: onnx.TensorProto) -> int | None:
-    """Return the size of the stored values: dimensions times bits, rounded up to bytes."""
-    if tensor.data_type == onnx.TensorProto.STRING:
-        return sum(len(text) for text in tensor.string_data)
-    dtype = dtype_name(tensor.data_type)
-    if dtype.startswith("type "):
-        return None
-    # The first number in the name is the width: float16, uint4, float8e4m3fn. bool has none and takes a byte.
-    width = re.search(r"\d+", dtype)
-    bits: int = math.prod(tensor.dims) * (int(width[0]) if width else 8)
-    return (bits + 7) // 8
-
-
-def _data_location(tensor: onnx.TensorProto) -> DataLocation | None:
-    if tensor.data_location != onnx.TensorProto.EXTERNAL:
-        return None
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    length, offset = entries.get("length", ""), entries.get("offset", "0")
-    end = int(offset) + int(length) if length.isdecimal() and offset.isdecimal() else None
-    return DataLocation(entries.get("location", ""), end)

@@ -6,9 +6,10 @@ table of its documentation is read. No graph is run.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_belo
 from winml.modelkit.graph.files.graph_reading import flat_file, graph_of
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.inspect.node_facts import GraphFacts, NodeFacts, read_facts
-from winml.modelkit.inspect.onnx_inspection import Basis, Finding, FindingKind, ListedLimit, ProviderFit
+from winml.modelkit.inspect.provider_fit import Basis, Finding, FindingKind, ListedLimit, ProviderFit
 from winml.modelkit.metadata_keys import FLOAT_SOURCE_KEY
 from winml.modelkit.options import load_metadata
 from winml.modelkit.runtime.devices import (
@@ -45,56 +46,25 @@ from winml.modelkit.runtime.kernels import (
 )
 from winml.modelkit.runtime.sessions import CPU
 
-# --- What can be done about a node that a provider does not run?
-
-
 _ON_CPU = "It runs on the CPU, with copies to and from the device"
 _AT_THE_EDGE = ("consume a graph input", "produce a graph output", "generate a graph output")
 """How QNN says that it leaves a conversion of an input or an output to the CPU provider, as it does by default."""
-
-
-def _remedy_for(kind: FindingKind, what: str, path: Path, facts: GraphFacts, chosen: ChosenProvider) -> str:
-    """Return what to do about a finding, in a sentence with a command where there is one.
-
-    Args:
-        kind: What keeps the nodes from the provider.
-        what: The dimension, operator, or operator and types.
-        path: The file.
-        facts: Its nodes.
-        chosen: The provider.
-    """
-    return _REMEDIES[kind](what, path, facts, chosen)
-
-
-def _for_open_size(what: str, path: Path, facts: GraphFacts, chosen: ChosenProvider) -> str:  # noqa: ARG001
-    sizes = json.dumps({name: 1 for name in facts.open_places if name not in facts.sums})
-    command = f"winml export -m {path} -o fixed.onnx --shape-config '{sizes}'"
-    return f"Fix the sizes (replace 1 by the sizes you need): {command}"
-
-
-def _for_unknown_size(what: str, path: Path, facts: GraphFacts, chosen: ChosenProvider) -> str:  # noqa: ARG001
-    return f"{_ON_CPU}. Split the graph there (winml extract), or rewrite the model without data-dependent sizes."
-
-
-def _for_operator(what: str, path: Path, facts: GraphFacts, chosen: ChosenProvider) -> str:
-    short = short_name(chosen.provider.name)
-    domain, _, operator = what.rpartition(".")
-    if domain == "com.microsoft":
-        return f"Optimize the export again for this provider, without this operator: winml optimize --ep {short}."
-    if not domain and (version := _version_composed_from(operator, facts)) is not None:
-        return f"Export with --opset {version - 1}, where {operator} is exported as simpler operators."
-    return f"{_ON_CPU}. To see what fusion would change: winml optimize -m {path} --level full --ep {short} --check"
+_DTYPE_REMEDIES = {
+    "float64": "Export again with --dtype fp32.",
+    "bfloat16": "Export again with --dtype fp32, or fp16.",
+    "float16": "Use the file before winml quantize --precision fp16, or export with --dtype fp32.",
+    "float32": "Use fewer bits: winml quantize -m {path} -o half.onnx --precision fp16",
+}
+"""Element type → what to do about a node of this type."""
 
 
 def _version_composed_from(operator: str, facts: GraphFacts) -> int | None:
     """Return the opset that brought an operator that ONNX defines by others; None for any other."""
     try:
         schema = onnx.defs.get_schema(operator, facts.opsets.get("", 1), "")
-        while schema.since_version > 1:
-            schema_before = _schema_before(operator, schema.since_version)
-            if schema_before is None:
-                break
-            schema = schema_before
+        with contextlib.suppress(onnx.defs.SchemaError):  # no earlier version
+            while schema.since_version > 1:
+                schema = onnx.defs.get_schema(operator, schema.since_version - 1, "")
     except onnx.defs.SchemaError:
         return None
     return schema.since_version if is_composed(schema) and schema.since_version > _OLDEST_EXPORT else None
@@ -102,47 +72,6 @@ def _version_composed_from(operator: str, facts: GraphFacts) -> int | None:
 
 _OLDEST_EXPORT = 17
 """Chosen: both exporters write it."""
-
-
-def _schema_before(operator: str, version: int) -> onnx.defs.OpSchema | None:
-    try:
-        return onnx.defs.get_schema(operator, version - 1, "")
-    except onnx.defs.SchemaError:
-        return None
-
-
-def _for_dtype(what: str, path: Path, facts: GraphFacts, chosen: ChosenProvider) -> str:  # noqa: ARG001
-    if "float64" in what:
-        return "Export again with --dtype fp32."
-    if "bfloat16" in what:
-        return "Export again with --dtype fp32, or fp16."
-    if "float16" in what:
-        return "Use the file before winml quantize --precision fp16, or export with --dtype fp32."
-    if "float32" in what:
-        return f"Use fewer bits: winml quantize -m {path} -o half.onnx --precision fp16"
-    return f"{_ON_CPU}: avoid values of this type in large MatMuls."
-
-
-def _for_refused(what: str, path: Path, facts: GraphFacts, chosen: ChosenProvider) -> str:  # noqa: ARG001
-    return f"{_ON_CPU}. Use different --ep-options or a different --device; winml compile lists the unsupported nodes."
-
-
-def _for_graph(what: str, path: Path, facts: GraphFacts, chosen: ChosenProvider) -> str:  # noqa: ARG001
-    if what.startswith("opset"):
-        return f"Convert it: winml optimize -m {path} --opset N."
-    if short_name(chosen.provider.name) == "qnn":
-        return PROCESSOR_HINT
-    return "Use different --ep-options or a different --device. The result below is from its documentation."
-
-
-_REMEDIES: Mapping[FindingKind, Callable[[str, Path, GraphFacts, ChosenProvider], str]] = {
-    "open size": _for_open_size,
-    "unknown size": _for_unknown_size,
-    "operator": _for_operator,
-    "dtype": _for_dtype,
-    "refused": _for_refused,
-    "graph": _for_graph,
-}
 
 
 _SAID_NOTHING = "the provider states no reason"
@@ -292,18 +221,16 @@ class _NodeChecks:
         table = self._kernels()
         if table is None:
             return None
-        left = 0
+        taken = 0
         for node in self.facts.nodes:
             refusal = table.refusal(_typed(node))
-            if refusal is not None and self.is_cpu and table.refusal(_cast(node)) is None:
-                refusal = None
-            left += refusal is not None
-            if refusal is not None:
-                kind: FindingKind = "dtype" if refusal[0] == "dtype" else "operator"
-                self._add(kind, _typed_name(node) if kind == "dtype" else node.operator, refusal[1], *_place(node))
-        return self._fit(
-            "kernels", f"ONNX Runtime {ort.__version__}", len(self.facts.nodes), len(self.facts.nodes) - left
-        )
+            if refusal is None or (self.is_cpu and table.refusal(_cast(node)) is None):
+                taken += 1
+            elif refusal[0] == "dtype":
+                self._add("dtype", _typed_name(node), refusal[1], *_place(node))
+            else:
+                self._add("operator", node.operator, refusal[1], *_place(node))
+        return self._fit("kernels", f"ONNX Runtime {ort.__version__}", len(self.facts.nodes), taken)
 
     def _kernels(self) -> KernelTable | None:
         try:
@@ -314,13 +241,13 @@ class _NodeChecks:
 
     def by_document(self, table: OperatorTable) -> ProviderFit:
         """Look every node up in the table of the documentation."""
-        left = 0
+        taken = 0
         opset = self.facts.opsets.get("", 1)
         if table.opsets is not None and not table.opsets[0] <= opset <= table.opsets[1]:
             self._add("graph", f"opset {opset}", f"{table.opsets[0]} to {table.opsets[1]} are supported", "", "")
         for node in self.facts.nodes:
             refusals = list(self._documented_refusals(node, table))
-            left += bool(refusals)
+            taken += not refusals
             for kind, what, reason in refusals:
                 self._add(kind, what, reason, *_place(node))
         self.notes += [table.caveat] if table.caveat else []
@@ -328,9 +255,7 @@ class _NodeChecks:
             self.notes.append(
                 "The provider is not installed: this result is from its documentation, not from the provider."
             )
-        fit = self._fit(
-            "document", f"{table.version}: {table.source}", len(self.facts.nodes), len(self.facts.nodes) - left
-        )
+        fit = self._fit("document", f"{table.version}: {table.source}", len(self.facts.nodes), taken)
         return replace(fit, limits=tuple(self._limits(table)))
 
     def _documented_refusals(self, node: NodeFacts, table: OperatorTable) -> Iterator[_Key]:
@@ -373,6 +298,47 @@ class _NodeChecks:
     def _add(self, kind: FindingKind, what: str, reason: str, module: str, name: str) -> None:
         self.found[kind, what, reason].append((module, name))
 
+    def _remedy(self, kind: FindingKind, what: str, reason: str) -> str:
+        """Return what to do about a finding, in a sentence with a command if there is one."""
+        if kind in _PLACED and (remedy := self._quantized_remedy(reason)):
+            return remedy
+        short, path = short_name(self.chosen.provider.name), self.path
+        match kind:
+            case "open size":
+                sizes = json.dumps({name: 1 for name in self.facts.open_places if name not in self.facts.sums})
+                command = f"winml export -m {path} -o fixed.onnx --shape-config '{sizes}'"
+                return f"Fix the sizes (replace 1 by the sizes you need): {command}"
+            case "unknown size":
+                return (
+                    f"{_ON_CPU}. Split the graph there (winml extract), or rewrite the model without data-dependent "
+                    "sizes."
+                )
+            case "operator":
+                domain, _, operator = what.rpartition(".")
+                if domain == "com.microsoft":
+                    return (
+                        "Optimize the export again for this provider, without this operator: winml optimize "
+                        f"--ep {short}."
+                    )
+                if not domain and (version := _version_composed_from(operator, self.facts)) is not None:
+                    return f"Export with --opset {version - 1}, where {operator} is exported as simpler operators."
+                command = f"winml optimize -m {path} --level full --ep {short} --check"
+                return f"{_ON_CPU}. To see what fusion would change: {command}"
+            case "dtype":
+                remedy = next((words for dtype, words in _DTYPE_REMEDIES.items() if dtype in what), "")
+                return remedy.format(path=path) or f"{_ON_CPU}: avoid values of this type in large MatMuls."
+            case "refused":
+                return (
+                    f"{_ON_CPU}. Use different --ep-options or a different --device; winml compile lists the "
+                    "unsupported nodes."
+                )
+            case "graph" if what.startswith("opset"):
+                return f"Convert it: winml optimize -m {path} --opset N."
+            case "graph" if short == "qnn":
+                return PROCESSOR_HINT
+            case "graph":
+                return "Use different --ep-options or a different --device. The result below is from its documentation."
+
     def _quantized_remedy(self, reason: str) -> str:
         """Return what to do about a node of a quantized file that the provider leaves; empty where the file is none."""
         short = short_name(self.chosen.provider.name)
@@ -391,10 +357,8 @@ class _NodeChecks:
         for (kind, what, reason), places in self.found.items():
             modules = Counter(module for module, _ in places)
             names = tuple(name for _, name in places if name)
-            is_node = kind != "graph"
-            remedy = self._quantized_remedy(reason) if kind in _PLACED else ""
-            remedy = remedy or _remedy_for(kind, what, self.path, self.facts, self.chosen)
-            findings.append(Finding(kind, what, reason, remedy, dict(modules.most_common()) if is_node else {}, names))
+            by_module = {} if kind == "graph" else dict(modules.most_common())
+            findings.append(Finding(kind, what, reason, self._remedy(kind, what, reason), by_module, names))
         findings.sort(key=lambda finding: (finding.kind != "graph", -sum(finding.modules.values())))
         provider = self.chosen.provider
         return ProviderFit(

@@ -15,7 +15,8 @@ from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.torch_modules import TracedModule
 from winml.modelkit.hierarchy.tree import ModuleNode, ModuleTree
 from winml.modelkit.inspect.module_costs import Cost, ModuleCost
-from winml.modelkit.inspect.onnx_inspection import OnnxInspection, ProviderFit, ValueInfo
+from winml.modelkit.inspect.onnx_inspection import OnnxInspection, ValueInfo
+from winml.modelkit.inspect.provider_fit import ProviderFit
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.report import document as doc
 from winml.modelkit.report.module_tree import DisplayedModule, TreeLimits, displayed_modules, displayed_rows
@@ -209,7 +210,7 @@ def onnx_inspection_document(inspection: OnnxInspection, limits: TreeLimits | No
         [
             doc.Fields(fields),
             *([_module_table(inspection, limits)] if limits is not None and inspection.modules else []),
-            *([_node_table(inspection)] if inspection.selector is not None else []),
+            *([_node_table(inspection)] if inspection.module_nodes is not None else []),
             _weight_table(inspection),
         ]
     )
@@ -373,7 +374,7 @@ def _node_table(inspection: OnnxInspection) -> doc.Table:
                 *(", ".join(name or doc.MISSING for name in names) for names in (node.inputs, node.outputs)),
                 _UNKNOWN if node.macs is None else node.macs,
             ]
-            for node in inspection.module_nodes
+            for node in inspection.module_nodes or ()
         ],
     )
 

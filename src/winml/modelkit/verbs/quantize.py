@@ -206,8 +206,8 @@ def _refuse_nothing_to_do(plan: FilePlan[QuantizeRequest, Quantization]) -> None
 def _within_limit(part: PlannedPart[Quantization], budget: BitBudget) -> str:
     """Return what a source has, where it keeps a limit; nothing where it is larger, or was not read yet."""
     from winml.modelkit.graph.files.reading import read_structure
+    from winml.modelkit.inspect.contents import read_contents
     from winml.modelkit.inspect.module_costs import weights_cost
-    from winml.modelkit.inspect.onnx_tree import read_contents
 
     if part.checked is None:
         return ""

@@ -33,7 +33,8 @@ from winml.modelkit.progress import counted
 from winml.modelkit.runtime.execution_providers import parse_ep_options
 
 if TYPE_CHECKING:
-    from winml.modelkit.inspect.onnx_inspection import OnnxInspection, ProviderFit
+    from winml.modelkit.inspect.onnx_inspection import OnnxInspection
+    from winml.modelkit.inspect.provider_fit import ProviderFit
     from winml.modelkit.load.request import ModelRequest
     from winml.modelkit.report.document import Document
     from winml.modelkit.report.module_tree import TreeLimits

@@ -34,7 +34,8 @@ from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.address import ModuleIdentity
 from winml.modelkit.hierarchy.selector import select
 from winml.modelkit.hierarchy.tagging import read_tag
-from winml.modelkit.inspect.onnx_tree import OnnxModule, read_contents, read_tree
+from winml.modelkit.inspect.contents import read_contents
+from winml.modelkit.inspect.onnx_tree import OnnxModule, read_tree
 from winml.modelkit.metadata_keys import CUT_KEY, EXPORT_KEY, INPUTS_KEY, MODEL_KEY, OUTPUTS_KEY, TREE_KEY
 from winml.modelkit.options import load_metadata
 from winml.modelkit.progress import StepClock, StepEvent

@@ -233,8 +233,8 @@ class _Study:
         parts = list_parts(plan if base.mode == "qdq" else self._with_halves(plan), graph.modules, None, None)
         self._parts = [part for part in parts if part.is_unit and part.nodes]
         self._float_bytes = weight_bytes(graph.model)
+        from winml.modelkit.inspect.contents import read_contents
         from winml.modelkit.inspect.module_costs import weights_cost  # where bits are chosen alone
-        from winml.modelkit.inspect.onnx_tree import read_contents
 
         counted = weights_cost(read_contents(to_weightless(graph.model).proto))
         self._parameters_of_file = counted.weight_parameters

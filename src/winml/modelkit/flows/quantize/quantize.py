@@ -368,8 +368,8 @@ class Quantization(GraphWork[QuantizeResult]):
         budget = self.options.bit_budget
         if budget is None or budget.is_smallest:
             return False
+        from winml.modelkit.inspect.contents import read_contents
         from winml.modelkit.inspect.module_costs import weights_cost  # where bits are chosen alone
-        from winml.modelkit.inspect.onnx_tree import read_contents
 
         kept = budget.kept_by(
             lambda: self._file_bytes(model.clone()),

@@ -20,8 +20,7 @@ from winml.modelkit.compare.fidelity import FidelitySum, OutputFidelity
 from winml.modelkit.graph.files.initializer_bytes import WeightEquality, locate_initializers
 from winml.modelkit.graph.files.reading import VALUE_FIELDS
 from winml.modelkit.hierarchy import address
-from winml.modelkit.inspect.node_facts import node_signature
-from winml.modelkit.inspect.onnx_tree import PlacedNode
+from winml.modelkit.inspect.contents import PlacedNode, node_signature
 from winml.modelkit.progress import count_progress
 from winml.modelkit.results.comparison import ComparedModule
 from winml.modelkit.verify.by_module.onnx_side import OnnxSide

@@ -26,7 +26,8 @@ from winml.modelkit.graph.weights import QUANTIZED_OPERATORS
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.address import ModuleIdentity
 from winml.modelkit.hierarchy.tagging import listed_modules
-from winml.modelkit.inspect.onnx_tree import OnnxModule, OnnxTree, PlacedNode, read_contents, read_tree
+from winml.modelkit.inspect.contents import PlacedNode, read_contents
+from winml.modelkit.inspect.onnx_tree import OnnxModule, OnnxTree, read_tree
 from winml.modelkit.metadata_keys import MODULE_KEY
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.graph_inputs import graph_inputs
