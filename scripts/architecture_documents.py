@@ -13,17 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from winml.modelkit.results.sweep import (
-    AUTO,
-    EXPORTERS,
-    Architecture,
-    Attempt,
-    CellResult,
-    Evaluation,
-    ExporterWish,
-    State,
-    SweepResult,
-)
+from winml.modelkit.results.architectures import AUTO, EXPORTERS, Architecture, Attempt, Evaluation, ExporterWish, State
+from winml.modelkit.results.sweep import CellResult, SweepResult
 
 _FOLDER = Path("docs", "reference")
 _CAUSAL = "ForCausalLM"

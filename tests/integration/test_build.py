@@ -36,7 +36,7 @@ from winml.modelkit.file_names import is_data_of
 from winml.modelkit.graph.specs import DynamicRequest
 from winml.modelkit.load.inputs.options import parse_shape_config
 from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.report.export import sidecar_schema
+from winml.modelkit.report.sidecar import sidecar_schema
 from winml.modelkit.results.build_manifest import manifest_schema
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.runtime.sessions import run_onnx

@@ -30,7 +30,7 @@ from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, GraphHandover
 from winml.modelkit.flows.quantize.quantize import Quantization
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.report.export import sidecar_schema
+from winml.modelkit.report.sidecar import sidecar_schema
 from winml.modelkit.results.build_manifest import manifest_schema
 from winml.modelkit.runtime.sessions import Session
 

@@ -381,7 +381,7 @@ def test_tokenizer_without_places_is_refused_where_they_are_needed(tmp_path: Pat
 
 @pytest.mark.parametrize("mode", ["cls", "max", "mean_sqrt_len", "weightedmean", "lasttoken"])
 def test_pooling_is_the_one_of_the_files(tmp_path: Path, mode: str) -> None:
-    from winml.modelkit.evaluate.tasks.texts import read_pooling
+    from winml.modelkit.evaluate.tasks.similarity import read_pooling
 
     key = f"pooling_mode_{mode}" + ("" if mode == "lasttoken" else "_token" if mode == "cls" else "_tokens")
     modules = [{"path": f"{number}", "type": f"sentence_transformers.models.{kind}"}

@@ -16,7 +16,7 @@ from tag_checks import check_file
 from winml.modelkit import HTPExporter
 from winml.modelkit.load.model import load_model
 from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.report.export import sidecar_schema
+from winml.modelkit.report.sidecar import sidecar_schema
 from winml.modelkit.runtime.feeds import make_feeds
 
 

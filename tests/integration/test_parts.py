@@ -31,8 +31,9 @@ from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
 from winml.modelkit.load.parts import LoadedModel
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_model
-from winml.modelkit.report.export import export_document, sidecar_schema
+from winml.modelkit.report.export import export_document
 from winml.modelkit.report.module_tree import TreeLimits
+from winml.modelkit.report.sidecar import sidecar_schema
 from winml.modelkit.report.terminal import console_for, print_document
 from winml.modelkit.results.build_manifest import BuildResult, build_lines, manifest_schema
 from winml.modelkit.runtime.sessions import run_onnx

@@ -16,8 +16,8 @@ from winml.modelkit.builds.evaluated_models import evaluate_model
 from winml.modelkit.compare.fidelity import QualitySamples, SampleSpread, judged_outputs, measure_fidelity
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.evaluate.data_sets import DataSetRequest
+from winml.modelkit.evaluate.drawn_samples import picture, recording, sentence
 from winml.modelkit.evaluate.options import EvaluationOptions
-from winml.modelkit.evaluate.preprocessing import picture, recording, sentence
 from winml.modelkit.flows.compare.compare import CompareOptions, compare_models
 from winml.modelkit.flows.quality_samples import SampleRequest, quality_values
 from winml.modelkit.flows.quantize.sensitivity import quantization_sensitivity

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -82,6 +83,15 @@ def decibel_words(sqnr_db: float) -> str:
     ('36.2', 'equal')
     """
     return "equal" if sqnr_db >= MOST_DB else f"{sqnr_db:.1f}"
+
+
+def percent_words(share: float) -> str:
+    """Return a share in percent; one that is not whole is never shown as such.
+
+    >>> percent_words(1.0), percent_words(0.99999)
+    ('100 %', '99.99 %')
+    """
+    return "100 %" if share == 1 else f"{math.floor(share * 10_000) / 100:.2f} %"
 
 
 def shape_words(dtype: str, shape: Sequence[int | str]) -> str:

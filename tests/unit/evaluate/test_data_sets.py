@@ -19,14 +19,8 @@ from PIL import Image
 
 from house.sources import REPOSITORY
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.evaluate.data_sets import (
-    ROLE_COLUMNS,
-    DataSet,
-    DataSetRequest,
-    match_columns,
-    open_data_set,
-    parse_columns,
-)
+from winml.modelkit.evaluate.columns import ROLE_COLUMNS, match_columns, parse_columns
+from winml.modelkit.evaluate.data_sets import DataSet, DataSetRequest, open_data_set
 from winml.modelkit.evaluate.data_sources import find_source
 from winml.modelkit.evaluate.media import Recording, resampled
 from winml.modelkit.version import install_command

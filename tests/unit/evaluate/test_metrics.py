@@ -28,7 +28,8 @@ from winml.modelkit.evaluate.metrics import (
     intervals,
     spans_of,
 )
-from winml.modelkit.evaluate.tasks.images import BOX_METRICS, IGNORED, MEAN_IOU, PIXEL_ACCURACY, Boxes, count_pairs
+from winml.modelkit.evaluate.tasks.box_metrics import BOX_METRICS, Boxes
+from winml.modelkit.evaluate.tasks.pixel_metrics import IGNORED, MEAN_IOU, PIXEL_ACCURACY, count_pairs
 
 SAMPLES = 60
 

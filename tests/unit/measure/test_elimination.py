@@ -7,18 +7,8 @@ import warnings
 import numpy as np
 import pytest
 
-from winml.modelkit.measure.statistics import (
-    NOISE,
-    RUNGS,
-    choose,
-    compare_pairs,
-    confidence_of_race,
-    fastest,
-    is_decided,
-    losers,
-    median_interval,
-    ratio_between,
-)
+from winml.modelkit.measure.race import RUNGS, choose, confidence_of_race, fastest, is_decided, losers, ratio_between
+from winml.modelkit.measure.statistics import NOISE, compare_pairs, median_interval
 
 TURNS = RUNGS[0]
 OF_TWO = confidence_of_race(2, len(RUNGS) - 1)

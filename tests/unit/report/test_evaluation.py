@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from winml.modelkit.measure.statistics import Summary
-from winml.modelkit.report.comparison import evaluation_document
+from winml.modelkit.report.evaluation import evaluation_document
 from winml.modelkit.report.markdown import render_markdown
 from winml.modelkit.results.evaluation import EvaluatedData, EvaluatedSide, Evaluation, Limit, MetricResult
 

@@ -20,16 +20,10 @@ from hostile_modules import Leaf
 from winml.modelkit import ExportResult, export_pytorch
 from winml.modelkit.compare.outputs import compare_outputs
 from winml.modelkit.hierarchy.tagging import Coverage
-from winml.modelkit.report.export import (
-    DescribedFile,
-    adapted_sidecar_json,
-    export_document,
-    export_report,
-    sidecar_json,
-    sidecar_schema,
-)
+from winml.modelkit.report.export import export_document, export_report
 from winml.modelkit.report.markdown import render_markdown
 from winml.modelkit.report.module_tree import TreeLimits
+from winml.modelkit.report.sidecar import DescribedFile, adapted_sidecar_json, sidecar_json, sidecar_schema
 from winml.modelkit.report.terminal import console_for, print_document
 
 

@@ -8,7 +8,9 @@ import json
 import pytest
 
 from winml.modelkit.measure.module_profile import ModuleProfile, charge_modules
-from winml.modelkit.report.module_times import chrome_trace_record, module_rows, node_data_record, times_document
+from winml.modelkit.report.chrome_trace import chrome_trace_record
+from winml.modelkit.report.module_times import module_rows, times_document
+from winml.modelkit.report.node_data import node_data_record
 from winml.modelkit.report.terminal import console_for, print_document
 from winml.modelkit.results.module_perf import module_times_record
 from winml.modelkit.runtime.kernel_times import KernelTime, RunProfile

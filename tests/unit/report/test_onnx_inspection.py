@@ -11,8 +11,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from winml.modelkit.inspect.onnx_inspection import inspect_onnx
-from winml.modelkit.report.inspection import onnx_inspection_document
 from winml.modelkit.report.module_tree import TreeLimits
+from winml.modelkit.report.onnx_inspection import onnx_inspection_document
 from winml.modelkit.report.terminal import console_for, print_document
 
 

@@ -10,7 +10,6 @@ import pytest
 from browser import Browser
 from winml.modelkit.hierarchy.tagging import Coverage
 from winml.modelkit.measure.statistics import Ratio, Summary
-from winml.modelkit.report.comparison import diff_document, evaluation_document
 from winml.modelkit.report.document import (
     Bar,
     Bars,
@@ -27,8 +26,10 @@ from winml.modelkit.report.document import (
     Shades,
     Table,
 )
+from winml.modelkit.report.evaluation import evaluation_document
 from winml.modelkit.report.html import render_html
 from winml.modelkit.report.quantization import budget_document
+from winml.modelkit.report.structure_diff import diff_document
 from winml.modelkit.report.tuning import tuning_document
 from winml.modelkit.results.comparison import ChangedModule, ComparedFile, StructureDiff, WeightChange
 from winml.modelkit.results.evaluation import EvaluatedData, EvaluatedSide, Evaluation, Limit, MetricResult

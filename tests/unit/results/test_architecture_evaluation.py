@@ -7,7 +7,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from architecture_documents import document, evaluation_of, exporter_summary, generation_summary, summary
-from winml.modelkit.results.sweep import Architecture, Attempt, CellResult, Evaluation, SweepResult, count_states
+from winml.modelkit.results.architectures import Architecture, Attempt, Evaluation, count_states
+from winml.modelkit.results.sweep import CellResult, SweepResult
 
 GOOD = Attempt(is_verified=True, exporter="torchscript", nodes=9, coverage_percent=100.0, tags=("/A", "/A/B"))
 BAD = Attempt(

@@ -68,7 +68,7 @@ from winml.modelkit.optimize.capabilities import LEVELS
 from winml.modelkit.options import read_json_file
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.quantize.precisions import MODES
-from winml.modelkit.report.export import DescribedFile, adapted_sidecar_json
+from winml.modelkit.report.sidecar import DescribedFile, adapted_sidecar_json
 from winml.modelkit.results.build_manifest import (
     BuildManifest,
     BuildResult,

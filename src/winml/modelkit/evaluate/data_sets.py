@@ -6,12 +6,9 @@ Which column plays which role is read from the user's mapping; what a model take
 
 from __future__ import annotations
 
-import csv
-import functools
 import itertools
-import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
@@ -19,13 +16,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import HubError, InputError, UsageError, error_chain
-from winml.modelkit.evaluate.data_sources import (
-    AUDIO_SUFFIXES,
-    DATA_SET_FORMATS,
-    DataSource,
-    SourceKind,
+from winml.modelkit.evaluate.audio_folders import read_audio_folder
+from winml.modelkit.evaluate.data_sources import DATA_SET_FORMATS, DataSource, find_source
+from winml.modelkit.evaluate.datasets_library import (
     ask_hub,
-    find_source,
     hub_folders,
     local_data_only,
     quiet_datasets,
@@ -33,88 +27,11 @@ from winml.modelkit.evaluate.data_sources import (
 )
 from winml.modelkit.evaluate.local_files import FolderLayout, prepared_splits, read_files, read_layout, read_saved
 from winml.modelkit.evaluate.media import Unreadable, open_image, open_recording
-from winml.modelkit.fields import read_columns
 from winml.modelkit.graph.files.foreign_files import foreign_parser
-from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.graph.files.recovery import temporary_folder
-from winml.modelkit.options import load_json, nearest
 
 if TYPE_CHECKING:
     import datasets
-
-# --- Reads a folder of recordings as datasets lays one out.
-#
-# Its own reader of such folders needs torchcodec only to name the files; here they are named, and opened when their
-# turn comes. Splits are folders called ``train``, ``validation`` or ``test``; the folder a recording is in is its
-# label, where there is more than one; a ``metadata.csv`` or ``metadata.jsonl`` with a column ``file_name`` has its
-# other columns.
-
-
-_SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "dev": "validation", "test": "test"}
-"""Name of a folder → the split it is, as datasets calls it."""
-_METADATA: dict[str, SourceKind] = {"metadata.csv": "csv", "metadata.jsonl": "json"}
-_NAME_COLUMN = "file_name"
-
-
-def _read_audio_folder(folder: Path, cache: Path) -> dict[str, datasets.Dataset]:
-    """Return the splits of a folder of recordings: a column ``audio`` and what the folder says of each.
-
-    Args:
-        folder: The folder.
-        cache: Where datasets puts what it reads of metadata.
-
-    Raises:
-        InputError: the metadata names no files, or files outside of the folder.
-    """
-    folder = folder.absolute()
-    places = {split: folder / name for name, split in _SPLITS.items() if (folder / name).is_dir()}
-    return {split: _read_split(place, split, cache) for split, place in (places or {"train": folder}).items()}
-
-
-def _read_split(folder: Path, split: str, cache: Path) -> datasets.Dataset:
-    import datasets
-
-    metadata = next((name for name in _METADATA if (folder / name).is_file()), None)
-    if metadata is not None:
-        columns = _read_metadata(folder, metadata, cache)
-        return _with_recordings(columns, [_inside(folder, name) for name in columns.pop(_NAME_COLUMN)], split)
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in AUDIO_SUFFIXES)
-    labels = [path.parent.name for path in files]
-    names = sorted(set(labels))
-    table = _with_recordings({"label": labels} if len(names) > 1 else {}, [str(path) for path in files], split)
-    return table.cast_column("label", datasets.ClassLabel(names=names)) if len(names) > 1 else table
-
-
-def _with_recordings(columns: dict[str, list[Any]], paths: list[str], split: str) -> datasets.Dataset:
-    import datasets
-
-    table = datasets.Dataset.from_dict({"audio": paths, **columns}, split=datasets.NamedSplit(split))
-    return table.cast_column("audio", datasets.Audio(decode=False))
-
-
-def _read_metadata(folder: Path, name: str, cache: Path) -> dict[str, list[Any]]:
-    try:
-        metadata = file_below(folder, name)
-    except ForeignNameError as error:
-        raise InputError(f"{folder / name}: {error}", hint="Only regular files below the folder are read.") from error
-    tables = read_files(_METADATA[name], {"train": [metadata]}, cache)
-    columns: dict[str, list[Any]] = tables["train"].to_dict()
-    if _NAME_COLUMN not in columns:
-        raise InputError(
-            f"{folder / name}: no column {_NAME_COLUMN}; columns: {', '.join(columns)}",
-            hint="Add the path of every audio file, relative to the folder of this file.",
-        )
-    return columns
-
-
-def _inside(folder: Path, name: Any) -> str:
-    """Return the path of a file that metadata names; one outside of the folder is nobody's."""
-    path = Path(os.path.normpath(folder / str(name)))
-    if not path.is_relative_to(os.path.normpath(folder)):
-        raise InputError(
-            f"{folder}: the metadata references {name}, which is outside the folder", hint="Move it into the folder."
-        )
-    return str(path)
 
 
 _PREFERRED_SPLITS = ("validation", "test", "train")
@@ -135,7 +52,7 @@ class DataSetRequest:
     split: str | None = None
     """None is the validation split, else the test split, else the training split, else the only one."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Role → column, where the names of columns do not say it; see :mod:`winml.modelkit.evaluate.data_sets`."""
+    """Role → column, where the names of columns do not say it; see :mod:`winml.modelkit.evaluate.columns`."""
     samples: int | None = None
     """Samples drawn of the split; None is all of them."""
     most: int | None = None
@@ -307,7 +224,7 @@ def _read_splits(
             return read_saved(source.path), ()
         cache = resources.enter_context(temporary_folder())
         if source.kind == "audio":
-            return _read_audio_folder(source.path, cache), ()
+            return read_audio_folder(source.path, cache), ()
         if source.path.is_file():
             options = {"sep": "\t"} if source.path.suffix.lower() == ".tsv" else {}
             return read_files(source.kind, {"train": [source.path]}, cache, options=options), ()
@@ -427,208 +344,3 @@ def _reason(error: BaseException) -> str:
     *_, error = error_chain(error, with_context=False)
     words = " ".join(str(error).split())
     return words[:_LONGEST_REASON] or type(error).__name__
-
-
-# --- Reads the texts of a ``.txt``, ``.csv`` or ``.jsonl`` file without the datasets library, one row at a time.
-#
-# For those who need texts and no types: a number in a ``.csv`` file stays a text here.
-
-
-TEXT_SUFFIXES = (".txt", ".csv", ".jsonl")
-_HINT = "Pass text: .txt (one per line), .csv with a header, or .jsonl with one object per line."
-
-
-class TextFile:
-    """The rows of a file of texts, in their order; the first ones where fewer are asked for.
-
-    Has what is used of :class:`~winml.modelkit.evaluate.data_sets.DataSet`.
-    """
-
-    split = "train"
-    notes: tuple[str, ...] = ()
-
-    def __init__(self, request: DataSetRequest) -> None:
-        """Take a file; it is read when rows are.
-
-        Raises:
-            UsageError: a split is asked for, of which a file has none, or fewer rows are there than asked for.
-            InputError: the file is damaged.
-        """
-        self.request = request
-        self.unreadable: dict[int, Unreadable] = {}
-        self.path = Path(request.source)
-        self.name = self.path.absolute().name
-        if request.split not in (None, self.split):
-            raise UsageError(
-                f"{request.words}: no split {request.split!r}", hint="A single file has one split; omit --split."
-            )
-        first = next(self._all_rows(), {})
-        self.features: Mapping[str, Any] = dict.fromkeys(map(str, first))
-        if request.samples is not None and self._there < request.samples:
-            raise UsageError(
-                f"{request.words}: {self._there} samples, but --samples requests {request.samples}",
-                hint="Add data, or reduce --samples.",
-            )
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The names of the columns; of lines, ``text``."""
-        return tuple(self.features)
-
-    def __len__(self) -> int:
-        """Return the number of rows that are read."""
-        return self.request.samples or min(self.request.most or self._there, self._there)
-
-    def rows(self, roles: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """Yield the rows by role: role → column; those without a text are left out, and counted.
-
-        Raises:
-            InputError: the file is damaged, or no row has a text.
-        """
-        count = 0
-        for number, row in enumerate(itertools.islice(self._all_rows(), len(self))):
-            cells = {role: row.get(column) for role, column in roles.items()}
-            if any(cell is None or (isinstance(cell, str) and not cell.strip()) for cell in cells.values()):
-                self.unreadable[number] = Unreadable(f"row {number}", "contains no text")
-                continue
-            count += 1
-            yield cells
-        if self.unreadable and not count:
-            columns = ", ".join(roles.values())
-            raise InputError(f"{self.request.words}: no row has text in {columns}", hint=_HINT)
-
-    @property
-    def unreadable_note(self) -> str | None:
-        """What to say of the rows that were left out; None where all of them have texts."""
-        if not self.unreadable:
-            return None
-        verbs = "without text is" if len(self.unreadable) == 1 else "without text are"
-        return f"{len(self.unreadable)} of {len(self)} rows of {self.name} {verbs} skipped"
-
-    @functools.cached_property
-    def _there(self) -> int:
-        return sum(1 for _ in self._all_rows())
-
-    def _all_rows(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the rows that are not empty."""
-        try:
-            with self.path.open(encoding="utf-8-sig", newline="") as file:
-                if self.path.suffix == ".txt":
-                    rows: Iterator[Any] = ({"text": line.strip()} for line in file)
-                elif self.path.suffix == ".csv":
-                    rows = csv.DictReader(file)
-                else:
-                    rows = (load_json(line) for line in file if line.strip())
-                for row in rows:
-                    if not isinstance(row, Mapping):
-                        raise InputError(
-                            f"{self.request.words}: a line contains {type(row).__name__}, not an object", hint=_HINT
-                        )
-                    if any(row.values()):
-                        yield row
-        except (OSError, ValueError, csv.Error) as error:
-            raise InputError(f"{self.request.words}: cannot be read as text: {error}", hint=_HINT) from error
-
-
-ROLE_COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "text": ("text", "sentence", "sentence1", "text1", "content", "review", "question1", "premise", "question"),
-    "text_pair": ("text_pair", "sentence2", "text2", "question2", "hypothesis"),
-    "label": ("label", "labels", "class", "target", "fine_label", "category", "intent"),
-    "score": ("score", "similarity_score", "similarity", "label"),
-    "image": ("image", "img", "picture", "photo"),
-    "mask": ("annotation", "mask", "segmentation_mask", "label", "labels"),
-    "objects": ("objects", "annotations"),
-    "audio": ("audio", "speech", "recording"),
-    "reference": ("text", "sentence", "transcription", "transcript", "normalized_text", "reference"),
-    "tokens": ("tokens", "words"),
-    "tags": ("ner_tags", "tags", "pos_tags", "chunk_tags", "labels"),
-    "question": ("question", "query"),
-    "context": ("context", "passage", "paragraph"),
-    "answers": ("answers", "answer"),
-}
-"""Role → names of columns that play it, the most usual first. Chosen from the data sets that model cards of the Hub
-evaluate on: glue, squad, conll2003, imdb, stsb, imagenet, beans, common_voice, librispeech, coco, scene_parse."""
-ROLES = tuple(ROLE_COLUMNS)
-_FEATURE_TYPES = {"image": "Image", "audio": "Audio"}
-"""Role → type of the feature that plays it by itself where a data set has one of that type only."""
-
-
-def parse_columns(texts: Iterable[str], option: str = "--columns") -> dict[str, str]:
-    """Return role → column of texts ``role=column``; one text may hold several, with a comma between them.
-
-    >>> parse_columns(["text=review,label=stars"])
-    {'text': 'review', 'label': 'stars'}
-
-    Raises:
-        UsageError: a text without ``=``, a role that is none, or one named twice.
-    """
-    columns = read_columns(texts, option, hint=f"Roles: {', '.join(ROLES)}.")
-    refuse_unknown_roles(columns, option)
-    return columns
-
-
-def refuse_unknown_roles(columns: Mapping[str, str], option: str = "--columns") -> None:
-    """Refuse what is no role.
-
-    Raises:
-        UsageError: names the nearest one.
-    """
-    for role in columns:
-        if role not in ROLE_COLUMNS:
-            guess = nearest(role, ROLES)
-            raise UsageError(
-                f"{option} {role}: no such role",
-                hint=f"{f'Did you mean {guess!r}? ' if guess else ''}Roles: {', '.join(ROLES)}.",
-            )
-
-
-def match_columns(
-    data_set: DataSet | TextFile, roles: Sequence[str], *, optional: Sequence[str] = ()
-) -> dict[str, str]:
-    """Return the column of each role.
-
-    Args:
-        data_set: Its columns, and what the user says of them.
-        roles: Roles that have to be there. The first takes its column first.
-        optional: Roles that are used where they are there.
-
-    Raises:
-        UsageError: a column that is not there, or no column for a role: lists the columns and what was found.
-    """
-    request = data_set.request
-    refuse_unknown_roles(request.columns)
-    for role, column in request.columns.items():
-        if column not in data_set.columns:
-            guess = nearest(column, data_set.columns)
-            raise UsageError(
-                f"{request.option} {data_set.name}: no column {column!r}, which --columns sets for {role}",
-                hint=f"{f'Did you mean {guess!r}? ' if guess else ''}Its columns: {', '.join(data_set.columns)}.",
-            )
-    found = {role: column for role, column in request.columns.items() if role in (*roles, *optional)}
-    for role in (*roles, *optional):
-        if role not in found and (guess := _guess(role, data_set.features, set(found.values()))) is not None:
-            found[role] = guess
-    if missing := [role for role in roles if role not in found]:
-        raise _missing_column(data_set, missing[0], found)
-    return found
-
-
-def _guess(role: str, features: Mapping[str, object], taken: set[str]) -> str | None:
-    columns = {name.lower(): name for name in reversed(list(features)) if name not in taken}
-    names = (columns[name] for name in ROLE_COLUMNS[role] if name in columns)
-    if role == "mask":
-        names = (name for name in names if type(features[name]).__name__ == "Image")
-    by_name = next(names, None)
-    if by_name is not None or role not in _FEATURE_TYPES:
-        return by_name
-    of_type = [name for name in columns.values() if type(features[name]).__name__ == _FEATURE_TYPES[role]]
-    return of_type[0] if len(of_type) == 1 else None
-
-
-def _missing_column(data_set: DataSet | TextFile, role: str, found: Mapping[str, str]) -> UsageError:
-    guesses = ", ".join(f"{name} is {column}" for name, column in found.items()) or "none"
-    return UsageError(
-        f"{data_set.request.option} {data_set.name}: no column for {role}; its columns: {', '.join(data_set.columns)}; "
-        f"found: {guesses}",
-        hint=f"Set it with --columns {role}=COLUMN. Recognized names: {', '.join(ROLE_COLUMNS[role])}.",
-    )

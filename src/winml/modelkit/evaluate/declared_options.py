@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _read_columns(texts: tuple[str, ...]) -> dict[str, str]:
-    from winml.modelkit.evaluate.data_sets import parse_columns
+    from winml.modelkit.evaluate.columns import parse_columns
 
     return parse_columns(texts)
 
@@ -86,7 +86,8 @@ def requested_samples(request: DataSetFields, *, most: int, seed: int) -> DataSe
             raise UsageError(f"{passed} requires --dataset", hint="Omit it, or pass a dataset.")
         return None
     from winml.modelkit.evaluate.data_sets import DataSetRequest
-    from winml.modelkit.evaluate.data_sources import find_source, refuse_missing_datasets
+    from winml.modelkit.evaluate.data_sources import find_source
+    from winml.modelkit.evaluate.datasets_library import refuse_missing_datasets
 
     find_source(request.dataset)
     found = DataSetRequest(

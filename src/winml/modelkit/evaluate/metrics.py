@@ -231,9 +231,6 @@ CLASS_METRICS = (
 """Macro averages, where there is one for each class."""
 
 
-# --- Metrics of one score a sample, against a score of reference: by scipy.
-
-
 @dataclass(frozen=True)
 class _Correlation:
     """The correlation of two scores of each sample."""
@@ -325,10 +322,6 @@ CHARACTER_ERROR_RATE = Metric("cer", _error_rate("process_characters", "cer"), "
 EXACT_MATCH = Metric("exact_match", _squad("exact_match"), "torchmetrics")
 OVERLAP_F1 = Metric("f1", _squad("f1"), "torchmetrics")
 PERPLEXITY = Metric("perplexity", _perplexity, is_higher_better=False)
-
-
-# --- Metrics of spans in a sequence of tags, such as names in a text: by scikit-learn, a span counting where start,
-# end and class are right.
 
 
 Tags = Sequence[str]

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.evaluate.data_sets import DataSet, TextFile, match_columns
-from winml.modelkit.evaluate.media import Recording, resampled
+from winml.modelkit.evaluate.media import resampled
 from winml.modelkit.evaluate.processors import (
     ProcessorKind,
     kinds_for,
@@ -30,12 +28,8 @@ from winml.modelkit.evaluate.processors import (
 )
 from winml.modelkit.graph.files.foreign_files import foreign_parser
 from winml.modelkit.runtime.decoding.inputs import empty_state_sizes
-from winml.modelkit.runtime.default_sizes import IMAGE_EDGE
 from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, numpy_dtype
 from winml.modelkit.words import count_noun
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 Sample = Mapping[str, Any]
 """Role → value: text, picture, recording."""
@@ -431,145 +425,10 @@ def _text_row(row: Row, tokens: Any, place: int) -> Row:
     )
 
 
-# --- Gives what a graph takes for each sample of a data set, for whoever needs values and has no answers to judge.
-#
-# Joins the data set, the roles of its columns and what lies beside the model.
+def _numpy_dtype(name: str) -> np.dtype[Any]:
+    if name == "bfloat16":
+        import ml_dtypes
 
-
-_ROLES = {"image processor": "image", "feature extractor": "audio"}
-
-
-class SampleFeeds:
-    """Makes feeds of the samples of a data set, as often as they are asked for."""
-
-    def __init__(self, data_set: DataSet | TextFile, folder: Path) -> None:
-        """Take a data set, and the folder of an ONNX file or a checkpoint, whose processor makes arrays."""
-        self.data_set = data_set
-        self._folder = folder
-        self._preprocessor: Preprocessor | None = None
-        self._roles: dict[str, str] = {}
-
-    def read(self, inputs: Sequence[GraphInput]) -> Iterator[dict[str, Array]]:
-        """Yield one array per input for each batch that the graph takes: one sample where it leaves that open.
-
-        Raises:
-            UsageError: a column, a file or a package is missing, or the arrays are not what the graph takes.
-            InputError: files are damaged.
-        """
-        preprocessor = Preprocessor.of(self._folder, inputs, option=self.data_set.request.words)
-        roles = _input_roles(self.data_set, preprocessor)
-        self._preprocessor, self._roles = preprocessor, roles
-        for batch in preprocessor.batches(self.data_set.rows(roles)):
-            yield dict(batch.feeds)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was decided because nobody said, and what was left out; known once samples were read."""
-        guessed = {role: column for role, column in self._roles.items() if role not in self.data_set.request.columns}
-        columns = ", ".join(f"{role} is {column}" for role, column in guessed.items() if role != column)
-        found = f"columns of {self.data_set.name}: {columns}, recognized by name (set others with --columns)"
-        created = self._preprocessor.notes if self._preprocessor is not None else ()
-        notes = (
-            *self.data_set.notes,
-            found if columns else "",
-            *created,
-            self.data_set.unreadable_note or "",
-        )
-        return tuple(f"{note[0].upper()}{note[1:]}." for note in notes if note)
-
-
-def _input_roles(data_set: DataSet | TextFile, preprocessor: Preprocessor) -> dict[str, str]:
-    """Return the columns that the inputs of a graph are made of: role → column.
-
-    Texts are questions with their contexts, or texts, in pairs where the data set has pairs, or words where it has
-    words only.
-
-    Raises:
-        UsageError: no column plays a role that is needed.
-    """
-    needed = [role for kind in preprocessor.kinds for role in _roles_of(kind, data_set)]
-    return match_columns(data_set, needed, optional=("text_pair",) if "text" in needed else ())
-
-
-def _roles_of(kind: str, data_set: DataSet | TextFile) -> tuple[str, ...]:
-    if kind in _ROLES:
-        return (_ROLES[kind],)
-    for roles in (("question", "context"), ("text",), ("tokens",)):
-        is_requested = "text" not in data_set.request.columns or roles == ("text",)
-        if is_requested and len(match_columns(data_set, (), optional=roles)) == len(roles):
-            return roles
-    return ("text",)
-
-
-# --- Makes texts, pictures and recordings like those a model gets in use, where nobody gives any.
-#
-# Sentences have the words of a tokenizer, as often as words are used, and the lengths of sentences; pictures and
-# recordings have the spectra of photographs and of speech.
-
-
-FEWEST_WORDS = 8
-"""Words of a vocabulary below which no sentences are made of it."""
-_SENTENCE_WORDS = (2.8, 0.5)
-"""Mean and deviation of the logarithm of the number of words in a sentence. Chosen: 16 words in the median,
-7 to 37 in 90 % of the sentences."""
-_SHORTEST, _LONGEST = 3, 60
-_WORD_STARTS = ("\u0120", "\u2581")
-"""Specified by byte-level BPE and by SentencePiece: what a token at the start of a word begins with."""
-_PIECE = "##"
-"""Specified by WordPiece: what a token inside of a word begins with."""
-_SECONDS = 2.0
-"""Length of a recording. Chosen: some words."""
-
-
-def vocabulary(tokenizer: Any, value_range: tuple[float, float] | None) -> list[str]:
-    """Return the whole words among the tokens that the model takes, the most frequent first."""
-    most = math.inf if value_range is None else value_range[1]
-    special = set(tokenizer.all_special_ids)
-    tokens = sorted(
-        (number, token) for token, number in tokenizer.get_vocab().items() if number <= most and number not in special
-    )
-    starts = [token[1:] for _, token in tokens if token.startswith(_WORD_STARTS)]
-    words = starts or [token for _, token in tokens if not token.startswith(_PIECE)]
-    return [word for word in words if word.isascii() and word.isalpha() and (len(word) > 1 or word in "aI")]
-
-
-def sentence(generator: np.random.Generator, words: Sequence[str]) -> str:
-    """Return words as often as each is in a language: the second half as often as the first, the third a third."""
-    mean, deviation = _SENTENCE_WORDS
-    length = int(np.clip(round(float(generator.lognormal(mean, deviation))), _SHORTEST, _LONGEST))
-    shares = 1 / np.arange(1, len(words) + 1)
-    chosen = generator.choice(len(words), length, p=shares / shares.sum())
-    return f"{' '.join(words[number] for number in chosen).capitalize()}."
-
-
-def picture(generator: np.random.Generator) -> Image:
-    """Return a picture whose amplitudes fall with the frequency as those of photographs do."""
-    import PIL.Image
-
-    edge = IMAGE_EDGE
-    frequencies = np.hypot(np.fft.fftfreq(edge)[:, None], np.fft.rfftfreq(edge)[None, :])
-    gray, *colours = (_shaped_noise(generator, frequencies, (edge, edge)) for _ in range(4))
-    # The channels of a photograph are nearly alike.
-    channels = np.stack([0.9 * gray + 0.4 * colour for colour in colours], axis=-1)
-    centre = generator.uniform(90, 160)
-    return PIL.Image.fromarray(np.clip(centre + generator.uniform(35, 65) * channels, 0, 255).astype(np.uint8))
-
-
-def recording(generator: np.random.Generator, rate_hz: int) -> Recording:
-    """Return sound whose amplitudes fall with the frequency, and that swells and fades as syllables do."""
-    length = int(_SECONDS * rate_hz)
-    noise = _shaped_noise(generator, np.fft.rfftfreq(length, 1 / rate_hz), (length,))
-    times = np.arange(length) / rate_hz
-    envelope = 0.55 + 0.45 * np.sin(2 * np.pi * (generator.uniform(3, 5) * times + generator.random()))
-    return Recording((0.1 * noise * envelope).clip(-1, 1).astype(np.float32), rate_hz)
-
-
-def _shaped_noise(generator: np.random.Generator, frequencies: Array, shape: tuple[int, ...]) -> Array:
-    """Return noise of unit variance whose amplitude is the inverse of the frequency."""
-    spectrum = np.fft.rfftn(generator.standard_normal(shape), axes=range(len(shape)))
-    noise = np.fft.irfftn(
-        spectrum / np.maximum(frequencies, frequencies[frequencies > 0].min()), shape, axes=range(len(shape))
-    )
-    noise -= noise.mean()
-    result: Array = noise / noise.std()
-    return result
+        dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return dtype
+    return np.dtype(name)

@@ -21,8 +21,6 @@ from winml.modelkit.graph.files.foreign_files import library_file
 from winml.modelkit.options import JsonError, read_json_file
 from winml.modelkit.runtime.shared_settings import shared_by_threads
 
-# --- Reads the transformers config that lies beside a model, for the names of its classes.
-
 
 def open_config(folder: Path) -> Any:
     """Return the config in a folder, or None where there is none.

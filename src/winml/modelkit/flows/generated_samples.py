@@ -22,14 +22,8 @@ import onnxruntime as ort
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.evaluate.preprocessing import (
-    FEWEST_WORDS,
-    Preprocessor,
-    picture,
-    recording,
-    sentence,
-    vocabulary,
-)
+from winml.modelkit.evaluate.drawn_samples import FEWEST_WORDS, picture, recording, sentence, vocabulary
+from winml.modelkit.evaluate.preprocessing import Preprocessor
 from winml.modelkit.evaluate.processors import kinds_for, missing_processors, open_processor
 from winml.modelkit.graph.bundle import PartDescription, read_part_description
 from winml.modelkit.runtime.decoding.decoder import DecoderGraph, GraphCache

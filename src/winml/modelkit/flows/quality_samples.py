@@ -15,9 +15,7 @@ from winml.modelkit.compare.fidelity import QualitySamples, QualitySource
 from winml.modelkit.compare.files import accepted_sizes
 from winml.modelkit.errors import UsageError, WinMLError
 from winml.modelkit.evaluate.data_sets import DataSetRequest, open_data_set
-from winml.modelkit.evaluate.preprocessing import (
-    SampleFeeds,
-)
+from winml.modelkit.evaluate.sample_feeds import SampleFeeds
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.flows.generated_samples import decoding_samples, has_processors, made_values, with_fixed_sizes
 from winml.modelkit.graph.files.placing import external_files

@@ -6,6 +6,7 @@ Treats tags and module paths as text only; which modules exist is decided in ``t
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -76,6 +77,15 @@ def depth(tag: str) -> int:
     4
     """
     return len(parse_tag(tag))
+
+
+def sort_key(tag: str) -> tuple[int, list[tuple[str, int]]]:
+    """Return a key that sorts parents before their children, and siblings by name and number.
+
+    >>> sort_key("/Layer.10") > sort_key("/Layer.9")
+    True
+    """
+    return depth(tag), [(name, int(number or 0)) for name, number in re.findall(r"(\D+)(\d*)", tag)]
 
 
 def is_within(tag: str, ancestor: str) -> bool:

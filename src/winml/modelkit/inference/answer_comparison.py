@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from winml.modelkit.evaluate.tasks.texts import ALIKE
+from winml.modelkit.evaluate.tasks.similarity import ALIKE
 from winml.modelkit.inference.answering import Answer
 from winml.modelkit.results.inference import AnswerEntry, ReferenceAnswer
 

@@ -23,7 +23,8 @@ from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.media import Recording, resampled
 from winml.modelkit.evaluate.preprocessing import text_limit
 from winml.modelkit.evaluate.processors import ProcessorKind, open_processor, tokenizer_call
-from winml.modelkit.evaluate.tasks.texts import best_span, cosine, read_pooling
+from winml.modelkit.evaluate.tasks.similarity import cosine, read_pooling
+from winml.modelkit.evaluate.tasks.texts import best_span
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.graph.files.foreign_files import foreign_parser
 from winml.modelkit.inference.generation.settings import position_limit, read_settings

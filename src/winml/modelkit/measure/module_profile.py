@@ -204,16 +204,16 @@ def _build_tree(
     sums: Mapping[str, _TagSum], modules: Sequence[tuple[str, str, str]], runs: int
 ) -> tuple[ModuleTime, ...]:
     identities = {tag: (path, class_name) for tag, path, class_name in modules}
-    tags = dict.fromkeys(_with_parents([*identities, *sums]))
+    tags = dict.fromkeys(tag for tag_below in (*identities, *sums) for tag in address.lineage(tag_below))
     children: dict[str, list[str]] = defaultdict(list)
     for tag in tags:
-        children[_parent_tag(tag)].append(tag)
+        children[address.nearest_ancestor(tag, tags)].append(tag)
 
     # A child comes after its parent in ``tags``, so the reverse order builds every child before its parent.
     module_times: dict[str, ModuleTime] = {}
     for tag in reversed(tags):
         child_times = tuple(module_times[child] for child in children[tag])
-        path, class_name = identities.get(tag, ("", address.parse_tag(tag)[-1].partition(".")[0]))
+        path, class_name = identities.get(tag, ("", address.last_segment(tag).partition(".")[0]))
         module_times[tag] = _module_time(tag, path, class_name, sums.get(tag, _TagSum()), child_times, runs)
     return tuple(module_times[tag] for tag in children[""])
 
@@ -236,17 +236,6 @@ def _module_time(
         fused_with=tuple(sorted(tag_sum.fused_with)),
         children=children,
     )
-
-
-def _with_parents(tags: Iterable[str]) -> Iterator[str]:
-    for tag in tags:
-        segments = address.parse_tag(tag)
-        yield from (address.format_tag(segments[:depth]) for depth in range(1, len(segments) + 1))
-
-
-def _parent_tag(tag: str) -> str:
-    segments = address.parse_tag(tag)
-    return address.format_tag(segments[:-1]) if len(segments) > 1 else ""
 
 
 def _longest_first(times: Mapping[str, float]) -> dict[str, float]:
@@ -291,11 +280,6 @@ def _class_time(name: str, modules: Sequence[ModuleTime], total_ms: float, total
         total_kernels=total_kernels,
         operators=_longest_first(operators),
     )
-
-
-# --- Which module does the work of a kernel that stands for nodes of several?
-#
-# Compares what the nodes compute; which nodes a kernel stands for, and how much each computes, is found by the caller.
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,6 @@ class Detail(IntEnum):
     """On HTML pages and in Markdown files, where room is not short."""
 
 
-# --- Values, and how they are written.
-
-
 Kind = Literal[
     "text", "name", "count", "parameters", "bytes", "latency", "ms", "whole", "seconds", "share", "error", "cosine",
     "decibels", "score", "difference", "bits",
@@ -163,9 +160,6 @@ def columns(*columns: str | tuple[str, Kind] | Column) -> list[Column]:
     ]
 
 
-# --- Blocks.
-
-
 Field = tuple[str, str | Shortened] | tuple[str, str | Shortened, Detail]
 """A label, its value, and in which forms it is rendered where not in all."""
 
@@ -281,9 +275,6 @@ class Section:
     is_name: bool = False
     """Whether the heading is a name that a program knows."""
     detail: Detail = Detail.ALWAYS
-
-
-# --- Charts. Their numbers stand in a table of the document as well: only pages draw them.
 
 
 @dataclass(frozen=True)

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from winml.modelkit.compare.words import comparison_words, equality_words
+from winml.modelkit.compare.words import comparison_words
 from winml.modelkit.hierarchy.carry.matching import Way
 from winml.modelkit.report import document as doc
 from winml.modelkit.results.plan import Plan
 from winml.modelkit.results.transformed_file import (
-    CheckedCapability,
     CompilableProvider,
     CompiledFile,
     ExtractResult,
-    OptimizationCheck,
-    OptimizedFile,
     PinnedModel,
     RetaggedModel,
 )
 from winml.modelkit.results.words import coverage_words
 from winml.modelkit.words import count_noun, count_words, shape_words, size_words
-
-# --- A compilation: what was compiled, which modules it holds, and what stayed outside.
-
 
 DISPLAYED_ROWS = 12
 """Rows of a table unless all are asked for. Chosen: the whole summary fits on a screen."""
@@ -91,9 +85,6 @@ def _parts_words(result: CompiledFile) -> str:
     return f"{count_noun(len(result.parts), 'part')} of {len(modules)} modules; outside: {words or 'no node'}"
 
 
-# --- An extraction: which models were written, which modules were refused, and why.
-
-
 def extract_document(result: ExtractResult) -> doc.Document:
     """Describe each module that was written or refused."""
     return doc.Document([doc.Fields(list(_extract_fields(result)))])
@@ -120,9 +111,6 @@ def _tensor_words(records: tuple[Mapping[str, Any], ...]) -> str:
     return ", ".join(f"{record['name']} {shape_words(record['dtype'], record['shape'])}" for record in records) or "-"
 
 
-# --- Dynamic dimensions that were fixed.
-
-
 def pinned_document(result: PinnedModel, source: str) -> doc.Document:
     """Describe what was fixed.
 
@@ -145,9 +133,6 @@ def pinned_document(result: PinnedModel, source: str) -> doc.Document:
         *doc.note_fields(result.notes),
     ]
     return doc.Document([doc.Fields(fields)])
-
-
-# --- Tags that were carried to a file.
 
 
 _WAY_WORDS: Mapping[Way, str] = {
@@ -175,9 +160,6 @@ def retagged_document(result: RetaggedModel) -> doc.Document:
     return doc.Document([doc.Fields(fields)])
 
 
-# --- What a verb would do.
-
-
 def plan_document(plan: Plan) -> doc.Document:
     """Describe a plan: what is recovered first, what is read, written and removed, and in which steps."""
     fields: list[doc.Field] = [
@@ -203,130 +185,3 @@ def plan_document(plan: Plan) -> doc.Document:
         ("wrote", "nothing: this is a plan"),
     ]
     return doc.Document([doc.Fields(fields)])
-
-
-_DISPLAYED_CHECKED = 3
-"""Modules of a capability unless all are asked for. Chosen: they fit on a line."""
-DISPLAYED_MODULES = 12
-"""Rows of the module table unless all are asked for. Chosen: the whole summary fits on a screen."""
-
-
-def optimization_check_document(check: OptimizationCheck) -> doc.Document:
-    """Describe what optimizing would do, and what a dynamic size keeps it from."""
-    busy = [bool(entry.count or entry.removed or entry.blocked) for entry in check.capabilities]
-    fields: list[doc.Field] = [("nodes", f"{check.nodes_before} → {check.nodes_after}")]
-    if idle := busy.count(False):
-        nothing = doc.Shortened(
-            f"{idle} capabilities would do nothing (--verbose shows them)", f"{idle} capabilities would do nothing"
-        )
-        fields.append(("nothing", nothing))
-    fields += [*doc.note_fields(check.notes), ("wrote", "nothing: this is a check")]
-    return doc.Document(
-        [
-            doc.Fields(fields),
-            doc.Table(
-                doc.columns("capability", "would", "modules"),
-                [[entry.name, _doing_words(entry), _module_list(entry.modules)] for entry in check.capabilities],
-                brief=[number for number, is_busy in enumerate(busy) if is_busy],
-            ),
-            doc.Table(
-                doc.columns("prevented by a dynamic size", ("times", "count"), ("module", "name"), "size"),
-                [
-                    [entry.name, item.count, item.module, _blocking_words(item.dimensions, item.only_at_one)]
-                    for entry in check.capabilities
-                    for item in entry.blocked
-                ],
-            ),
-        ]
-    )
-
-
-def _doing_words(entry: CheckedCapability) -> str:
-    if entry.count is None:
-        return f"remove {count_noun(entry.removed or 0, 'node')}"
-    return f"fire {count_noun(entry.count, 'time')}"
-
-
-def _module_list(modules: Mapping[str, int]) -> doc.Shortened:
-    return doc.first_of(
-        [f"{tag or '(no tag)'} {count}" for tag, count in modules.items()], _DISPLAYED_CHECKED, "and {} more"
-    )
-
-
-def _blocking_words(dimensions: Mapping[str, Iterable[str]], only_at_one: bool) -> str:
-    sizes = ", ".join(f"{name} ({', '.join(places)})" for name, places in dimensions.items())
-    return f"{sizes}, at 1 only" if only_at_one else sizes
-
-
-def optimization_document(result: OptimizedFile) -> doc.Document:
-    """Describe nodes, operators, sizes and modules before and after."""
-    before, after = result.before, result.after
-    operators = [f"{name} {counts[0]} → {counts[1]}" for name, counts in result.operator_changes().items()]
-    fields: list[doc.Field] = [
-        ("nodes", f"{before.nodes} → {after.nodes}"),
-        ("operators", ", ".join(operators) or "as before"),
-        ("size", f"{size_words(before.size_bytes)} → {size_words(after.size_bytes)}"),
-        *([("opset", f"{before.opset} → {after.opset}")] if before.opset != after.opset else []),
-        *(
-            [("fired", ", ".join(f"{name} {count}" for name, count in result.fired.items() if count) or "none")]
-            if result.enabled
-            else []
-        ),
-        ("hierarchy", coverage_words(result.coverage, is_tagged=result.is_tagged)),
-        *([("functions", result.functions.words)] if result.functions else []),
-        ("verified", "a copy of the source" if result.is_copy else equality_words(result.verification)),
-        *(("wrote", f"{file.path} ({size_words(file.size_bytes)})") for file in result.files),
-        *doc.note_fields(result.notes),
-    ]
-    changes = result.module_changes()
-    return doc.Document(
-        [
-            doc.Fields(fields),
-            doc.Table(
-                doc.columns(("module", "name"), ("nodes", "count"), "operators"),
-                [
-                    [
-                        change.tag,
-                        f"{change.nodes_before} → {change.nodes_after}",
-                        ", ".join(f"{name} {count:+d}" for name, count in change.operators.items()),
-                    ]
-                    for change in changes
-                ],
-                brief=range(DISPLAYED_MODULES),
-                rest=f"… and {len(changes) - DISPLAYED_MODULES} more modules (--verbose shows all)",
-            ),
-        ]
-    )
-
-
-def capabilities_document(capabilities: Sequence[Mapping[str, Any]]) -> doc.Document:
-    """List what optimizing can do.
-
-    Args:
-        capabilities: Those of the JSON of ``winml optimize --list``.
-    """
-    # At the level none nothing is on that is not enabled by name.
-    levels = [level for level in capabilities[0]["defaults"] if level != "none"]
-    return doc.Document(
-        [
-            doc.Table(
-                [doc.Column(name) for name in ("capability", "on", *levels, "suits", "does")],
-                [
-                    [
-                        entry["name"],
-                        "yes" if entry["enabled"] else "",
-                        *("on" if entry["defaults"][level] else "off" for level in levels),
-                        _provider_words(entry),
-                        entry["does"],
-                    ]
-                    for entry in capabilities
-                ],
-            )
-        ]
-    )
-
-
-def _provider_words(entry: Mapping[str, Any]) -> str:
-    providers = entry["execution_providers"]
-    others = " (others: with operators of ONNX)" if providers and entry["standard_operators"] else ""
-    return f"{', '.join(providers) or 'any'}{others}"

@@ -70,9 +70,6 @@ def _finalized(value: Any) -> Any:
     return printable(value) if type(value) is str else value
 
 
-# --- Tables.
-
-
 @dataclass(frozen=True)
 class _PageCell:
     pieces: Sequence[str]
@@ -117,9 +114,6 @@ def _page_cell(column: doc.Column, style: str, cell: doc.Cell) -> _PageCell:
     return _PageCell(
         pieces, " ".join(filter(None, (style, column.tones.get(words, "")))), value, number.earlier, share, link
     )
-
-
-# --- Charts of rows.
 
 
 _MARKS = {"best": "★", "good": "●", "fair": "○", "bad": "✕"}
@@ -215,9 +209,6 @@ def _with_room(values: Sequence[float]) -> tuple[float, float]:
     low, high = min([0.0, *values]), max([0.0, *values])
     room = 0.05 * (high - low) or 1.0
     return (low - room if low < 0 else 0.0), high + room
-
-
-# --- Boxes inside boxes: data for the script.
 
 
 def _box_data(chart: doc.Boxes) -> str:

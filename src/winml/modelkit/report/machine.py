@@ -40,9 +40,6 @@ def _machine_fields(machine: Machine) -> Iterator[doc.Field]:
     yield from doc.note_fields(machine.notes)
 
 
-# --- The cache.
-
-
 def contents_document(contents: CacheContents) -> doc.Document:
     """Describe each build, and all of the cache."""
     total = f"{count_noun(len(contents.builds), 'build')}, {size_words(contents.size_bytes)} in {contents.root}"

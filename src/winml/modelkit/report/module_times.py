@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from winml.modelkit.hierarchy import address
 from winml.modelkit.measure.module_profile import ClassTime, ModuleProfile, ModuleTime
@@ -21,14 +20,9 @@ from winml.modelkit.report.perf import (
     runs_words,
     throughput_words,
 )
-from winml.modelkit.results.comparison import ModelComparison
 from winml.modelkit.results.module_perf import ModulePerfResult, ProfiledDecoder, ProfiledModules
 from winml.modelkit.results.perf import PerfResult
-from winml.modelkit.runtime.kernel_times import KernelTime
-from winml.modelkit.words import count_noun, json_printable
-
-# --- The time of every module in a run of the whole model; of a decoder in a prompt and in a step, side by side.
-
+from winml.modelkit.words import count_noun
 
 DISPLAYED_OPERATORS = 3
 """Operators of a module in a terminal. Chosen: they fit on one line."""
@@ -234,7 +228,7 @@ class TimedRow(Generic[_TimeT]):
     def name(self) -> str:
         """The last segment of the module's tag; the class."""
         entry = self.entry
-        return entry.tag.rpartition(address.SEPARATOR)[2] if isinstance(entry, ModuleTime) else entry.class_name
+        return address.last_segment(entry.tag) if isinstance(entry, ModuleTime) else entry.class_name
 
     @property
     def path(self) -> str:
@@ -319,7 +313,7 @@ def _operator_cell(row: TimedRow[_TimeT]) -> doc.Cell:
     if time is None:
         return ""
     operators = [f"{name} {ms / time.self_ms:.0%}" for name, ms in time.operators.items() if time.self_ms and ms]
-    fused = [tag.rpartition(address.SEPARATOR)[2] for tag in time.fused_with] if isinstance(time, ModuleTime) else []
+    fused = [address.last_segment(tag) for tag in time.fused_with] if isinstance(time, ModuleTime) else []
     listed = doc.first_of(operators, DISPLAYED_OPERATORS, "and {} others")
     if not fused:
         return listed
@@ -354,7 +348,7 @@ def _time_boxes(profile: ModuleProfile, caption: str) -> doc.Boxes:
         doc.Box(
             key=module.tag,
             parent="" if module.tag in roots else module.tag.rpartition(address.SEPARATOR)[0],
-            label=module.tag.rpartition(address.SEPARATOR)[2],
+            label=address.last_segment(module.tag),
             size=module.self_ms,
             shade=module.self_ms,
             kind=module.class_name,
@@ -396,9 +390,6 @@ def _class_bars(profile: ModuleProfile, phase: str, caption: str) -> doc.Bars:
     )
 
 
-# --- The latencies of modules that were measured on their own.
-
-
 def module_perf_document(result: ModulePerfResult) -> doc.Document:
     """Describe each instance, each class, and the instances that failed."""
     options = result.options
@@ -433,133 +424,6 @@ def module_perf_document(result: ModulePerfResult) -> doc.Document:
     )
 
 
-# --- Renders a profile as a Chrome trace, in which each kernel lies inside the frames of its modules.
-#
-# Format: the Trace Event Format of Chromium, complete events (``ph`` X) that nest by time. Perfetto,
-# ``chrome://tracing`` and speedscope read it.
-
-
-_PROCESS, _THREAD = 1, 1
-
-Event = dict[str, object]
-
-
-def chrome_trace_json(profiled: ProfiledModules | ProfiledDecoder) -> str:
-    """Return the trace of a profiled model as JSON text; prompt and step of a decoder are two processes in it."""
-    if isinstance(profiled, ProfiledModules):
-        record = chrome_trace_record(profiled.profile)
-    else:
-        events: list[Event] = []
-        for process, (name, phase) in enumerate(profiled.phases.items(), _PROCESS):
-            title = {"name": "process_name", "ph": "M", "pid": process, "tid": _THREAD, "args": {"name": name}}
-            own = chrome_trace_record(phase.profile)["traceEvents"]
-            events += [title, *({**event, "pid": process} for event in own)]
-        record = {"traceEvents": events, "displayTimeUnit": "ms"}
-    return json_printable(json.dumps(record, ensure_ascii=False))
-
-
-def chrome_trace_record(profile: ModuleProfile) -> dict[str, Any]:
-    """Return the trace: every kernel of every run, in microseconds, inside the frames of its modules.
-
-    A module has one frame for each uninterrupted sequence of kernels of its own and of its children.
-    """
-    return {
-        "traceEvents": [*_module_frames(profile), *map(_kernel_event, _tagged_kernels(profile))],
-        "displayTimeUnit": "ms",
-    }
-
-
-def _tagged_kernels(profile: ModuleProfile) -> Iterator[tuple[KernelTime, str]]:
-    for kernel in profile.profile.kernels:
-        yield kernel, profile.tags.get(kernel.node, "")
-
-
-def _kernel_event(entry: tuple[KernelTime, str]) -> Event:
-    kernel, tag = entry
-    details = {"node": kernel.node, "tag": tag, "run": kernel.run, "provider": kernel.provider}
-    return _trace_event(kernel.op_type or kernel.node, "kernel", kernel.start_us, kernel.duration_us, details)
-
-
-def _module_frames(profile: ModuleProfile) -> Iterator[Event]:
-    """Yield the module frames. A frame ends with its last kernel before a kernel outside of the module."""
-    open_frames: list[tuple[str, float]] = []
-    run, end_us = -1, 0.0
-    for kernel, tag in _tagged_kernels(profile):
-        segments = address.parse_tag(tag) if tag else ()
-        depth = 0
-        if kernel.run == run:
-            depth = _shared_depth([name for name, _ in open_frames], segments)
-        yield from _close_frames(open_frames, depth, end_us)
-        open_frames += [(segment, kernel.start_us) for segment in segments[depth:]]
-        run, end_us = kernel.run, max(end_us, kernel.start_us + kernel.duration_us)
-    yield from _close_frames(open_frames, 0, end_us)
-
-
-def _shared_depth(open_segments: list[str], segments: tuple[str, ...]) -> int:
-    """Return the number of leading segments that are equal."""
-    depth = 0
-    for open_segment, segment in zip(open_segments, segments, strict=False):
-        if open_segment != segment:
-            break
-        depth += 1
-    return depth
-
-
-def _close_frames(open_frames: list[tuple[str, float]], depth: int, end_us: float) -> Iterator[Event]:
-    """Close the frames deeper than ``depth``, the innermost first."""
-    while len(open_frames) > depth:
-        segment, start_us = open_frames.pop()
-        yield _trace_event(segment, "module", start_us, end_us - start_us, {})
-
-
-def _trace_event(name: str, category: str, start_us: float, duration_us: float, details: Mapping[str, Any]) -> Event:
-    thread = {"pid": _PROCESS, "tid": _THREAD}
-    return {"name": name, "cat": category, "ph": "X", "ts": start_us, "dur": duration_us, **thread, "args": details}
-
-
 # --- Renders a number for each node as custom node data for Model Explorer: a heat map over the graph of a file.
 #
 # Format: Model Explorer's guide to custom node data. Node ids are those of its ONNX adapter: the names of the nodes.
-
-
-_GRADIENT = ({"stop": 0, "bgColor": "#ffffff"}, {"stop": 0.5, "bgColor": "#fdd49e"}, {"stop": 1, "bgColor": "#d7301f"})
-"""Chosen: white to red, which is readable without distinguishing red from green."""
-_UNNAMED_GRAPH = "<main>"
-"""Specified: the ONNX adapter's name of a graph without a name."""
-
-
-def profile_node_data(profiled: ProfiledModules | ProfiledDecoder) -> str:
-    """Return the node data of a profiled model as JSON text: milliseconds; of a decoder those of a step."""
-    displayed = profiled if isinstance(profiled, ProfiledModules) else profiled.step
-    return _node_data_json(displayed.graph_name, displayed.node_ms)
-
-
-def comparison_node_data(result: ModelComparison) -> str:
-    """Return the node data of a comparison as JSON text: the error that arises in the module each node belongs to.
-
-    Nodes of modules that were not compared, or whose error is no number, are left out.
-    """
-    errors = result.arising_errors()
-    return _node_data_json(
-        result.graph_name, {node: errors[tag] for node, tag in result.node_tags.items() if tag in errors}
-    )
-
-
-def _node_data_json(graph_name: str, numbers: Mapping[str, float]) -> str:
-    """Return :func:`node_data_record` as JSON text."""
-    return json_printable(json.dumps(node_data_record(graph_name, numbers), ensure_ascii=False))
-
-
-def node_data_record(graph_name: str, numbers: Mapping[str, float]) -> dict[str, object]:
-    """Return the object that Model Explorer loads beside a model.
-
-    Args:
-        graph_name: Name of the graph in the file.
-        numbers: What is shown of each node of the file, by its name.
-    """
-    return {
-        graph_name or _UNNAMED_GRAPH: {
-            "results": {name: {"value": value} for name, value in numbers.items()},
-            "gradient": list(_GRADIENT),
-        }
-    }

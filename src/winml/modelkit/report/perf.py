@@ -19,9 +19,6 @@ SUMMARY = ("mean", "std", "min", "p50", "p90", "p95", "p99", "max")
 LATENCIES = tuple(doc.Column(name, "latency") for name in SUMMARY)
 
 
-# --- The latency of a model.
-
-
 def perf_document(result: PerfResult) -> doc.Document:
     """Describe the latency of a model, and its comparison with a baseline."""
     return doc.Document(perf_blocks(result))
@@ -120,9 +117,6 @@ def ratio_words(ratio: Ratio, model: str, baseline: str) -> str:
     if ratio.verdict == "slower":
         return f"{model} is slower than {baseline}: {words}"
     return f"no difference found: {words}"
-
-
-# --- A measured decoder: prompts, steps, and memory of the cache.
 
 
 def generation_perf_document(result: GenerationPerf) -> doc.Document:

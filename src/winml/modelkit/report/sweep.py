@@ -12,9 +12,6 @@ from winml.modelkit.report import document as doc
 from winml.modelkit.results.sweep import CellResult, SweepResult, measure_names, settings_words, sweep_summary
 from winml.modelkit.words import decibel_words, size_words
 
-# --- Comma-separated values: a row for each cell.
-
-
 _DISPLAYED = ("latency_p50_ms", "model_bytes", "sqnr_db", "coverage_percent", "relative_diff")
 """Chosen: measures that stand in a terminal, where a cell has them; the files hold all of them."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -83,9 +80,6 @@ def _measure_words(name: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3e}" if value and abs(value) < 1e-3 else f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
     return str(value)
-
-
-# --- A table to sort, to filter, and to compare configurations or runs in.
 
 
 def sweep_document(result: SweepResult) -> doc.Document:

@@ -95,9 +95,6 @@ def _add_branches(tree: rich_tree.Tree, branches: Iterable[doc.Branch]) -> None:
         _add_branches(tree.add(_branch_text(branch)), branch.children)
 
 
-# --- Tables.
-
-
 def _print_table(table: doc.Table, console: Console) -> None:
     """Print the table as wide as the console, or whole where names could not be read otherwise."""
     rows = [

@@ -13,8 +13,6 @@ from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.address import ModuleIdentity
 from winml.modelkit.records import Record, entry, recorded
 
-# --- How the answers of two models agree, and where they part: the record of ``winml compare``.
-
 
 @dataclass(frozen=True)
 class ComparedOutput(Record):
@@ -194,9 +192,6 @@ class ModelComparison:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-# --- What changed between two files: the record of ``winml diff``, module by module.
 
 
 ModuleStatus = Literal["added", "removed", "changed", "renamed"]

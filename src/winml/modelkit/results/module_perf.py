@@ -14,8 +14,6 @@ from winml.modelkit.records import Record, entry
 from winml.modelkit.results.perf import SCHEMA_VERSION, PerfResult
 from winml.modelkit.runtime.devices import ChosenProvider
 
-# --- The latencies of modules that were measured on their own: the record of ``winml perf --module``.
-
 
 @dataclass(frozen=True)
 class MeasuredModule:
@@ -135,9 +133,6 @@ class ModulePerfResult:
             "instances": [item.as_record() for item in self.instances],
             "without_nodes": [item.as_record() for item in self.without_nodes],
         }
-
-
-# --- The time of every module of a model, measured in profiled sessions: the records of ``winml perf --by-module``.
 
 
 @dataclass(frozen=True)

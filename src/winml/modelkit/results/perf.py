@@ -21,9 +21,6 @@ from winml.modelkit.runtime.sessions import onnxruntime_version
 from winml.modelkit.version import __version__
 from winml.modelkit.words import time_words
 
-# --- The latency, throughput and memory of one model: the record of ``winml perf``.
-
-
 SCHEMA_VERSION = 2
 """Layout of the JSON, specified in docs/reference/formats.md."""
 _DISPLAYED_RUNS = 3
@@ -287,9 +284,6 @@ def busy_notes(latencies: Mapping[str, LatencyResult]) -> Iterator[str]:
 def _listed(times: Sequence[str]) -> str:
     more = len(times) - _DISPLAYED_RUNS
     return ", ".join([*times[:_DISPLAYED_RUNS], *([f"{more} more"] if more > 0 else [])])
-
-
-# --- The record of a measured decoder: prompts by length, steps by what the cache holds.
 
 
 @dataclass(frozen=True)

@@ -339,9 +339,6 @@ class WrittenFile(Record):
     size_bytes: int
 
 
-# --- The result of fixing the dynamic dimensions of an ONNX file.
-
-
 @dataclass(frozen=True)
 class PinnedModel(Record):
     """The result of fixing sizes."""
@@ -363,9 +360,6 @@ class PinnedModel(Record):
     def nodes(self) -> int:
         """Number of nodes."""
         return self.coverage.nodes
-
-
-# --- The result of carrying tags to a file that another tool wrote: the record of ``winml retag``.
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ from winml.modelkit.load.model import load_resolved
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_model
+from winml.modelkit.results.architectures import Architecture, Attempt
 from winml.modelkit.results.export_result import ExportResult
-from winml.modelkit.results.sweep import Architecture, Attempt
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.verify.reference_run import prepared_part
 

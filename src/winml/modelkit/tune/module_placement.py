@@ -16,7 +16,7 @@ from pathlib import Path
 
 from winml.modelkit.flows.module_functions import graph_modules
 from winml.modelkit.graph.files.graph_reading import load_by_reference
-from winml.modelkit.measure.statistics import Times, ratio_between
+from winml.modelkit.measure.race import Times, ratio_between
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.quantize.precisions import FLOAT32
 from winml.modelkit.results.tuning import Candidate

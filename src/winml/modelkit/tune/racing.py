@@ -20,7 +20,8 @@ from typing import IO, Any
 
 from winml.modelkit.compare.fidelity import QualitySamples
 from winml.modelkit.errors import MeasureError, WriteError
-from winml.modelkit.measure.statistics import RUNGS, Ratio, confidence_of_race, is_decided, losers, percentile
+from winml.modelkit.measure.race import RUNGS, confidence_of_race, is_decided, losers
+from winml.modelkit.measure.statistics import Ratio, percentile
 from winml.modelkit.results.tuning import Candidate
 from winml.modelkit.runtime.host import available_bytes
 from winml.modelkit.runtime.processes import start_python

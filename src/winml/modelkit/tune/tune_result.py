@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from winml.modelkit.file_names import BUILD_CONFIG_NAME
-from winml.modelkit.measure.statistics import NOISE, Choice, Ratio, median_interval, ratio_between, summarize
+from winml.modelkit.measure.race import Choice, ratio_between
+from winml.modelkit.measure.statistics import NOISE, Ratio, median_interval, summarize
 from winml.modelkit.progress import StepTiming
 from winml.modelkit.results.build_manifest import BuildResult
 from winml.modelkit.results.tuning import (

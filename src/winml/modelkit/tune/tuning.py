@@ -39,7 +39,8 @@ from winml.modelkit.graph.files.output_files import refuse_existing
 from winml.modelkit.graph.files.resumable_results import write_atomically
 from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.load.request import ModelRequest, processor_folder
-from winml.modelkit.measure.statistics import NOISE, RUNGS, Choice, choose, fastest, ratio_between
+from winml.modelkit.measure.race import RUNGS, Choice, choose, fastest, ratio_between
+from winml.modelkit.measure.statistics import NOISE
 from winml.modelkit.options import options_of
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.quantize.precisions import FLOAT32

@@ -458,7 +458,7 @@ def _refuse_target(request: QuantizeRequest) -> None:
         UsageError: says which.
     """
     if request.dataset is not None:
-        from winml.modelkit.evaluate.data_sets import refuse_unknown_roles
+        from winml.modelkit.evaluate.columns import refuse_unknown_roles
         from winml.modelkit.evaluate.data_sources import find_source as find_dataset
         from winml.modelkit.evaluate.options import parse_limits
 

@@ -71,7 +71,7 @@ def _write(result: ModelComparison, files: Mapping[str, Sequence[Path]], request
     """Write the files that are requested: the answer, and of every part what shows its modules."""
     from winml.modelkit.cli._pages import page_text
     from winml.modelkit.report.comparison import comparison_document
-    from winml.modelkit.report.module_times import comparison_node_data
+    from winml.modelkit.report.node_data import comparison_node_data
 
     depth = request.depth
     parts = list((result.parts or {ONLY_PART: result}).values())

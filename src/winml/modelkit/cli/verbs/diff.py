@@ -77,13 +77,13 @@ def _file_text(diff: StructureDiff, output: Path) -> str:
 
 def _page_text(diff: StructureDiff, files: Mapping[str, Sequence[Path]], page: Path) -> str:
     from winml.modelkit.cli._pages import page_text
-    from winml.modelkit.report.comparison import diff_document
+    from winml.modelkit.report.structure_diff import diff_document
 
     return page_text(diff_document(diff, folds=False), page, files)
 
 
 def _show(diff: StructureDiff, written: list[Path], options: Mapping[str, Any]) -> None:
-    from winml.modelkit.report.comparison import diff_document
+    from winml.modelkit.report.structure_diff import diff_document
 
     if options["format_"] == "markdown":
         click.echo(_markdown(diff), nl=False)
@@ -94,8 +94,8 @@ def _show(diff: StructureDiff, written: list[Path], options: Mapping[str, Any]) 
 
 def _markdown(diff: StructureDiff) -> str:
     """Return what changed as Markdown that fits a comment: a summary, and the modules that changed most."""
-    from winml.modelkit.report.comparison import diff_document
     from winml.modelkit.report.document import Detail
     from winml.modelkit.report.markdown import render_markdown
+    from winml.modelkit.report.structure_diff import diff_document
 
     return render_markdown(diff_document(diff, by_change=True), level=3, detail=Detail.ALWAYS)

@@ -80,7 +80,7 @@ def command(**options: Any) -> None:
 
 def _write_and_show(result: Evaluation, files: Mapping[str, Sequence[Path]], options: Mapping[str, Any]) -> None:
     from winml.modelkit.cli._pages import page_text
-    from winml.modelkit.report.comparison import evaluation_document
+    from winml.modelkit.report.evaluation import evaluation_document
 
     record, document = result.as_record(), evaluation_document(result)
     texts_of: dict[str, Callable[[Path], str]] = {

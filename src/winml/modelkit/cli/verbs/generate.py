@@ -342,7 +342,7 @@ def _write(
 def _tell_result(result: GeneratedText, number: int | None, options: dict[str, object]) -> None:
     if options["quiet"]:
         return
-    from winml.modelkit.report.comparison import generated_lines
+    from winml.modelkit.report.generated_text import generated_lines
 
     for line in generated_lines(result, number):
         tell(line)

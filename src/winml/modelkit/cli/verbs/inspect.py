@@ -237,7 +237,7 @@ class _InspectedFile:
         return {**record, "execution_provider": None if self.fit is None else self.fit.as_record()}
 
     def document(self, options: Mapping[str, object]) -> Document:
-        from winml.modelkit.report.inspection import onnx_inspection_document
+        from winml.modelkit.report.onnx_inspection import onnx_inspection_document
 
         limits = _limits(options) if _with_hierarchy(options) else None
         return _with_fit(onnx_inspection_document(self.inspection, limits), self.fit)
@@ -266,7 +266,7 @@ def _provider_fit(path: Path, options: Mapping[str, Any]) -> ProviderFit | None:
 
 def _with_fit(document: Document, fit: ProviderFit | None) -> Document:
     from winml.modelkit.report.document import joined
-    from winml.modelkit.report.inspection import provider_fit_document
+    from winml.modelkit.report.provider_fit import provider_fit_document
 
     return document if fit is None else joined(document, provider_fit_document(fit))
 

@@ -78,7 +78,7 @@ def command(**options: Any) -> None:
 
 
 def _described(result: OptimizedFile) -> Document:
-    from winml.modelkit.report.files import optimization_document  # reads numpy
+    from winml.modelkit.report.optimization import optimization_document  # reads numpy
 
     return optimization_document(result)
 
@@ -101,7 +101,7 @@ def _list_capabilities(requested: OptimizeOptions, options: dict[str, object]) -
         }
         for entry in CAPABILITIES.values()
     ]
-    from winml.modelkit.report.files import capabilities_document
+    from winml.modelkit.report.optimization import capabilities_document
 
     record = {"level": requested.level, "ep": requested.ep, "capabilities": rows}
     show_result(record, options, lambda: capabilities_document(rows), is_answer=True)
@@ -129,7 +129,7 @@ def _check_files(request: OptimizeRequest, options: Mapping[str, Any]) -> None:
     with library_output_to_stderr():
         checks = {part: check_optimization(path, options=request.options) for part, path in paths.items()}
     from winml.modelkit.report.document import parts_document
-    from winml.modelkit.report.files import optimization_check_document
+    from winml.modelkit.report.optimization import optimization_check_document
 
     if len(checks) == 1:
         (check,) = checks.values()

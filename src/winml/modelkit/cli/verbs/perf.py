@@ -268,7 +268,9 @@ def _write_files(
     measured: ProfiledModules | ProfiledDecoder, files: Mapping[str, Sequence[Path]], request: PerfRequest
 ) -> list[Path]:
     from winml.modelkit.cli._pages import page_text
-    from winml.modelkit.report.module_times import chrome_trace_json, profile_document, profile_node_data
+    from winml.modelkit.report.chrome_trace import chrome_trace_json
+    from winml.modelkit.report.module_times import profile_document
+    from winml.modelkit.report.node_data import profile_node_data
 
     texts_of: dict[str, Callable[[Path], str]] = {
         "output": lambda _: f"{json_text(measured.as_record(depth=request.depth))}\n",

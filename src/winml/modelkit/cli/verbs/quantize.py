@@ -113,7 +113,7 @@ def _measure(request: QuantizeRequest, options: Mapping[str, Any]) -> None:
 def _write_files(result: QuantizationSensitivity, options: Mapping[str, Any]) -> list[Path]:
     """Write the files that are asked for; the list of exceptions only where it meets the target."""
     from winml.modelkit.cli._pages import page_text
-    from winml.modelkit.report.quantization import sensitivity_document
+    from winml.modelkit.report.quantization_sensitivity import sensitivity_document
 
     listed = result.exclude_list
     renderers: dict[str, Callable[[], str]] = {
@@ -131,6 +131,6 @@ def _write_files(result: QuantizationSensitivity, options: Mapping[str, Any]) ->
 
 
 def _show(result: QuantizationSensitivity, written: list[Path], options: Mapping[str, object]) -> None:
-    from winml.modelkit.report.quantization import sensitivity_document
+    from winml.modelkit.report.quantization_sensitivity import sensitivity_document
 
     show_result(result.as_record(), options, lambda: sensitivity_document(result).with_files(written))

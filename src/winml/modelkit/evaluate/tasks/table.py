@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from winml.modelkit.errors import TaskError, UsageError
-from winml.modelkit.evaluate.data_sets import ROLES
+from winml.modelkit.evaluate.columns import ROLES
 from winml.modelkit.evaluate.labels import LabelMap, label_names, match_labels, model_labels
 from winml.modelkit.evaluate.media import install_hint
 from winml.modelkit.evaluate.metrics import CHARACTER_ERROR_RATE, CLASS_METRICS, WORD_ERROR_RATE, Metric
 from winml.modelkit.evaluate.preprocessing import Batch
 from winml.modelkit.evaluate.processors import tokenizer_call
 from winml.modelkit.evaluate.tasks.images import IMAGE_SEGMENTATION, OBJECT_DETECTION
+from winml.modelkit.evaluate.tasks.similarity import FEATURE_EXTRACTION
 from winml.modelkit.evaluate.tasks.task import (
     Evaluator,
     EvaluatorContext,
@@ -25,17 +26,9 @@ from winml.modelkit.evaluate.tasks.task import (
     TaskDefinition,
     named_output,
 )
-from winml.modelkit.evaluate.tasks.texts import (
-    FEATURE_EXTRACTION,
-    FILL_MASK,
-    QUESTION_ANSWERING,
-    TEXT_GENERATION,
-    TOKEN_CLASSIFICATION,
-)
+from winml.modelkit.evaluate.tasks.texts import FILL_MASK, QUESTION_ANSWERING, TEXT_GENERATION, TOKEN_CLASSIFICATION
 from winml.modelkit.options import nearest
 from winml.modelkit.registries import Registry
-
-# --- One class a sample: of a text, of a pair of texts, of an image, of a recording.
 
 
 @dataclass(frozen=True)
@@ -85,9 +78,6 @@ _CLASSIFICATION_TASKS = (
         "audio-classification", ("audio", "label"), CLASS_METRICS, _class_evaluator, _AGREEMENT, batch_size=1
     ),
 )
-
-
-# --- What was said? The text of a recording, of models with one answer for each frame (CTC).
 
 
 @dataclass(frozen=True)

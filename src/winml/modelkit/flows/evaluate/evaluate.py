@@ -13,7 +13,8 @@ from typing import Any
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.fidelity import FidelitySum, QualitySamples, quality_record
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.evaluate.data_sets import DataSet, DataSetRequest, match_columns, open_data_set
+from winml.modelkit.evaluate.columns import match_columns
+from winml.modelkit.evaluate.data_sets import DataSet, DataSetRequest, open_data_set
 from winml.modelkit.evaluate.media import Recording
 from winml.modelkit.evaluate.metrics import Measured, Metric, intervals
 from winml.modelkit.evaluate.options import AGREEMENT, EvaluationOptions

@@ -45,8 +45,9 @@ from winml.modelkit.load.checkpoints.merging import adapter_merged
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.load.request import ModelRequest, processor_folder
 from winml.modelkit.progress import StepClock
-from winml.modelkit.report.export import export_report, sidecar_json
+from winml.modelkit.report.export import export_report
 from winml.modelkit.report.markdown import render_markdown
+from winml.modelkit.report.sidecar import sidecar_json
 from winml.modelkit.results.export_result import STEPS, ExportedPart, ExportResult, NodeRecord
 from winml.modelkit.results.transformed_file import ModuleFunctions, WrittenFile
 from winml.modelkit.results.words import verification_notes, verification_words

@@ -22,9 +22,10 @@ import onnx_ir as ir
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import QualitySamples, QualitySource
 from winml.modelkit.errors import InputError, QuantizeError, StageError, UsageError, WinMLError
-from winml.modelkit.evaluate.data_sets import DataSet, DataSetRequest, TextFile, open_data_set
-from winml.modelkit.evaluate.preprocessing import SampleFeeds
+from winml.modelkit.evaluate.data_sets import DataSet, DataSetRequest, open_data_set
 from winml.modelkit.evaluate.processors import processor_files
+from winml.modelkit.evaluate.sample_feeds import SampleFeeds
+from winml.modelkit.evaluate.text_files import TextFile
 from winml.modelkit.flows.generated_samples import decoding_samples, has_processors, made_values
 from winml.modelkit.flows.quality_samples import MOST_SAMPLES as MOST_COMPARED
 from winml.modelkit.flows.quantize.activation_statistics import (

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.evaluate.data_sets import TEXT_SUFFIXES, refuse_unknown_roles
-from winml.modelkit.evaluate.data_sources import find_source, refuse_missing_datasets, source_files
+from winml.modelkit.evaluate.columns import refuse_unknown_roles
+from winml.modelkit.evaluate.data_sources import find_source, source_files
+from winml.modelkit.evaluate.datasets_library import refuse_missing_datasets
+from winml.modelkit.evaluate.text_files import TEXT_SUFFIXES
 from winml.modelkit.quantize.options import QuantizeOptions
 
 CalibrationKind = Literal["arrays", "texts", "data set"]

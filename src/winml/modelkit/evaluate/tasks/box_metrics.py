@@ -1,0 +1,158 @@
+"""Measures boxes around objects: mean average precision by pycocotools, as COCO defines it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from winml.modelkit.arrays import Array
+from winml.modelkit.evaluate.metrics import RESAMPLES, Metric, Resamples
+
+_MOST_DETECTIONS = 100
+"""Specified by COCO: detections of an image that count, the surest ones."""
+_RECALLS = np.linspace(0, 1, 101)
+"""Specified by COCO: where the precision is read."""
+_RESAMPLED = 200
+"""Resamples of which the precision is computed; each takes as long as a thousand of other metrics. Chosen."""
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """The objects of one image."""
+
+    corners: Array
+    """``[objects, 4]``: left, top, right, bottom, in pixels."""
+    classes: Array
+    """``[objects]``."""
+    scores: Array | None = None
+    """``[objects]``, of predictions."""
+
+
+@dataclass(frozen=True)
+class _ClassMatches:
+    """The detections of one class, the surest first."""
+
+    owners: Array
+    """``[detections]``: number of the sample."""
+    is_right: Array
+    """``[thresholds, detections]``."""
+    is_counted: Array
+    """``[thresholds, detections]``; what has no area is not."""
+    objects: Array
+    """``[samples]``: objects of the class."""
+
+
+@dataclass(frozen=True)
+class _MeanPrecision:
+    """The mean average precision over classes, and over the thresholds of overlap it is of."""
+
+    value: float
+    classes: Sequence[_ClassMatches]
+
+    def resampled(self, resamples: Resamples) -> Array:
+        """Return the mean average precision on some of the resamples."""
+        retained = math.ceil(len(resamples.indices) * _RESAMPLED / RESAMPLES)
+        return np.asarray([self._mean(counts) for counts in resamples.counts[:retained]])
+
+    def _mean(self, counts: Array) -> float:
+        found = [_average_precision(item, counts) for item in self.classes]
+        defined = [value for value in found if math.isfinite(value)]
+        return float(np.mean(defined)) if defined else math.nan
+
+
+def _average_precision(matches: _ClassMatches, counts: Array) -> float:
+    """Return the average precision where each sample counts some number of times; NaN without an object."""
+    objects = (matches.objects * counts).sum()
+    if not objects:
+        return float("nan")
+    weights = counts[matches.owners] * matches.is_counted
+    right = np.cumsum(matches.is_right * weights, axis=1)
+    all_seen = np.cumsum(weights, axis=1)
+    precision = right / (all_seen + np.spacing(1))
+    precision = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
+    total = 0.0
+    for recall, best in zip(right / objects, precision, strict=True):
+        places = np.searchsorted(recall, _RECALLS, side="left")
+        total += np.append(best, 0.0)[places].mean()
+    return total / len(precision)
+
+
+def _evaluated(predictions: Sequence[Boxes], references: Sequence[Boxes]) -> Any:
+    """Return pycocotools' evaluation of all images, None where there is no object at all.
+
+    It prints what it does, which is not shown.
+    """
+    if not any(len(boxes.classes) for boxes in references):
+        return None
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    images = [{"id": number} for number in range(len(references))]
+    classes = sorted({int(name) for boxes in references for name in boxes.classes})
+    frame = {"images": images, "categories": [{"id": name} for name in classes]}
+    truth, found = COCO(), COCO()
+    with contextlib.redirect_stdout(io.StringIO()):
+        for coco, sides in ((truth, references), (found, predictions)):
+            coco.dataset = {**frame, "annotations": list(_annotations(sides))}
+            coco.createIndex()
+        evaluation = COCOeval(truth, found, "bbox")
+        evaluation.params.areaRng, evaluation.params.areaRngLbl = evaluation.params.areaRng[:1], ["all"]
+        evaluation.params.maxDets = [_MOST_DETECTIONS]
+        evaluation.evaluate()
+        evaluation.accumulate()
+    return evaluation
+
+
+def _annotations(sides: Sequence[Boxes]) -> Any:
+    number = 0
+    for image, boxes in enumerate(sides):
+        for index, (left, top, right, bottom) in enumerate(np.asarray(boxes.corners, float).tolist()):
+            number += 1
+            width, height = right - left, bottom - top
+            yield {
+                "id": number,
+                "image_id": image,
+                "category_id": int(boxes.classes[index]),
+                "bbox": [left, top, width, height],
+                "area": width * height,
+                "iscrowd": 0,
+                **({} if boxes.scores is None else {"score": float(boxes.scores[index])}),
+            }
+
+
+def _mean_precision(thresholds: slice) -> Callable[[Any, Sequence[Boxes]], _MeanPrecision]:
+    def measure(evaluation: Any, references: Sequence[Boxes]) -> _MeanPrecision:
+        if evaluation is None:
+            return _MeanPrecision(float("nan"), ())
+        precision = evaluation.eval["precision"][thresholds]
+        value = float(precision[precision > -1].mean())
+        samples = len(references)
+        found = np.array_split(np.asarray(evaluation.evalImgs, object), len(evaluation.params.catIds))
+        return _MeanPrecision(value, [_matches([item for item in part if item], thresholds, samples) for part in found])
+
+    return measure
+
+
+def _matches(images: Sequence[Mapping[str, Any]], thresholds: slice, samples: int) -> _ClassMatches:
+    objects = np.zeros(samples)
+    for image in images:
+        objects[image["image_id"]] = len(image["gtIds"])
+    owners = np.concatenate([np.full(len(image["dtIds"]), image["image_id"]) for image in images]).astype(np.int64)
+    scores = np.concatenate([np.asarray(image["dtScores"], float) for image in images])
+    order = np.argsort(-scores, kind="mergesort")
+    is_right = np.concatenate([image["dtMatches"][thresholds] > 0 for image in images], axis=1)
+    is_counted = ~np.concatenate([image["dtIgnore"][thresholds].astype(bool) for image in images], axis=1)
+    return _ClassMatches(owners[order], is_right[:, order], is_counted[:, order], objects)
+
+
+BOX_METRICS = (
+    Metric("map", _mean_precision(slice(None)), "pycocotools", prepare=_evaluated, resamples=_RESAMPLED),
+    Metric("map_50", _mean_precision(slice(1)), "pycocotools", prepare=_evaluated, resamples=_RESAMPLED),
+)
+"""Over overlaps of 0.5 to 0.95 in steps of 0.05, and of 0.5 alone."""

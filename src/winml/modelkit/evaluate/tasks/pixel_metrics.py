@@ -1,0 +1,77 @@
+"""Measures one class per pixel: mean intersection over union, by scikit-learn's Jaccard score, and accuracy.
+
+A sample is its pairs of reference and prediction, counted, so that no image has to be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from winml.modelkit.arrays import Array
+from winml.modelkit.evaluate.metrics import Metric, SampleRows
+
+Pairs = Array
+"""``[pairs, 3]``: class of reference, predicted class, pixels."""
+
+IGNORED = 255
+"""Specified: the class of pixels that data sets of segmentation leave out (ADE20K and Pascal VOC, reduced labels)."""
+
+_MOST_PAIRS = 1_000_000
+"""Pairs of classes that are counted in a table; of more, those that occur are sorted. Chosen: 8 MB."""
+
+
+def count_pairs(predicted: Array, referred: Array) -> Pairs:
+    """Return how often each pair of classes occurs in two maps of one size; pixels left out are not counted."""
+    counted = referred != IGNORED
+    right, stated = referred[counted].astype(np.int64), predicted[counted].astype(np.int64)
+    if not len(right):
+        return np.zeros((0, 3), np.int64)
+    classes = int(stated.max()) + 1
+    codes = right * classes + stated
+    if codes.min() >= 0 and codes.max() < _MOST_PAIRS:
+        counts = np.bincount(codes)
+        found = np.flatnonzero(counts)
+        counts = counts[found]
+    else:
+        found, counts = np.unique(codes, return_counts=True)
+    return np.stack([found // classes, found % classes, counts], axis=1)
+
+
+def _mean_iou(predictions: Sequence[Pairs], _references: Sequence[object]) -> SampleRows:
+    from sklearn.metrics import jaccard_score
+
+    every = np.concatenate(list(predictions))
+    if not len(every):
+        return SampleRows(float("nan"), np.zeros((len(predictions), 2)), _mean_of_occurring)
+    known = np.unique(every[:, :2])
+    rows = np.zeros((len(predictions), 2, len(known)))
+    for (intersections, unions), pairs in zip(rows, predictions, strict=True):
+        referred, predicted = np.searchsorted(known, pairs[:, :2]).T
+        pixels = pairs[:, 2]
+        np.add.at(unions, referred, pixels)
+        np.add.at(unions, predicted, np.where(referred == predicted, 0, pixels))
+        np.add.at(intersections, referred, np.where(referred == predicted, pixels, 0))
+    value = jaccard_score(every[:, 0], every[:, 1], average="macro", sample_weight=every[:, 2])
+    return SampleRows(float(value), rows.reshape(len(rows), -1), _mean_of_occurring)
+
+
+def _mean_of_occurring(sums: Array) -> Array:
+    """Return the mean over the classes that occur on either side."""
+    intersections, unions = np.split(sums, 2, axis=1)
+    shares = np.divide(intersections, unions, out=np.zeros_like(unions), where=unions > 0)
+    mean: Array = shares.sum(axis=1) / (unions > 0).sum(axis=1)
+    return mean
+
+
+def _pixel_accuracy(predictions: Sequence[Pairs], _references: Sequence[object]) -> SampleRows:
+    rows = np.asarray(
+        [(pairs[pairs[:, 0] == pairs[:, 1], 2].sum(), pairs[:, 2].sum()) for pairs in predictions], np.float64
+    )
+    right, pixels = rows.sum(axis=0)
+    return SampleRows(float(right / pixels) if pixels else float("nan"), rows, lambda sums: sums[:, 0] / sums[:, 1])
+
+
+MEAN_IOU = Metric("mean_iou", _mean_iou, "sklearn")
+PIXEL_ACCURACY = Metric("accuracy", _pixel_accuracy)

@@ -1,0 +1,187 @@
+"""The similarity of two texts: the cosine of their embeddings, compared with a reference score (STS)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from winml.modelkit.arrays import Array
+from winml.modelkit.errors import UsageError
+from winml.modelkit.evaluate.metrics import (
+    PEARSON,
+    SPEARMAN,
+)
+from winml.modelkit.evaluate.preprocessing import Batch
+from winml.modelkit.evaluate.tasks.task import (
+    Evaluator,
+    EvaluatorContext,
+    Outputs,
+    Sample,
+    TaskDefinition,
+    named_output,
+    token_masks,
+)
+from winml.modelkit.graph.files.foreign_names import file_below
+from winml.modelkit.options import read_json_file
+
+ALIKE = 0.01
+"""Largest difference of two cosines that counts as agreement. Chosen: far below the steps of human scores (0.05 of the
+range in STS-B), far above rounding of float16 (1e-3)."""
+_MODULES, _CONFIG = "modules.json", "config.json"
+_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""Specified by sentence-transformers: what a pooling may be; embeddings of several are joined in this order."""
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """How the states of the tokens become one embedding."""
+
+    modes: tuple[str, ...]
+    problem: str = ""
+    """What of it this package does not do; counts where the graph does not give embeddings itself."""
+    notes: tuple[str, ...] = ()
+
+    def refuse_unknown(self) -> None:
+        """Refuse a pooling that is not known here.
+
+        Raises:
+            UsageError: names what sentence-transformers does.
+        """
+        if self.problem:
+            raise UsageError(
+                f"{_MODULES} beside the model {self.problem}: the embeddings would differ from those of the model",
+                hint="Use an ONNX file with the output sentence_embedding, or a different model.",
+            )
+
+    def embedding(self, states: Array, mask: Array) -> Array:
+        """Return the embedding of ``[tokens, size]`` states, of which the mask says ``[tokens]`` which are text."""
+        weights = np.flatnonzero(mask) + 1.0
+        return np.concatenate([_pooled(states[mask], weights, mode) for mode in self.modes])
+
+
+def cosine(left: Array, right: Array) -> float:
+    """Return the cosine of two embeddings."""
+    return float(left @ right / max(float(np.linalg.norm(left) * np.linalg.norm(right)), 1e-12))
+
+
+@dataclass(frozen=True)
+class _SimilarityEvaluator(Evaluator):
+    """A prediction is the cosine of the embeddings of both texts."""
+
+    pooling: Pooling
+    tokenizer: Any
+    notes: tuple[str, ...] = ()
+
+    fed_per_sample = 2
+
+    def fed(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        for sample in samples:
+            yield {"text": sample["text"]}
+            yield {"text": sample["text_pair"]}
+
+    def reference(self, sample: Sample) -> float:
+        try:
+            return float(sample["score"])
+        except (TypeError, ValueError):
+            raise UsageError(
+                f"the score {sample['score']!r} is not a number", hint="Set its column with --columns score=COLUMN."
+            ) from None
+
+    def row_predictions(self, outputs: Outputs, batch: Batch) -> list[Array]:
+        """Return the embedding of each text: float64[size].
+
+        Raises:
+            UsageError: sentence-transformers makes it in a way that is not known here.
+        """
+        if "sentence_embedding" in outputs:
+            return list(outputs["sentence_embedding"].astype(np.float64))
+        self.pooling.refuse_unknown()
+        states = named_output(outputs, "last_hidden_state").astype(np.float64)
+        mask = token_masks(batch, self.tokenizer)
+        return [self.pooling.embedding(*pair) for pair in zip(states, mask, strict=True)]
+
+    def prediction(self, outputs: Sequence[Array], sample: Sample) -> float:  # noqa: ARG002  # texts are read
+        left, right = outputs
+        return cosine(left, right)
+
+    def agreement(self, ours: float, theirs: float) -> float:
+        return float(abs(ours - theirs) <= ALIKE)
+
+
+def _pooled(states: Array, places: Array, mode: str) -> Array:
+    """Return one embedding of the states of a text, whose tokens stand at some places, counted from 1."""
+    if mode in {"cls", "lasttoken"}:
+        state: Array = states[0 if mode == "cls" else -1]
+        return state
+    if mode == "max":
+        largest: Array = states.max(axis=0)
+        return largest
+    weights = places if mode == "weightedmean" else np.ones(len(states))
+    total: Array = weights @ states
+    return total / (math.sqrt(len(states)) if mode == "mean_sqrt_len" else weights.sum())
+
+
+def read_pooling(folder: Path) -> Pooling:
+    """Return the pooling that sentence-transformers wrote beside the model in a folder, else the mean, with a note."""
+    modules = _read(folder, _MODULES)
+    entries = [entry for entry in modules if isinstance(entry, Mapping)] if isinstance(modules, list) else []
+    kinds = [str(entry.get("type", "")).rpartition(".")[2] for entry in entries]
+    if "Pooling" not in kinds:
+        reported = "No sentence-transformers file defines the pooling of token embeddings: mean pooling is used."
+        return Pooling(("mean",), _other_modules(kinds), (reported,))
+    stated = _read(folder, f"{entries[kinds.index('Pooling')].get('path')}/{_CONFIG}")
+    modes, problem = _modes(stated if isinstance(stated, Mapping) else {})
+    return Pooling(modes, problem or _other_modules(kinds))
+
+
+def _other_modules(kinds: Sequence[str]) -> str:
+    """Return what modules beside the encoder and its pooling change; the length of an embedding changes no cosine."""
+    others = [kind for kind in kinds if kind not in {"Transformer", "Pooling", "Normalize", "Dropout"}]
+    return f"has the module{'s' if len(others) > 1 else ''} {', '.join(others)}" if others else ""
+
+
+def _modes(stated: Mapping[str, object]) -> tuple[tuple[str, ...], str]:
+    """Return the poolings that a file says, and what is not known of them."""
+    by_name = stated.get("pooling_mode")
+    names = [by_name] if isinstance(by_name, str) else list(by_name) if isinstance(by_name, (list, tuple)) else []
+    chosen = [str(name) for name in names]
+    chosen += [
+        _MODES.get(key, key) for key, value in stated.items() if key.startswith("pooling_mode_") and value is True
+    ]
+    if unknown := [name for name in chosen if name not in _MODES.values()]:
+        return ("mean",), f"has the pooling {', '.join(unknown)}"
+    return tuple(mode for mode in _MODES.values() if mode in chosen) or ("mean",), ""
+
+
+def _read(folder: Path, name: str) -> Any:
+    """Return what a file below a folder says; None where there is none, or it is damaged."""
+    try:
+        return read_json_file(file_below(folder, name))
+    except (OSError, ValueError):
+        return None
+
+
+def _similarity_evaluator(context: EvaluatorContext) -> _SimilarityEvaluator:
+    pooling = read_pooling(context.folder)
+    return _SimilarityEvaluator(pooling, context.processor("tokenizer"), pooling.notes)
+
+
+FEATURE_EXTRACTION = TaskDefinition(
+    "feature-extraction",
+    ("text", "text_pair", "score"),
+    (SPEARMAN, PEARSON),
+    _similarity_evaluator,
+    f"cosines that differ by {ALIKE} at most",
+)
