@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from winml.modelkit.compare.fidelity import OutputFidelity
 from winml.modelkit.compare.words import interval_words, nearness_words, samples_words
 from winml.modelkit.hierarchy import address
 from winml.modelkit.report import document as doc
@@ -116,16 +117,13 @@ def _fields(result: ModelComparison) -> Iterator[doc.Field]:
 
 def _threshold_words(result: ModelComparison, threshold: float) -> str:
     """Return whether the relative error of every output is within the threshold, and how large the largest is."""
-    largest = max(result.outputs, key=lambda output: math.inf if output.fidelity.problem else _error_of(output))
-    problem, name = largest.fidelity.problem, largest.fidelity.name
-    error = problem or f"relative error {_error_of(largest):.1e}"
+    outputs = [output.fidelity for output in result.outputs]
+    largest = max(outputs, key=lambda output: math.inf if output.problem else output.relative_error)
+    problem, name = largest.problem, largest.name
+    error = problem or f"relative error {largest.relative_error:.1e}"
     relation = "within" if result.is_within else "not within" if problem else "above"
     verdict = "met" if result.is_within else "exceeded"
     return f"{verdict}: {error} of {name} is {relation} {threshold:g}"
-
-
-def _error_of(output: ComparedOutput) -> float:
-    return output.fidelity.relative_error
 
 
 def output_words(output: ComparedOutput) -> str:
@@ -219,20 +217,17 @@ def _module_blocks(result: ModelComparison, depth: int | None) -> Iterator[doc.B
 
 
 def _module_row(module: ComparedModule, *, is_first: bool) -> list[doc.Cell]:
-    fidelity = module.fidelity
-    names = (module.identity.words, module.identity.class_name)
+    error, *others = _error_cells(module.fidelity)
+    own_error = None if error is None else module.own_error
+    numbers = (own_error, error, module.input_error, *others)
+    return [module.identity.words, module.identity.class_name, *numbers, _remark(module, is_first=is_first)]
+
+
+def _error_cells(fidelity: OutputFidelity | None) -> tuple[float | None, ...]:
+    """Return the cells of the columns :data:`_ERRORS`."""
     if fidelity is None or fidelity.problem:
-        numbers: tuple[float | None, ...] = (None, None, module.input_error, None, None, None)
-    else:
-        numbers = (
-            module.own_error,
-            fidelity.relative_error,
-            module.input_error,
-            fidelity.sqnr_db,
-            fidelity.cosine,
-            fidelity.max_abs_diff,
-        )
-    return [*names, *numbers, _remark(module, is_first=is_first)]
+        return (None,) * len(_ERRORS)
+    return fidelity.relative_error, fidelity.sqnr_db, fidelity.cosine, fidelity.max_abs_diff
 
 
 def _remark(module: ComparedModule, *, is_first: bool) -> str:
@@ -243,9 +238,7 @@ def _remark(module: ComparedModule, *, is_first: bool) -> str:
 
 def _output_row(output: ComparedOutput) -> list[doc.Cell]:
     fidelity = output.fidelity
-    numbers = (fidelity.relative_error, fidelity.sqnr_db, fidelity.cosine, fidelity.max_abs_diff)
-    measured = [None] * 4 if fidelity.problem else numbers
-    return [fidelity.name, *measured, output.top1_agreement, fidelity.problem]
+    return [fidelity.name, *_error_cells(fidelity), output.top1_agreement, fidelity.problem]
 
 
 def _boxes(modules: Sequence[ComparedModule], first: ComparedModule | None) -> Iterator[doc.Box]:

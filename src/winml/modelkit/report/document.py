@@ -160,8 +160,9 @@ def columns(*columns: str | tuple[str, Kind] | Column) -> list[Column]:
     ]
 
 
-Field = tuple[str, str | Shortened] | tuple[str, str | Shortened, Detail]
-"""A label, its value, and in which forms it is rendered where not in all."""
+Field = tuple[str, str | Shortened | None] | tuple[str, str | Shortened | None, Detail]
+"""A label, its value, and in which forms it is rendered where not in all. A field whose value is None is not rendered.
+"""
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ class Fields:
     def visible(self, detail: Detail) -> list[tuple[str, str]]:
         """Return the label and value of the rows with at most this detail."""
         displayed = (row for row in self.rows if len(row) == 2 or row[2] <= detail)
-        return [(row[0], _text_for(row[1], detail)) for row in displayed]
+        return [(row[0], _text_for(row[1], detail)) for row in displayed if row[1] is not None]
 
 
 @dataclass(frozen=True)

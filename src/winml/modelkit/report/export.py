@@ -12,6 +12,7 @@ from winml.modelkit.graph.specs import DynamicDimension, InputTensorSpec, Output
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.tree import ModuleNode
 from winml.modelkit.report import document as doc
+from winml.modelkit.report.files import written_fields
 from winml.modelkit.report.module_tree import DisplayedModule, TreeLimits, displayed_modules
 from winml.modelkit.results.export_result import ExportedPart, ExportResult, NodeRecord
 from winml.modelkit.results.words import coverage_words, verification_words
@@ -65,13 +66,12 @@ def export_document(result: ExportResult, limits: TreeLimits | None = None) -> d
     fields = list(_model_fields(result, result.parts[0]))
     trees: list[doc.Block] = []
     for part in result.parts:
-        tree: list[doc.Block] = [_module_tree(part, limits)] if limits is not None else []
-        if part.description is not None and part.description.is_one_of_several:
-            fields.append(("part", part.name))
-            tree = [doc.Section(part.name, tree)] if tree else []
-        fields += _part_fields(part)
-        trees += tree
-    fields += [("wrote", f"{file.path} ({size_words(file.size_bytes)})") for file in result.files]
+        is_one_of_several = part.description is not None and part.description.is_one_of_several
+        fields += [("part", part.name if is_one_of_several else None), *_part_fields(part)]
+        if limits is not None:
+            tree = _module_tree(part, limits)
+            trees.append(doc.Section(part.name, [tree]) if is_one_of_several else tree)
+    fields += written_fields(result.files)
     if result.companions.names:
         companions = f"{', '.join(result.companions.names)} ({size_words(result.companions.size_bytes)})"
         fields.append(("beside it", companions))
@@ -111,7 +111,7 @@ def export_report(result: ExportResult, part: ExportedPart) -> doc.Document:
                 *_part_fields(part),
                 ("started", result.started.isoformat(timespec="seconds")),
                 ("made by", f"winml-modelkit {result.tool_version}"),
-                *([("SHA-256", part.model_sha256)] if part.model_sha256 else []),
+                ("SHA-256", part.model_sha256 or None),
                 *(("wrote", f"{file.path.name} ({size_words(file.size_bytes)})") for file in part.files),
                 *doc.note_fields((*result.model_notes, *part.notes)),
             ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from winml.modelkit.compare.words import comparison_words
@@ -16,6 +16,7 @@ from winml.modelkit.results.transformed_file import (
     ExtractResult,
     PinnedModel,
     RetaggedModel,
+    WrittenFile,
 )
 from winml.modelkit.results.words import coverage_words
 from winml.modelkit.words import count_noun, count_words, shape_words, size_words
@@ -24,16 +25,21 @@ DISPLAYED_ROWS = 12
 """Rows of a table unless all are asked for. Chosen: the whole summary fits on a screen."""
 
 
+def written_fields(files: Iterable[WrittenFile]) -> list[doc.Field]:
+    """Return a field for each written file."""
+    return [("wrote", f"{file.path} ({size_words(file.size_bytes)})") for file in files]
+
+
 def compilation_document(result: CompiledFile) -> doc.Document:
     """Describe what was compiled, the modules in each part, and the nodes outside."""
     compiled = result.compiled
     fields: list[doc.Field] = [
         ("provider", f"{compiled['provider']} {compiled['provider_version']}, for the {compiled['device']}"),
         ("nodes", f"{result.before.nodes} → {result.after.nodes}"),
-        *([("compiled", _parts_words(result))] if result.parts else []),
+        ("compiled", _parts_words(result) if result.parts else None),
         ("hierarchy", coverage_words(result.coverage, is_tagged=result.is_tagged)),
         ("verified", comparison_words(result.comparison)),
-        *(("wrote", f"{file.path} ({size_words(file.size_bytes)})") for file in result.files),
+        *written_fields(result.files),
         *doc.note_fields(result.notes),
     ]
     modules = [
@@ -124,7 +130,7 @@ def pinned_document(result: PinnedModel, source: str) -> doc.Document:
         verified = f"equals {source} at these sizes (largest relative difference {worst:.1e})"
     fields: list[doc.Field] = [
         ("pinned", ", ".join(f"{name} {size}" for name, size in result.sizes.items())),
-        *([("dynamic", ", ".join(result.still_open))] if result.still_open else []),
+        ("dynamic", ", ".join(result.still_open) or None),
         ("inputs", ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in result.inputs)),
         ("outputs", ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in result.outputs)),
         ("hierarchy", coverage_words(result.coverage)),
@@ -153,7 +159,7 @@ def retagged_document(result: RetaggedModel) -> doc.Document:
     fields: list[doc.Field] = [
         ("hierarchy", coverage_words(result.coverage)),
         *(("", f"{ways[way]} {words}") for way, words in _WAY_WORDS.items() if ways.get(way)),
-        *([("repaired", f"{result.repaired} nodes whose keys stood there twice")] if result.repaired else []),
+        ("repaired", f"{result.repaired} nodes whose keys stood there twice" if result.repaired else None),
         ("wrote", f"{result.model_path} ({size_words(result.size_bytes)})"),
         *doc.note_fields(result.notes),
     ]

@@ -41,7 +41,10 @@ def _answer(result: InferenceResult) -> doc.Block:
             rows = [[entry.text or "", entry.score, f"{entry.start}–{entry.end}"] for entry in entries]
         case "boxes":
             columns = doc.columns("object", ("score", "score"), "left, top, right, bottom")
-            rows = [[entry.label or "", entry.score, _box(entry)] for entry in entries]
+            rows = [
+                [entry.label or "", entry.score, ", ".join(f"{side:g}" for side in entry.box or ())]
+                for entry in entries
+            ]
         case "segments":
             columns = doc.columns("segment", ("pixels", "share"), ("score", "score"))
             rows = [[entry.label or "", entry.share, entry.score] for entry in entries]
@@ -58,13 +61,9 @@ def _answer(result: InferenceResult) -> doc.Block:
             rows = [_tensor_row(entry) for entry in entries]
     if not is_single:
         columns = [*doc.columns("input"), *columns]
-        rows = [[_input_cell(entry), *row] for entry, row in zip(entries, rows, strict=True)]
+        texts = [entry.input or "" for entry in entries]
+        rows = [[doc.Shortened(_short(text), text), *row] for text, row in zip(texts, rows, strict=True)]
     return doc.Table(columns, rows)
-
-
-def _input_cell(entry: AnswerEntry) -> doc.Cell:
-    text = entry.input or ""
-    return doc.Shortened(_short(text), text)
 
 
 def _short(text: str) -> str:
@@ -75,10 +74,6 @@ def _short(text: str) -> str:
     """
     line = " ".join(text.split())
     return line if len(line) <= _DISPLAYED_CHARACTERS else f"{line[:_DISPLAYED_CHARACTERS]}…"
-
-
-def _box(entry: AnswerEntry) -> str:
-    return ", ".join(f"{side:g}" for side in entry.box or ())
 
 
 def _numbers(values: tuple[float, ...]) -> str:

@@ -84,7 +84,7 @@ def _tree_lines(tree: doc.Tree) -> Iterator[str]:
         printable(f"{'  ' * level}{'  '.join(filter(None, (branch.name, branch.path)))}{branch.words}")
         for branch, level in tree.root.walk()
     ]
-    fence = _longer_than_any("`", "\n".join(lines), least=3)
+    fence = _fence("\n".join(lines), least=3)
     yield f"{fence}text"
     yield from lines
     yield fence
@@ -115,12 +115,11 @@ def _code_span(text: str) -> str:
     '`` a`b ``'
     """
     text = printable(text)
-    fence = _longer_than_any("`", text, least=1)
+    fence = _fence(text, least=1)
     space = " " if "`" in text or not text else ""
     return f"{fence}{space}{text}{space}{fence}"
 
 
-def _longer_than_any(sign: str, text: str, *, least: int) -> str:
-    """Return as many signs that the text holds no run of so many."""
-    longest = max((len(run) for run in re.findall(f"{re.escape(sign)}+", text)), default=0)
-    return sign * max(least, longest + 1)
+def _fence(text: str, *, least: int) -> str:
+    """Return more backquotes than any run of them in the text has."""
+    return "`" * max(least, *(len(run) + 1 for run in re.findall("`+", text)), 0)

@@ -7,6 +7,7 @@ from typing import Any
 
 from winml.modelkit.compare.words import equality_words
 from winml.modelkit.report import document as doc
+from winml.modelkit.report.files import written_fields
 from winml.modelkit.results.transformed_file import (
     CheckedCapability,
     OptimizationCheck,
@@ -24,19 +25,19 @@ DISPLAYED_MODULES = 12
 def optimization_check_document(check: OptimizationCheck) -> doc.Document:
     """Describe what optimizing would do, and what a dynamic size keeps it from."""
     busy = [bool(entry.count or entry.removed or entry.blocked) for entry in check.capabilities]
-    fields: list[doc.Field] = [("nodes", f"{check.nodes_before} → {check.nodes_after}")]
-    if idle := busy.count(False):
-        nothing = doc.Shortened(
-            f"{idle} capabilities would do nothing (--verbose shows them)", f"{idle} capabilities would do nothing"
-        )
-        fields.append(("nothing", nothing))
-    fields += [*doc.note_fields(check.notes), ("wrote", "nothing: this is a check")]
+    idle = f"{busy.count(False)} capabilities would do nothing"
+    fields: list[doc.Field] = [
+        ("nodes", f"{check.nodes_before} → {check.nodes_after}"),
+        ("nothing", None if all(busy) else doc.Shortened(f"{idle} (--verbose shows them)", idle)),
+        *doc.note_fields(check.notes),
+        ("wrote", "nothing: this is a check"),
+    ]
     return doc.Document(
         [
             doc.Fields(fields),
             doc.Table(
                 doc.columns("capability", "would", "modules"),
-                [[entry.name, _doing_words(entry), _module_list(entry.modules)] for entry in check.capabilities],
+                [[entry.name, _effect_words(entry), _module_list(entry.modules)] for entry in check.capabilities],
                 brief=[number for number, is_busy in enumerate(busy) if is_busy],
             ),
             doc.Table(
@@ -51,7 +52,7 @@ def optimization_check_document(check: OptimizationCheck) -> doc.Document:
     )
 
 
-def _doing_words(entry: CheckedCapability) -> str:
+def _effect_words(entry: CheckedCapability) -> str:
     if entry.count is None:
         return f"remove {count_noun(entry.removed or 0, 'node')}"
     return f"fire {count_noun(entry.count, 'time')}"
@@ -72,20 +73,17 @@ def optimization_document(result: OptimizedFile) -> doc.Document:
     """Describe nodes, operators, sizes and modules before and after."""
     before, after = result.before, result.after
     operators = [f"{name} {counts[0]} → {counts[1]}" for name, counts in result.operator_changes().items()]
+    fired = ", ".join(f"{name} {count}" for name, count in result.fired.items() if count)
     fields: list[doc.Field] = [
         ("nodes", f"{before.nodes} → {after.nodes}"),
         ("operators", ", ".join(operators) or "as before"),
         ("size", f"{size_words(before.size_bytes)} → {size_words(after.size_bytes)}"),
-        *([("opset", f"{before.opset} → {after.opset}")] if before.opset != after.opset else []),
-        *(
-            [("fired", ", ".join(f"{name} {count}" for name, count in result.fired.items() if count) or "none")]
-            if result.enabled
-            else []
-        ),
+        ("opset", f"{before.opset} → {after.opset}" if before.opset != after.opset else None),
+        ("fired", (fired or "none") if result.enabled else None),
         ("hierarchy", coverage_words(result.coverage, is_tagged=result.is_tagged)),
-        *([("functions", result.functions.words)] if result.functions else []),
+        ("functions", result.functions.words if result.functions else None),
         ("verified", "a copy of the source" if result.is_copy else equality_words(result.verification)),
-        *(("wrote", f"{file.path} ({size_words(file.size_bytes)})") for file in result.files),
+        *written_fields(result.files),
         *doc.note_fields(result.notes),
     ]
     changes = result.module_changes()

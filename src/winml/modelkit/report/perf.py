@@ -10,7 +10,7 @@ from winml.modelkit.measure.latency import LatencyResult
 from winml.modelkit.measure.statistics import Ratio
 from winml.modelkit.report import document as doc
 from winml.modelkit.results.perf import GenerationPerf, PerfResult
-from winml.modelkit.words import size_words, time_words
+from winml.modelkit.words import count_noun, size_words, time_words
 
 if TYPE_CHECKING:
     from winml.modelkit.results.module_perf import ModulePerfResult
@@ -78,7 +78,7 @@ def throughput_words(result: PerfResult) -> str:
 def provider_words(result: PerfResult | ModulePerfResult) -> str:
     """Return where a model ran."""
     provider = f"{result.provider.provider.name} on {result.provider.device_words}"
-    threads = f", {result.threads} thread{'' if result.threads == 1 else 's'}" if result.threads else ""
+    threads = f", {count_noun(result.threads, 'thread')}" if result.threads else ""
     return f"{provider}{threads} (ONNX Runtime {result.onnxruntime_version})"
 
 
@@ -108,7 +108,7 @@ def ratio_words(ratio: Ratio, model: str, baseline: str) -> str:
         return f"no verdict, since the machine seems busy: ratio {value}; measure again when it is quiet"
     if ratio.low is None or ratio.high is None:
         return (
-            f"no difference found: ratio {value} from {ratio.pairs} pair{'' if ratio.pairs == 1 else 's'}, "
+            f"no difference found: ratio {value} from {count_noun(ratio.pairs, 'pair')}, "
             "too few for an interval (--iterations)"
         )
     words = f"ratio {value} ({_ratio_digits(ratio.low)}–{_ratio_digits(ratio.high)})"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
 from winml.modelkit.compare.words import fidelity_words
 from winml.modelkit.hierarchy import address
 from winml.modelkit.report import document as doc
+from winml.modelkit.report.files import written_fields
 from winml.modelkit.results.quantization_budget import BudgetSearch
 from winml.modelkit.results.transformed_file import QuantizedFile
 from winml.modelkit.results.words import coverage_words
@@ -22,33 +24,24 @@ screen."""
 def quantization_document(result: QuantizedFile) -> doc.Document:
     """Describe what was quantized."""
     before, after = result.before, result.after
-    left = sum(result.left.values())
+    quantized = f"{result.quantized} of {result.quantized + sum(result.left.values())}"
     ratio = before.size_bytes / max(after.size_bytes, 1)
     fields: list[doc.Field] = [
-        *([("precision", f"{result.precision} ({', '.join(result.modes)})")] if result.modes else []),
-        *([("KV cache", f"{result.kv_cache}, a scale for each channel")] if result.kv_cache is not None else []),
-        *([("samples", result.calibration.words)] if result.calibration is not None else []),
-        *([("budget", _budget_words(result.budget))] if result.budget is not None else []),
-        *(
-            [
-                (
-                    "quantized",
-                    f"{result.quantized} of {result.quantized + left} nodes with weights{_mixture_words(result)}",
-                )
-            ]
-            if result.modes
-            else []
-        ),
+        ("precision", f"{result.precision} ({', '.join(result.modes)})" if result.modes else None),
+        ("KV cache", f"{result.kv_cache}, a scale for each channel" if result.kv_cache is not None else None),
+        ("samples", result.calibration.words if result.calibration is not None else None),
+        ("budget", _budget_words(result.budget) if result.budget is not None else None),
+        ("quantized", f"{quantized} nodes with weights{_mixture_words(result)}" if result.modes else None),
         *(("left", f"{count} {reason}") for reason, count in result.left.items()),
         ("nodes", f"{before.nodes} → {after.nodes}"),
         ("size", f"{size_words(before.size_bytes)} → {size_words(after.size_bytes)} (÷ {ratio:.1f})"),
-        *([("opset", f"{before.opset} → {after.opset}")] if before.opset != after.opset else []),
+        ("opset", f"{before.opset} → {after.opset}" if before.opset != after.opset else None),
         ("hierarchy", coverage_words(result.coverage, is_tagged=result.is_tagged)),
         (
             "verified",
             "skipped: the files were not compared" if result.fidelity is None else fidelity_words(result.fidelity),
         ),
-        *(("wrote", f"{file.path} ({size_words(file.size_bytes)})") for file in result.files),
+        *written_fields(result.files),
         *doc.note_fields(result.notes),
     ]
     # Those that keep bits first: they are what the user did not get.
@@ -115,21 +108,19 @@ def _file_figures(result: QuantizedFile) -> Iterator[doc.Figure]:
 
 
 def _budget_words(search: BudgetSearch) -> str:
+    perplexity = ""
+    if search.perplexity is not None and search.float_perplexity is not None:
+        perplexity = f"; perplexity {search.perplexity:.4g} on held-out samples, {search.float_perplexity:.4g} before"
     return (
         f"{search.limit}: {search.form}, {search.mean_bits:.2f} bits per parameter; {search.measured} variants "
-        f"measured on {search.samples} samples{_perplexity_words(search)}"
+        f"measured on {search.samples} samples{perplexity}"
     )
-
-
-def _perplexity_words(search: BudgetSearch) -> str:
-    if search.perplexity is None or search.float_perplexity is None:
-        return ""
-    return f"; perplexity {search.perplexity:.4g} on held-out samples, {search.float_perplexity:.4g} before"
 
 
 def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
     perplexity = [doc.Column("perplexity", "score")] if search.float_perplexity is not None else []
-    forms = list(dict.fromkeys(name for module in search.modules for name in module.alone_db))
+    forms = dict.fromkeys(name for module in search.modules for name in module.alone_db)
+    algorithms = dict.fromkeys(name for module in search.modules for name in module.own_db)
     yield doc.Dots(
         [
             doc.Dot(
@@ -200,27 +191,17 @@ def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
         is_searched=True,
         detail=doc.Detail.VERBOSE,
     )
-    yield from _algorithm_table(search)
-
-
-def _algorithm_table(search: BudgetSearch) -> Iterator[doc.Block]:
-    """Yield what each algorithm leaves of the outputs of a module, where algorithms were compared."""
-    names = list(dict.fromkeys(name for module in search.modules for name in module.own_db))
-    if names:
-        yield doc.Table(
-            [
-                *doc.columns(("module", "name"), "format"),
-                *(doc.Column(f"{name} dB", "decibels") for name in names),
-            ],
-            [
-                [module.tag, module.form, *(module.own_db.get(name) for name in names)]
-                for module in search.modules
-                if module.own_db
-            ],
-            name="algorithms",
-            heading="Algorithms by module; dB of the outputs of its own products",
-            detail=doc.Detail.VERBOSE,
-        )
+    yield doc.Table(
+        doc.columns(("module", "name"), "format", *(doc.Column(f"{name} dB", "decibels") for name in algorithms)),
+        [
+            [module.tag, module.form, *(module.own_db.get(name) for name in algorithms)]
+            for module in search.modules
+            if module.own_db
+        ],
+        name="algorithms",
+        heading="Algorithms by module; dB of the outputs of its own products",
+        detail=doc.Detail.VERBOSE,
+    )
 
 
 def _bit_boxes(search: BudgetSearch) -> Iterator[doc.Box]:
@@ -246,10 +227,8 @@ def _bit_boxes(search: BudgetSearch) -> Iterator[doc.Box]:
 
 def _mixture_words(result: QuantizedFile) -> str:
     """Return how many nodes have which precision, where there are several."""
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for module in result.modules:
         if module.quantized:
-            counts[module.requested] = counts.get(module.requested, 0) + module.quantized
-    if len(counts) < 2:
-        return ""
-    return f" ({', '.join(f'{precision} {count}' for precision, count in counts.items())})"
+            counts[module.requested] += module.quantized
+    return f" ({', '.join(f'{precision} {count}' for precision, count in counts.items())})" if len(counts) > 1 else ""

@@ -151,7 +151,7 @@ def _exclude_list_blocks(listed: ExcludeList) -> Iterator[doc.Block]:
         ("target", f"{listed.target.words}: {verdict}"),
         ("reached", _form_words(listed.form)),
         ("weights", size_words(listed.form.weight_bytes)),
-        *([("latency", _latency_words(listed.latency))] if listed.latency else []),
+        ("latency", _latency_words(listed.latency) if listed.latency else None),
         *(("in float", tag) for tag in listed.excluded),
     ]
     yield doc.Fields(fields)

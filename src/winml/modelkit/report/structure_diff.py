@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from winml.modelkit.words import count_words, size_words
 
 DISPLAYED_ROWS = 20
 """Rows unless all are asked for. Chosen: a table that fits on a screen and in a comment."""
+_STATUSES = ("changed", "added", "removed", "renamed")
 DISPLAYED_OPERATORS = 8
 """Operators named in a line. Chosen: they fit on it."""
 _NUMBER = re.compile(r"\.\d+(?=/|$)")
@@ -33,7 +35,7 @@ def diff_document(diff: StructureDiff, *, folds: bool = True, by_change: bool = 
             of the file.
     """
     modules = sorted(diff.modules, key=_weight_of_change, reverse=True) if by_change else diff.modules
-    rows = _folded(modules) if folds else list(map(_Row.of, modules))
+    rows = _rows(modules, folds=folds)
     hidden = sum(row.modules for row in rows[DISPLAYED_ROWS:])
     weights = [
         (
@@ -83,8 +85,8 @@ def _diff_figures(diff: StructureDiff) -> Iterator[doc.Figure]:
     if diff.is_same:
         yield doc.Figure("files", "equal", f"every node and weight of {diff.same_modules} modules", "good")
     else:
-        statuses = [module.status for module in diff.modules]
-        words = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
+        statuses = Counter(module.status for module in diff.modules)
+        words = ", ".join(f"{count} {status}" for status, count in statuses.items())
         meaning = f"{words}; {diff.same_modules} are equal" if words else f"{diff.same_modules} are equal"
         yield doc.Figure("modules that differ", str(len(diff.modules)), meaning)
     yield doc.Figure("nodes", f"{after.nodes - before.nodes:+,}", f"{before.nodes:,} before, {after.nodes:,} after")
@@ -126,31 +128,24 @@ def _diff_bars(diff: StructureDiff) -> Iterator[doc.Block]:
 
 @dataclass(frozen=True)
 class _Row:
-    """One line of the table: a module, or several that changed alike and differ in their numbers only."""
+    """A row of the table: a module, or several that changed alike."""
 
-    status: str
-    name: str
-    rest: tuple[doc.Cell, ...]
-    modules: int = 1
-
-    @classmethod
-    def of(cls, module: ChangedModule) -> _Row:
-        return cls(module.status, _module_name(module), _cells(module))
-
-    @property
-    def cells(self) -> tuple[doc.Cell, ...]:
-        name = f"{self.name} × {self.modules}" if self.modules > 1 else self.name
-        return (self.status, name, *self.rest)
+    cells: tuple[doc.Cell, ...]
+    modules: int
 
 
-def _folded(modules: Iterable[ChangedModule]) -> list[_Row]:
-    """Return a row for each kind of change; modules of equal layers that changed alike share one."""
-    groups: dict[tuple[str, str, tuple[doc.Cell, ...]], list[_Row]] = {}
-    for row in map(_Row.of, modules):
-        groups.setdefault((row.status, _NUMBER.sub(".*", row.name), row.rest), []).append(row)
+def _rows(modules: Iterable[ChangedModule], *, folds: bool) -> list[_Row]:
+    """Return a row for each module, or, if folded, for each kind of change of modules that differ in numbers only."""
+    groups: dict[tuple[str, str | int, tuple[doc.Cell, ...]], list[str]] = {}
+    for number, module in enumerate(modules):
+        name = module.tag or module.class_name
+        if module.renamed_from:
+            name = f"{module.renamed_from} → {name}"
+        kind = _NUMBER.sub(".*", name) if folds else number
+        groups.setdefault((module.status, kind, _cells(module)), []).append(name)
     return [
-        rows[0] if len(rows) == 1 else _Row(status, name, rest, len(rows))
-        for (status, name, rest), rows in groups.items()
+        _Row((status, names[0] if len(names) == 1 else f"{kind} × {len(names)}", *cells), len(names))
+        for (status, kind, cells), names in groups.items()
     ]
 
 
@@ -160,10 +155,8 @@ def _diff_fields(diff: StructureDiff) -> Iterator[doc.Field]:
     if diff.is_same:
         yield "same", f"every node and every weight of {diff.same_modules} modules"
         return
-    counts = dict.fromkeys(("changed", "added", "removed", "renamed"), 0)
-    for module in diff.modules:
-        counts[module.status] += 1
-    counted = [f"{count} {status}" for status, count in counts.items() if count]
+    counts = Counter[str](module.status for module in diff.modules)
+    counted = [f"{count} {status}" for status in _STATUSES if (count := counts[status])]
     yield "modules", ", ".join([*counted, f"{diff.same_modules} the same"])
     if diff.operators:
         yield "operators", _operator_words(diff.operators)
@@ -180,39 +173,23 @@ def _file_words(file: ComparedFile) -> str:
     )
 
 
-def _module_name(module: ChangedModule) -> str:
-    name = module.tag or module.class_name
-    return f"{module.renamed_from} → {name}" if module.renamed_from else name
-
-
 def _cells(module: ChangedModule) -> tuple[doc.Cell, ...]:
     attributes = f"attributes of {module.attributes_changed}" if module.attributes_changed else ""
     operators = ", ".join(filter(None, [_operator_words(module.operators), attributes]))
-    nodes, sizes = module.nodes, module.size_bytes
-    size = doc.Number(sizes[1] - sizes[0], _arrow_of_sizes(module)) if sizes[0] != sizes[1] else ""
-    return doc.Number(nodes[1], _arrow(nodes)), operators, _weight_words(module), size
+    nodes, (size_before, size_after) = module.nodes, module.size_bytes
+    nodes_words = str(nodes[1]) if nodes[0] == nodes[1] else f"{nodes[0]} → {nodes[1]}"
+    size: doc.Cell = ""
+    if size_before != size_after:
+        size = doc.Number(size_after - size_before, f"{size_words(size_before)} → {size_words(size_after)}")
+    statuses = Counter(weight.status for weight in module.weights)
+    weights = ", ".join(f"{count} {status}" for status, count in statuses.items())
+    return doc.Number(nodes[1], nodes_words), operators, weights, size
 
 
 def _operator_words(operators: Mapping[str, tuple[int, int]]) -> str:
     words = [f"{name} {after - before:+d}" for name, (before, after) in operators.items()]
     more = len(words) - DISPLAYED_OPERATORS
     return ", ".join(words[:DISPLAYED_OPERATORS]) + (f" and {more} others" if more > 0 else "")
-
-
-def _weight_words(module: ChangedModule) -> str:
-    counts: dict[str, int] = {}
-    for weight in module.weights:
-        counts[weight.status] = counts.get(weight.status, 0) + 1
-    return ", ".join(f"{count} {status}" for status, count in counts.items())
-
-
-def _arrow(pair: tuple[int, int]) -> str:
-    return str(pair[1]) if pair[0] == pair[1] else f"{pair[0]} → {pair[1]}"
-
-
-def _arrow_of_sizes(module: ChangedModule) -> str:
-    before, after = module.size_bytes
-    return "" if before == after else f"{size_words(before)} → {size_words(after)}"
 
 
 def _weight_of_change(module: ChangedModule) -> int:

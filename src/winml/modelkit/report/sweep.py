@@ -105,7 +105,7 @@ def sweep_document(result: SweepResult) -> doc.Document:
         [
             [
                 cell.model,
-                *_setting_cells(cell, settings),
+                *(str(cell.settings.get(key, "")) for key in settings),
                 cell.state,
                 *_measure_cells(result, cell, measures),
                 _problem(cell),
@@ -154,10 +154,6 @@ def _fields(result: SweepResult) -> Iterator[doc.Field]:
     if result.against is not None:
         yield doc.EARLIER, result.against.folder, doc.Detail.PAGE
     yield "table", f"{result.folder}: {SWEEP_PAGE_NAME}, {SWEEP_TABLE_NAME}, {SWEEP_RESULTS_NAME}"
-
-
-def _setting_cells(cell: CellResult, settings: tuple[str, ...]) -> Iterator[doc.Cell]:
-    yield from (str(cell.settings.get(key, "")) for key in settings)
 
 
 def _measure_cells(result: SweepResult, cell: CellResult, measures: tuple[str, ...]) -> Iterator[doc.Cell]:

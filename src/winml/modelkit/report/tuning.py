@@ -9,7 +9,7 @@ from winml.modelkit.file_names import TUNE_RESULT_NAME
 from winml.modelkit.options import drop_words
 from winml.modelkit.report import document as doc
 from winml.modelkit.results.tuning import TunedCandidate, TuneResult
-from winml.modelkit.words import decibel_words, size_words
+from winml.modelkit.words import count_noun, decibel_words, size_words
 
 _GRADES: Mapping[str, doc.Grade] = {"won": "best", "right": "good", "slower": "fair"}
 _MOST_DISPLAYED_DB = 80.0
@@ -116,7 +116,7 @@ def _limit_words(result: TuneResult) -> str:
 
 def _machine_words(result: TuneResult) -> str:
     machine = result.machine
-    cores = f"{machine['cores']} {'core' if machine['cores'] == 1 else 'cores'}"
+    cores = count_noun(machine["cores"], "core")
     providers = ", ".join(machine["providers"])
     return f"{machine['processor']}, {cores}, ONNX Runtime {result.onnxruntime_version} with {providers}"
 
@@ -126,12 +126,10 @@ def _table_order(result: TuneResult) -> list[TunedCandidate]:
 
     Those that were not timed are last.
     """
-
-    def place(item: TunedCandidate) -> tuple[bool, bool, bool, float]:
-        ratio = item.latency.ratio.value if item.latency is not None and item.latency.ratio is not None else 1.0
-        return item.status != "won", not item.is_on_front, item.latency is None, ratio
-
-    return sorted(result.candidates, key=place)
+    return sorted(
+        result.candidates,
+        key=lambda item: (item.status != "won", not item.is_on_front, item.latency is None, _ratio(item)),
+    )
 
 
 def _row(item: TunedCandidate, metrics: Sequence[str]) -> list[doc.Cell]:

@@ -10,7 +10,8 @@ from winml.modelkit.hierarchy.address import ModuleIdentity
 from winml.modelkit.hierarchy.carry.carrying import CarryReport
 from winml.modelkit.measure.latency import LatencyOptions, LatencyResult
 from winml.modelkit.measure.module_profile import ModuleProfile, ModuleTime
-from winml.modelkit.records import Record, entry
+from winml.modelkit.measure.statistics import Summary
+from winml.modelkit.records import Record, entry, json_value, record_keys
 from winml.modelkit.results.perf import SCHEMA_VERSION, PerfResult
 from winml.modelkit.runtime.devices import ChosenProvider
 
@@ -32,16 +33,16 @@ class MeasuredModule:
 
     def as_record(self) -> dict[str, object]:
         """Return its entry of ``instances``."""
-        summary = self.latency.summary.as_record() if self.latency else {}
-        names = ("mean", "std", "min", "p50", "p90", "p95", "p99", "max")
+        latency = self.latency
+        summary = dict.fromkeys(record_keys(Summary)) if latency is None else latency.summary.as_record()
         return {
             **self.identity.as_record(),
-            **{f"{name}_ms": summary.get(name) for name in names},
-            "first_run_ms": None if self.latency is None else round(self.latency.first_run_ms, 6),
-            "session_creation_ms": None if self.session_creation_ms is None else round(self.session_creation_ms, 3),
+            **{f"{name}_ms": value for name, value in summary.items()},
+            "first_run_ms": None if latency is None else round(latency.first_run_ms, 6),
+            "session_creation_ms": json_value(self.session_creation_ms, 3),
             "nodes": self.nodes,
             "inputs": {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in self.inputs.items()},
-            "raw_samples_ms": [round(sample, 6) for sample in self.latency.samples_ms] if self.latency else [],
+            "raw_samples_ms": [] if latency is None else json_value(latency.samples_ms, 6),
             "error": self.error or None,
         }
 

@@ -11,12 +11,12 @@ import numpy as np
 from winml.modelkit.arrays import Array
 from winml.modelkit.measure.latency import LatencyOptions, LatencyResult
 from winml.modelkit.measure.statistics import Ratio
-from winml.modelkit.records import Record
+from winml.modelkit.records import Record, json_value
 from winml.modelkit.runtime.decoding.inputs import DecoderRun
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.graph_inputs import GraphInput, batch_of
 from winml.modelkit.runtime.host import peak_bytes, resident_bytes
-from winml.modelkit.runtime.opened_model import PreparedModel, RunOptions
+from winml.modelkit.runtime.opened_model import PreparedModel
 from winml.modelkit.runtime.sessions import onnxruntime_version
 from winml.modelkit.version import __version__
 from winml.modelkit.words import time_words
@@ -125,7 +125,7 @@ class PerfResult:
                 "runs_per_sec": round(1000 / self.latency.summary.mean, 3),
                 **({} if self.tokens_per_sec is None else {"tokens_per_sec": round(self.tokens_per_sec, 3)}),
             },
-            "raw_samples_ms": _round_samples(self.latency.samples_ms),
+            "raw_samples_ms": json_value(self.latency.samples_ms, 6),
             "memory": self.memory.as_record(),
         }
         if self.baseline is not None:
@@ -136,7 +136,7 @@ class PerfResult:
                 "latency_ms": self.baseline.latency.summary.as_record(),
                 "ratio": self.baseline.ratio.as_record(),
                 "block": self.baseline.block,
-                "raw_samples_ms": _round_samples(self.baseline.latency.samples_ms),
+                "raw_samples_ms": json_value(self.baseline.latency.samples_ms, 6),
             }
         return {**record, **self.extra}
 
@@ -174,15 +174,9 @@ class PerfResult:
             "dimension_names": {
                 item.name: [size if isinstance(size, str) else None for size in item.shape] for item in self.inputs
             },
-            "measured_shapes": {name: list(shape) for name, shape in self.measured_shapes.items()},
-            "output_shapes": {
-                name: None if shape is None else list(shape) for name, shape in self.output_shapes.items()
-            },
+            "measured_shapes": json_value(self.measured_shapes),
+            "output_shapes": json_value(self.output_shapes),
         }
-
-
-def _round_samples(samples: tuple[float, ...]) -> list[float]:
-    return [round(sample, 6) for sample in samples]
 
 
 def perf_result(
@@ -196,8 +190,6 @@ def perf_result(
     opened, values, run_options = prepared.opened, prepared.values, prepared.options
     outputs = prepared.run.outputs()
     batch_size, batch_source = batch_of(values.inputs, values.feeds, outputs)
-    has_text = run_options.io_binding and not prepared.run.is_bound
-    text_notes = (_TEXT_INPUT_NOTE,) if has_text else ()
     return PerfResult(
         model=run_options.shown,
         model_bytes=prepared.path.stat().st_size,
@@ -223,8 +215,8 @@ def perf_result(
         notes=(
             *values.notes,
             *_output_notes(outputs),
-            *text_notes,
-            *_export_notes(run_options),
+            *([_TEXT_INPUT_NOTE] if run_options.io_binding and not prepared.run.is_bound else []),
+            *([_EXPORT_NOTE] if run_options.is_exported else []),
             *spread_notes({"the model": latency} | ({} if baseline is None else {baseline.name: baseline.latency})),
         ),
     )
@@ -233,9 +225,7 @@ def perf_result(
 _TEXT_INPUT_NOTE = "an input contains text, which ONNX Runtime copies in every run: times include the copy"
 
 
-def _export_notes(options: RunOptions) -> Iterator[str]:
-    if options.is_exported:
-        yield "peak memory includes loading and, if the model was not cached, the export"
+_EXPORT_NOTE = "peak memory includes loading and, if the model was not cached, the export"
 
 
 def _output_notes(outputs: Mapping[str, Array | None]) -> Iterator[str]:

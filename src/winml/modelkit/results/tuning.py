@@ -119,7 +119,9 @@ class TunedCandidate:
 
     def as_record(self) -> dict[str, object]:
         """Return its entry of ``candidates``."""
-        facts, candidate = self.facts, self.candidate.as_record()
+        candidate = self.candidate.as_record()
+        facts: dict[str, Any] = {} if self.facts is None else self.facts.as_record()
+        memory = {key: facts[key] for key in ("session_bytes", "run_bytes", "peak_bytes")} if facts else None
         return {
             **{key: candidate[key] for key in ("name", "kind", "words", "run")},
             "status": self.status,
@@ -128,20 +130,14 @@ class TunedCandidate:
             "latency_ms": json_value(self.latency),
             "ratio_to_winner": json_value(self.ratio_to_winner),
             "samples_per_s": json_value(self.samples_per_s, 3),
-            "size_bytes": None if facts is None else facts.size_bytes,
-            "sqnr_db": None if facts is None else json_value(facts.sqnr_db, 3),
-            "output": None if facts is None else facts.output or None,
-            "quality": None if facts is None else dict(facts.quality) or None,
-            "scores": {} if facts is None else json_value(facts.scores),
-            "drops": {} if facts is None else json_value(facts.drops),
-            "session_creation_ms": None if facts is None else json_value(facts.session_creation_ms, 3),
-            "memory": None
-            if facts is None
-            else {
-                "session_bytes": facts.session_bytes,
-                "run_bytes": facts.run_bytes,
-                "peak_bytes": facts.peak_bytes,
-            },
+            "size_bytes": facts.get("size_bytes"),
+            "sqnr_db": json_value(facts.get("sqnr_db"), 3),
+            "output": facts.get("output") or None,
+            "quality": facts.get("quality") or None,
+            "scores": facts.get("scores", {}),
+            "drops": facts.get("drops", {}),
+            "session_creation_ms": json_value(facts.get("session_creation_ms"), 3),
+            "memory": memory,
         }
 
 
