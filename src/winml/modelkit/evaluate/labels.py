@@ -107,7 +107,7 @@ def _matched(
         moved = any(_is_number(label) and label != number for label, number in classes.items())
         reported = f"Numbers in column {column} are used as class names, since the model's class names are digits."
         return classes, (reported,) if names is None and moved else ()
-    if not _says_nothing(model):
+    if not all(_GENERIC.fullmatch(name) or name.strip().isdecimal() for name in model):
         return None, ()
     if all(name.strip().isdecimal() and int(name) < len(model) for name in spoken.values()):
         reported = f"The config names no classes: digits in column {column} are used as class indices."
@@ -118,10 +118,6 @@ def _matched(
         )
         return {label: int(label) for label in spoken}, (reported,)
     return None, ()
-
-
-def _says_nothing(model: Sequence[str]) -> bool:
-    return all(_GENERIC.fullmatch(name) or name.strip().isdecimal() for name in model)
 
 
 def _is_number(value: object) -> bool:
@@ -141,14 +137,12 @@ def _refuse_no_label(value: object, column: str) -> Any:
             f"column {column} has a sample without a label",
             hint="Remove such samples from the dataset, or choose a different column with --columns.",
         )
-    what = f"the number {value}, but class indices are integers" if isinstance(value, Real) else _kind_words(value)
+    what = f"{type(value).__name__} {str(value)[:_LONGEST_VALUE]} instead of one label"
+    if isinstance(value, Real):
+        what = f"the number {value}, but class indices are integers"
     raise UsageError(
         f"column {column} contains {what}", hint="Provide one label per sample: the name or index of a class."
     )
-
-
-def _kind_words(value: object) -> str:
-    return f"{type(value).__name__} {str(value)[:_LONGEST_VALUE]} instead of one label"
 
 
 def _by_name(model: Sequence[str], spoken: Mapping[object, str]) -> dict[Any, int] | None:

@@ -69,7 +69,8 @@ def read_files(
     from datasets.info import DatasetInfosDict
 
     files = [path for paths in splits.values() for path in paths]
-    most_bytes = _most_bytes(files, cache)
+    stored_bytes = sum(path.stat().st_size for path in files)
+    most_bytes = min(max(_ALWAYS_READ, _MOST_RATIO * stored_bytes), shutil.disk_usage(cache).free // 2)
     batches = {"batch_size": min(_batch_rows(path, most_bytes) for path in files)} if kind == "parquet" else {}
     named = {split: [str(path.absolute()) for path in paths] for split, paths in splits.items()}
     described = (
@@ -173,11 +174,6 @@ def _named_files_only() -> Any:
             return path_or_paths
 
     return NamedFiles(record_checksums=False)
-
-
-def _most_bytes(files: Sequence[Path], cache: Path) -> int:
-    stored = sum(path.stat().st_size for path in files)
-    return min(max(_ALWAYS_READ, _MOST_RATIO * stored), shutil.disk_usage(cache).free // 2)
 
 
 def _batch_rows(path: Path, most_bytes: int) -> int:
@@ -401,24 +397,16 @@ def _splits_by_names(by_name: Mapping[str, Path]) -> dict[str, tuple[Path, ...]]
     if shards:
         order = [*_SPLIT_WORDS, *sorted(shards.keys() - _SPLIT_WORDS)]
         return {split: tuple(shards[split]) for split in order if split in shards}
-    for ending, parts_of in (("(?:[-._ 0-9]|$)", _folders), ("[-._ 0-9]", _file)):
+    for ending, places in (("(?:[-._ 0-9]|$)", slice(None, -1)), ("[-._ 0-9]", slice(-1, None))):
         found = {}
         for split, names in _SPLIT_WORDS.items():
             word = re.compile(f"(?:^|[-._ 0-9])(?:{names}){ending}")
-            paths = [path for name, path in by_name.items() if any(word.search(part) for part in parts_of(name))]
+            paths = [path for name, path in by_name.items() if any(map(word.search, PurePosixPath(name).parts[places]))]
             if paths:
                 found[split] = tuple(paths)
         if found:
             return found
     return {"train": tuple(by_name.values())}
-
-
-def _folders(name: str) -> tuple[str, ...]:
-    return PurePosixPath(name).parts[:-1]
-
-
-def _file(name: str) -> tuple[str, ...]:
-    return PurePosixPath(name).parts[-1:]
 
 
 def _kind(paths: Iterable[Path]) -> SourceKind | None:
@@ -431,8 +419,7 @@ def _kind(paths: Iterable[Path]) -> SourceKind | None:
             if kind is not None:
                 counts[kind] += 1
     order: tuple[SourceKind, ...] = (*dict.fromkeys(TABLE_SUFFIXES.values()), "images")
-    most = max(counts.values(), default=0)
-    return next(kind for kind in order if counts[kind] == most) if most else None
+    return max(order, key=lambda kind: counts[kind]) if counts else None  # of equally many, the first in the order
 
 
 def _is_read(path: Path, kind: SourceKind) -> bool:

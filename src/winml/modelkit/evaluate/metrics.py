@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from winml.modelkit.arrays import Array
 
@@ -70,6 +71,16 @@ class SampleRows:
         """Return the value on each resample."""
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             return self.finish((self.rows.T @ resamples.counts.T).T)
+
+
+def ratio_of_sums(value: float, rows: ArrayLike) -> SampleRows:
+    """Return a metric that is the sum of the first numbers of the rows divided by the sum of the second."""
+    return SampleRows(float(value), np.asarray(rows, np.float64), lambda sums: sums[:, 0] / sums[:, 1])
+
+
+def share(numerator: Array, denominator: Array) -> Array:
+    """Return the quotient of two arrays, 0 where it is not defined."""
+    return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)
 
 
 @dataclass(frozen=True)
@@ -162,8 +173,7 @@ def _accuracy(predictions: Sequence[int], references: Sequence[int]) -> SampleRo
     from sklearn.metrics import accuracy_score
 
     right = np.asarray(predictions) == np.asarray(references)
-    rows = np.stack([right, np.ones_like(right)], axis=1).astype(np.float64)
-    return SampleRows(float(accuracy_score(references, predictions)), rows, lambda sums: sums[:, 0] / sums[:, 1])
+    return ratio_of_sums(accuracy_score(references, predictions), np.stack([right, np.ones_like(right)], axis=1))
 
 
 def _of_class_counts(
@@ -188,8 +198,7 @@ def _of_class_counts(
 
 def _macro(numerator: Array, denominator: Array, occurring: Array) -> Array:
     """Return the mean over the classes that occur, 0 for one whose share is not defined: as scikit-learn."""
-    shares = np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)
-    mean: Array = (shares * occurring).sum(axis=1) / occurring.sum(axis=1)
+    mean: Array = (share(numerator, denominator) * occurring).sum(axis=1) / occurring.sum(axis=1)
     return mean
 
 
@@ -213,8 +222,7 @@ def _matthews(right: Array, predicted: Array, referred: Array) -> Array:
     covariance = right.sum(axis=1) * samples - (predicted * referred).sum(axis=1)
     spread = (samples**2 - (predicted**2).sum(axis=1)) * (samples**2 - (referred**2).sum(axis=1))
     # A model, or a resample, of one class only has no correlation; scikit-learn says 0.
-    values: Array = np.divide(covariance, np.sqrt(spread), out=np.zeros_like(covariance), where=spread > 0)
-    return values
+    return share(covariance, np.sqrt(spread))
 
 
 ACCURACY = Metric("accuracy", _accuracy, "sklearn")
@@ -270,11 +278,6 @@ SPEARMAN = Metric("spearman", _correlation("spearmanr"), "scipy")
 PEARSON = Metric("pearson", _correlation("pearsonr"), "scipy")
 
 
-def _ratio(sums: Array) -> Array:
-    ratio: Array = sums[:, 0] / sums[:, 1]
-    return ratio
-
-
 def _error_rate(process: str, rate: str) -> Callable[[Sequence[str], Sequence[str]], SampleRows]:
     def measure(predictions: Sequence[str], references: Sequence[str]) -> SampleRows:
         import jiwer
@@ -286,7 +289,7 @@ def _error_rate(process: str, rate: str) -> Callable[[Sequence[str], Sequence[st
             errors = found.substitutions + found.deletions + found.insertions
             rows.append((errors, found.hits + found.substitutions + found.deletions))
         value = getattr(compare(list(references), list(predictions)), rate)
-        return SampleRows(float(value), np.asarray(rows, np.float64), _ratio)
+        return ratio_of_sums(value, rows)
 
     return measure
 
@@ -301,8 +304,7 @@ def _squad(name: str) -> Callable[[Sequence[str], Sequence[Sequence[str]]], Samp
             texts = list(outputs) or [""]
             target: dict[str, Any] = {"answers": {"text": texts, "answer_start": [0] * len(texts)}, "id": "0"}
             rows.append((float(squad([{"prediction_text": predicted, "id": "0"}], [target])[name]) / 100, 1.0))
-        table = np.asarray(rows, np.float64)
-        return SampleRows(float(table[:, 0].mean()), table, _ratio)
+        return ratio_of_sums(np.mean([points for points, _ in rows]), rows)
 
     return measure
 
@@ -314,7 +316,7 @@ def _perplexity(predictions: Sequence[tuple[float, int]], _references: Sequence[
     mean = total / tokens if tokens else math.nan
     # Larger than a float can say: nothing of the text was expected.
     value = math.exp(mean) if mean < math.log(np.finfo(np.float64).max) else math.inf
-    return SampleRows(value, rows, lambda sums: np.exp(_ratio(sums)))
+    return SampleRows(value, rows, lambda sums: np.exp(sums[:, 0] / sums[:, 1]))
 
 
 WORD_ERROR_RATE = Metric("wer", _error_rate("process_words", "wer"), "jiwer", is_higher_better=False)
@@ -383,10 +385,6 @@ def _of_spans(name: str, finish: Callable[[Array], Array]) -> Callable[[Sequence
     return measure
 
 
-def _share(numerator: Array, denominator: Array) -> Array:
-    return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)
-
-
 def _tag_accuracy(predictions: Sequence[Tags], references: Sequence[Tags]) -> SampleRows:
     from sklearn.metrics import accuracy_score
 
@@ -396,13 +394,13 @@ def _tag_accuracy(predictions: Sequence[Tags], references: Sequence[Tags]) -> Sa
     ]
     flat = [[tag for tags in side for tag in tags] for side in (references, predictions)]
     return SampleRows(
-        float(accuracy_score(*flat)), np.asarray(rows, np.float64), lambda sums: _share(sums[:, 0], sums[:, 1])
+        float(accuracy_score(*flat)), np.asarray(rows, np.float64), lambda sums: share(sums[:, 0], sums[:, 1])
     )
 
 
 SPAN_METRICS = (
-    Metric("f1", _of_spans("f1_score", lambda s: _share(2 * s[:, 0], s[:, 1] + s[:, 2])), "sklearn"),
-    Metric("precision", _of_spans("precision_score", lambda s: _share(s[:, 0], s[:, 1])), "sklearn"),
-    Metric("recall", _of_spans("recall_score", lambda s: _share(s[:, 0], s[:, 2])), "sklearn"),
+    Metric("f1", _of_spans("f1_score", lambda s: share(2 * s[:, 0], s[:, 1] + s[:, 2])), "sklearn"),
+    Metric("precision", _of_spans("precision_score", lambda s: share(s[:, 0], s[:, 1])), "sklearn"),
+    Metric("recall", _of_spans("recall_score", lambda s: share(s[:, 0], s[:, 2])), "sklearn"),
 )
 TAG_ACCURACY = Metric("accuracy", _tag_accuracy, "sklearn")

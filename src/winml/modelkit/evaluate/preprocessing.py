@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,22 +75,6 @@ class Batch:
         return output[: len(self.rows)]
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """Samples that are longer than what is read of them, by number."""
-
-    texts: set[int] = field(default_factory=set)
-    recordings: set[int] = field(default_factory=set)
-
-    def notes(self, longest_text: int) -> Iterator[str]:
-        for kind, rows, most in (
-            ("text", self.texts, f"than {longest_text} tokens"),
-            ("recording", self.recordings, "than the model takes"),
-        ):
-            if rows:
-                yield f"{count_noun(len(rows), kind, 'are')} longer {most} and truncated"
-
-
 class Preprocessor:
     """Makes arrays of samples.
 
@@ -110,7 +94,7 @@ class Preprocessor:
             (int(i.shape[0]) for i in inputs if len(i.shape) > 1 and isinstance(i.shape[0], int)), None
         )
         self._decided: dict[str, None] = {}
-        self._cut = _Cut()
+        self._cut: dict[str, set[int]] = {"text": set(), "recording": set()}
         self._inputs = {item.name: item for item in inputs}
         self._longest_text = longest_text
         self._option = option
@@ -147,7 +131,17 @@ class Preprocessor:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was decided because nobody said, and what was cut of the samples read so far, one sentence each."""
-        return (*self._decided, *self._cut.notes(self._fixed_size("input_ids", 1) or self._longest_text))
+        limits = {
+            "text": f"{self._fixed_size('input_ids', 1) or self._longest_text} tokens",
+            "recording": "the model takes",
+        }
+        cut = (
+            f"{count_noun(len(numbers), kind)} {'are' if len(numbers) > 1 else 'is'} longer than {limits[kind]} and "
+            "truncated"
+            for kind, numbers in self._cut.items()
+            if numbers
+        )
+        return (*self._decided, *cut)
 
     def batches(self, samples: Iterable[Sample], batch_size: int | None = None) -> Iterator[Batch]:
         """Yield what each run takes, as many samples in it as the graph takes.
@@ -230,7 +224,7 @@ class Preprocessor:
             return dict(tokens), [rows[source] for source in sources]
         if not windowed:
             encodings = zip(rows, tokens.encodings, strict=True)
-            self._cut.texts.update(row.number for row, encoding in encodings if encoding.overflowing)
+            self._cut["text"].update(row.number for row, encoding in encodings if encoding.overflowing)
         return dict(tokens), [_text_row(rows[source], tokens, place) for place, source in enumerate(sources)]
 
     def _image_inputs(self, processor: Any, rows: Sequence[Row]) -> tuple[dict[str, Array], list[Row]]:
@@ -244,7 +238,11 @@ class Preprocessor:
             if getattr(processor, "do_center_crop", None):
                 self._image_arguments["do_center_crop"] = False
             arrays = dict(processor(images=images, return_tensors="np", **self._image_arguments))
-            self._decided[_resized_note(size, passed)] = None
+            note = (
+                f"images are resized to {size[0]} x {size[1]}, the input size of the graph; the image processor is "
+                f"configured for {passed[0]} x {passed[1]}"
+            )
+            self._decided[note] = None
         sizes = [(image.height, image.width) for image in images]
         return arrays, [replace(row, image_size=size) for row, size in zip(rows, sizes, strict=True)]
 
@@ -254,7 +252,7 @@ class Preprocessor:
         length = self._fixed_size("input_values", 1) if len(self._shape("input_values")) == 2 else None
         if longest := length or getattr(extractor, "n_samples", None):
             pairs = zip(rows, samples, strict=True)
-            self._cut.recordings.update(row.number for row, sound in pairs if len(sound) > longest)
+            self._cut["recording"].update(row.number for row, sound in pairs if len(sound) > longest)
         arguments = _recording_arguments(extractor, length)
         if "attention_mask" in self._inputs:
             arguments["return_attention_mask"] = True
@@ -358,13 +356,6 @@ def text_limit(folder: Path, tokenizer: object, *, at_most: int = LONGEST_TEXT) 
     """
     limits = (getattr(tokenizer, "model_max_length", None), position_count(folder), sentence_length(folder))
     return min([at_most, *(int(limit) for limit in limits if limit is not None)])
-
-
-def _resized_note(size: Sequence[object], passed: Sequence[int]) -> str:
-    return (
-        f"images are resized to {size[0]} x {size[1]}, the input size of the graph; the image processor is "
-        f"configured for {passed[0]} x {passed[1]}"
-    )
 
 
 def _recording_arguments(extractor: Any, length: int | None) -> dict[str, object]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.evaluate.metrics import Metric, SampleRows
+from winml.modelkit.evaluate.metrics import Metric, SampleRows, ratio_of_sums, share
 
 Pairs = Array
 """``[pairs, 3]``: class of reference, predicted class, pixels."""
@@ -60,17 +60,14 @@ def _mean_iou(predictions: Sequence[Pairs], _references: Sequence[object]) -> Sa
 def _mean_of_occurring(sums: Array) -> Array:
     """Return the mean over the classes that occur on either side."""
     intersections, unions = np.split(sums, 2, axis=1)
-    shares = np.divide(intersections, unions, out=np.zeros_like(unions), where=unions > 0)
-    mean: Array = shares.sum(axis=1) / (unions > 0).sum(axis=1)
+    mean: Array = share(intersections, unions).sum(axis=1) / (unions > 0).sum(axis=1)
     return mean
 
 
 def _pixel_accuracy(predictions: Sequence[Pairs], _references: Sequence[object]) -> SampleRows:
-    rows = np.asarray(
-        [(pairs[pairs[:, 0] == pairs[:, 1], 2].sum(), pairs[:, 2].sum()) for pairs in predictions], np.float64
-    )
+    rows = np.asarray([(pairs[pairs[:, 0] == pairs[:, 1], 2].sum(), pairs[:, 2].sum()) for pairs in predictions])
     right, pixels = rows.sum(axis=0)
-    return SampleRows(float(right / pixels) if pixels else float("nan"), rows, lambda sums: sums[:, 0] / sums[:, 1])
+    return ratio_of_sums(right / pixels if pixels else float("nan"), rows)
 
 
 MEAN_IOU = Metric("mean_iou", _mean_iou, "sklearn")

@@ -20,6 +20,7 @@ from winml.modelkit.evaluate.metrics import (
     TAG_ACCURACY,
     Metric,
     SampleRows,
+    ratio_of_sums,
 )
 from winml.modelkit.evaluate.preprocessing import Batch, Row
 from winml.modelkit.evaluate.processors import tokenizer_call
@@ -156,8 +157,7 @@ def _among_first(predictions: Sequence[tuple[int, ...]], references: Sequence[in
     from sklearn.metrics import accuracy_score
 
     found = [right in tokens for tokens, right in zip(predictions, references, strict=True)]
-    rows = np.stack([found, np.ones(len(found))], axis=1).astype(np.float64)
-    return SampleRows(float(accuracy_score([True] * len(found), found)), rows, lambda sums: sums[:, 0] / sums[:, 1])
+    return ratio_of_sums(accuracy_score([True] * len(found), found), [(is_found, 1) for is_found in found])
 
 
 def _masked_word_evaluator(context: EvaluatorContext) -> _MaskedWordEvaluator:
