@@ -15,20 +15,10 @@ from typing import Any, Literal
 
 import onnx
 
+from winml.modelkit import metadata_keys
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.tagging import Coverage, name_scope, scope_path
 from winml.modelkit.hierarchy.torch_modules import comes_with_torch, comes_with_transformers, hierarchy_paths
-from winml.modelkit.metadata_keys import (
-    BUILDER_CLASSES_KEY,
-    BUILDER_SCOPES_KEY,
-    CLASSES_KEY,
-    MODULE_KEY,
-    NAMESPACE_KEY,
-    SCOPES_KEY,
-    SOURCE_KEY,
-    TAG_KEY,
-    TREE_KEY,
-)
 from winml.modelkit.options import load_metadata
 
 TreeSource = Literal[
@@ -76,12 +66,12 @@ def read_tree(nodes: Sequence[onnx.NodeProto], metadata: Metadata, root: str) ->
         root: Name of the root where the tree is read from node names.
     """
     properties = [{item.key: item.value for item in node.metadata_props} for node in nodes]
-    if any(TAG_KEY in node_metadata for node_metadata in properties):
+    if any(metadata_keys.TAG_KEY in node_metadata for node_metadata in properties):
         return _tagged_tree(properties, metadata)
     readers: tuple[tuple[TreeSource, Callable[[], list[Scope]]], ...] = (
         ("pkg.torch.onnx metadata", lambda: [_torch_scope(item) for item in properties]),
         ("pkg.onnxscript metadata", lambda: _absolute_scopes(map(_onnxscript_scope, properties))),
-        ("namespace", lambda: _namespace_scopes([item.get(NAMESPACE_KEY, "") for item in properties])),
+        ("namespace", lambda: _namespace_scopes([item.get(metadata_keys.NAMESPACE_KEY, "") for item in properties])),
         ("node names", lambda: list(map(_name_scope, nodes))),
     )
     for tree_source, reader in readers:
@@ -92,19 +82,19 @@ def read_tree(nodes: Sequence[onnx.NodeProto], metadata: Metadata, root: str) ->
 
 
 def _tagged_tree(properties: Sequence[Metadata], metadata: Metadata) -> OnnxTree:
-    modules, notes = _recorded_modules(metadata.get(TREE_KEY))
+    modules, notes = _recorded_modules(metadata.get(metadata_keys.TREE_KEY))
     tags = []
     sources: Counter[str] = Counter()
     malformed = 0
     for node_metadata in properties:
-        tag = node_metadata.get(TAG_KEY, "")
+        tag = node_metadata.get(metadata_keys.TAG_KEY, "")
         if not _is_tag(tag):
             malformed += bool(tag)
             tag = ""
         tags.append(tag)
         if tag:
-            sources[node_metadata.get(SOURCE_KEY) or "unknown"] += 1
-            _add_module(modules, OnnxModule(node_metadata.get(MODULE_KEY, ""), tag, _class_of(tag)))
+            sources[node_metadata.get(metadata_keys.SOURCE_KEY) or "unknown"] += 1
+            _add_module(modules, OnnxModule(node_metadata.get(metadata_keys.MODULE_KEY, ""), tag, _class_of(tag)))
     if malformed:
         notes.append(f"{malformed} node(s) have an invalid tag and count as untagged")
     coverage = Coverage(len(tags), sources.total(), dict(sources), _count_at_root(tags))
@@ -122,7 +112,7 @@ def _recorded_modules(text: str | None) -> tuple[dict[str, OnnxModule], list[str
                 raise ValueError("not a tag")
             _add_module(modules, OnnxModule(str(entry["path"]), entry["tag"], str(entry["class"])))
     except (ValueError, TypeError, KeyError):
-        return {}, [f"{TREE_KEY} of the model is damaged; the tree was built from the node tags"]
+        return {}, [f"{metadata_keys.TREE_KEY} of the model is damaged; the tree was built from the node tags"]
     return modules, []
 
 
@@ -221,7 +211,7 @@ def _assign_tags(classes: Mapping[str, str], parents: Mapping[str, str | None], 
 
 def _torch_scope(metadata: Metadata) -> Scope:
     """Read torch's two lists; the last entry is the node itself."""
-    scope = _listed_scope(metadata.get(SCOPES_KEY, ""), metadata.get(CLASSES_KEY, ""))[:-1]
+    scope = _listed_scope(metadata, metadata_keys.SCOPES_KEY, metadata_keys.CLASSES_KEY)[:-1]
     return tuple(level for level in scope if level[0] != _NO_MODULE)
 
 
@@ -231,11 +221,13 @@ _NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
 
 def _onnxscript_scope(metadata: Metadata) -> Scope:
     """Read the two lists of onnxscript's builder: the name of each module inside the one before, and its class."""
-    return _listed_scope(metadata.get(BUILDER_SCOPES_KEY, ""), metadata.get(BUILDER_CLASSES_KEY, ""))
+    return _listed_scope(
+        metadata.get(metadata_keys.BUILDER_SCOPES_KEY, ""), metadata.get(metadata_keys.BUILDER_CLASSES_KEY, "")
+    )
 
 
-def _listed_scope(paths_text: str, classes_text: str) -> Scope:
-    paths, classes = _python_list(paths_text), _python_list(classes_text)
+def _listed_scope(metadata: Metadata, paths_key: str, classes_key: str) -> Scope:
+    paths, classes = (_python_list(metadata.get(key, "")) for key in (paths_key, classes_key))
     return tuple(zip(paths, classes, strict=True)) if len(paths) == len(classes) else ()
 
 
