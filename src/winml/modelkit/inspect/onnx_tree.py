@@ -221,9 +221,7 @@ _NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
 
 def _onnxscript_scope(metadata: Metadata) -> Scope:
     """Read the two lists of onnxscript's builder: the name of each module inside the one before, and its class."""
-    return _listed_scope(
-        metadata.get(metadata_keys.BUILDER_SCOPES_KEY, ""), metadata.get(metadata_keys.BUILDER_CLASSES_KEY, "")
-    )
+    return _listed_scope(metadata, metadata_keys.BUILDER_SCOPES_KEY, metadata_keys.BUILDER_CLASSES_KEY)
 
 
 def _listed_scope(metadata: Metadata, paths_key: str, classes_key: str) -> Scope:
