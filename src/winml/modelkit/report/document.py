@@ -366,13 +366,13 @@ class Dot:
     name: str
     grade: Grade
     value: float
-    low: float | None
-    high: float | None
+    low: float | None = None
+    high: float | None = None
     """Ends of the interval of the value; None where there is none."""
-    size: float
+    size: float = 0.0
     """Of the mark, at least 0."""
-    bar: float
-    bar_words: str
+    bar: float = 0.0
+    bar_words: str = ""
     value_words: str = ""
     lines: Sequence[str] = ()
 
@@ -384,10 +384,10 @@ class Dots:
     dots: Sequence[Dot]
     heading: str
     value_title: str
-    bar_title: str
-    value_line: float | None
+    bar_title: str = ""
+    value_line: float | None = None
     """Where a line divides better from worse."""
-    bar_line: float | None
+    bar_line: float | None = None
     """The least bar that is accepted; None: no limit."""
     detail: Detail = Detail.PAGE
 

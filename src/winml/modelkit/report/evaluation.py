@@ -58,14 +58,12 @@ def _metric_chart(result: Evaluation) -> doc.Dots:
         words = f"{number_words(metric.value)}{f' ({_signed(value)})' if compares else ''}"
         name = f"{metric.name}, {'higher' if metric.is_higher_better else 'lower'} is better"
         grade: doc.Grade = "bad" if metric.name in missed else "good"
-        dots.append(doc.Dot(name, grade, value, low, high, 0.0, 0.0, "", words, lines=(name, words)))
+        dots.append(doc.Dot(name, grade, value, low, high, value_words=words, lines=(name, words)))
     return doc.Dots(
         dots,
         heading=f"{'Difference to the baseline' if compares else 'Metrics'}, with 95 % intervals",
         value_title="model minus baseline" if compares else "value",
-        bar_title="",
         value_line=0.0 if compares else None,
-        bar_line=None,
     )
 
 

@@ -86,9 +86,8 @@ def budget_document(result: QuantizedFile) -> doc.Document:
 
 
 def _budget_figures(search: BudgetSearch) -> Iterator[doc.Figure]:
-    yield doc.Figure(
-        "mean bits", f"{search.mean_bits:.2f} bits", f"for each parameter, scales included; limit: {search.limit}"
-    )
+    meaning = f"for each parameter, scales included; limit: {search.limit}"
+    yield doc.Figure("mean bits", f"{search.mean_bits:.2f} bits", meaning)
     chosen = next((trial for trial in search.frontier if trial.is_chosen), None)
     if chosen is not None and chosen.sqnr_db is not None:
         meaning = f"of the worst output on {search.samples} samples that the formats were chosen by; higher is better"
@@ -127,10 +126,8 @@ def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
                 name=f"{trial.form}, {trial.mean_bits:.2f} bits",
                 grade="best" if trial.is_chosen else "fair" if trial.form != "mixed" else "good",
                 value=trial.sqnr_db,
-                low=None,
-                high=None,
                 size=3.0 if trial.is_chosen else 1.0,
-                bar=float(trial.size_bytes),
+                bar=trial.size_bytes,
                 bar_words=size_words(trial.size_bytes),
                 value_words=f"{trial.sqnr_db:.1f} dB",
             )
@@ -140,8 +137,6 @@ def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
         heading="Size against quality: formats of the whole model, ★ is the chosen one",
         value_title="SQNR in dB, more is better",
         bar_title="size of the weights",
-        value_line=None,
-        bar_line=None,
     )
     yield doc.Boxes(
         list(_bit_boxes(search)),

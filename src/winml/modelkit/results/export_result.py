@@ -19,7 +19,7 @@ from winml.modelkit.hierarchy.tree import ModuleNode, ModuleTree
 from winml.modelkit.load.parts import ModelInfo
 from winml.modelkit.progress import StepTiming
 from winml.modelkit.results.transformed_file import ModuleFunctions, WrittenFile
-from winml.modelkit.results.words import module_size_words
+from winml.modelkit.words import count_noun, count_words
 
 STEPS = (
     "model preparation",
@@ -59,7 +59,9 @@ class ModuleSize:
     @property
     def words(self) -> str:
         """The size in words: ``93 nodes (12 own) · 4.4 M parameters``."""
-        return module_size_words(self.nodes, self.own_nodes, self.parameters)
+        own = "" if self.own_nodes == self.nodes else f" ({self.own_nodes} own)"
+        size = f" · {count_words(self.parameters)} parameters" if self.parameters else ""
+        return f"{count_noun(self.nodes, 'node')}{own}{size}"
 
 
 @dataclass(frozen=True)

@@ -30,17 +30,6 @@ def at_root_words(coverage: Coverage) -> str:
     return f"{coverage.at_root} at the root ({coverage.at_root_percent:.0f} %)"
 
 
-def module_size_words(nodes: int, own_nodes: int, parameters: int) -> str:
-    """Return the nodes of a module with those below it, how many are its own, and its parameters.
-
-    >>> module_size_words(93, 12, 4_385_920), module_size_words(1, 1, 0)
-    ('93 nodes (12 own) · 4.4 M parameters', '1 node')
-    """
-    own = "" if own_nodes == nodes else f" ({own_nodes} own)"
-    size = f" · {count_words(parameters)} parameters" if parameters else ""
-    return f"{count_noun(nodes, 'node')}{own}{size}"
-
-
 _DISPLAYED_FIXED = 2
 """Inputs named in the outcome; the notes name all."""
 
