@@ -26,6 +26,16 @@ _LONG_TEXT = re.compile(
 """A quoted text, or one without a space."""
 
 
+def first_words(words: Sequence[object], count: int, rest: str = "more") -> str:
+    """Return the first of several texts, and how many more there are.
+
+    >>> first_words(["Add", "Mul", "Exp"], 2), first_words(["Add", "Mul"], 2)
+    ('Add, Mul and 1 more', 'Add, Mul')
+    """
+    left_out = len(words) - count
+    return ", ".join(map(str, words[:count])) + (f" and {left_out} {rest}" if left_out > 0 else "")
+
+
 def size_words(size_bytes: int) -> str:
     """Return a size in the largest unit that leaves at least one.
 

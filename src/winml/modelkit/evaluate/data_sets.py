@@ -6,7 +6,6 @@ Which column plays which role is read from the user's mapping; what a model take
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -29,6 +28,7 @@ from winml.modelkit.evaluate.local_files import FolderLayout, prepared_splits, r
 from winml.modelkit.evaluate.media import Unreadable, open_image, open_recording
 from winml.modelkit.graph.files.foreign_files import foreign_parser
 from winml.modelkit.graph.files.recovery import temporary_folder
+from winml.modelkit.words import first_words
 
 if TYPE_CHECKING:
     import datasets
@@ -146,11 +146,10 @@ class DataSet:
         """What to say of the samples that were left out; None where all of them opened."""
         if not self.unreadable:
             return None
-        names = ", ".join(item.name for item in itertools.islice(self.unreadable.values(), _DISPLAYED))
-        more = f" and {len(self.unreadable) - _DISPLAYED} more" if len(self.unreadable) > _DISPLAYED else ""
+        names = first_words([item.name for item in self.unreadable.values()], _DISPLAYED)
         count = len(self.unreadable)
         verbs = "cannot be opened and is" if count == 1 else "cannot be opened and are"
-        return f"{count} of {len(self)} samples of {self.name} {verbs} skipped: {names}{more}"
+        return f"{count} of {len(self)} samples of {self.name} {verbs} skipped: {names}"
 
     def close(self) -> None:
         """Remove temporary files; no row can be read after."""

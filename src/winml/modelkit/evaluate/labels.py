@@ -15,6 +15,7 @@ from numbers import Real
 from typing import Any
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.words import first_words
 
 _GENERIC = re.compile(r"label[_ ]?\d+", re.IGNORECASE)
 """Specified: how transformers calls a class whose name nobody wrote down."""
@@ -113,9 +114,7 @@ def _matched(
         reported = f"The config names no classes: digits in column {column} are used as class indices."
         return {label: int(name) for label, name in spoken.items()}, (reported,)
     if names is not None and len(names) <= len(model):
-        reported = (
-            f"The config names no classes: the labels of column {column} are used in their order: {_listed(names)}."
-        )
+        reported = f"The config names no classes: the labels of column {column} are used in their order: {first_words(names, _DISPLAYED)}."
         return {label: int(label) for label in spoken}, (reported,)
     return None, ()
 
@@ -166,12 +165,7 @@ def _unknown_labels(labels: Sequence[object], found: LabelMap) -> UsageError:
             hint="Use a different --split.",
         )
     return UsageError(
-        f"the labels of column {found.column} do not match the model: {_listed(labels)}; the config has "
-        f"{_listed(found.model) or 'none'}",
+        f"the labels of column {found.column} do not match the model: {first_words(labels, _DISPLAYED)}; "
+        f"the config has {first_words(found.model, _DISPLAYED) or 'none'}",
         hint="Use the names of id2label in the dataset, or the names of the dataset in the config.",
     )
-
-
-def _listed(names: Sequence[object]) -> str:
-    more = f" and {len(names) - _DISPLAYED} more" if len(names) > _DISPLAYED else ""
-    return f"{', '.join(map(str, names[:_DISPLAYED]))}{more}"

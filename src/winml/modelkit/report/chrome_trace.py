@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from typing import Any
 
 from winml.modelkit.hierarchy import address
@@ -41,18 +42,16 @@ def chrome_trace_record(profile: ModuleProfile) -> dict[str, Any]:
     A module has one frame for each uninterrupted sequence of kernels of its own and of its children.
     """
     return {
-        "traceEvents": [*_module_frames(profile), *map(_kernel_event, _tagged_kernels(profile))],
+        "traceEvents": [
+            *_module_frames(profile),
+            *(_kernel_event(kernel, profile) for kernel in profile.profile.kernels),
+        ],
         "displayTimeUnit": "ms",
     }
 
 
-def _tagged_kernels(profile: ModuleProfile) -> Iterator[tuple[KernelTime, str]]:
-    for kernel in profile.profile.kernels:
-        yield kernel, profile.tags.get(kernel.node, "")
-
-
-def _kernel_event(entry: tuple[KernelTime, str]) -> Event:
-    kernel, tag = entry
+def _kernel_event(kernel: KernelTime, profile: ModuleProfile) -> Event:
+    tag = profile.tags.get(kernel.node, "")
     details = {"node": kernel.node, "tag": tag, "run": kernel.run, "provider": kernel.provider}
     return _trace_event(kernel.op_type or kernel.node, "kernel", kernel.start_us, kernel.duration_us, details)
 
@@ -61,25 +60,17 @@ def _module_frames(profile: ModuleProfile) -> Iterator[Event]:
     """Yield the module frames. A frame ends with its last kernel before a kernel outside of the module."""
     open_frames: list[tuple[str, float]] = []
     run, end_us = -1, 0.0
-    for kernel, tag in _tagged_kernels(profile):
-        segments = address.parse_tag(tag) if tag else ()
+    for kernel in profile.profile.kernels:
+        segments = address.parse_tag(profile.tags.get(kernel.node, ""))
         depth = 0
         if kernel.run == run:
-            depth = _shared_depth([name for name, _ in open_frames], segments)
+            open_segments = [name for name, _ in open_frames]
+            pairs = zip(open_segments, segments, strict=False)
+            depth = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
         yield from _close_frames(open_frames, depth, end_us)
         open_frames += [(segment, kernel.start_us) for segment in segments[depth:]]
         run, end_us = kernel.run, max(end_us, kernel.start_us + kernel.duration_us)
     yield from _close_frames(open_frames, 0, end_us)
-
-
-def _shared_depth(open_segments: list[str], segments: tuple[str, ...]) -> int:
-    """Return the number of leading segments that are equal."""
-    depth = 0
-    for open_segment, segment in zip(open_segments, segments, strict=False):
-        if open_segment != segment:
-            break
-        depth += 1
-    return depth
 
 
 def _close_frames(open_frames: list[tuple[str, float]], depth: int, end_us: float) -> Iterator[Event]:

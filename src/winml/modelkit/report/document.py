@@ -192,7 +192,7 @@ class Table:
     brief: Sequence[int] | None = None
     """Positions of the rows without ``--verbose``, in their order there; None: all."""
     rest: str = ""
-    """The line below brief rows where some are left out."""
+    """The line below brief rows where some are left out; ``{}`` in it is how many."""
     is_searched: bool = False
     """Whether a page displays only the rows that hold a typed text; one table of a document."""
     variants: Sequence[tuple[str, str]] = ()
@@ -211,7 +211,7 @@ class Table:
             columns=[self.columns[index] for index in columns],
             rows=[[_cell_for(row[index], detail) for index in columns] for row in rows],
             brief=None,
-            rest=self.rest if len(rows) < len(self.rows) else "",
+            rest=self.rest.replace("{}", str(len(self.rows) - len(rows))) if len(rows) < len(self.rows) else "",
         )
 
 

@@ -42,27 +42,25 @@ def compilation_document(result: CompiledFile) -> doc.Document:
         *written_fields(result.files),
         *doc.note_fields(result.notes),
     ]
-    modules = [
-        ("" if position else part.name, module or "(the root)")
-        for part in result.parts
-        for position, module in enumerate(part.modules)
-    ]
-    outside = [(node.name, node.operator, node.dtype, node.tag, node.reason) for node in result.outside]
     rest = "… and {} more (--verbose shows all)"
     return doc.Document(
         [
             doc.Fields(fields),
             doc.Table(
                 doc.columns("compiled part", ("module", "name")),
-                modules,
+                [
+                    ("" if position else part.name, module or "(the root)")
+                    for part in result.parts
+                    for position, module in enumerate(part.modules)
+                ],
                 brief=range(DISPLAYED_ROWS),
-                rest=rest.format(len(modules) - DISPLAYED_ROWS),
+                rest=rest,
             ),
             doc.Table(
                 doc.columns(("left to the CPU provider", "name"), "operator", "dtype", ("module", "name"), "reason"),
-                outside,
+                [(node.name, node.operator, node.dtype, node.tag, node.reason) for node in result.outside],
                 brief=range(DISPLAYED_ROWS),
-                rest=rest.format(len(outside) - DISPLAYED_ROWS),
+                rest=rest,
             ),
         ]
     )

@@ -200,7 +200,7 @@ def times_document(
                 name=f"unattributed{name}",
                 heading="Nodes without a module",
                 brief=range(_DISPLAYED_UNATTRIBUTED),
-                rest=f"… and {len(profile.unattributed) - _DISPLAYED_UNATTRIBUTED} more nodes (--report lists all)",
+                rest="… and {} more nodes (--report lists all)",
             )
             for name, profile in profiles.items()
         ),

@@ -86,7 +86,6 @@ def optimization_document(result: OptimizedFile) -> doc.Document:
         *written_fields(result.files),
         *doc.note_fields(result.notes),
     ]
-    changes = result.module_changes()
     return doc.Document(
         [
             doc.Fields(fields),
@@ -98,10 +97,10 @@ def optimization_document(result: OptimizedFile) -> doc.Document:
                         f"{change.nodes_before} → {change.nodes_after}",
                         ", ".join(f"{name} {count:+d}" for name, count in change.operators.items()),
                     ]
-                    for change in changes
+                    for change in result.module_changes()
                 ],
                 brief=range(DISPLAYED_MODULES),
-                rest=f"… and {len(changes) - DISPLAYED_MODULES} more modules (--verbose shows all)",
+                rest="… and {} more modules (--verbose shows all)",
             ),
         ]
     )

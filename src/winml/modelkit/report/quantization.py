@@ -65,7 +65,7 @@ def quantization_document(result: QuantizedFile) -> doc.Document:
                 name="modules",
                 heading="Precision by module",
                 brief=range(DISPLAYED_MODULES),
-                rest=f"… and {len(modules) - DISPLAYED_MODULES} more modules (--verbose shows all)",
+                rest="… and {} more modules (--verbose shows all)",
             ),
         ]
     )

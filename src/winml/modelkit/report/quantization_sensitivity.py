@@ -64,7 +64,7 @@ def sensitivity_document(result: QuantizationSensitivity) -> doc.Document:
                 name="modules",
                 heading="Modules, each quantized alone",
                 brief=range(_DISPLAYED_RANKED),
-                rest=f"… and {len(modules) - _DISPLAYED_RANKED} more modules (--verbose shows all)",
+                rest="… and {} more modules (--verbose shows all)",
                 is_searched=True,
             ),
             *(_exclude_list_blocks(result.exclude_list) if result.exclude_list is not None else ()),

@@ -14,7 +14,7 @@ from winml.modelkit.results.comparison import (
     ComparedFile,
     StructureDiff,
 )
-from winml.modelkit.words import count_words, size_words
+from winml.modelkit.words import count_words, first_words, size_words
 
 DISPLAYED_ROWS = 20
 """Rows unless all are asked for. Chosen: a table that fits on a screen and in a comment."""
@@ -188,8 +188,7 @@ def _cells(module: ChangedModule) -> tuple[doc.Cell, ...]:
 
 def _operator_words(operators: Mapping[str, tuple[int, int]]) -> str:
     words = [f"{name} {after - before:+d}" for name, (before, after) in operators.items()]
-    more = len(words) - DISPLAYED_OPERATORS
-    return ", ".join(words[:DISPLAYED_OPERATORS]) + (f" and {more} others" if more > 0 else "")
+    return first_words(words, DISPLAYED_OPERATORS, "others")
 
 
 def _weight_of_change(module: ChangedModule) -> int:
