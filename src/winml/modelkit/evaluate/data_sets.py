@@ -69,6 +69,19 @@ class DataSetRequest:
         """How messages begin."""
         return f"{self.option} {self.source}"
 
+    def count_samples(self, available: int) -> int:
+        """Return how many of the available samples are read.
+
+        Raises:
+            UsageError: more are requested than available.
+        """
+        if self.samples is not None and not 1 <= self.samples <= available:
+            raise UsageError(
+                f"{self.words}: {available} samples, but --samples requests {self.samples}",
+                hint="Add data, or reduce --samples.",
+            )
+        return self.samples or min(self.most or available, available)
+
 
 _IMAGE_ROLES = frozenset({"image", "mask"})
 """Roles whose cells are images."""
@@ -324,12 +337,7 @@ def _as_stored(feature: Any) -> Any:
 
 def _drawn(request: DataSetRequest, table: datasets.Dataset) -> datasets.Dataset:
     """Return as many rows as asked for, in their order, drawn by the seed."""
-    if request.samples is not None and not 1 <= request.samples <= len(table):
-        raise UsageError(
-            f"{request.words}: {len(table)} samples, but --samples requests {request.samples}",
-            hint="Add data, or reduce --samples.",
-        )
-    count = request.samples or min(request.most or len(table), len(table))
+    count = request.count_samples(len(table))
     if count == len(table):
         return table
     import numpy as np

@@ -114,7 +114,8 @@ def _matched(
         reported = f"The config names no classes: digits in column {column} are used as class indices."
         return {label: int(name) for label, name in spoken.items()}, (reported,)
     if names is not None and len(names) <= len(model):
-        reported = f"The config names no classes: the labels of column {column} are used in their order: {first_words(names, _DISPLAYED)}."
+        listed = first_words(names, _DISPLAYED)
+        reported = f"The config names no classes: the labels of column {column} are used in their order: {listed}."
         return {label: int(label) for label in spoken}, (reported,)
     return None, ()
 

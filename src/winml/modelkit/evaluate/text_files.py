@@ -47,11 +47,8 @@ class TextFile:
             )
         first = next(self._all_rows(), {})
         self.features: Mapping[str, Any] = dict.fromkeys(map(str, first))
-        if request.samples is not None and self._there < request.samples:
-            raise UsageError(
-                f"{request.words}: {self._there} samples, but --samples requests {request.samples}",
-                hint="Add data, or reduce --samples.",
-            )
+        if request.samples is not None:
+            request.count_samples(self._row_count)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -60,7 +57,7 @@ class TextFile:
 
     def __len__(self) -> int:
         """Return the number of rows that are read."""
-        return self.request.samples or min(self.request.most or self._there, self._there)
+        return self.request.count_samples(self._row_count)
 
     def rows(self, roles: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """Yield the rows by role: role → column; those without a text are left out, and counted.
@@ -89,7 +86,7 @@ class TextFile:
         return f"{len(self.unreadable)} of {len(self)} rows of {self.name} {verbs} skipped"
 
     @functools.cached_property
-    def _there(self) -> int:
+    def _row_count(self) -> int:
         return sum(1 for _ in self._all_rows())
 
     def _all_rows(self) -> Iterator[Mapping[str, Any]]:
