@@ -192,7 +192,7 @@ class _NodeChecks:
             self.notes.append(f"{self.chosen.provider.name} could not create a session: {assignment.problem}")
             if self.table is None:
                 return None
-            self._add("graph", "the whole graph", assignment.problem, "", "")
+            self._add("graph", "the whole graph", assignment.problem)
             return self.by_document(self.table)
         for assigned in assignment.nodes:
             if not assigned.is_taken:
@@ -227,9 +227,9 @@ class _NodeChecks:
             if refusal is None or (self.is_cpu and table.refusal(_cast(node)) is None):
                 taken += 1
             elif refusal[0] == "dtype":
-                self._add("dtype", _typed_name(node), refusal[1], *_place(node))
+                self._add("dtype", _typed_name(node), refusal[1], node)
             else:
-                self._add("operator", node.operator, refusal[1], *_place(node))
+                self._add("operator", node.operator, refusal[1], node)
         return self._fit("kernels", f"ONNX Runtime {ort.__version__}", len(self.facts.nodes), taken)
 
     def _kernels(self) -> KernelTable | None:
@@ -244,12 +244,12 @@ class _NodeChecks:
         taken = 0
         opset = self.facts.opsets.get("", 1)
         if table.opsets is not None and not table.opsets[0] <= opset <= table.opsets[1]:
-            self._add("graph", f"opset {opset}", f"{table.opsets[0]} to {table.opsets[1]} are supported", "", "")
+            self._add("graph", f"opset {opset}", f"{table.opsets[0]} to {table.opsets[1]} are supported")
         for node in self.facts.nodes:
             refusals = list(self._documented_refusals(node, table))
             taken += not refusals
             for kind, what, reason in refusals:
-                self._add(kind, what, reason, *_place(node))
+                self._add(kind, what, reason, node)
         self.notes += [table.caveat] if table.caveat else []
         if not self.is_present:
             self.notes.append(
@@ -282,11 +282,11 @@ class _NodeChecks:
         """Add a node that the provider itself leaves, under the cause that is known."""
         sizes = list(self._size_findings(node))
         for finding in sizes:
-            self._add(*finding, *_place(node))
+            self._add(*finding, node)
         if sizes:
             return
         is_listed = self.table is None or node.operator in (*self.table.operators, *self.table.also)
-        self._add("refused" if is_listed else "operator", node.operator, reason or _SAID_NOTHING, *_place(node))
+        self._add("refused" if is_listed else "operator", node.operator, reason or _SAID_NOTHING, node)
 
     def _size_findings(self, node: NodeFacts) -> Iterator[_Key]:
         names = sorted(node.open_names & self.open_places.keys())
@@ -295,8 +295,8 @@ class _NodeChecks:
         if not names and node.has_unknown_size and not self.chosen.provider.takes_dynamic:
             yield "unknown size", node.operator, "a size depends on data, but the provider requires fixed sizes"
 
-    def _add(self, kind: FindingKind, what: str, reason: str, module: str, name: str) -> None:
-        self.found[kind, what, reason].append((module, name))
+    def _add(self, kind: FindingKind, what: str, reason: str, node: NodeFacts | None = None) -> None:
+        self.found[kind, what, reason].append(("", "") if node is None else (node.module, node.name))
 
     def _remedy(self, kind: FindingKind, what: str, reason: str) -> str:
         """Return what to do about a finding, in a sentence with a command if there is one."""
@@ -385,10 +385,6 @@ def _float_source(model: onnx.ModelProto, path: Path) -> str:
         return str(file_below(path.parent, load_metadata(metadata[FLOAT_SOURCE_KEY])["file"]))
     except (KeyError, TypeError, ValueError, ForeignNameError):
         return ""
-
-
-def _place(node: NodeFacts) -> tuple[str, str]:
-    return node.module, node.name
 
 
 def _typed(node: NodeFacts) -> TypedNode:

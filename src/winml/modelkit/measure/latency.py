@@ -84,7 +84,8 @@ def measure_latency(run: Run, options: LatencyOptions, progress: Progress | None
     first_ns = _time_run(run)
     samples_ns: list[int] = []
     with _paused_collector():
-        _repeat_run(run, options.warmup)
+        for _ in range(options.warmup):
+            run()
         for _ in _count_turns(options, options.iterations, progress, samples_ns):
             samples_ns += [_time_run(run)]
     return LatencyResult(_as_milliseconds(samples_ns), first_ns / _NS_PER_MS)
@@ -109,7 +110,8 @@ def measure_alternating(
     medians: tuple[list[float], list[float]] = ([], [])
     with _paused_collector():
         for run in (model, baseline):
-            _repeat_run(run, options.warmup)
+            for _ in range(options.warmup):
+                run()
         block_size = _block_size(options, model, baseline)
         pairs = math.ceil(options.iterations / block_size)
         for turn in _count_turns(options, pairs, progress, samples_ns[0]):
@@ -140,11 +142,6 @@ def _time_run(run: Run) -> int:
     started = time.perf_counter_ns()
     run()
     return time.perf_counter_ns() - started
-
-
-def _repeat_run(run: Run, times: int) -> None:
-    for _ in range(times):
-        run()
 
 
 def _measure_block(run: Run, size: int) -> list[int]:

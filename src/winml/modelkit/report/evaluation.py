@@ -100,14 +100,10 @@ def _metric_table(result: Evaluation) -> doc.Table:
                 _ends(metric.difference_interval, signed=True),
             ]
         rows.append(row)
-    return doc.Table(columns, [*rows, *_time_rows(result)], name="metrics", heading="Metrics")
-
-
-def _time_rows(result: Evaluation) -> Iterator[list[doc.Cell]]:
-    """Yield the median time of a sample on each side, where there are enough for one."""
     if result.has_times:
-        row: list[doc.Cell] = ["ms per sample", time_words(result.model.latency_ms.p50), ""]
-        yield row if result.baseline is None else [*row, time_words(result.baseline.latency_ms.p50), "", ""]
+        baseline = [] if result.baseline is None else [time_words(result.baseline.latency_ms.p50), "", ""]
+        rows.append(["ms per sample", time_words(result.model.latency_ms.p50), "", *baseline])
+    return doc.Table(columns, rows, name="metrics", heading="Metrics")
 
 
 def _summary_fields(result: Evaluation) -> Iterator[doc.Field]:

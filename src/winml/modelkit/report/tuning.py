@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -76,11 +77,12 @@ def _figures(result: TuneResult) -> Iterator[doc.Figure]:
         before = f"; the plain file: {size_words(plain.size_bytes)}" if plain is not None else ""
         yield doc.Figure("size", size_words(winner.size_bytes), f"model and data{before}")
     if winner.sqnr_db is not None:
-        words = decibel_words(winner.sqnr_db)
-        yield doc.Figure("SQNR", words if words == "equal" else f"{words} dB", _least_words(result))
-    statuses = [item.status for item in result.candidates]
-    counted = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
-    yield doc.Figure("candidates", str(len(statuses)), counted)
+        words, least = decibel_words(winner.sqnr_db), result.limits["min_sqnr_db"]
+        meaning = f"of the worst output; {'no limit' if least is None else f'the minimum is {least:g} dB'}"
+        yield doc.Figure("SQNR", words if words == "equal" else f"{words} dB", meaning)
+    statuses = Counter(item.status for item in result.candidates)
+    counted = ", ".join(f"{count} {status}" for status, count in statuses.items())
+    yield doc.Figure("candidates", str(len(result.candidates)), counted)
 
 
 def _fields(result: TuneResult) -> Iterator[doc.Field]:
@@ -98,11 +100,6 @@ def _fields(result: TuneResult) -> Iterator[doc.Field]:
     if result.resumed:
         yield "resumed", f"{result.resumed} candidates had been measured before"
     yield from doc.note_fields(result.notes)
-
-
-def _least_words(result: TuneResult) -> str:
-    least = result.limits["min_sqnr_db"]
-    return "of the worst output; no limit" if least is None else f"of the worst output; the minimum is {least:g} dB"
 
 
 def _limit_words(result: TuneResult) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from winml.modelkit.compare.fidelity import OutputFidelity, QualitySamples, judged_outputs, quality_record
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.address import ModuleIdentity
-from winml.modelkit.records import Record, entry, recorded
+from winml.modelkit.records import Record, entry, json_value, recorded
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class ModelComparison:
             **({} if self.parts else {"quality": self.quality}),
             "first_divergence": None
             if first is None
-            else {**first.identity.as_record(), "metric": "own_error", "value": _finite(first.own_error)},
+            else {**first.identity.as_record(), "metric": "own_error", "value": json_value(first.own_error)},
             "modules": None if self.modules is None else [module.as_record() for module in self.modules_within(depth)],
             **(
                 {"parts": {name: part.as_record(depth=depth) for name, part in self.parts.items()}}
@@ -188,10 +188,6 @@ class ModelComparison:
             ),
             "notes": list(self.notes),
         }
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 ModuleStatus = Literal["added", "removed", "changed", "renamed"]

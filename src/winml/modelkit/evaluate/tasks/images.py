@@ -179,16 +179,12 @@ def _box_evaluator(context: EvaluatorContext) -> _BoxEvaluator:
             f"{_CLASS_KEYS[0]}",
             hint=f"Store the class of an object under one of the keys {', '.join(_CLASS_KEYS)}.",
         )
-    names = label_names(_inner_feature(context.data_set.features[column], key))
+    feature = context.data_set.features[column]
+    keys = getattr(feature, "feature", feature)  # of a list of records, or of a record of lists
+    names = label_names(keys[key] if isinstance(keys, Mapping) else None)
     values = (label for row in rows for label in row[key])
     labels = match_labels(model_labels(context.config), names, values, f"{column}.{key}")
     return _BoxEvaluator(_post_processor(context, "post_process_object_detection"), labels, key, labels.notes)
-
-
-def _inner_feature(feature: object, key: str) -> Any:
-    """Return the type of one key of objects, of a list of records or of a record of lists."""
-    inner = getattr(feature, "feature", feature)
-    return inner[key] if isinstance(inner, Mapping) else None
 
 
 IMAGE_SEGMENTATION = TaskDefinition(

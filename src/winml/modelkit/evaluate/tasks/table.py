@@ -97,15 +97,11 @@ class _SpeechEvaluator(Evaluator):
             return [self.tokenizer.decode(row, skip_special_tokens=False) for row in tokens.tolist()]
 
 
-def _speech_evaluator(context: EvaluatorContext) -> _SpeechEvaluator:
-    return _SpeechEvaluator(context.processor("tokenizer"))
-
-
 SPEECH_RECOGNITION = TaskDefinition(
     "automatic-speech-recognition",
     ("audio", "reference"),
     (WORD_ERROR_RATE, CHARACTER_ERROR_RATE),
-    _speech_evaluator,
+    lambda context: _SpeechEvaluator(context.processor("tokenizer")),
     "equal texts",
     # As the pipeline: what fills a shorter recording up would be decoded as well.
     batch_size=1,
@@ -136,13 +132,7 @@ def _problem_of(name: str, task: TaskDefinition) -> str:
     return f"it reads {', '.join(unknown)} of a sample; roles are {', '.join(ROLES)}" if unknown else ""
 
 
-TASK_DEFINITIONS: Registry[TaskDefinition] = Registry(
-    "tasks",
-    "task",
-    _BUILT_IN,
-    lambda: TaskDefinition,
-    _problem_of,
-)
+TASK_DEFINITIONS: Registry[TaskDefinition] = Registry("tasks", "task", _BUILT_IN, lambda: TaskDefinition, _problem_of)
 """Every task that can be judged, by its name in transformers; plug-ins may add names of their own."""
 
 

@@ -87,15 +87,11 @@ def predicted_text(scores: Array, tokens: Array) -> PredictedText:
     return PredictedText(float(surprise.sum()), tuple(scores.argmax(axis=1).tolist()))
 
 
-def _perplexity_evaluator(context: EvaluatorContext) -> _PerplexityEvaluator:
-    return _PerplexityEvaluator(context.processor("tokenizer"))
-
-
 TEXT_GENERATION = TaskDefinition(
     "text-generation",
     ("text",),
     (PERPLEXITY,),
-    _perplexity_evaluator,
+    lambda context: _PerplexityEvaluator(context.processor("tokenizer")),
     "equal likeliest next tokens, token by token",
     # Scores of a whole vocabulary for each of 512 tokens take 0.1 GB a text.
     batch_size=1,
