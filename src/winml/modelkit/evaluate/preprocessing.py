@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.arrays import Array, Arrays, numpy_dtype
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.media import resampled
 from winml.modelkit.evaluate.processors import (
@@ -414,12 +414,3 @@ def _text_row(row: Row, tokens: Any, place: int) -> Row:
         word_ids=tuple(tokens.word_ids(place)),
         sequence_ids=tuple(tokens.sequence_ids(place)),
     )
-
-
-def _numpy_dtype(name: str) -> np.dtype[Any]:
-    if name == "bfloat16":
-        import ml_dtypes
-
-        dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return dtype
-    return np.dtype(name)

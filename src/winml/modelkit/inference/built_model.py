@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from transformers.utils.generic import ModelOutput
 
-from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.arrays import Array, Arrays, numpy_dtype
 from winml.modelkit.compare.fidelity import output_fidelity
 from winml.modelkit.compare.outputs import compare_outputs
 from winml.modelkit.errors import InputError, UsageError
@@ -381,19 +381,12 @@ def _cast_to_graph(array: Array, item: GraphInput) -> Array:
     Raises:
         UsageError: whole numbers are wanted and others were given, or the other way round.
     """
-    graph_dtype = _numpy_dtype(item.dtype)
+    graph_dtype = numpy_dtype(item.dtype)
     if array.dtype == graph_dtype:
         return array
     if _is_float(array.dtype) != _is_float(graph_dtype):
         raise UsageError(f"input {item.name!r} is {_array_words(array)}, but the model takes {item.words}")
     return array.astype(graph_dtype)
-
-
-def _numpy_dtype(name: str) -> np.dtype[Any]:
-    import ml_dtypes
-
-    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name, name))
-    return dtype
 
 
 def _is_float(dtype: np.dtype[Any]) -> bool:

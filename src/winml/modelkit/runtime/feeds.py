@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from winml.modelkit.arrays import Array
+from winml.modelkit.arrays import Array, numpy_dtype
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec, summed_sizes
 
@@ -130,11 +130,11 @@ def _draw_grids(seed: int, spec: InputTensorSpec, sizes: Mapping[str, int]) -> A
     generator = np.random.Generator(np.random.PCG64([seed, zlib.crc32(spec.name.encode())]))
     (images, _), multiple = _settled_shape(spec, sizes), spec.grid.multiple
     edges = generator.integers(1, _MOST_BLOCKS, (images, 2), dtype=np.int64, endpoint=True) * multiple
-    return np.concatenate([np.ones((images, 1), np.int64), edges], axis=1).astype(_numpy_dtype(spec.dtype))
+    return np.concatenate([np.ones((images, 1), np.int64), edges], axis=1).astype(numpy_dtype(spec.dtype))
 
 
 def _draw_input(generator: np.random.Generator, spec: InputTensorSpec, shape: tuple[int, ...]) -> Array:
-    dtype = _numpy_dtype(spec.dtype)
+    dtype = numpy_dtype(spec.dtype)
     if "float" in spec.dtype:
         return _draw_floats(generator, shape, dtype, spec)
     values = _draw_integers(generator, shape, dtype, spec)
@@ -154,7 +154,7 @@ def _mask_input(
     with_padding: bool,
     rules: FeedRules,
 ) -> Array:
-    dtype = _numpy_dtype(spec.dtype)
+    dtype = numpy_dtype(spec.dtype)
     if spec.value_range is not None and spec.value_range[0] == spec.value_range[1]:
         return np.full(shape, spec.value_range[0], dtype)
     displayed = np.ones(shape, dtype=np.int64)
@@ -199,7 +199,7 @@ def _draw_lengths(generator: np.random.Generator, spec: InputTensorSpec, shape: 
     low = min(max(low, 1), longest) if longest > 0 else longest
     values = np.sort(generator.integers(low, longest, shape, dtype=np.int64, endpoint=True))[::-1].copy()
     values[0] = longest
-    return values.astype(_numpy_dtype(spec.dtype))
+    return values.astype(numpy_dtype(spec.dtype))
 
 
 def _entries_of_bags(
@@ -219,7 +219,7 @@ def _draw_offsets(generator: np.random.Generator, spec: InputTensorSpec, shape: 
     """Return offsets that rise from 0; equal ones are an empty bag."""
     values = np.sort(generator.integers(0, max(entries - 1, 0), shape, dtype=np.int64, endpoint=True))
     values[:1] = 0
-    return values.astype(_numpy_dtype(spec.dtype))
+    return values.astype(numpy_dtype(spec.dtype))
 
 
 def _settled_shape(spec: InputTensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -240,15 +240,6 @@ def _settled_shape(spec: InputTensorSpec, sizes: Mapping[str, int]) -> tuple[int
             hint="Use a smaller size.",
         )
     return shape
-
-
-def _numpy_dtype(name: str) -> np.dtype[Any]:
-    if name == "bfloat16":
-        import ml_dtypes
-
-        dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return dtype
-    return np.dtype(name)
 
 
 def _draw_floats(

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.arrays import Array, Arrays, numpy_dtype
 from winml.modelkit.errors import MeasureError, UsageError, first_line
 from winml.modelkit.evaluate.preprocessing import Batch, Preprocessor, Sample
 from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, graph_inputs
@@ -54,7 +54,7 @@ class OnnxSide:
         self.name = name
         self.provider: str | None = provider
         self.inputs = graph_inputs(session)
-        self._dtypes = {item.name: _numpy_dtype(item.dtype) for item in self.inputs}
+        self._dtypes = {item.name: numpy_dtype(item.dtype) for item in self.inputs}
 
     def run(self, feeds: Arrays) -> dict[str, Array]:
         """Run the graph once."""
@@ -80,7 +80,7 @@ class TorchSide:
         self.inputs = inputs
         self._model = model
         self._names = names
-        self._dtypes = {item.name: _numpy_dtype(item.dtype) for item in inputs}
+        self._dtypes = {item.name: numpy_dtype(item.dtype) for item in inputs}
 
     def run(self, feeds: Arrays) -> dict[str, Array]:
         """Call the model once."""
@@ -178,13 +178,6 @@ def _joined(first: GraphInput, second: GraphInput, displayed: str) -> GraphInput
         )
     shape = tuple(left if isinstance(left, int) else right for left, right in pairs)
     return replace(first, shape=shape)
-
-
-def _numpy_dtype(name: str) -> Any:
-    import ml_dtypes
-    import numpy as np
-
-    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 RETAINED_BYTES = 512_000_000

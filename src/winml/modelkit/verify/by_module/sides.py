@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
-
-from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.arrays import Array, Arrays, numpy_dtype
 from winml.modelkit.compare.fidelity import FidelitySum
 from winml.modelkit.errors import UsageError
 from winml.modelkit.hierarchy.address import ModuleIdentity
@@ -153,15 +151,6 @@ def _typed(feeds: Arrays, side: Side) -> dict[str, Array]:
 
     def typed(name: str, array: Array) -> Array:
         is_other = name in dtypes and "float" in dtypes[name] and str(array.dtype) != dtypes[name]
-        return array.astype(_float_type(dtypes[name])) if is_other and "float" in str(array.dtype) else array
+        return array.astype(numpy_dtype(dtypes[name])) if is_other and "float" in str(array.dtype) else array
 
     return {name: typed(name, array) for name, array in feeds.items()}
-
-
-def _float_type(name: str) -> np.dtype[Any]:
-    if name == "bfloat16":
-        import ml_dtypes
-
-        dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return dtype
-    return np.dtype(name)
