@@ -419,7 +419,7 @@ def _kind(paths: Iterable[Path]) -> SourceKind | None:
             if kind is not None:
                 counts[kind] += 1
     order: tuple[SourceKind, ...] = (*dict.fromkeys(TABLE_SUFFIXES.values()), "images")
-    return max(order, key=lambda kind: counts[kind]) if counts else None  # of equally many, the first in the order
+    return max(order, key=counts.__getitem__) if counts else None  # of equally many, the first in the order
 
 
 def _is_read(path: Path, kind: SourceKind) -> bool:

@@ -304,7 +304,7 @@ def _squad(name: str) -> Callable[[Sequence[str], Sequence[Sequence[str]]], Samp
             texts = list(outputs) or [""]
             target: dict[str, Any] = {"answers": {"text": texts, "answer_start": [0] * len(texts)}, "id": "0"}
             rows.append((float(squad([{"prediction_text": predicted, "id": "0"}], [target])[name]) / 100, 1.0))
-        return ratio_of_sums(np.mean([points for points, _ in rows]), rows)
+        return ratio_of_sums(float(np.mean([points for points, _ in rows])), rows)
 
     return measure
 
