@@ -262,24 +262,22 @@ def module_rows(
 
     if top is None:
         return list(rows([profile.roots for profile in profiles], 0))
-    tags = dict.fromkeys(tag for modules in reversed(by_tag) for tag in modules)
-    return _longest([TimedRow(tuple(modules.get(tag) for modules in by_tag)) for tag in tags], top)
+    return _flat_rows(by_tag, top)
 
 
 def _class_rows(profiles: Sequence[ModuleProfile], top: int | None) -> list[TimedRow[ClassTime]]:
-    by_name = [{entry.class_name: entry for entry in profile.by_class()} for profile in profiles]
-    names = dict.fromkeys(name for entries in reversed(by_name) for name in entries)
-    rows = [TimedRow(tuple(entries.get(name) for entries in by_name)) for name in names]
-    return rows if top is None else _longest(rows, top)
+    return _flat_rows([{entry.class_name: entry for entry in profile.by_class()} for profile in profiles], top)
 
 
-def _longest(rows: Sequence[TimedRow[_TimeT]], count: int) -> list[TimedRow[_TimeT]]:
-    """Return the rows with the longest own time, in the last phase first."""
+def _flat_rows(phases: Sequence[Mapping[str, _TimeT]], top: int | None) -> list[TimedRow[_TimeT]]:
+    """Return a row for each name, or the rows with the longest own time in the last phase."""
+    names = dict.fromkeys(name for times in reversed(phases) for name in times)
+    rows = [TimedRow(tuple(times.get(name) for times in phases)) for name in names]
 
     def self_ms(row: TimedRow[_TimeT]) -> list[float]:
         return [0.0 if time is None else time.self_ms for time in reversed(row.times)]
 
-    return sorted(rows, key=self_ms, reverse=True)[:count]
+    return rows if top is None else sorted(rows, key=self_ms, reverse=True)[:top]
 
 
 def _time_columns(phases: Sequence[str], unit: str) -> list[doc.Column]:

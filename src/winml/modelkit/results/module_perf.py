@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 
 from winml.modelkit.hierarchy.address import ModuleIdentity
 from winml.modelkit.hierarchy.carry.carrying import CarryReport
-from winml.modelkit.measure.latency import LatencyOptions, LatencyResult
+from winml.modelkit.measure.latency import LatencyResult
 from winml.modelkit.measure.module_profile import ModuleProfile, ModuleTime
 from winml.modelkit.measure.statistics import Summary
 from winml.modelkit.records import Record, entry, json_value, record_keys
-from winml.modelkit.results.perf import SCHEMA_VERSION, PerfResult
-from winml.modelkit.runtime.devices import ChosenProvider
+from winml.modelkit.results.perf import SCHEMA_VERSION, Measurement, PerfResult
 
 
 @dataclass(frozen=True)
@@ -64,21 +63,10 @@ class ClassSummary(Record, digits=6):
 
 
 @dataclass(frozen=True)
-class ModulePerfResult:
+class ModulePerfResult(Measurement):
     """The outcome of one measurement of modules on their own."""
 
-    model: str
-    """As passed by the user."""
     selector: str
-    tool_version: str
-    onnxruntime_version: str
-    provider: ChosenProvider
-    threads: int | None
-    """Requested number; None leaves it to ONNX Runtime."""
-    seed: int
-    input_source: str
-    """Where the values of the whole model came from: ``random`` or ``file``."""
-    options: LatencyOptions
     instances: tuple[MeasuredModule, ...]
     without_nodes: tuple[ModuleIdentity, ...]
     """Modules without a node in the graph."""
@@ -112,19 +100,9 @@ class ModulePerfResult:
         return {
             "schema_version": SCHEMA_VERSION,
             "benchmark_info": {
-                "model": self.model,
+                **self.benchmark_info(),
                 "selector": self.selector,
-                "tool_version": self.tool_version,
-                "onnxruntime_version": self.onnxruntime_version,
-                "ep": self.provider.provider.name,
-                **self.provider.device_record(),
-                "ep_options": dict(self.provider.options),
-                "threads": self.threads,
                 "iterations": self.options.iterations if self.options.duration_s is None else None,
-                "warmup": self.options.warmup,
-                "duration_s": self.options.duration_s,
-                "seed": self.seed,
-                "input_source": self.input_source,
                 "notes": list(self.notes),
             },
             "module_class": self.module_class,

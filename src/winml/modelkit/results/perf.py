@@ -66,13 +66,11 @@ class BaselineResult:
 
 
 @dataclass(frozen=True)
-class PerfResult:
-    """The outcome of one measurement."""
+class Measurement:
+    """A measurement of a model: the model, the versions, the provider and the options."""
 
     model: str
     """As passed by the user."""
-    model_bytes: int
-    """Size of the model file, without its data files."""
     tool_version: str
     onnxruntime_version: str
     provider: ChosenProvider
@@ -80,7 +78,32 @@ class PerfResult:
     """Requested number; None leaves it to ONNX Runtime."""
     seed: int
     input_source: Literal["random", "file"]
+    """Where the values of the inputs came from."""
     options: LatencyOptions
+
+    def benchmark_info(self) -> dict[str, object]:
+        """Return the entries of ``benchmark_info`` that every measurement has."""
+        return {
+            "model": self.model,
+            "tool_version": self.tool_version,
+            "onnxruntime_version": self.onnxruntime_version,
+            "ep": self.provider.provider.name,
+            **self.provider.device_record(),
+            "ep_options": dict(self.provider.options),
+            "threads": self.threads,
+            "warmup": self.options.warmup,
+            "duration_s": self.options.duration_s,
+            "seed": self.seed,
+            "input_source": self.input_source,
+        }
+
+
+@dataclass(frozen=True)
+class PerfResult(Measurement):
+    """The outcome of one measurement of a whole model."""
+
+    model_bytes: int
+    """Size of the model file, without its data files."""
     inputs: tuple[GraphInput, ...]
     measured_shapes: Mapping[str, tuple[int, ...]]
     """Shape of every input in the runs."""
@@ -117,7 +140,7 @@ class PerfResult:
         """Return the JSON of ``winml perf``."""
         record: dict[str, object] = {
             "schema_version": SCHEMA_VERSION,
-            "benchmark_info": self._benchmark_info(),
+            "benchmark_info": self.benchmark_info(),
             "model_info": self._model_info(),
             "latency_ms": self.latency.summary.as_record(),
             "throughput": {
@@ -140,22 +163,13 @@ class PerfResult:
             }
         return {**record, **self.extra}
 
-    def _benchmark_info(self) -> dict[str, object]:
+    def benchmark_info(self) -> dict[str, object]:
+        """Return the entry ``benchmark_info``."""
         return {
-            "model": self.model,
-            "tool_version": self.tool_version,
-            "onnxruntime_version": self.onnxruntime_version,
-            "ep": self.provider.provider.name,
-            **self.provider.device_record(),
-            "ep_options": dict(self.provider.options),
-            "threads": self.threads,
+            **super().benchmark_info(),
             "io_binding": self.io_binding,
             "output_memory": list(self.output_memory),
             "iterations": len(self.latency.samples_ms),
-            "warmup": self.options.warmup,
-            "duration_s": self.options.duration_s,
-            "seed": self.seed,
-            "input_source": self.input_source,
             "batch_size": self.batch_size,
             "batch_source": self.batch_source,
             "decoding": None if self.decoding is None else dict(vars(self.decoding)),
