@@ -18,6 +18,7 @@ from winml.modelkit.hierarchy.tagging import Coverage, Source
 from winml.modelkit.hierarchy.tree import ModuleNode, ModuleTree
 from winml.modelkit.load.parts import ModelInfo
 from winml.modelkit.progress import StepTiming
+from winml.modelkit.records import Record, entry, recorded
 from winml.modelkit.results.transformed_file import ModuleFunctions, WrittenFile
 from winml.modelkit.words import count_noun, count_words
 
@@ -65,47 +66,47 @@ class ModuleSize:
 
 
 @dataclass(frozen=True)
-class ExportedPart:
+class ExportedPart(Record):
     """One written graph: the model, or one part of it."""
 
-    name: str
+    name: str = field(metadata=entry(skip=True))
     """Name of the part; ``model`` if there is only one."""
-    description: PartDescription | None
+    description: PartDescription | None = field(metadata=entry(skip=True))
     """Its place among the parts, as recorded in the file; None if the model has only one part."""
     model_path: Path
     files: tuple[WrittenFile, ...]
     """All files written for it, the model first."""
-    tree: ModuleTree
-    nodes: tuple[NodeRecord, ...]
-    coverage: Coverage
-    """Counted on the written graph."""
-    inputs: tuple[InputTensorSpec, ...]
-    outputs: tuple[OutputTensorSpec, ...]
-    verification: VerificationInfo | None
-    """Comparison with PyTorch; None if it was skipped, or if quality is measured instead (``fidelity``)."""
+    tree: ModuleTree = field(metadata=entry(skip=True))
+    nodes: tuple[NodeRecord, ...] = field(metadata=entry(skip=True))
     exporter: str
     """``torchscript`` or ``dynamo``."""
     exporter_reason: str
     """Why that exporter was used; empty if it was the first one tried."""
     opset_requested: int
     opset_produced: int
-    dimensions: tuple[DynamicDimension, ...]
+    inputs: tuple[InputTensorSpec, ...]
+    outputs: tuple[OutputTensorSpec, ...]
+    dimensions: tuple[DynamicDimension, ...] = field(metadata=entry(skip=True))
     """Dynamic dimensions, each with its traced size."""
-    checked_sizes: Mapping[str, tuple[int, ...]]
+    checked_sizes: Mapping[str, tuple[int, ...]] = field(metadata=entry(skip=True))
     """Dimension → sizes at which the file was compared with PyTorch, besides the traced one."""
-    notes: tuple[str, ...]
+    coverage: Coverage
+    """Counted on the written graph."""
+    verification: VerificationInfo | None
+    """Comparison with PyTorch; None if it was skipped, or if quality is measured instead (``fidelity``)."""
+    notes: tuple[str, ...] = field(metadata=entry(last=True))
     """Notes on this part, one sentence each."""
-    assumed: tuple[Assumption, ...] = ()
-    """Assumptions of the graph about its inputs; without a comparison, all that occurred in the trace."""
-    steps: tuple[StepTiming, ...] = ()
-    """Its steps with their times; loading the model counts towards the first part."""
-    done: tuple[str, ...] = ()
-    """Changes of the graph before it was written, in a few words each."""
-    fidelity: FidelityInfo | None = None
+    fidelity: FidelityInfo | None = field(default=None, metadata=entry(omit_none=True))
     """Quality relative to PyTorch, if the file is quantized."""
     functions: ModuleFunctions | None = None
     """Modules that are functions of the file; None if none were requested."""
-    model_sha256: str = ""
+    steps: tuple[StepTiming, ...] = ()
+    """Its steps with their times; loading the model counts towards the first part."""
+    assumed: tuple[Assumption, ...] = field(default=(), metadata=entry(skip=True))
+    """Assumptions of the graph about its inputs; without a comparison, all that occurred in the trace."""
+    done: tuple[str, ...] = field(default=(), metadata=entry(skip=True))
+    """Changes of the graph before it was written, in a few words each."""
+    model_sha256: str = field(default="", metadata=entry(skip=True))
     """Digest of the model file, to which sidecar and report refer; empty without them."""
 
     @property
@@ -138,30 +139,23 @@ class ExportedPart:
         own, total = self.node_counts(), self.total_node_counts()
         return lambda module: ModuleSize(total.get(module.path, 0), own.get(module.path, 0), module.parameter_count)
 
-    def as_record(self) -> dict[str, object]:
-        """Return the record of the graph, JSON-ready; sizes in bytes."""
-        return {
-            "model_path": str(self.model_path),
-            "files": [file.as_record() for file in self.files],
-            "exporter": self.exporter,
-            "exporter_reason": self.exporter_reason,
-            "opset_requested": self.opset_requested,
-            "opset_produced": self.opset_produced,
-            "inputs": [spec.as_record() for spec in self.inputs],
-            "outputs": [spec.as_record() for spec in self.outputs],
-            "dynamic": [
-                {**dimension.model_dump(exclude_none=True), "checked": list(self.checked_sizes.get(dimension.name, ()))}
-                for dimension in self.dimensions
-            ],
-            "modules_traced": len(self.tree),
-            "nodes": self.coverage.nodes,
-            "coverage": self.coverage.as_record(),
-            "verification": self.verification.as_record() if self.verification else None,
-            **({"fidelity": self.fidelity.as_record()} if self.fidelity else {}),
-            "functions": self.functions.as_record() if self.functions else None,
-            "steps": [step.as_record() for step in self.steps],
-            "notes": list(self.notes),
-        }
+    @recorded(entry("dynamic", before="coverage"))
+    def dynamic_entry(self) -> list[dict[str, object]]:
+        """Return the dynamic dimensions, each with the sizes at which the file was compared."""
+        return [
+            {**dimension.model_dump(exclude_none=True), "checked": self.checked_sizes.get(dimension.name, ())}
+            for dimension in self.dimensions
+        ]
+
+    @recorded(entry(before="coverage"))
+    def modules_traced(self) -> int:
+        """Return the number of modules of the hierarchy."""
+        return len(self.tree)
+
+    @recorded(entry("nodes", before="coverage"))
+    def node_count(self) -> int:
+        """Return the number of nodes of the written graph."""
+        return self.coverage.nodes
 
 
 @dataclass(frozen=True)
