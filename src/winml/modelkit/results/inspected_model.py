@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.graph.bundle import only_part
@@ -15,11 +14,11 @@ from winml.modelkit.hierarchy.tree import ModuleTree
 from winml.modelkit.load.checkpoints.companion_files import ProcessorClass
 from winml.modelkit.load.checkpoints.weight_files import StoredSize
 from winml.modelkit.load.parts import ModelInfo
-from winml.modelkit.records import Record, entry
+from winml.modelkit.records import Record, entry, recorded
 
 
 @dataclass(frozen=True)
-class WeightsOnDisk:
+class WeightsOnDisk(Record):
     """The weight files of a checkpoint, as their headers describe them."""
 
     format: str
@@ -27,8 +26,13 @@ class WeightsOnDisk:
     files: tuple[Path, ...]
     size_bytes: int
     """Size of all files."""
-    stored: tuple[StoredSize, ...]
+    stored: tuple[StoredSize, ...] = field(metadata=entry(skip=True))
     """Parameters per dtype; empty for pickles, whose headers do not list them."""
+
+    @recorded(entry("dtypes"))
+    def dtypes_entry(self) -> dict[str, dict[str, int]]:
+        """Return the number and size of the parameters by dtype."""
+        return _size_records(self.stored)
 
 
 @dataclass(frozen=True)
@@ -73,31 +77,31 @@ class InspectedPart(Record):
 
 
 @dataclass(frozen=True)
-class InspectedModel:
+class InspectedModel(Record, kind="model"):
     """The model, inputs, outputs and weights that an export would use."""
 
-    info: ModelInfo
+    info: ModelInfo = field(metadata=entry(skip=True))
     tasks: Mapping[str, tuple[str, ...]]
     """Every task of the architecture, with the classes that implement it; empty for a factory."""
-    inference_class: str | None
+    inference_class: str | None = field(metadata=entry(skip=True))
     """Class that runs the exported model; None for a factory."""
-    processors: tuple[ProcessorClass, ...]
-    parts: tuple[InspectedPart, ...]
+    processors: tuple[ProcessorClass, ...] = field(metadata=entry(skip=True))
+    parts: tuple[InspectedPart, ...] = field(metadata=entry(skip=True))
     """The graphs that were asked for, in the order in which they run."""
-    opset_version: int
-    parameters: tuple[StoredSize, ...]
+    opset_version: int = field(metadata=entry(skip=True))
+    parameters: tuple[StoredSize, ...] = field(metadata=entry(skip=True))
     """Parameters of the built model, per dtype; tied parameters count once."""
     weights: WeightsOnDisk | None
     """None where there are no local weight files."""
     modules: int
     """Number of registered modules, with those that never run."""
-    quantization: StoredBits | None = None
+    quantization: StoredBits | None = field(default=None, metadata=entry(before="modules", omit_none=True))
     """In how few bits the checkpoint has its weights; None where it has no codes."""
-    tree: ModuleTree | None = None
+    tree: ModuleTree | None = field(default=None, metadata=entry(skip=True))
     """The hierarchy as an export would build it; None where it was not requested."""
-    never_ran: tuple[TracedModule, ...] = ()
+    never_ran: tuple[TracedModule, ...] = field(default=(), metadata=entry(skip=True))
     """Modules that the forward never called, without the modules inside of them."""
-    tree_source: str = ""
+    tree_source: str = field(default="", metadata=entry(skip=True))
     """The values the forward was run on, in words."""
     notes: tuple[str, ...] = ()
     """Notes for the user, one sentence each."""
@@ -122,59 +126,44 @@ class InspectedModel:
         """Size of all parameters in their dtypes."""
         return sum(entry.size_bytes for entry in self.parameters)
 
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready record: sizes in bytes."""
-        record: dict[str, object] = {
-            "kind": "model",
-            "model": {
-                **self.info.as_record(),
-                "source": self.info.source_kind,
-                "task_rule": self.info.task_rule,
-                "inference_class": self.inference_class,
-            },
-            "tasks": {task: list(classes) for task, classes in self.tasks.items()},
-            "processors": [
-                {"role": item.role, "class": item.class_name, "origin": item.origin} for item in self.processors
-            ],
-            "export": {"opset_version": self.opset_version, **self._tensor_record()},
-            "parameters": {
-                "count": self.parameter_count,
-                "size_bytes": self.parameter_bytes,
-                "dtypes": _size_records(self.parameters),
-            },
-            "weights": None if self.weights is None else _weights_record(self.weights),
-            **({} if self.quantization is None else {"quantization": self.quantization.as_record()}),
-            "modules": self.modules,
-            "notes": list(self.notes),
-        }
-        if self.tree is not None:
-            record["hierarchy"] = _tree_record(self.tree, self.never_ran, self.tree_source)
-        return record
+    @recorded(entry("model", before="tasks"))
+    def model_entry(self) -> dict[str, object]:
+        """Return class, type and task of the model."""
+        own = {"source": self.info.source_kind, "task_rule": self.info.task_rule}
+        return {**self.info.as_record(), **own, "inference_class": self.inference_class}
 
-    def _tensor_record(self) -> dict[str, object]:
-        """Return inputs and outputs; of several graphs by part."""
+    @recorded(entry("processors", before="weights"))
+    def processors_entry(self) -> list[dict[str, object]]:
+        """Return the processors of the checkpoint."""
+        return [{"role": item.role, "class": item.class_name, "origin": item.origin} for item in self.processors]
+
+    @recorded(entry("export", before="weights"))
+    def export_entry(self) -> dict[str, object]:
+        """Return opset, inputs and outputs of an export; of several graphs by part."""
         if len(self.parts) == 1 and self.parts[0].name == ONLY_PART:
-            return self.parts[0].as_record()
-        return {"parts": [{"name": part.name, **part.as_record()} for part in self.parts]}
+            return {"opset_version": self.opset_version, **self.parts[0].as_record()}
+        parts = [{"name": part.name, **part.as_record()} for part in self.parts]
+        return {"opset_version": self.opset_version, "parts": parts}
+
+    @recorded(entry("parameters", before="weights"))
+    def parameters_entry(self) -> dict[str, object]:
+        """Return the number and size of the parameters."""
+        dtypes = _size_records(self.parameters)
+        return {"count": self.parameter_count, "size_bytes": self.parameter_bytes, "dtypes": dtypes}
+
+    @recorded(entry("hierarchy", omit_none=True))
+    def hierarchy_entry(self) -> dict[str, object] | None:
+        """Return the module tree; None where it was not requested."""
+        if self.tree is None:
+            return None
+        records = zip(self.tree.as_record(), self.tree, strict=True)
+        return {
+            "source": self.tree_source,
+            "registered": self.tree.registered,
+            "modules": [{**record, "parent": node.parent} for record, node in records],
+            "never_ran": [{"path": module.path, "class": module.class_name} for module in self.never_ran],
+        }
 
 
 def _size_records(sizes: tuple[StoredSize, ...]) -> dict[str, dict[str, int]]:
-    return {entry.dtype: {"count": entry.count, "size_bytes": entry.size_bytes} for entry in sizes}
-
-
-def _weights_record(weights: WeightsOnDisk) -> dict[str, object]:
-    return {
-        "format": weights.format,
-        "files": [str(file) for file in weights.files],
-        "size_bytes": weights.size_bytes,
-        "dtypes": _size_records(weights.stored),
-    }
-
-
-def _tree_record(tree: ModuleTree, never_ran: tuple[TracedModule, ...], source: str) -> dict[str, object]:
-    return {
-        "source": source,
-        "registered": tree.registered,
-        "modules": [{**record, "parent": node.parent} for record, node in zip(tree.as_record(), tree, strict=True)],
-        "never_ran": [{"path": module.path, "class": module.class_name} for module in never_ran],
-    }
+    return {size.dtype: {"count": size.count, "size_bytes": size.size_bytes} for size in sizes}
