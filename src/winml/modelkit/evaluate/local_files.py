@@ -418,8 +418,10 @@ def _kind(paths: Iterable[Path]) -> SourceKind | None:
             kind = "images" if suffix in IMAGE_SUFFIXES else TABLE_SUFFIXES.get(suffix)
             if kind is not None:
                 counts[kind] += 1
+    if not counts:
+        return None
     order: tuple[SourceKind, ...] = (*dict.fromkeys(TABLE_SUFFIXES.values()), "images")
-    return max(order, key=counts.__getitem__) if counts else None  # of equally many, the first in the order
+    return max(order, key=counts.__getitem__)  # of equally many, the first in the order
 
 
 def _is_read(path: Path, kind: SourceKind) -> bool:

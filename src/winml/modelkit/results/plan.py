@@ -11,7 +11,7 @@ from pathlib import Path
 
 from winml.modelkit.file_names import DATA_DIGITS, data_path
 from winml.modelkit.graph.files.recovery import Interrupted, interrupted_in, settle_interrupted
-from winml.modelkit.records import Record, entry, recorded
+from winml.modelkit.records import Record, entry
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class PlannedStep(Record):
 
 
 @dataclass(frozen=True)
-class Plan(Record, schema_version=1):
+class Plan:
     """What a verb would do. Who makes one has refused what can be refused without weights, and written nothing."""
 
     verb: str
@@ -45,9 +45,9 @@ class Plan(Record, schema_version=1):
     """In order, without :attr:`interrupted`, which comes before all of them."""
     notes: tuple[str, ...] = ()
     """What was decided because nobody stated it, and why: one sentence each."""
-    removes: tuple[Path, ...] = field(default=(), metadata=entry(before="steps"))
+    removes: tuple[Path, ...] = ()
     """Weights of models that are replaced, which go unless a model names them; of a cache, folders of builds."""
-    interrupted: tuple[Interrupted, ...] = field(default=(), metadata=entry(skip=True))
+    interrupted: tuple[Interrupted, ...] = ()
     """What commands that were killed left where files would be written."""
 
     def recover(self) -> None:
@@ -55,13 +55,21 @@ class Plan(Record, schema_version=1):
         for directory in dict.fromkeys(found.directory for found in self.interrupted):
             settle_interrupted(directory)
 
-    @recorded(entry("recovery", before="steps"))
-    def recovery_entry(self) -> list[dict[str, object]]:
-        """Return the folders of killed commands, each with the files that would be completed."""
-        return [
-            {"folder": found.folder, "completes": [found.directory / name for name in found.completes]}
-            for found in self.interrupted
-        ]
+    def as_record(self) -> dict[str, object]:
+        """Return a JSON-ready form."""
+        return {
+            "schema_version": 1,
+            "verb": self.verb,
+            "reads": [str(path) for path in self.reads],
+            "writes": [file.as_record() for file in self.writes],
+            "removes": [str(path) for path in self.removes],
+            "recovery": [
+                {"folder": str(found.folder), "completes": [str(found.directory / name) for name in found.completes]}
+                for found in self.interrupted
+            ],
+            "steps": [step.as_record() for step in self.steps],
+            "notes": list(self.notes),
+        }
 
 
 def interruptions_beside(outputs: Iterable[Path]) -> tuple[Interrupted, ...]:
