@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.evaluate.data_sets import DataSet
-from winml.modelkit.evaluate.text_files import TextFile
 from winml.modelkit.fields import read_columns
 from winml.modelkit.options import nearest
+
+if TYPE_CHECKING:
+    from winml.modelkit.evaluate.data_sets import DataSet
+    from winml.modelkit.evaluate.text_files import TextFile
 
 ROLE_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "text": ("text", "sentence", "sentence1", "text1", "content", "review", "question1", "premise", "question"),

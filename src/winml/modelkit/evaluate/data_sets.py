@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import HubError, InputError, UsageError, error_chain
-from winml.modelkit.evaluate.audio_folders import read_audio_folder
 from winml.modelkit.evaluate.data_sources import DATA_SET_FORMATS, DataSource, find_source
 from winml.modelkit.evaluate.datasets_library import (
     ask_hub,
@@ -236,6 +235,8 @@ def _read_splits(
             return read_saved(source.path), ()
         cache = resources.enter_context(temporary_folder())
         if source.kind == "audio":
+            from winml.modelkit.evaluate.audio_folders import read_audio_folder
+
             return read_audio_folder(source.path, cache), ()
         if source.path.is_file():
             options = {"sep": "\t"} if source.path.suffix.lower() == ".tsv" else {}

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.evaluate.columns import match_columns
-from winml.modelkit.evaluate.data_sets import DataSet
 from winml.modelkit.evaluate.preprocessing import Preprocessor
-from winml.modelkit.evaluate.text_files import TextFile
 from winml.modelkit.runtime.graph_inputs import GraphInput
+
+if TYPE_CHECKING:
+    from winml.modelkit.evaluate.data_sets import DataSet
+    from winml.modelkit.evaluate.text_files import TextFile
 
 _ROLES = {"image processor": "image", "feature extractor": "audio"}
 

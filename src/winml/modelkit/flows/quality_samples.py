@@ -15,7 +15,6 @@ from winml.modelkit.compare.fidelity import QualitySamples, QualitySource
 from winml.modelkit.compare.files import accepted_sizes
 from winml.modelkit.errors import UsageError, WinMLError
 from winml.modelkit.evaluate.data_sets import DataSetRequest, open_data_set
-from winml.modelkit.evaluate.sample_feeds import SampleFeeds
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.flows.generated_samples import decoding_samples, has_processors, made_values, with_fixed_sizes
 from winml.modelkit.graph.files.placing import external_files
@@ -144,6 +143,8 @@ def data_set_values(
         InputError: a file is damaged.
     """
     with open_data_set(request) as data_set:
+        from winml.modelkit.evaluate.sample_feeds import SampleFeeds
+
         samples = SampleFeeds(data_set, folder)
         draws = list(samples.read(with_fixed_sizes(inputs, sizes)))
         return [Values(tuple(inputs), feeds, samples.notes if not number else ()) for number, feeds in enumerate(draws)]

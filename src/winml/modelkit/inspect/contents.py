@@ -1,4 +1,4 @@
-"""Collects the nodes and weights of an ONNX file, those of subgraphs and functions included, without their values."""
+"""Collects what an ONNX file contains: nodes and weights, those of subgraphs included, and the types of values."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import onnx
 
+from winml.modelkit.errors import first_line
 from winml.modelkit.records import Record, entry
 
+Shape = tuple[int | str | None, ...]
+"""Sizes; a name or None where a dimension is not static."""
+ShapeTable = Mapping[str, Shape]
+"""Shape of each value by its name; a value that is absent has an unknown rank."""
 Place = Literal["graph", "subgraph", "function"]
 """Where a node is; how often a node in a subgraph runs is unknown from the file."""
 
@@ -236,6 +242,67 @@ def _data_location(tensor: onnx.TensorProto) -> DataLocation | None:
     length, offset = entries.get("length", ""), entries.get("offset", "0")
     end = int(offset) + int(length) if length.isdecimal() and offset.isdecimal() else None
     return DataLocation(entries.get("location", ""), end)
+
+
+@dataclass(frozen=True)
+class ValueTypes:
+    """Element types and shapes of the values of a main graph."""
+
+    dtypes: dict[str, str]
+    """Element type of each tensor by its name."""
+    shapes: dict[str, Shape]
+    """Shape of each tensor by its name; a tensor of unknown rank is absent."""
+
+
+def read_value_types(
+    model: onnx.ModelProto, needed: AbstractSet[str], consequence: str
+) -> tuple[ValueTypes, tuple[str, ...]]:
+    """Return the element types and shapes of the values of the main graph, and a note if inference failed.
+
+    Args:
+        model: The model, with or without the values of its weights.
+        needed: Names of values; shapes are inferred if the file does not declare all of them.
+        consequence: What a failed inference means, for the note.
+    """
+    declared = _declared_types(model.graph)
+    if needed <= declared.shapes.keys():
+        return declared, ()
+    try:
+        inferred = _declared_types(onnx.shape_inference.infer_shapes(model, data_prop=True).graph)
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
+        return declared, (f"ONNX's shape inference failed, so {consequence}: {first_line(error)}",)
+    return ValueTypes(inferred.dtypes | declared.dtypes, inferred.shapes | declared.shapes), ()
+
+
+def _declared_types(graph: onnx.GraphProto) -> ValueTypes:
+    tensors = [(tensor, tensor.dims) for tensor in graph.initializer]
+    tensors += [(sparse.values, sparse.dims) for sparse in graph.sparse_initializer]
+    types = ValueTypes(
+        {tensor.name: dtype_name(tensor.data_type) for tensor, _ in tensors},
+        {tensor.name: tuple(dims) for tensor, dims in tensors},
+    )
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        if value.type.WhichOneof("value") == "tensor_type":
+            types.dtypes.setdefault(value.name, dtype_name(value.type.tensor_type.elem_type))
+        if (shape := declared_shape(value.type)) is not None:
+            types.shapes[value.name] = shape
+    return types
+
+
+def declared_shape(declared: onnx.TypeProto) -> Shape | None:
+    """Return the shape of a tensor type: sizes, names of open dimensions, None for an open dimension without a name.
+
+    Returns:
+        The shape; None where the rank is unknown, or it is no tensor.
+    """
+    kind = declared.WhichOneof("value")
+    tensor = declared.sparse_tensor_type if kind == "sparse_tensor_type" else declared.tensor_type
+    if kind not in ("tensor_type", "sparse_tensor_type") or not tensor.HasField("shape"):
+        return None
+    return tuple(
+        dimension.dim_value if dimension.HasField("dim_value") else dimension.dim_param or None
+        for dimension in tensor.shape.dim
+    )
 
 
 def node_signature(node: PlacedNode) -> str:

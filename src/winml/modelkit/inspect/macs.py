@@ -17,10 +17,7 @@ from itertools import zip_longest
 
 import onnx
 
-Shape = tuple[int | str | None, ...]
-"""Sizes; a name or None where a dimension is not static."""
-ShapeTable = Mapping[str, Shape]
-"""Shape of each value by its name; a value that is absent has an unknown rank."""
+from winml.modelkit.inspect.contents import ShapeTable
 
 
 class _UnknownError(Exception):

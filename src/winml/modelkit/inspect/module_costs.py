@@ -8,12 +8,14 @@ that the sums add up to the whole file.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+import onnx
+
 from winml.modelkit.hierarchy import address
-from winml.modelkit.inspect.contents import Contents, PlacedNode, Weight
-from winml.modelkit.inspect.macs import ShapeTable, count_macs, is_counted
+from winml.modelkit.inspect.contents import Contents, PlacedNode, ShapeTable, Weight, read_value_types
+from winml.modelkit.inspect.macs import count_macs, is_counted
 from winml.modelkit.inspect.onnx_tree import OnnxTree
 from winml.modelkit.records import Record, entry, recorded
 
@@ -67,6 +69,19 @@ class ModuleCost(Record):
     def bits(self) -> float | None:
         """Bits a parameter takes; None where there are no weights."""
         return self.total.bits
+
+
+def read_shapes(model: onnx.ModelProto, nodes: Iterable[PlacedNode]) -> tuple[ShapeTable, tuple[str, ...]]:
+    """Return the shapes that the operations of the main graph are counted from, and a note if inference failed.
+
+    Args:
+        model: The model, with or without the values of its weights.
+        nodes: Its nodes.
+    """
+    protos = [node.proto for node in nodes if node.place == "graph" and is_counted(node.proto)]
+    needed = {name for proto in protos for name in (*proto.input, *proto.output) if name}
+    types, notes = read_value_types(model, needed, "some operations are not counted")
+    return types.shapes, notes
 
 
 def count_node_macs(contents: Contents, shapes: ShapeTable) -> list[int | None]:

@@ -12,10 +12,8 @@ import onnx
 
 from winml.modelkit.graph.specs import stated_sums
 from winml.modelkit.hierarchy.tagging import name_scope, scope_path
-from winml.modelkit.inspect.contents import read_contents
-from winml.modelkit.inspect.macs import Shape
+from winml.modelkit.inspect.contents import Shape, declared_shape, read_contents, read_value_types
 from winml.modelkit.inspect.onnx_tree import read_tree
-from winml.modelkit.inspect.value_types import declared_shape, read_value_types
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 

@@ -26,16 +26,16 @@ from winml.modelkit.inspect.contents import (
     Contents,
     DataLocation,
     PlacedNode,
+    Shape,
     Weight,
+    declared_shape,
     dtype_name,
     qualified_name,
     read_contents,
 )
-from winml.modelkit.inspect.macs import Shape
-from winml.modelkit.inspect.module_costs import Cost, ModuleCost, charge_modules, count_node_macs
+from winml.modelkit.inspect.module_costs import Cost, ModuleCost, charge_modules, count_node_macs, read_shapes
 from winml.modelkit.inspect.onnx_tree import OnnxTree, TreeSource, read_tree
 from winml.modelkit.inspect.quantized_weights import count_parameters
-from winml.modelkit.inspect.value_types import declared_shape, read_shapes
 from winml.modelkit.metadata_keys import OUR_PREFIX, TREE_KEY
 from winml.modelkit.options import load_metadata, read_json_file
 from winml.modelkit.records import Record, entry, json_value, recorded

@@ -12,7 +12,6 @@ from winml.modelkit.graph.specs import DynamicDimension, InputTensorSpec, Output
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.tree import ModuleNode
 from winml.modelkit.report import document as doc
-from winml.modelkit.report.files import written_fields
 from winml.modelkit.report.module_tree import DisplayedModule, TreeLimits, displayed_modules
 from winml.modelkit.results.export_result import ExportedPart, ExportResult, NodeRecord
 from winml.modelkit.results.words import coverage_words, verification_words
@@ -71,7 +70,7 @@ def export_document(result: ExportResult, limits: TreeLimits | None = None) -> d
         if limits is not None:
             tree = _module_tree(part, limits)
             trees.append(doc.Section(part.name, [tree]) if is_one_of_several else tree)
-    fields += written_fields(result.files)
+    fields += doc.written_fields(result.files)
     if result.companions.names:
         companions = f"{', '.join(result.companions.names)} ({size_words(result.companions.size_bytes)})"
         fields.append(("beside it", companions))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from winml.modelkit.compare.words import comparison_words
@@ -16,18 +16,12 @@ from winml.modelkit.results.transformed_file import (
     ExtractResult,
     PinnedModel,
     RetaggedModel,
-    WrittenFile,
 )
 from winml.modelkit.results.words import coverage_words
 from winml.modelkit.words import count_noun, count_words, shape_words, size_words
 
 DISPLAYED_ROWS = 12
 """Rows of a table unless all are asked for. Chosen: the whole summary fits on a screen."""
-
-
-def written_fields(files: Iterable[WrittenFile]) -> list[doc.Field]:
-    """Return a field for each written file."""
-    return [("wrote", f"{file.path} ({size_words(file.size_bytes)})") for file in files]
 
 
 def compilation_document(result: CompiledFile) -> doc.Document:
@@ -39,7 +33,7 @@ def compilation_document(result: CompiledFile) -> doc.Document:
         ("compiled", _parts_words(result) if result.parts else None),
         ("hierarchy", coverage_words(result.coverage, is_tagged=result.is_tagged)),
         ("verified", comparison_words(result.comparison)),
-        *written_fields(result.files),
+        *doc.written_fields(result.files),
         *doc.note_fields(result.notes),
     ]
     rest = "… and {} more (--verbose shows all)"

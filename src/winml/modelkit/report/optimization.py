@@ -7,7 +7,6 @@ from typing import Any
 
 from winml.modelkit.compare.words import equality_words
 from winml.modelkit.report import document as doc
-from winml.modelkit.report.files import written_fields
 from winml.modelkit.results.transformed_file import (
     CheckedCapability,
     OptimizationCheck,
@@ -83,7 +82,7 @@ def optimization_document(result: OptimizedFile) -> doc.Document:
         ("hierarchy", coverage_words(result.coverage, is_tagged=result.is_tagged)),
         ("functions", result.functions.words if result.functions else None),
         ("verified", "a copy of the source" if result.is_copy else equality_words(result.verification)),
-        *written_fields(result.files),
+        *doc.written_fields(result.files),
         *doc.note_fields(result.notes),
     ]
     return doc.Document(

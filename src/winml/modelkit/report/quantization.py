@@ -10,7 +10,6 @@ from dataclasses import replace
 from winml.modelkit.compare.words import fidelity_words
 from winml.modelkit.hierarchy import address
 from winml.modelkit.report import document as doc
-from winml.modelkit.report.files import written_fields
 from winml.modelkit.results.quantization_budget import BudgetSearch
 from winml.modelkit.results.transformed_file import QuantizedFile
 from winml.modelkit.results.words import coverage_words
@@ -41,7 +40,7 @@ def quantization_document(result: QuantizedFile) -> doc.Document:
             "verified",
             "skipped: the files were not compared" if result.fidelity is None else fidelity_words(result.fidelity),
         ),
-        *written_fields(result.files),
+        *doc.written_fields(result.files),
         *doc.note_fields(result.notes),
     ]
     # Those that keep bits first: they are what the user did not get.

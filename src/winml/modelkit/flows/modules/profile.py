@@ -37,10 +37,10 @@ from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.carry.carrying import CarryReport, carry_tags
 from winml.modelkit.hierarchy.carry.matching import Way
 from winml.modelkit.hierarchy.tagging import NodeTag, all_nodes, clear_tag, listed_modules, read_tag, write_tag
-from winml.modelkit.inspect.contents import read_contents
-from winml.modelkit.inspect.macs import ShapeTable, count_macs
+from winml.modelkit.inspect.contents import ShapeTable, read_contents
+from winml.modelkit.inspect.macs import count_macs
+from winml.modelkit.inspect.module_costs import read_shapes
 from winml.modelkit.inspect.onnx_tree import OnnxTree, read_tree
-from winml.modelkit.inspect.value_types import read_shapes
 from winml.modelkit.measure.latency import LatencyOptions, LatencyResult, measure_latency
 from winml.modelkit.measure.module_profile import (
     ModuleProfile,

@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -24,8 +24,6 @@ from winml.modelkit.compare.fidelity import QualitySamples, QualitySource
 from winml.modelkit.errors import InputError, QuantizeError, StageError, UsageError, WinMLError
 from winml.modelkit.evaluate.data_sets import DataSet, DataSetRequest, open_data_set
 from winml.modelkit.evaluate.processors import processor_files
-from winml.modelkit.evaluate.sample_feeds import SampleFeeds
-from winml.modelkit.evaluate.text_files import TextFile
 from winml.modelkit.flows.generated_samples import decoding_samples, has_processors, made_values
 from winml.modelkit.flows.quality_samples import MOST_SAMPLES as MOST_COMPARED
 from winml.modelkit.flows.quantize.activation_statistics import (
@@ -57,6 +55,9 @@ from winml.modelkit.runtime.decoding.inputs import DecoderRun, decoder_feeds, de
 from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_inputs, load_feeds, settle_sizes
 from winml.modelkit.runtime.opened_model import RunOptions, Values
 from winml.modelkit.runtime.sessions import Session
+
+if TYPE_CHECKING:
+    from winml.modelkit.evaluate.sample_feeds import SampleFeeds
 
 _T = TypeVar("_T")
 
@@ -327,6 +328,9 @@ class Calibration:
             seed=self.seed,
             option=OPTION,
         )
+        from winml.modelkit.evaluate.sample_feeds import SampleFeeds
+        from winml.modelkit.evaluate.text_files import TextFile
+
         return SampleFeeds(TextFile(request) if kind == "texts" else open_data_set(request), self.model_folder)
 
     @property
