@@ -172,9 +172,6 @@ def _module_branch(displayed: DisplayedModule[_Module]) -> doc.Branch:
     return doc.Branch(segment, path, f"{displayed.count_words}{parameters}{calls}", children)
 
 
-# --- Tasks, each with the classes that implement it.
-
-
 def tasks_document(
     tasks: Mapping[str, Sequence[str]], aliases: Mapping[str, str] = MappingProxyType({})
 ) -> doc.Document:

@@ -420,8 +420,3 @@ def module_perf_document(result: ModulePerfResult) -> doc.Document:
             doc.Table(doc.columns("class", ("instances", "count"), *class_columns), classes),
         ]
     )
-
-
-# --- Renders a number for each node as custom node data for Model Explorer: a heat map over the graph of a file.
-#
-# Format: Model Explorer's guide to custom node data. Node ids are those of its ONNX adapter: the names of the nodes.

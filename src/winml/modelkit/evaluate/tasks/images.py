@@ -19,11 +19,6 @@ from winml.modelkit.evaluate.tasks.box_metrics import BOX_METRICS, Boxes
 from winml.modelkit.evaluate.tasks.pixel_metrics import IGNORED, MEAN_IOU, PIXEL_ACCURACY, count_pairs
 from winml.modelkit.evaluate.tasks.task import Evaluator, EvaluatorContext, Outputs, Sample, TaskDefinition
 
-# --- Metrics of one class a pixel: mean intersection over union, by scikit-learn's Jaccard score, and accuracy.
-#
-# A sample is its pairs of reference and prediction, counted, so that no image has to be kept.
-
-
 _SURE = 0.5
 """Score from which on a box is part of the answer. Specified: the default of the pipeline."""
 _SAME_BOX = 0.9
