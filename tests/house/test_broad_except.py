@@ -12,7 +12,7 @@ from house.sources import functions, modules
 BOUNDARIES: dict[str, str] = {
     "verify.generated_text:generate_reference": "a foreign generate() raises what it likes; told as the reason",
     "verify.parts.encoder_decoder:_generate": "as generate_reference: a foreign generate()",
-    "verify.parts.parts_together:measure_encoder_decoder_text": "as generate_reference: a foreign forward",
+    "verify.parts.encoder_decoder:measure_encoder_decoder_text": "as generate_reference: a foreign forward",
     "verify.parts.vision_language:_generate": "as generate_reference: a foreign generate()",
     "verify.reference_run:run_reference": "a foreign forward raises what it likes; said again with inputs and module",
     "verify.by_module.first_wrong_module:name_first_wrong_module": "the failure stays as it is; says what went wrong",
@@ -20,7 +20,7 @@ BOUNDARIES: dict[str, str] = {
     "flows.perf:pytorch_run": "a foreign forward raises what it likes; said again with its values",
     "builds.identity:ModelIdentity._compute_record": "raised again in the thread that asks for the record",
     "flows.inspect:_run_with_values": "as above; without weights the reason was less clear",
-    "cli._errors:exit_status": "turns a mistake of ours into a request for a report instead of a traceback",
+    "cli._endings:exit_status": "turns a mistake of ours into a request for a report instead of a traceback",
     "export.dynamo.capturing:capture_dynamo": "the exporter raises what it likes; named with its operator",
     "export.torchscript.capturing:capture_torchscript": "the exporter raises what it likes; named with its operator",
     "graph.files.foreign_files:foreign_parser": "parsers of foreign files raise what they like; said with the file",

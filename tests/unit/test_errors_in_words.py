@@ -12,7 +12,7 @@ import torch
 
 from winml.modelkit import ConfigError, UsageError, WinMLExportConfig, build_hf_model, export_pytorch
 from winml.modelkit.builds.build import BuildListener
-from winml.modelkit.cli._errors import exit_status
+from winml.modelkit.cli._endings import exit_status
 from winml.modelkit.errors import WinMLError, missing_name, rename_options
 from winml.modelkit.load.request import ModelRequest
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from winml.modelkit.cli._errors import resuming_words
+from winml.modelkit.cli._endings import resuming_words
 from winml.modelkit.file_names import unfinished_work_path
 from winml.modelkit.graph.files import named_paths
 from winml.modelkit.graph.files.resumable_results import write_atomically

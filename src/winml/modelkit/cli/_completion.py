@@ -135,14 +135,10 @@ def complete_arguments(params: Iterable[click.Parameter], args: list[str]) -> li
     waiting = {
         name
         for param in params
-        if isinstance(param, click.Option) and not _takes_no_value(param)
+        if isinstance(param, click.Option) and not (param.is_flag or param.count)
         for name in param.opts
     }
     return args[:-1] if args and args[-1] in waiting else args
-
-
-def _takes_no_value(option: click.Option) -> bool:
-    return option.is_flag or option.count
 
 
 def complete_values(params: Iterable[click.Parameter]) -> None:

@@ -1,4 +1,4 @@
-"""How do verbs for ONNX files take the folder of a build? All parts of it, unless ``--submodel`` names some."""
+"""How do commands for ONNX files plan, run and answer? A build folder means its parts; ``--submodel`` names some."""
 
 from __future__ import annotations
 
@@ -59,9 +59,6 @@ def options_of_part(options: Mapping[str, object], path: Path) -> dict[str, obje
 def parts_record(options: Mapping[str, object], records: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
     """Return the answer for a program: the record of each part of a folder."""
     return {"schema_version": 1, "model": options["target"] or options["model"], "parts": dict(records)}
-
-
-# --- How does a verb that makes a file of a file plan, run and answer?
 
 
 def run_verb(

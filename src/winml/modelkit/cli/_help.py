@@ -159,13 +159,10 @@ def grouped_options(command: click.Command, ctx: click.Context) -> dict[str, lis
     for param in command.get_params(ctx):
         is_described = isinstance(param, click.Option) or hasattr(param, "group")
         if is_described and param.get_help_record(ctx) is not None:
-            groups.setdefault(_group_of(param), []).append(param)
+            # A plug-in may have options of click, without a group.
+            group = str(getattr(param, "group", GENERAL if "--help" in param.opts else _WITHOUT_GROUP))
+            groups.setdefault(group, []).append(param)
     return {group: groups[group] for group in in_groups(groups)}
-
-
-def _group_of(param: click.Parameter) -> str:
-    """Return the group of an option; a plug-in may have options of click without one."""
-    return str(getattr(param, "group", GENERAL if "--help" in param.opts else _WITHOUT_GROUP))
 
 
 def option_row(param: click.Parameter, ctx: click.Context, *, is_brief: bool = False) -> tuple[str, str]:
@@ -181,7 +178,8 @@ def write_help(command: click.Command, ctx: click.Context, formatter: click.Help
     """Write the help of a verb: the common options, or all where ``--help-all`` requested it."""
     is_whole = bool(ctx.meta.get(_IS_WHOLE))
     command.format_usage(ctx, formatter)
-    _write_text(formatter, _description(command, is_whole=is_whole))
+    description = inspect.cleandoc(command.help or "")
+    _write_text(formatter, description if is_whole else description.partition("\n\n")[0])
     hidden: list[str] = []
     groups = grouped_options(command, ctx)
     for group, params in groups.items():
@@ -193,7 +191,8 @@ def write_help(command: click.Command, ctx: click.Context, formatter: click.Help
             _write_rows(formatter, [option_row(param, ctx, is_brief=not is_whole) for param in listed])
     if isinstance(command, click.Group):
         _write_verbs(command, ctx, formatter, is_whole=is_whole)
-    _write_text(formatter, _examples(command, is_whole=is_whole))
+    examples = inspect.cleandoc(command.epilog or "").splitlines()
+    _write_text(formatter, "\n".join(examples if is_whole else _first_examples(examples)))
     if not is_whole:
         count = sum(map(len, groups.values()))
         also = f"; also: {', '.join(hidden)}" if hidden else ""
@@ -221,17 +220,7 @@ def _heading(group: str) -> str:
     return group if os.environ.get("NO_COLOR") else click.style(group, bold=True)
 
 
-def _description(command: click.Command, *, is_whole: bool) -> str:
-    text = inspect.cleandoc(command.help or "")
-    return text if is_whole else text.partition("\n\n")[0]
-
-
-def _examples(command: click.Command, *, is_whole: bool) -> str:
-    text = inspect.cleandoc(command.epilog or "")
-    return text if is_whole else "\n".join(_first_lines(text.splitlines()))
-
-
-def _first_lines(lines: Sequence[str]) -> Iterator[str]:
+def _first_examples(lines: Sequence[str]) -> Iterator[str]:
     examples = 0
     for line in lines:
         examples += line.startswith(" ")

@@ -68,7 +68,7 @@ def grouped_argument(name: str, *, help: str, group: str = MODEL, **settings: An
     return click.argument(name, cls=GroupedArgument, group=group, words=help, **settings)
 
 
-def _declared_option(option: Field, *, config_key: str = "") -> Callable[[_F], _F]:
+def _declared_option(option: Field, config_key: str = "") -> Callable[[_F], _F]:
     """Return the option of the command that a field declares.
 
     Args:
@@ -160,62 +160,49 @@ def request_options(kind: type[Any]) -> Callable[[_F], _F]:
     )
 
 
-def source_options(command: _F) -> _F:
-    """Add the options that state how the model is loaded."""
-    return _load_options("source")(command)
-
-
-def input_options(command: _F) -> _F:
-    """Add the options that state the inputs and their sizes."""
-    return _all_of(
-        grouped_option(
-            "--shape-config",
-            group=SIZES,
-            is_common=True,
-            metavar="JSON",
-            help='Sizes of dimensions, such as {"sequence_length": 64}. A file or JSON text. A name instead of a '
-            "number makes the dimension dynamic.",
-        ),
-        grouped_option(
-            "--batch-size",
-            group=SIZES,
-            type=click.IntRange(min=1),
-            metavar="N",
-            default_words="1",
-            help="Batch size.",
-        ),
-        grouped_option(
-            "--input-specs",
-            group=SIZES,
-            metavar="JSON",
-            help="Name, shape, dtype and value range of every input: a file or JSON text. Takes precedence over "
-            "--shape-config.",
-        ),
-    )(command)
-
-
-def random_options(command: _F) -> _F:
-    """Add the options that state what is drawn at random."""
-    return _load_options("random")(command)
-
-
-def weight_options(command: _F) -> _F:
-    """Add the options that state the type of the weights."""
-    return _load_options("weights")(command)
-
-
-def dynamic_options(command: _F) -> _F:
-    """Add the options that make dimensions dynamic."""
-    return _all_of(
-        declared_options_of(fields_of(DynamicFields)),
-        grouped_option(
-            "--dynamic-axes",
-            multiple=True,
-            metavar="AXES",
-            group=SIZES,
-            help="Dynamic axes by input and position: input_ids:0=batch,1=sequence, or JSON as a file or text.",
-        ),
-    )(command)
+source_options = _load_options("source")
+"""Adds the options that state how the model is loaded."""
+random_options = _load_options("random")
+"""Adds the options that state what is drawn at random."""
+weight_options = _load_options("weights")
+"""Adds the options that state the type of the weights."""
+input_options = _all_of(
+    grouped_option(
+        "--shape-config",
+        group=SIZES,
+        is_common=True,
+        metavar="JSON",
+        help='Sizes of dimensions, such as {"sequence_length": 64}. A file or JSON text. A name instead of a '
+        "number makes the dimension dynamic.",
+    ),
+    grouped_option(
+        "--batch-size",
+        group=SIZES,
+        type=click.IntRange(min=1),
+        metavar="N",
+        default_words="1",
+        help="Batch size.",
+    ),
+    grouped_option(
+        "--input-specs",
+        group=SIZES,
+        metavar="JSON",
+        help="Name, shape, dtype and value range of every input: a file or JSON text. Takes precedence over "
+        "--shape-config.",
+    ),
+)
+"""Adds the options that state the inputs and their sizes."""
+dynamic_options = _all_of(
+    declared_options_of(fields_of(DynamicFields)),
+    grouped_option(
+        "--dynamic-axes",
+        multiple=True,
+        metavar="AXES",
+        group=SIZES,
+        help="Dynamic axes by input and position: input_ids:0=batch,1=sequence, or JSON as a file or text.",
+    ),
+)
+"""Adds the options that make dimensions dynamic."""
 
 
 def verbose_option(help: str) -> Callable[[_F], _F]:
@@ -225,23 +212,17 @@ def verbose_option(help: str) -> Callable[[_F], _F]:
 
 def tree_options(help: str) -> Callable[[_F], _F]:
     """Return the options that state how much a verb shows that shows the module tree."""
-
-    def add(command: _F) -> _F:
-        return _all_of(
-            grouped_option(
-                "-v", "--verbose", count=True, group=OUTPUT, help=f"{help} -vv: do not fold repeated modules."
-            ),
-            grouped_option(
-                "--depth",
-                type=click.IntRange(min=1),
-                metavar="N",
-                group=OUTPUT,
-                default_words="all",
-                help="Levels of the module tree to show.",
-            ),
-        )(command)
-
-    return add
+    return _all_of(
+        grouped_option("-v", "--verbose", count=True, group=OUTPUT, help=f"{help} -vv: do not fold repeated modules."),
+        grouped_option(
+            "--depth",
+            type=click.IntRange(min=1),
+            metavar="N",
+            group=OUTPUT,
+            default_words="all",
+            help="Levels of the module tree to show.",
+        ),
+    )
 
 
 def quiet_option(help: str) -> Callable[[_F], _F]:
@@ -249,43 +230,32 @@ def quiet_option(help: str) -> Callable[[_F], _F]:
     return grouped_option("-q", "--quiet", is_flag=True, group=OUTPUT, help=help)
 
 
-def format_option(command: _F) -> _F:
-    """Add the option that states the output format."""
-    return grouped_option(
-        "-f",
-        "--format",
-        "format_",
-        type=click.Choice(["table", "json"]),
-        default="table",
-        show_default=True,
-        group=OUTPUT,
-        is_common=True,
-        help="Output format.",
-    )(command)
-
-
-def device_option(help: str, default_words: str) -> Callable[[_F], _F]:
-    """Return the option that states on which kind of device a model runs."""
-    kinds = click.Choice(["cpu", "gpu", "npu"])
-    return grouped_option("-d", "--device", type=kinds, group=DEVICE, default_words=default_words, help=help)
-
-
-def debug_option(command: _F) -> _F:
-    """Add the option that shows warnings of libraries and tracebacks."""
-    return grouped_option(
-        "--debug", is_flag=True, group=GENERAL, help="Show warnings of libraries, and the traceback of a failure."
-    )(command)
-
-
-def output_options(command: _F) -> _F:
-    """Add the options that state how much is shown, and in which format."""
-    return verbose_option("Show more detail: every step of a stage.")(result_options(command))
-
-
-def result_options(command: _F) -> _F:
-    """Add the options that state in which format the result is shown."""
-    return _all_of(
-        quiet_option("Print errors only."),
-        format_option,
-        debug_option,
-    )(command)
+format_option = grouped_option(
+    "-f",
+    "--format",
+    "format_",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    group=OUTPUT,
+    is_common=True,
+    help="Output format.",
+)
+"""Adds the option that states the output format."""
+device_option = grouped_option(
+    "-d",
+    "--device",
+    type=click.Choice(["cpu", "gpu", "npu"]),
+    group=DEVICE,
+    default_words="that of the execution provider",
+    help="Kind of device.",
+)
+"""Adds the option that states on which kind of device a model runs."""
+debug_option = grouped_option(
+    "--debug", is_flag=True, group=GENERAL, help="Show warnings of libraries, and the traceback of a failure."
+)
+"""Adds the option that shows warnings of libraries and tracebacks."""
+result_options = _all_of(quiet_option("Print errors only."), format_option, debug_option)
+"""Adds the options that state in which format the result is shown."""
+output_options = _all_of(verbose_option("Show more detail: every step of a stage."), result_options)
+"""Adds the options that state how much is shown, and in which format."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from winml.modelkit.cli._streams import own_stderr, tell
@@ -63,7 +63,7 @@ class _LongSteps:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Show nothing as long as the block lasts, which shows more itself."""
+        """Show nothing as long as the block lasts."""
         self._paused += 1
         try:
             yield
@@ -94,6 +94,8 @@ class _LongSteps:
 _TICK_S = 0.5
 """Chosen: often enough for a line each second."""
 _LONG_STEPS = _LongSteps()
+steps_paused = _LONG_STEPS.paused
+"""Block in which long steps are not shown, since it shows more itself."""
 
 
 @contextmanager
@@ -115,17 +117,9 @@ def shown_wait(words: str) -> Iterator[None]:
             tell(" " * _LONG_STEPS.width, start="\r", end="\r")
 
 
-def steps_paused() -> AbstractContextManager[None]:
-    """Return a block in which long steps are not shown: it shows how far they are itself."""
-    return _LONG_STEPS.paused()
-
-
-# --- How is a sweep shown while it runs? A line for each cell that ended; a terminal also sees what is running.
-
-
 @contextmanager
 def sweep_progress(ended: list[str], *, quiet: bool) -> Iterator[SweepListener]:
-    """Return who is told how a sweep goes on.
+    """Yield the listener that shows a sweep: a line for each cell that ended; a terminal also sees what is running.
 
     Args:
         ended: Gets the id of every cell that ended.

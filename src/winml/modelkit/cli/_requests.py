@@ -1,4 +1,7 @@
-"""How do the options of a verb become the request that loading takes, and the sizes of an ONNX file?"""
+"""How do the options of a command become requests? For a model to load, with a build config, or for a model to run.
+
+An option takes precedence over the build config.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,15 @@ if TYPE_CHECKING:
     from winml.modelkit.progress import StepEvent
 
 
+_F = TypeVar("_F", bound=Callable[..., Any])
+_RequestT = TypeVar("_RequestT", bound=FileRequest[Any])
+
+_DECIDES_THE_SAME = {"task": "model_class", "model_class": "task"}
+"""Key of the loader section → the key that a user who gives this one did not speak of."""
+FOR_CHECKPOINTS = (*(option.name for option in declared_options() if not option.is_for_onnx), "input_specs")
+"""Options that say how a checkpoint becomes a graph, which an ONNX file already is."""
+
+
 def model_request(options: Mapping[str, Any]) -> ModelRequest:
     """Return the request the options of :mod:`~winml.modelkit.cli._options` make.
 
@@ -37,7 +49,6 @@ def model_request(options: Mapping[str, Any]) -> ModelRequest:
     """
     from winml.modelkit.graph.specs import DynamicRequest, parse_dynamic_axes
     from winml.modelkit.load.inputs.options import parse_input_specs, parse_shape_config
-    from winml.modelkit.load.load_options import declared_options
     from winml.modelkit.load.request import ModelRequest
 
     dynamic = DynamicRequest(
@@ -75,16 +86,6 @@ def sizes_by_name(options: Mapping[str, Any]) -> dict[str, int]:
             )
         value = {**value, "batch_size": options["batch_size"]}
     return value
-
-
-# --- How does a build config stand beside the options of a verb? Shared by the verbs that read one: an option wins.
-
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-_RequestT = TypeVar("_RequestT", bound=FileRequest[Any])
-
-_DECIDES_THE_SAME = {"task": "model_class", "model_class": "task"}
-"""Key of the loader section → the key that a user who gives this one did not speak of."""
 
 
 @dataclass(frozen=True)
@@ -231,25 +232,18 @@ def with_sizes(export: WinMLExportConfig, options: Mapping[str, Any]) -> WinMLEx
     return export.model_copy(update=decided_anew)
 
 
-def export_section(config: WinMLBuildConfig, source: str) -> WinMLExportConfig:
-    """Return the export section of a config.
+def export_section(config: WinMLBuildConfig) -> WinMLExportConfig:
+    """Return the export section of the config of ``--config``.
 
     Raises:
         ConfigError: it is null.
     """
     if config.export is None:
         raise ConfigError(
-            f"{source}: export is null, which skips the export",
+            "--config: export is null, which skips the export",
             hint="Use a config with an export section, or omit export.",
         )
     return config.export
-
-
-# --- Which model, of those that can be run, do the options of a verb name? Shared by the verbs that run one.
-
-
-FOR_CHECKPOINTS = (*(option.name for option in declared_options() if not option.is_for_onnx), "input_specs")
-"""Options that say how a checkpoint becomes a graph, which an ONNX file already is."""
 
 
 def model_name(options: Mapping[str, Any], taken: str) -> str:
@@ -290,11 +284,7 @@ def runnable_model(options: Mapping[str, Any]) -> tuple[FoundModel, dict[str, An
 
     input_data = Path(options["input_data"]) if options["input_data"] else None
     refuse_missing_values(input_data)
-    common = {
-        "shown": name,
-        "seed": options["seed"],
-        "input_data": input_data,
-    }
+    common = {"shown": name, "seed": options["seed"], "input_data": input_data}
     path = onnx_file(name)
     if path is None:
         from winml.modelkit.load.request import resolve_source

@@ -188,9 +188,6 @@ def _redirected_descriptors() -> Iterator[TextIO | None]:
             os.close(copy)
 
 
-# --- How does a record become the answer for a program? One JSON object on stdout, in one form for all verbs.
-
-
 def print_json(record: Mapping[str, object]) -> None:
     """Write a record on stdout."""
     print_json_text(json_text(record))
@@ -257,15 +254,6 @@ def show_result(
     from winml.modelkit.report.terminal import console_for, print_document
 
     print_document(describe(), console_for(sys.stdout), verbose=bool(options.get("verbose")))
-
-
-def write_result(path: Path, record: Mapping[str, Any], *, overwrite: bool) -> None:
-    """Write a record to a file.
-
-    Raises:
-        WriteError: it cannot be written.
-    """
-    write_files({path: lambda: f"{json_text(record)}\n"}, overwrite=overwrite)
 
 
 def write_files(texts: Mapping[Path, Callable[[], str]], *, overwrite: bool) -> list[Path]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from winml.modelkit.cli._errors import catch_signals, end_process, exit_status, tell_settled
+from winml.modelkit.cli._endings import catch_signals, end_process, exit_status, tell_settled
 from winml.modelkit.cli._help import HELP_SETTINGS
 from winml.modelkit.cli._streams import open_streams
 from winml.modelkit.registries import Registry

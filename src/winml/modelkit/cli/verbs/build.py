@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from winml.modelkit.cli._errors import NEGATIVE_RESULT, Interrupted, WinMLCommand, resuming_words
+from winml.modelkit.cli._endings import Interrupted, resuming_words
+from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import show_plan
 from winml.modelkit.cli._options import (
     declared_options_of,

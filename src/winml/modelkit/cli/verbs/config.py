@@ -30,13 +30,14 @@ from winml.modelkit.cli._requests import (
     with_sizes,
 )
 from winml.modelkit.cli._streams import (
+    json_text,
     library_output_to_stderr,
     plain_json_text,
     print_json,
     print_json_text,
     silence_library_warnings,
     tell,
-    write_result,
+    write_files,
 )
 from winml.modelkit.errors import UsageError, rename_options
 from winml.modelkit.fields import MODEL, OUTPUT
@@ -158,7 +159,7 @@ def _write_config(context: click.Context, options: dict[str, Any]) -> None:
     if request.output is None:
         print_json(config.as_record())
         return
-    write_result(request.output, config.as_record(), overwrite=True)
+    write_files({request.output: lambda: f"{json_text(config.as_record())}\n"}, overwrite=True)
     tell(f"wrote {request.output}")
 
 

@@ -201,7 +201,7 @@ def _read_request(context: click.Context, options: dict[str, Any]) -> ExportRequ
     if options["config"]:
         build_config = read_build_config(options["config"], section="export")
         configured = configured_options(context, options, build_config)
-        config = export_section(build_config, "--config")
+        config = export_section(build_config)
     else:
         # A build config has the options of all stages, which take long to import.
         from winml.modelkit.export.config import WinMLExportConfig

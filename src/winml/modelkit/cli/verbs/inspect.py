@@ -97,7 +97,7 @@ FOR_CHECKPOINTS = (
     is_common=True,
     help="Show which nodes this execution provider, such as qnn, does not run, and what to do.",
 )
-@device_option("Kind of device.", "that of the execution provider")
+@device_option
 @grouped_option(
     "--ep-options", multiple=True, metavar="KEY=VALUE", group=DEVICE, help="Option of the execution provider."
 )

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._errors import NEGATIVE_RESULT, Interrupted, WinMLCommand
+from winml.modelkit.cli._endings import Interrupted
+from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import show_plan
 from winml.modelkit.cli._options import debug_option, format_option, quiet_option, request_options
 from winml.modelkit.cli._progress import sweep_progress

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._errors import Interrupted, WinMLCommand
+from winml.modelkit.cli._endings import Interrupted
+from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import show_plan
 from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._options import (
