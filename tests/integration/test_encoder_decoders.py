@@ -33,8 +33,11 @@ from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.runtime.decoding.inputs import state_feeds
 from winml.modelkit.runtime.graph_inputs import graph_inputs
 from winml.modelkit.runtime.sessions import Session
-from winml.modelkit.verify.parts.encoder_decoder import EncoderDecoderParts, compare_encoder_decoder_generation
-from winml.modelkit.verify.parts.parts_together import measure_encoder_decoder_text
+from winml.modelkit.verify.parts.encoder_decoder import (
+    EncoderDecoderParts,
+    compare_encoder_decoder_generation,
+    measure_encoder_decoder_text,
+)
 from winml.modelkit.verify.reference_run import prepared_part
 
 CLASSES = {

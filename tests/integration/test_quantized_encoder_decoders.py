@@ -16,7 +16,7 @@ from winml.modelkit.compare.files import refuse_below_minimum_sqnr
 from winml.modelkit.compare.words import fidelity_words
 from winml.modelkit.errors import VerificationError
 from winml.modelkit.inference.generation.seq2seq import EncoderDecoderModel
-from winml.modelkit.verify.parts import encoder_decoder as part_runs
+from winml.modelkit.verify.parts import part_files
 
 CONFIG = {"export": {"exporter": "torchscript"}}
 
@@ -103,10 +103,10 @@ def test_files_beyond_a_size_are_not_run_as_a_whole(tmp_path: Path, monkeypatch:
     """All of them together count."""
     paths = [save_small(tmp_path / name) for name in ("a.onnx", "b.onnx")]
     size = sum(path.stat().st_size for path in paths)
-    monkeypatch.setattr(part_runs, "MOST_WHOLE_BYTES", size)
-    assert "" == part_runs.beyond_memory(paths)
-    monkeypatch.setattr(part_runs, "MOST_WHOLE_BYTES", size - 1)
-    assert part_runs.beyond_memory(paths).startswith("the files")
+    monkeypatch.setattr(part_files, "MOST_WHOLE_BYTES", size)
+    assert "" == part_files.beyond_memory(paths)
+    monkeypatch.setattr(part_files, "MOST_WHOLE_BYTES", size - 1)
+    assert part_files.beyond_memory(paths).startswith("the files")
 
 
 def save_small(path: Path) -> Path:

@@ -17,12 +17,6 @@ from winml.modelkit.results.words import verification_words
 from winml.modelkit.verify.reference_run import PreparedPart, run_reference
 from winml.modelkit.verify.varied_sizes import Draw
 
-_OTHER_WAY = {
-    False: "It fails without padding: the model takes a different branch there than with padding, and a graph has "
-    "one branch only.",
-    True: "It fails with padding: the model takes a different branch there than without padding, and a graph has "
-    "one branch only.",
-}
 _NO_FILE = "No file was written; --no-verify writes it anyway."
 _WRONG_GRAPH = (
     "The graph differs from the model. Often forward branches on tensor values (if, .item(), numpy), and a trace "
@@ -76,8 +70,13 @@ def explained_failure(
         return error
     failed = draws[verification.worst.draw - 1]
     # Draws are looked at in order: the first was equal, or said nothing.
-    is_other_way = first.has_padding != failed.has_padding
-    hint = f"{_OTHER_WAY[failed.has_padding]} {_NO_FILE}" if is_other_way else _WRONG_GRAPH
+    hint = _WRONG_GRAPH
+    if first.has_padding != failed.has_padding:
+        here, there = ("with", "without") if failed.has_padding else ("without", "with")
+        hint = (
+            f"It fails {here} padding: the model takes a different branch there than {there} padding, and a graph has "
+            f"one branch only. {_NO_FILE}"
+        )
     return VerificationError(words, hint=hint, is_graph_wrong=True, inputs=failed.inputs)
 
 

@@ -17,7 +17,6 @@ import torch
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import ROUNDING_FACTOR, OutputComparison, Rounding, compare_outputs
 from winml.modelkit.errors import ExportError, StageError, VerificationError
-from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.verify.input_draws import InputDraws
@@ -198,12 +197,11 @@ def _first_infinite(written: WrittenGraph, draw: Draw) -> str:
     """Return the first operator that makes NaN or infinity of finite inputs, with their range; ``""`` if none does."""
     from winml.modelkit.runtime.graph_sessions import session_of_graph
 
-    feeds = {name: to_numpy(value) for name, value in draw.inputs.items()}
     tapped = written.model.clone()
     nodes = [node for node in tapped.graph if node.outputs and node.outputs[0].name]
     tapped.graph.outputs[:] = list(dict.fromkeys(value for node in nodes for value in node.outputs if value.name))
     try:
-        values = {**feeds, **session_of_graph(tapped, written.path).run(feeds)}
+        values = {**draw.arrays, **session_of_graph(tapped, written.path).run(draw.arrays)}
     except StageError:
         return ""
     for node in nodes:

@@ -20,8 +20,8 @@ from winml.modelkit.graph.bfloat16 import widen_bfloat16
 from winml.modelkit.graph.files.graph_reading import load_by_reference
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.verify.input_draws import InputDraws
-from winml.modelkit.verify.reference_run import PreparedPart, run_reference
-from winml.modelkit.verify.varied_sizes import Draw, WrittenGraph
+from winml.modelkit.verify.reference_run import PreparedPart
+from winml.modelkit.verify.varied_sizes import Draw, WrittenGraph, run_draw
 
 
 def comparable_graph(path: Path) -> ir.Model:
@@ -51,7 +51,7 @@ def in_float32(
         def widened(draw: Draw) -> Draw:
             draw = replace(draw, inputs=_float32_tensors(draw.inputs))
             # Without values, what PyTorch answers is computed later.
-            return draw if part.part.stored is not None else replace(draw, reference=run_reference(part, draw.inputs))
+            return draw if part.part.stored is not None else run_draw(part, draw)
 
         proof = written.proof
         proof = replace(proof, draws=tuple(map(widened, proof.draws)), far_draws=tuple(map(widened, proof.far_draws)))

@@ -32,9 +32,9 @@ from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside
 
 _PROMPT, _PADDING = 7, 3
 """Chosen: tokens of the longer prompt, and by how many the other one is shorter."""
-_NEW_TOKENS = 32
-_SECOND_PROMPT = 4
-_ROWS = 2
+NEW_TOKENS = 32
+SECOND_PROMPT = 4
+ROWS = 2
 _ANSWER = {"use_cache": True, "return_dict_in_generate": True, "output_logits": True}
 """Arguments of generate()."""
 
@@ -102,7 +102,7 @@ def generate_reference(prepared: PreparedPart, seed: int) -> GeneratedText | str
     held, room = held_tokens(part), part.most_tokens
     if held is not None:
         room = held + 1
-    count = min(_NEW_TOKENS, room - _PROMPT - _SECOND_PROMPT) if room is not None else _NEW_TOKENS
+    count = min(NEW_TOKENS, room - _PROMPT - SECOND_PROMPT) if room is not None else NEW_TOKENS
     if count < 1:
         return f"the cache has only {room} tokens" if held is not None else f"the model has only {room} positions"
     tokens, mask = _prompts(part, seed)
@@ -145,11 +145,7 @@ def generated_text(
     placed = several_positions(part.inputs)
     rows = 0 if placed is None else int(placed.shape[0])
     never_chosen = {"suppress_tokens": list(never)} if never else {}
-    with (
-        plain_generation(model, count, part.path, **never_chosen),
-        final_cache(model.get_submodule(part.path), part.cache.argument) as cache,
-        _positions_of_runs(model, rows) as places,
-    ):
+    with greedy_generation(part, model, count, **never_chosen) as cache, _positions_of_runs(model, rows) as places:
         result = model.generate(**arguments, **_ANSWER)
     reported = {spec.name: to_numpy(displayed[spec.name]) for spec in part.inputs if spec.name in displayed}
     steps = [
@@ -161,7 +157,7 @@ def generated_text(
         chosen = result.sequences[:, end - 1 : end]
         steps.append(TextStep(to_numpy(chosen), to_numpy(mask), to_numpy(scores)[:, None], {}, next(places, None)))
     # The last token was chosen and not read yet.
-    second = torch.cat([result.sequences[:, -1:], tokens[:, -_SECOND_PROMPT + 1 :]], dim=1)
+    second = torch.cat([result.sequences[:, -1:], tokens[:, -SECOND_PROMPT + 1 :]], dim=1)
     mask = torch.cat([mask, torch.ones_like(second)], dim=1)
     last = steps[-1].passed_positions
     following = None if last is None else last[..., -1:] + 1 + np.arange(second.shape[1])
@@ -211,16 +207,13 @@ def _text_of_streams(part: ModelPart, model: Any, arguments: Mapping[str, torch.
 
     handle = model.get_submodule(part.path).register_forward_hook(look, with_kwargs=True)
     try:
-        with (
-            plain_generation(model, count, part.path, **settings),
-            final_cache(model.get_submodule(part.path), part.cache.argument) as cache,
-        ):
+        with greedy_generation(part, model, count, **settings) as cache:
             model.generate(**arguments, **_ANSWER)
     finally:
         handle.remove()
     chosen = steps[-1].scores[:, -1:].argmax(-1)
-    second = np.concatenate([chosen, to_numpy(arguments["input_ids"])[:, -_SECOND_PROMPT + 1 :]], axis=1)
-    mask = np.pad(steps[-1].mask, ((0, 0), (0, _SECOND_PROMPT)), constant_values=1)
+    second = np.concatenate([chosen, to_numpy(arguments["input_ids"])[:, -SECOND_PROMPT + 1 :]], axis=1)
+    mask = np.pad(steps[-1].mask, ((0, 0), (0, SECOND_PROMPT)), constant_values=1)
     scores = _scores_after(part, model, TextStep(second, mask, np.empty(0)), cache())
     return GeneratedText((*steps, TextStep(second, mask, scores)))
 
@@ -283,12 +276,17 @@ def attention_mask_of(cache: CacheLayout, step: TextStep) -> Array:
 
 def reason_against(part: ModelPart) -> str:
     """Return why nothing can be generated with a graph of these inputs; empty where it can."""
+    if reason := reason_of_sizes(part):
+        return reason
+    return "" if callable(getattr(part.model, "generate", None)) else f"{type(part.model).__name__} has no generate()"
+
+
+def reason_of_sizes(part: ModelPart) -> str:
+    """Return why the sizes of a graph do not allow to generate with it; empty where they do."""
     if token_count(part) not in (1, *(item.name for item in part.dimensions)):
         return "the number of tokens is fixed"
     if held_tokens(part) is not None and all(spec.name != MASK for spec in part.inputs):
         return "the length of the cache is fixed, and no mask hides its empty entries"
-    if not callable(getattr(part.model, "generate", None)):
-        return f"{type(part.model).__name__} has no generate()"
     return ""
 
 
@@ -309,7 +307,7 @@ def _prompts(part: ModelPart, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tokens and their mask; where the model takes a mask, the first row is padded on the left."""
     specs = {spec.name: spec for spec in part.inputs}
     rows, states = (spec.shape[0] for spec in (specs[TOKEN_IDS], next(spec for spec in part.inputs if spec.cache)))
-    rows, states = (count if isinstance(count, int) else _ROWS for count in (rows, states))
+    rows, states = (count if isinstance(count, int) else ROWS for count in (rows, states))
     low, high = specs[TOKEN_IDS].value_range or (0, 1)
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(int(low), int(high) + 1, (rows, _PROMPT), generator=generator)
@@ -352,42 +350,26 @@ def as_the_user_calls_it(prepared: PreparedPart) -> Iterator[None]:
 
 
 @contextmanager
-def plain_generation(model: nn.Module, count: int, path: str = "", **settings: Any) -> Iterator[None]:
+def greedy_generation(part: ModelPart, model: Any, count: int, **settings: Any) -> Iterator[Callable[[], Any]]:
     """Let a model choose the best of so many tokens, whatever its own settings are, for the time of the block.
 
+    Yields what returns the cache after the last call of the part. transformers' generate() returns no cache of a name
+    of its own (for: RWKV), and hands others on by the name that the installed version has for it; a forward of an older
+    version is given it by its own (for: checkpoints with code).
+
     Args:
+        part: Keeps the cache; it may have settings of its own, since it generates for the model.
         model: The model.
         count: Number of tokens.
-        path: Of the module in it that may have settings of its own, since it generates for the model.
-        **settings: Further ones.
+        **settings: Further settings.
     """
     from transformers import GenerationConfig
 
+    assert part.cache is not None
     make_config: Any = GenerationConfig
-    choosing = [vars(module) for module in (model, model.get_submodule(path)) if "generation_config" in vars(module)]
+    module, argument = model.get_submodule(part.path), part.cache.argument
+    choosing = [vars(item) for item in (model, module) if "generation_config" in vars(item)]
     own = [attributes["generation_config"] for attributes in choosing]
-    for attributes in choosing:
-        attributes["generation_config"] = make_config(
-            **{"max_new_tokens": count, "do_sample": False, "pad_token_id": 0, **settings}
-        )
-    try:
-        yield
-    finally:
-        for attributes, config in zip(choosing, own, strict=True):
-            attributes["generation_config"] = config
-
-
-@contextmanager
-def final_cache(module: nn.Module, argument: str) -> Iterator[Callable[[], Any]]:
-    """Yield what returns the cache after the last call of a module in the block.
-
-    transformers' generate() returns no cache of a name of its own (for: RWKV), and hands others on by the name that
-    the installed version has for it; a forward of an older version is given it by its own (for: checkpoints with code).
-
-    Args:
-        module: Generates, or is called by what does.
-        argument: Parameter of its forward that takes the cache.
-    """
     found: deque[Any] = deque(maxlen=1)
 
     def rename(_module: object, arguments: Any, named: dict[str, Any]) -> Any:
@@ -399,10 +381,16 @@ def final_cache(module: nn.Module, argument: str) -> Iterator[Callable[[], Any]]
 
     handles = [module.register_forward_pre_hook(rename, with_kwargs=True), module.register_forward_hook(keep)]
     try:
+        for attributes in choosing:
+            attributes["generation_config"] = make_config(
+                **{"max_new_tokens": count, "do_sample": False, "pad_token_id": 0, **settings}
+            )
         yield lambda: found[-1]
     finally:
         for handle in handles:
             handle.remove()
+        for attributes, config in zip(choosing, own, strict=True):
+            attributes["generation_config"] = config
 
 
 class _FewRows(TorchFunctionMode):
@@ -415,7 +403,7 @@ class _FewRows(TorchFunctionMode):
         """Multiply from the other side where that is quicker."""
         if func is nn.functional.linear and not kwargs and len(args) > 1:
             passed, weight, *bias = args
-            if 1 < passed.numel() // max(1, passed.shape[-1]) <= _ROWS and weight.dim() == 2:
+            if 1 < passed.numel() // max(1, passed.shape[-1]) <= ROWS and weight.dim() == 2:
                 product = (weight @ passed.reshape(-1, passed.shape[-1]).t()).t()
                 product = product.reshape(*passed.shape[:-1], len(weight)).contiguous()
                 return product if not bias or bias[0] is None else product + bias[0]

@@ -20,7 +20,6 @@ from winml.modelkit.compare.outputs import GenerationInfo, OutputComparison, Rou
 from winml.modelkit.errors import VerificationError
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.load.caches.arguments import empty_states
-from winml.modelkit.load.caches.layout import CacheLayout
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.progress import count_progress
 from winml.modelkit.runtime.decoding.inputs import (
@@ -81,7 +80,10 @@ def compare_generation(
         joined = text.steps[number : number + count]
         states = graph.states
         scores, draw = graph.read(_joined(joined))
-        found = _compared(joined, scores, rounding)
+        found = [
+            compare_outputs([{SCORES: expected}], [{SCORES: passed}], rounding=rounding).worst
+            for expected, passed in _by_step(joined, scores)
+        ]
         wrong = next((place for place, item in enumerate(found) if not item.is_equal), None)
         if wrong is not None and count > 1:
             # What excuses one token is no excuse for the others of a run: each is judged alone.
@@ -183,15 +185,22 @@ class _Graph:
             feeds = _feeds(self._part, run, {**self.states, **reported}, self._held)
             draw = Draw({name: torch.from_numpy(value) for name, value in feeds.items()}, {}, {})
             output = self._run_file(draw)
-            self.states = self._held_where_hidden(run, _fed(self._cache, output, self._held))
+            self.states = self._next_states(run, output)
         scores: Array = output[SCORES]
         # What a cache drops depends on how many tokens are read at once.
         is_same = not self._cache.dropping_windows
         self.reads_several = self.reads_several or (is_same and 1 < scores.shape[1] == step.tokens.shape[1])
         return scores, draw
 
-    def _held_where_hidden(self, run: TextStep, states: Arrays) -> Arrays:
-        """Return the states of the next run, as :class:`DecoderGraph` hands them on after padding."""
+    def _next_states(self, run: TextStep, output: Arrays) -> Arrays:
+        """Return the states of the next run, as :class:`DecoderGraph` hands them on, also after padding."""
+        # Of a cache of a fixed length, the last entries.
+        states = {
+            state.input: output[state.output]
+            if self._held is None or state.token_axis is None
+            else np.take(output[state.output], range(-self._held, 0), axis=state.token_axis)
+            for state in self._cache.states
+        }
         is_hidden = run.mask[:, -1] == 0
         if run.tokens.shape[1] > 1 or not is_hidden.any():
             return states
@@ -200,14 +209,6 @@ class _Graph:
             name: hold_hidden_rows(self.states[name], value, is_hidden, 0) if name in carried else value
             for name, value in states.items()
         }
-
-
-def _compared(joined: Sequence[TextStep], scores: Array, rounding: Rounding) -> list[OutputComparison]:
-    """Compare the scores of steps that were read at once, each by itself."""
-    return [
-        compare_outputs([{SCORES: expected}], [{SCORES: passed}], rounding=rounding).worst
-        for expected, passed in _by_step(joined, scores)
-    ]
 
 
 def _by_step(joined: Sequence[TextStep], scores: Array) -> Iterator[tuple[Array, Array]]:
@@ -238,21 +239,13 @@ def _joined(steps: Sequence[TextStep]) -> TextStep:
     return TextStep(tokens, steps[-1].mask, scores, steps[0].told, np.concatenate(places, axis=-1) if places else None)
 
 
-def _runs(part: ModelPart, step: TextStep) -> Iterator[TextStep]:
-    """Yield a step as the runs a graph makes of it: one, or one for each token."""
-    if not isinstance(token_count(part), int):
-        yield step
-        return
-    yield from single_tokens(step)
-
-
 def _embedded_runs(
     part: ModelPart, step: TextStep, vectors_of: Callable[[Array], Arrays] | None
 ) -> Iterator[tuple[TextStep, Arrays]]:
-    """Yield the runs of a step with the vectors of their tokens, which are made of all at once."""
+    """Yield the runs that a graph makes of a step, one or one for each token, with the vectors of their tokens."""
     vectors = vectors_of(step.tokens) if vectors_of is not None else {}
     end = 0
-    for run in _runs(part, step):
+    for run in single_tokens(step) if isinstance(token_count(part), int) else [step]:
         start, end = end, end + run.tokens.shape[1]
         yield run, {name: array[:, start:end] for name, array in vectors.items()}
 
@@ -263,20 +256,11 @@ def _feeds(part: ModelPart, step: TextStep, states: Arrays, held: int | None) ->
     if held is not None:
         missing = held + step.tokens.shape[1] - mask.shape[1]
         mask = np.pad(mask, ((0, 0), (missing, 0)))
-    known = {TOKEN_IDS: step.tokens, MASK: mask, POSITIONS: step.positions, **states}
-    known |= step.told
+    known = {TOKEN_IDS: step.tokens, MASK: mask, POSITIONS: step.positions, **states, **step.told}
     # What else says something of each token says the same of all.
-    others = {spec.name: np.full_like(step.tokens, plain_value(spec)) for spec in part.inputs if spec.name not in known}
-    return {spec.name: known[spec.name] if spec.name in known else others[spec.name] for spec in part.inputs}
-
-
-def _fed(cache: CacheLayout, output: Arrays, held: int | None) -> Arrays:
-    """Return the states of the next run: those that a run returns, of a cache of a fixed length the last ones."""
     return {
-        state.input: output[state.output]
-        if held is None or state.token_axis is None
-        else np.take(output[state.output], range(-held, 0), axis=state.token_axis)
-        for state in cache.states
+        spec.name: known[spec.name] if spec.name in known else np.full_like(step.tokens, plain_value(spec))
+        for spec in part.inputs
     }
 
 

@@ -7,12 +7,11 @@ comes out. For the values, the same model is loaded with its weights. Knows noth
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 from torch import nn
@@ -87,15 +86,16 @@ def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor], *
         raise ExportError(
             f"the model failed on {passed}, in module {path or '(the root)'}: "
             f"{type(error).__name__}: {first_line(error)}",
+            # Most notes of the loading say how inputs were decided.
             hint=" ".join(
                 [
                     "Set valid shapes with --shape-config, or all inputs with --input-specs.",
-                    *map(_note_sentence, part.notes),
+                    *(f"Note: {note.removesuffix('.')}." for note in part.notes),
                 ]
             ),
             module=path,
         ) from error
-    return {name: _output_array(value) for name, value in zip(prepared.forward.output_names, outputs, strict=True)}
+    return _named_arrays(prepared, outputs)
 
 
 def run_for_shapes(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -> Arrays:
@@ -120,7 +120,7 @@ def run_for_shapes(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) 
             outputs = functional_call(model, without_storage, inputs)
     except REFUSALS:
         return run_reference(prepared, tensors)
-    return {name: _output_array(value) for name, value in zip(prepared.forward.output_names, outputs, strict=True)}
+    return _named_arrays(prepared, outputs)
 
 
 def run_in_float64(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -> Arrays | None:
@@ -138,16 +138,11 @@ def run_in_float64(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) 
             outputs = functional_call(model, widened, inputs)
     except REFUSALS:
         return None
-    return {name: _output_array(value) for name, value in zip(prepared.forward.output_names, outputs, strict=True)}
+    return _named_arrays(prepared, outputs)
 
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().double() if tensor.is_floating_point() else tensor
-
-
-def _note_sentence(note: str) -> str:
-    """Return what was noted while the model was loaded as a sentence: mostly, how its inputs were decided."""
-    return f"Note: {note.removesuffix('.')}."
 
 
 def copies_for(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -250,21 +245,19 @@ def _uncompiled(model: object = None, **_options: object) -> Any:
     return model if model is not None else lambda function: function
 
 
+def _named_arrays(prepared: PreparedPart, outputs: Iterable[torch.Tensor]) -> Arrays:
+    return {name: _output_array(value) for name, value in zip(prepared.forward.output_names, outputs, strict=True)}
+
+
 def _output_array(tensor: torch.Tensor) -> Array:
     if not isinstance(tensor, FakeTensor) and not tensor.is_meta:
         return to_numpy(tensor)
-    if tensor.dtype == torch.bfloat16:
-        dtype = np.dtype(ml_dtypes.bfloat16)
-    else:
-        dtype = torch.empty(0, dtype=tensor.dtype).numpy().dtype
+    dtype = to_numpy(torch.empty(0, dtype=tensor.dtype)).dtype
     return np.broadcast_to(np.zeros((), dtype), tuple(tensor.shape))
 
 
 def _fake_mode(model: nn.Module) -> FakeTensorMode | None:
     return next((tensor.fake_mode for tensor in model.parameters() if isinstance(tensor, FakeTensor)), None)
-
-
-# --- Can memory hold what a comparison with PyTorch takes?
 
 
 _INSIDE_FACTOR = 2.25

@@ -24,9 +24,10 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import OutputComparison, Rounding, VerificationInfo, compare_outputs
 from winml.modelkit.errors import ExportError, VerificationError
 from winml.modelkit.export.tensors import to_numpy
+from winml.modelkit.runtime.decoding.inputs import SCORES
 from winml.modelkit.verify.failure_explanation import explained_failure
 from winml.modelkit.verify.reference_run import PreparedPart, run_reference, with_values
-from winml.modelkit.verify.varied_sizes import Draw
+from winml.modelkit.verify.varied_sizes import Draw, run_draw
 
 _MOVED_RUNS = 4
 """Measured on RT-DETR, which ranks 1,029 boxes: of eight draws seven showed what rounding decides, six of them in the
@@ -94,7 +95,7 @@ def compare_stable_draws(
             new_draws = []
             for number, replaced in enumerate(failed, start=len(draws) + 1):
                 tensors = draw_inputs(number, draws[replaced - 1])
-                new_draws.append(Draw(tensors, run_reference(weighted, tensors), draws[0].sizes))
+                new_draws.append(run_draw(weighted, Draw(tensors, {}, draws[0].sizes)))
         draws += new_draws
         outputs += run_file(new_draws)
 
@@ -129,6 +130,12 @@ def is_decided_by_rounding(prepared: PreparedPart, draw: Draw, outputs: Collecti
         return set(outputs) <= moved
 
 
+def has_uncertain_scores(prepared: PreparedPart, draw: Draw, rounding: Rounding) -> bool:
+    """Return True if rounding alone decides the scores that PyTorch returns for the inputs of a draw."""
+    with with_values(prepared) as weighted:
+        return is_decided_by_rounding(weighted, run_draw(weighted, draw), [SCORES], rounding)
+
+
 def is_decided_by_ties(
     prepared: PreparedPart, tied: Draw, traced: Draw, outputs: Collection[str], output: Arrays
 ) -> bool:
@@ -159,12 +166,9 @@ def is_decided_by_ties(
     )
 
 
-# --- Two orders of equal values are both right: indices of ranks are compared by the values they lead to.
-
-
 @dataclass(frozen=True)
 class Ranking:
-    """Values that PyTorch ranked along an axis, and the places it gave."""
+    """Values that PyTorch ranked along an axis, and the places it gave. Equal values may have any order."""
 
     values: torch.Tensor
     axis: int

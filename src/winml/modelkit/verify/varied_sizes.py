@@ -16,7 +16,7 @@ from pathlib import Path
 import onnx_ir as ir
 import torch
 
-from winml.modelkit.arrays import Arrays
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import OutputComparison, Rounding, compare_outputs
 from winml.modelkit.errors import ExportError, StageError, UsageError, VerificationError
 from winml.modelkit.export.output_shapes import Observation, explain_output_shapes
@@ -24,6 +24,7 @@ from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.graph.assumptions import Assumption, places_of
 from winml.modelkit.graph.specs import DynamicDimension, InputTensorSpec
 from winml.modelkit.hierarchy.tagging import all_nodes, read_tag
+from winml.modelkit.verify.reference_run import PreparedPart, run_reference
 from winml.modelkit.verify.value_reads import ValueReads
 from winml.modelkit.words import shape_words
 
@@ -55,10 +56,24 @@ class Draw:
     """Size of every dynamic dimension."""
 
     @property
+    def arrays(self) -> dict[str, Array]:
+        """The inputs as arrays."""
+        return {name: to_numpy(value) for name, value in self.inputs.items()}
+
+    @property
     def has_padding(self) -> bool:
         """Whether some mask among the inputs hides something."""
         masks = (mask for name, mask in self.inputs.items() if name.endswith("mask") and not mask.is_floating_point())
         return any(bool((mask == 0).any()) for mask in masks)
+
+
+def run_draw(prepared: PreparedPart, draw: Draw) -> Draw:
+    """Return a draw with the outputs of PyTorch for its inputs.
+
+    Raises:
+        ExportError: the module refuses the inputs; names the module in which it failed.
+    """
+    return replace(draw, reference=run_reference(prepared, draw.inputs))
 
 
 @dataclass(frozen=True)
@@ -146,17 +161,13 @@ def run_at_varied_sizes(
         together[0][dimension.name] = accepted[-1].sizes[dimension.name]
         together[1][dimension.name] = smallest
     if len(dimensions) > 1:
-        draws += [draw for sizes in together if (draw := _run_or_reason(run, sizes)[0]) is not None]
+        draws += [draw for sizes in together if (draw := _run_if_accepted(run, sizes)) is not None]
         _refuse_other_outputs(traced, draws)
 
     def ask(sizes: Sizes) -> Observation | None:
-        draw = _run_or_reason(run, sizes)[0]
+        draw = _run_if_accepted(run, sizes)
         # Where other outputs come out, there is nothing to learn about these.
-        return (
-            None
-            if draw is None or _output_ranks(draw) != _output_ranks(traced)
-            else Observation(draw.sizes, _output_shapes(draw))
-        )
+        return None if draw is None or _output_ranks(draw) != _output_ranks(traced) else _observation(draw)
 
     far_draws = [
         draw
@@ -166,7 +177,7 @@ def run_at_varied_sizes(
     if len(far_draws) > 1:
         far_draws += _together(traced.sizes, far_draws, run, parameters or 0)
     same_outputs = (draw for draw in far_draws if _output_ranks(draw) == _output_ranks(traced))
-    observations = [Observation(draw.sizes, _output_shapes(draw)) for draw in (traced, *draws, *same_outputs)]
+    observations = [_observation(draw) for draw in (traced, *draws, *same_outputs)]
     # Far from the traced sizes, where a product no longer looks like one of its factors.
     if far := ask(
         {item.name: min(2 * (item.example or 1), item.max or 2 * (item.example or 1)) for item in dimensions}
@@ -181,9 +192,11 @@ def _accepted_draws(traced: Sizes, dimension: DynamicDimension, run: Callable[[S
     refusals: list[str] = []
 
     def answer(size: int) -> Draw | None:
-        draw, reason = _run_or_reason(run, {**traced, dimension.name: size})
-        refusals.extend([reason] if reason else [])
-        return draw
+        try:
+            return run({**traced, dimension.name: size})
+        except ExportError as error:
+            refusals.append(error.message)
+            return None
 
     smallest = _smallest_accepted(dimension, answer)
     larger = next((draw for size in _larger_sizes(dimension) if (draw := answer(size)) is not None), None)
@@ -199,7 +212,7 @@ def _far_draw(
     tried = max(example, *(draw.sizes[dimension.name] for draw in draws))
     # Odd where it may be; else a multiple of the traced size, which divides as that does.
     for size in dict.fromkeys((min(_FAR_FACTOR * example + 1, most), min(_FAR_FACTOR, most // example) * example)):
-        if size > tried and (draw := _run_or_reason(run, {**traced.sizes, dimension.name: size})[0]) is not None:
+        if size > tried and (draw := _run_if_accepted(run, {**traced.sizes, dimension.name: size})) is not None:
             return draw
     return None
 
@@ -228,13 +241,13 @@ def bounded_proof(
         ]
 
     at_bounds = (
-        _run_or_reason(run, {**traced, name: most})[0]
+        _run_if_accepted(run, {**traced, name: most})
         for name, (_, most) in bounds.items()
         if parameters is not None and traced[name] < most <= _most_affordable(traced, name, parameters)
     )
     # A forward that counts by a size may be right at the smallest one and beyond the traced one by chance.
     between = (
-        _run_or_reason(run, {**traced, name: size})[0]
+        _run_if_accepted(run, {**traced, name: size})
         for name, (least, _) in bounds.items()
         for size in dict.fromkeys((traced[name] // 2, traced[name] - 1))
         if parameters is not None and max(least, 2) <= size < traced[name]
@@ -285,7 +298,7 @@ def _together(traced: Sizes, draws: Sequence[Draw], run: Callable[[Sizes], Draw]
     sizes = {name: max(draw.sizes[name] for draw in draws) for name in traced} if draws else {}
     if any(draw.sizes == sizes for draw in draws) or parameters * math.prod(sizes.values()) > _FAR_WORK:
         return []
-    draw = _run_or_reason(run, sizes)[0]
+    draw = _run_if_accepted(run, sizes)
     return [] if draw is None else [draw]
 
 
@@ -350,11 +363,11 @@ def _notes_on(dimension: DynamicDimension, smallest: int, accepted: int) -> list
     return notes
 
 
-def _run_or_reason(run: Callable[[Sizes], Draw], sizes: Sizes) -> tuple[Draw | None, str]:
+def _run_if_accepted(run: Callable[[Sizes], Draw], sizes: Sizes) -> Draw | None:
     try:
-        return run(sizes), ""
-    except ExportError as error:
-        return None, error.message
+        return run(sizes)
+    except ExportError:
+        return None
 
 
 def _smaller_sizes(dimension: DynamicDimension) -> Iterator[int]:
@@ -380,8 +393,8 @@ def _larger_sizes(dimension: DynamicDimension) -> Iterator[int]:
             yield size
 
 
-def _output_shapes(draw: Draw) -> dict[str, tuple[int, ...]]:
-    return {name: value.shape for name, value in draw.reference.items()}
+def _observation(draw: Draw) -> Observation:
+    return Observation(draw.sizes, {name: value.shape for name, value in draw.reference.items()})
 
 
 def declare_output_shapes(graph: ir.Graph, proof: DynamicProof) -> None:
@@ -445,7 +458,7 @@ def compare_at_varied_sizes(
     run_file: Callable[[Draw], Arrays],
     run: Callable[[Sizes], Draw],
     *,
-    advice: str = "",
+    advice: str,
 ) -> tuple[OutputComparison, ...]:
     """Compare the written file with what PyTorch answered at other sizes.
 
@@ -477,7 +490,7 @@ def compare_at_varied_sizes(
         if is_far and sum(size != written.draw.sizes[name] for name, size in draw.sizes.items()) == 1:
 
             def holds(sizes: Sizes) -> bool:
-                tried = _run_or_reason(run, sizes)[0]
+                tried = _run_if_accepted(run, sizes)
                 # What PyTorch refuses, nobody runs.
                 return tried is None or not isinstance(_compared_or_reason(written, tried, rounding, run_file), str)
 
@@ -511,8 +524,8 @@ def _compared_or_reason(
     try:
         output = run_file(draw)
     except StageError as error:
-        feeds = {name: to_numpy(value) for name, value in draw.inputs.items()}
-        return _without_path(_unoptimized_reason(written.path, feeds) or error.message, written.path)
+        reason = _unoptimized_reason(written.path, draw) or error.message
+        return _PLACE_IN_SOURCE.sub("", reason.replace(str(written.path), "the file"))
     comparisons = compare_outputs([draw.reference], [output], rounding=rounding).comparisons
     for item in comparisons:
         if not item.is_equal:
@@ -520,17 +533,12 @@ def _compared_or_reason(
     return comparisons
 
 
-def _unoptimized_reason(model_path: Path, feeds: Arrays) -> str:
+def _unoptimized_reason(model_path: Path, draw: Draw) -> str:
     """Return what ONNX Runtime says when it runs the nodes as they are in the file, so that their names are ours."""
     from winml.modelkit.runtime.sessions import Session
 
     try:
-        Session(model_path, optimize=False).run(feeds)
+        Session(model_path, optimize=False).run(draw.arrays)
     except StageError as error:
         return error.message
     return ""
-
-
-def _without_path(reason: str, model_path: Path) -> str:
-    """Return ONNX Runtime's reason without where the file lay and where in its own source it failed."""
-    return _PLACE_IN_SOURCE.sub("", reason.replace(str(model_path), "the file"))

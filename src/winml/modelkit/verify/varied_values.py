@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.outputs import CheckedValue, Rounding, compare_outputs
 from winml.modelkit.errors import ExportError, VerificationError, first_line
 from winml.modelkit.graph.assumptions import Assumption, branch_taken, size_taken, values_taken
@@ -117,9 +117,9 @@ class VariedValues:
 def run_at_varied_values(
     prepared: PreparedPart,
     traced: Draw,
-    rules: FeedRules | None = None,
+    rules: FeedRules,
     *,
-    reads_values: bool = False,
+    reads_values: bool,
     reads: ValueReads | None = None,
 ) -> VariedValues:
     """Run PyTorch on other values of each input that random draws may not vary, one input at a time.
@@ -132,7 +132,6 @@ def run_at_varied_values(
             inputs are varied as those that Python reads are: numbers farther, floats to zeros, ones and both signs.
         reads: What Python reads of the traced inputs; None: the part is run once more to find out.
     """
-    part = prepared.part
     varied: list[Varied] = []
     refused: dict[str, tuple[str, ...]] = {}
 
@@ -147,18 +146,14 @@ def run_at_varied_values(
         return False
 
     reads = reads or read_inputs(prepared, traced.inputs)
-    for spec in part.inputs:
-        is_read = reads_values or spec.name in reads.deciding
-        values_of_input = _other_values(
-            spec, traced.inputs[spec.name], part, rules, is_read=is_read, reads_values=reads_values
-        )
-        for values in values_of_input:
-            add([spec.name], value_words(values), {spec.name: values})
-    floats = [
-        spec
-        for spec in part.inputs
-        if (reads_values or spec.name in reads.deciding) and _takes_both_signs(spec, traced.inputs[spec.name])
-    ]
+    floats: list[InputTensorSpec] = []
+    for spec in prepared.part.inputs:
+        values, is_read = traced.inputs[spec.name], reads_values or spec.name in reads.deciding
+        for others in _other_values(spec, values, prepared.part, rules, is_read=is_read, reads_values=reads_values):
+            add([spec.name], value_words(others), {spec.name: others})
+        low, high = spec.value_range or (-1, 1)
+        if is_read and values.is_floating_point() and values.numel() > 1 and low < 0 < high:
+            floats.append(spec)
     for words, change in _DECIDING.items():
         changed = {spec.name: _inside(change(traced.inputs[spec.name]), spec) for spec in floats}
         changed = {name: values for name, values in changed.items() if not torch.equal(values, traced.inputs[name])}
@@ -181,27 +176,25 @@ def _torch_output_at(prepared: PreparedPart, traced: Draw, changed: Tensors) -> 
         reference = run_reference(prepared, tensors)
     except ExportError as error:
         return f"{type(error.__cause__).__name__}: {first_line(error.__cause__ or error)}"[:120]
-    if any(_count_infinite(value) for value in reference.values()) and not any(
-        _count_infinite(value) for value in traced.reference.values()
-    ):
+    if not _are_finite(reference) and _are_finite(traced.reference):
         return "it returns NaN or infinity"
     if any(value.size == 0 for value in reference.values()):
         return "it returns an empty tensor"
     return Draw(tensors, reference, traced.sizes)
 
 
-def _count_infinite(value: Array) -> int:
-    return 0 if value.dtype.kind in "biu" else int((~np.isfinite(value.astype(np.float64))).sum())
+def _are_finite(outputs: Arrays) -> bool:
+    return all(bool(np.isfinite(value).all()) for value in outputs.values())
 
 
 def _other_values(
     spec: InputTensorSpec,
     traced: torch.Tensor,
     part: ModelPart,
-    rules: FeedRules | None = None,
+    rules: FeedRules,
     *,
-    is_read: bool = False,
-    reads_values: bool = False,
+    is_read: bool,
+    reads_values: bool,
 ) -> list[torch.Tensor]:
     """Return values near the traced ones and at the bounds of their range, none equal to the traced ones.
 
@@ -290,16 +283,12 @@ def _may_be_constant(traced: torch.Tensor, part: ModelPart, *, reads_values: boo
 
 def _bounds(spec: InputTensorSpec, traced: torch.Tensor, part: ModelPart, *, reads_values: bool) -> tuple[float, float]:
     """Return the smallest and the largest value to try."""
-    if traced.dtype == torch.bool:
-        return spec.value_range or (0, 1)
     if traced.is_floating_point():
         return spec.value_range or (-torch.inf, torch.inf)
+    # On other devices than the CPU, a value out of range ends the process, not the call.
+    if traced.dtype == torch.bool or not part.are_ranges_examples or traced.device.type != "cpu":
+        return spec.value_range or (0, 1)
     limits = torch.iinfo(traced.dtype)
-    if not part.are_ranges_examples:
-        return spec.value_range or (0, 1)
-    if traced.device.type != "cpu":
-        # There a value out of range ends the process, not the call.
-        return spec.value_range or (0, 1)
     # Counts and indices are natural numbers; where the example has none below zero, none is tried.
     # Where a line may ask for the sign it is.
     return (0 if int(traced.min()) >= 0 and not (reads_values and traced.numel() == 1) else limits.min, limits.max)
@@ -309,11 +298,6 @@ def _clamped(values: torch.Tensor, low: float, high: float) -> torch.Tensor:
     # As integers, which floats cannot hold from 2**53 on.
     bounds = (low, high) if values.is_floating_point() else (int(low), int(high))
     return values.clamp(*bounds)
-
-
-def _takes_both_signs(spec: InputTensorSpec, traced: torch.Tensor) -> bool:
-    low, high = spec.value_range or (-1, 1)
-    return traced.is_floating_point() and traced.numel() > 1 and low < 0 < high
 
 
 def _inside(values: torch.Tensor, spec: InputTensorSpec) -> torch.Tensor:
@@ -386,7 +370,7 @@ def _difference(draw: Draw, run_file: Callable[[Draw], Arrays], rounding: Roundi
         else f"output {worst.name!r} differs from PyTorch (relative difference {worst.relative_diff:.1e})"
     )
     names = () if worst.problem else tuple(item.name for item in unequal)
-    is_nan = any(_count_nan(output[item.name]) > _count_nan(draw.reference[item.name]) for item in unequal)
+    is_nan = any(np.isnan(output[item.name]).sum() > np.isnan(draw.reference[item.name]).sum() for item in unequal)
     return _Difference(words, names, is_nan)
 
 
@@ -397,10 +381,6 @@ def _hides_rows(varied: Varied) -> bool:
         value.dtype == torch.bool and value.dim() > 1 and bool((value == value[..., :1]).all(-1).any())
         for value in flags
     )
-
-
-def _count_nan(value: Array) -> int:
-    return 0 if value.dtype.kind in "biu" else int(np.isnan(value.astype(np.float64)).sum())
 
 
 def refuse_unread_values(written: WrittenGraph, values: VariedValues) -> None:

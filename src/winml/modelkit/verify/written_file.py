@@ -12,39 +12,38 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 import onnx.shape_inference
-import onnx_ir as ir
 import torch
 from torch import nn
 
-from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, measure_fidelity
 from winml.modelkit.compare.files import refuse_below_minimum_sqnr
 from winml.modelkit.compare.outputs import Rounding, VerificationInfo, compare_outputs, constant_outputs
 from winml.modelkit.compare.words import difference_words
 from winml.modelkit.errors import ExportError, StageError, VerificationError
-from winml.modelkit.export.tensors import to_numpy, to_torch
+from winml.modelkit.export.tensors import to_torch
 from winml.modelkit.graph.assumptions import constant_output
 from winml.modelkit.graph.bfloat16 import computes_in_bfloat16
-from winml.modelkit.graph.cutting import Cut, Cutter, cut_model
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.probabilities import probability_outputs
-from winml.modelkit.progress import counted
 from winml.modelkit.verify.failure_explanation import refuse_outputs_by_value
 from winml.modelkit.verify.far_values import is_rounded_in_pytorch, refuse_wrong_far_values, run_at_far_values
+from winml.modelkit.verify.file_pieces import FilePieces
 from winml.modelkit.verify.float32_sides import comparable_graph, in_float32
 from winml.modelkit.verify.generated_text import GeneratedText, generate_reference, generates_alone
 from winml.modelkit.verify.generation import compare_generation
 from winml.modelkit.verify.input_draws import InputDraws, holds_nan
-from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside, run_reference, with_values
+from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside, with_values
 from winml.modelkit.verify.single_rows import feeds_by_rows, joined_rows, takes_single_rows
 from winml.modelkit.verify.stable_draws import (
     compare_stable_draws,
+    has_uncertain_scores,
     is_decided_by_rounding,
     is_decided_by_ties,
     rankings,
 )
 from winml.modelkit.verify.streamed_reference import streamed_outputs, with_streaming_loader
-from winml.modelkit.verify.varied_sizes import Draw, WrittenGraph, compare_at_varied_sizes
+from winml.modelkit.verify.varied_sizes import Draw, WrittenGraph, compare_at_varied_sizes, run_draw
 from winml.modelkit.verify.varied_values import (
     Varied,
     VariedValues,
@@ -68,103 +67,6 @@ _BFLOAT16 = "bfloat16"
 """What float32 outputs are computed in if constants of the graph were rounded to bfloat16, as PyTorch in float32 rounds
 none. Measured on Llamas with random weights: 5e-4 with 12 layers, 9e-3 with 32, by a scale of attention that is off by
 1e-4."""
-
-
-# --- Runs a file piece by piece, so that memory holds the weights of one piece at a time.
-#
-# A piece is a run of nodes in the order of the file; what it computes for later ones is kept. Each piece is opened in
-# ONNX Runtime as any file is: optimized, with its kernels' own layout of weights.
-
-
-class FilePieces:
-    """A file that is cut into pieces."""
-
-    def __init__(self, path: Path, piece_bytes: int) -> None:
-        """Cut a file; no weight is read.
-
-        Args:
-            path: An ONNX file, its data beside it.
-            piece_bytes: Weights of a piece, unless one node alone has more.
-        """
-        self._path = path
-        self._model = comparable_graph(path)
-        self._cuts = _cuts(self._model, piece_bytes)
-
-    @property
-    def count(self) -> int:
-        """How many pieces there are; 0 where the file has few weights or cannot be cut."""
-        return len(self._cuts)
-
-    def run(self, draws: Sequence[Arrays]) -> list[dict[str, Array]]:
-        """Return what the graph answers to each of several feeds; a piece answers all before the next is opened.
-
-        Raises:
-            StageError: ONNX Runtime cannot load or run a piece.
-        """
-        names = [str(value.name) for value in self._model.graph.outputs]
-        readers = [{str(value.name) for value in cut.inputs} for cut in self._cuts]
-        known = [dict(feeds) for feeds in draws]
-        for number, cut in enumerate(counted(self._cuts, "piece")):
-            outputs = self._run_piece(cut, known)
-            later = set(names).union(*readers[number + 1 :])
-            known = [
-                {name: array for name, array in {**values, **output}.items() if name in later}
-                for values, output in zip(known, outputs, strict=True)
-            ]
-        return [{name: values[name] for name in names} for values in known]
-
-    def _run_piece(self, cut: Cut, known: Sequence[Arrays]) -> list[dict[str, Array]]:
-        # ONNX Runtime is loaded by those who verify only.
-        from winml.modelkit.runtime.graph_sessions import session_of_graph
-
-        for value in cut.inputs:
-            if value.dtype is None:
-                value.dtype = ir.DataType.from_numpy(known[0][str(value.name)].dtype)
-        session = session_of_graph(cut_model(self._model, cut), self._path, prepack=False)
-        return [session.run({name: values[name] for name in session.inputs}) for values in known]
-
-
-def _cuts(model: ir.Model, piece_bytes: int) -> tuple[Cut, ...]:
-    """Return the pieces of a graph; none where it has to stay whole."""
-    cutter = Cutter(model)
-    pieces = [list(nodes) for nodes in _pieces(model.graph, cutter, piece_bytes)]
-    if len(pieces) < 2:
-        return ()
-    found = [cutter.cut(nodes) for nodes in pieces if not all(map(cutter.is_constant, nodes))]
-    cuts = tuple(item for item in found if isinstance(item, Cut))
-    created = {value for cut in cuts for value in cut.outputs}
-    is_whole = len(cuts) == len(found) and all(value in created for value in model.graph.outputs)
-    return cuts if is_whole else ()
-
-
-def _pieces(graph: ir.Graph, cutter: Cutter, piece_bytes: int) -> Iterator[list[ir.Node]]:
-    """Yield the nodes of a graph in order, in runs that read no more weights than a piece may.
-
-    What is computed of weights alone comes with the node that reads it, wherever it stands.
-    """
-    outputs = set(graph.outputs)
-    nodes: list[ir.Node] = []
-    weights: dict[ir.Value, int] = {}
-    for node in graph:
-        if cutter.is_constant(node) and outputs.isdisjoint(node.outputs):
-            continue
-        read = dict(_weights_behind(node, cutter))
-        if weights and not read.keys() <= weights.keys() and sum({**weights, **read}.values()) > piece_bytes:
-            yield nodes
-            nodes, weights = [], {}
-        nodes.append(node)
-        weights |= read
-    yield nodes
-
-
-def _weights_behind(node: ir.Node, cutter: Cutter) -> Iterator[tuple[ir.Value, int]]:
-    """Yield the weights that a node reads, also by way of nodes that compute constants of them, with their sizes."""
-    for value in cutter.reads(node):
-        maker = value.producer()
-        if value.const_value is not None:
-            yield value, value.const_value.nbytes
-        elif maker is not None and cutter.is_constant(maker):
-            yield from _weights_behind(maker, cutter)
 
 
 def verify_written_file(
@@ -271,20 +173,16 @@ def _verify(
         with with_values(prepared) as weighted:
             return inputs.accepted(
                 lambda drawing: drawing.draw(3, sizes),
-                lambda tensors: _outputs_of_draw(weighted, Draw(tensors, {}, sizes)),
+                lambda tensors: run_draw(weighted, Draw(tensors, {}, sizes)),
             )
 
     at_other_sizes = compare_at_varied_sizes(written, rounding, file.answer, outputs_at, advice=advice)
     checked = checked_values(written, (second, *written.proof.draws), values, compared)
     generation = None
-    if isinstance(text, GeneratedText):
-
-        def is_uncertain(draw: Draw) -> bool:
-            with with_values(prepared) as weighted:
-                draw = _outputs_of_draw(weighted, draw)
-            return is_decided_by_rounding(prepared, draw, ["logits"], rounding)
-
-        generation = compare_generation(prepared.part, text, file.run, rounding, is_uncertain)
+    if text is not None:
+        generation = compare_generation(
+            prepared.part, text, file.run, rounding, lambda draw: has_uncertain_scores(prepared, draw, rounding)
+        )
     comparisons = (*verification.comparisons, *at_other_sizes)
     # At other sizes, other shapes: an output that follows these alone is compared there.
     answers = [draw.reference for draw in (written.draw, second, *written.proof.draws)]
@@ -306,7 +204,7 @@ def measure_written_file(
     inputs: InputDraws,
     least_sqnr_db: float,
     piece_bytes: int,
-    samples: tuple[Sequence[Arrays], QualitySamples] | None = None,
+    samples: tuple[Sequence[Arrays], QualitySamples] | None,
 ) -> FidelityInfo:
     """Measure how much of PyTorch's answers is left in a written file that computes with fewer bits.
 
@@ -327,24 +225,26 @@ def measure_written_file(
     arrays, about = samples or ((), None)
     judged = _accepted_samples(prepared, arrays, written.draw)
     answered = (_streamed_draws if is_streamed else _held_draws)(written, prepared, inputs, judged)
-    draws, judged = answered[: len(answered) - len(judged)], answered[len(answered) - len(judged) :]
+    count = len(answered) - len(judged)
+    draws = answered[:count]
     refuse_outputs_by_value((draws[0], draws[-1]))
     file = _File(written, prepared.model)
     outputs = file.run_in_pieces(answered, piece_bytes) if is_streamed else [file.run(draw) for draw in answered]
-    fidelity = measure_fidelity([draw.reference for draw in draws], outputs[: len(draws)], least_sqnr_db)
-    fidelity = replace(fidelity, is_streamed=is_streamed)
+
+    def judge(compared: slice, about: QualitySamples | None) -> FidelityInfo:
+        references = [draw.reference for draw in answered[compared]]
+        fidelity = measure_fidelity(references, outputs[compared], least_sqnr_db, about)
+        fidelity = replace(fidelity, is_streamed=is_streamed)
+        refuse_below_minimum_sqnr(fidelity, "the model in PyTorch", answered[compared][0].inputs)
+        return fidelity
+
     try:
-        refuse_below_minimum_sqnr(fidelity, "the model in PyTorch", draws[0].inputs)
+        fidelity = judge(slice(count), None)
     except VerificationError as error:
         if _differs_at_other_sizes(draws, outputs, least_sqnr_db):
             error.is_graph_wrong, error.is_quality = True, False
         raise
-    if judged and about is not None:
-        references = [draw.reference for draw in judged]
-        fidelity = measure_fidelity(references, outputs[len(draws) :], least_sqnr_db, about)
-        fidelity = replace(fidelity, is_streamed=is_streamed)
-        refuse_below_minimum_sqnr(fidelity, "the model in PyTorch", judged[0].inputs)
-    return fidelity
+    return judge(slice(count, None), about) if judged and about is not None else fidelity
 
 
 def _differs_at_other_sizes(draws: Sequence[Draw], outputs: Sequence[Arrays], least_sqnr_db: float) -> bool:
@@ -375,7 +275,7 @@ def verify_with_adapter(
     Raises:
         VerificationError: they disagree.
     """
-    draw = _outputs_of_draw(weighted, written.draw)
+    draw = run_draw(weighted, written.draw)
     outputs = _File(written, weighted.model, adapter).run(draw)
     if least_sqnr_db is not None:
         fidelity = measure_fidelity([draw.reference], [outputs], least_sqnr_db)
@@ -401,7 +301,7 @@ def _accepted_samples(prepared: PreparedPart, samples: Sequence[Arrays], traced:
     ]
     try:
         for draw in draws[:1]:
-            _outputs_of_draw(prepared, draw)
+            run_draw(prepared, draw)
     except ExportError:
         return []
     return draws
@@ -411,12 +311,24 @@ def _held_draws(
     written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws, samples: Sequence[Draw]
 ) -> list[Draw]:
     """Return what the model answers to all draws of an export, a new one, and samples, where it has its values."""
-    traced = written.draw
-    second = inputs.accepted(
-        lambda drawing: drawing.draw(2, with_padding=not drawing.hides(traced.inputs)),
-        lambda tensors: _outputs_of_draw(prepared, Draw(tensors, {}, traced.sizes)),
+    second = _second_draw(prepared, inputs, written.draw)
+    return [written.draw, *written.proof.draws, second, *(run_draw(prepared, draw) for draw in samples)]
+
+
+def _second_draw(prepared: PreparedPart, inputs: InputDraws, traced: Draw) -> Draw:
+    """Return a draw of the traced sizes that the model takes, and its outputs.
+
+    If masks hide something in the traced inputs they hide nothing here, and the other way round: many models take
+    another path when there is no padding.
+    """
+    return inputs.accepted(
+        lambda drawing: _draw_second(drawing, traced),
+        lambda tensors: run_draw(prepared, Draw(tensors, {}, traced.sizes)),
     )
-    return [traced, *written.proof.draws, second, *(_outputs_of_draw(prepared, draw) for draw in samples)]
+
+
+def _draw_second(drawing: InputDraws, traced: Draw) -> Mapping[str, torch.Tensor]:
+    return drawing.draw(2, with_padding=not drawing.hides(traced.inputs))
 
 
 def _streamed_draws(
@@ -424,19 +336,15 @@ def _streamed_draws(
 ) -> list[Draw]:
     """Return the same, where its parameters have no values."""
     traced = written.draw
-
-    def outputs_of_one_part(tensors: Mapping[str, torch.Tensor]) -> Draw:
-        return streamed_outputs(prepared, [Draw(tensors, {}, traced.sizes)])[0]
-
-    def make(drawing: InputDraws) -> Mapping[str, torch.Tensor]:
-        return drawing.draw(2, with_padding=not drawing.hides(traced.inputs))
-
     # Without values the model shows whether it takes the inputs, though not whether it answers with numbers.
-    second = inputs.accepted(make, lambda tensors: _outputs_of_draw(prepared, Draw(tensors, {}, traced.sizes)))
+    second = _second_draw(prepared, inputs, traced)
     draws = streamed_outputs(prepared, [traced, *written.proof.draws, second, *samples])
     place = len(written.proof.draws) + 1
     if holds_nan(draws[place].reference):
-        draws[place] = inputs.accepted(make, outputs_of_one_part)
+        draws[place] = inputs.accepted(
+            lambda drawing: _draw_second(drawing, traced),
+            lambda tensors: streamed_outputs(prepared, [Draw(tensors, {}, traced.sizes)])[0],
+        )
     return draws
 
 
@@ -445,22 +353,15 @@ def _with_reference_outputs(
 ) -> tuple[WrittenGraph, Draw, VariedValues, GeneratedText | None]:
     """Return the file with PyTorch's answer to every draw, a second draw at the traced sizes, other values and a text.
 
-    Where masks hide something in the traced inputs they hide nothing in the second draw, and the other way round: many
-    models take another path when there is no padding.
-
     The weights of a model that was traced without them are in memory only here, so that ONNX Runtime finds it free.
     """
-    sizes = written.draw.sizes
     with with_values(prepared) as weighted:
         if weighted is not prepared:
-            draws = tuple(_outputs_of_draw(weighted, draw) for draw in written.proof.draws)
-            far_draws = tuple(_outputs_of_draw(weighted, draw) for draw in written.proof.far_draws)
-            draw = _outputs_of_draw(weighted, written.draw)
+            draws = tuple(run_draw(weighted, draw) for draw in written.proof.draws)
+            far_draws = tuple(run_draw(weighted, draw) for draw in written.proof.far_draws)
+            draw = run_draw(weighted, written.draw)
             written = replace(written, draw=draw, proof=replace(written.proof, draws=draws, far_draws=far_draws))
-        second = inputs.accepted(
-            lambda drawing: drawing.draw(2, with_padding=not drawing.hides(written.draw.inputs)),
-            lambda tensors: Draw(tensors, run_reference(weighted, tensors), sizes),
-        )
+        second = _second_draw(weighted, inputs, written.draw)
         values = run_at_varied_values(
             weighted, written.draw, inputs.learned.rules, reads_values=bool(written.choices), reads=written.reads
         )
@@ -505,11 +406,10 @@ def _without_nan(
     """Return the second draw, with other masks where the file alone answers NaN to it: they may hide whole rows."""
     if holds_nan(second.reference) or not holds_nan(run_file(second)):
         return second
-    others = inputs.other_masks(lambda drawing: drawing.draw(2, with_padding=not drawing.hides(traced.inputs)))
-    for tensors, learn in others:
+    for tensors, learn in inputs.other_masks(lambda drawing: _draw_second(drawing, traced)):
         try:
             with with_values(prepared) as weighted:
-                draw = _outputs_of_draw(weighted, Draw(tensors, {}, traced.sizes))
+                draw = run_draw(weighted, Draw(tensors, {}, traced.sizes))
         except ExportError:
             continue
         if not holds_nan(draw.reference) and not holds_nan(run_file(draw)):
@@ -530,10 +430,6 @@ def _telling_draw(traced: Draw, second: Draw, values: VariedValues) -> Draw:
     return second if tells(second) else next((draw for draw in others if tells(draw)), second)
 
 
-def _outputs_of_draw(weighted: PreparedPart, draw: Draw) -> Draw:
-    return replace(draw, reference=run_reference(weighted, draw.inputs))
-
-
 def _name_deciding_inputs(
     error: VerificationError,
     prepared: PreparedPart,
@@ -549,7 +445,7 @@ def _name_deciding_inputs(
             names = deciding_inputs(
                 traced,
                 second,
-                lambda tensors: _outputs_of_draw(weighted, Draw(tensors, {}, traced.sizes)),
+                lambda tensors: run_draw(weighted, Draw(tensors, {}, traced.sizes)),
                 run_file,
                 rounding,
             )
@@ -663,8 +559,7 @@ class _File:
 
     def _feeds(self, draw: Draw) -> list[Arrays]:
         """Return what the file is fed for a draw, one after the other."""
-        feeds = {name: to_numpy(value) for name, value in draw.inputs.items()}
-        return feeds_by_rows(feeds) if self._has_single_rows else [feeds]
+        return feeds_by_rows(draw.arrays) if self._has_single_rows else [draw.arrays]
 
     @contextmanager
     def _failures_as_unverified(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from weighted_graphs import weight
 from winml.modelkit.graph.files.graph_reading import load_by_reference
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.runtime.sessions import Session
-from winml.modelkit.verify.written_file import FilePieces
+from winml.modelkit.verify.file_pieces import FilePieces
 
 _WEIGHT_BYTES = 64 * 64 * 4
 _WEIGHTS = ", ".join(weight(name, 64, 64) for name in ("w_a", "w_b", "w_c"))

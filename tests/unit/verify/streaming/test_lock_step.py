@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from winml.modelkit.verify.streamed_reference import Ask, run_in_lock_step
+from winml.modelkit.verify.lock_step import Ask, run_in_lock_step
 
 
 @dataclass(frozen=True)

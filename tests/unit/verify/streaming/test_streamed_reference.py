@@ -18,15 +18,14 @@ from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_model
 from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, run_reference, with_values
-from winml.modelkit.verify.streamed_reference import (
+from winml.modelkit.verify.streamed_parameters import (
     RETAINED_BYTES,
     WeightRequest,
     asking,
     stream_parameters,
-    streamed_outputs,
     streamed_slices,
-    with_streamed_values,
 )
+from winml.modelkit.verify.streamed_reference import streamed_outputs, with_streamed_values
 from winml.modelkit.verify.varied_sizes import Draw
 
 _ROWS = 700

@@ -54,8 +54,8 @@ from winml.modelkit.results.words import verification_notes, verification_words
 from winml.modelkit.runtime.foreign_libraries import local_files_only
 from winml.modelkit.runtime.graph_inputs import inputs_of_specs
 from winml.modelkit.runtime.host import available_bytes
+from winml.modelkit.verify.parts.encoder_decoder import TextSample
 from winml.modelkit.verify.parts.parts_together import (
-    TextSample,
     compare_text_together,
     decodes_for_others,
     measure_text_together,

@@ -61,14 +61,11 @@ def name_first_wrong_module(
             return
         module = _first_wrong_module(reference, candidate, _as_arrays(error.inputs), provider)
     except Exception as problem:
-        error.hint += f" The first wrong module was not found: {_without_path(first_line(problem), candidate)}."
+        # A file that is removed at the end is not named.
+        reason = first_line(problem).replace(str(candidate), "the file").rstrip(".")
+        error.hint += f" The first wrong module was not found: {reason}."
         return
     error.message += f"; {_words(module)}"
-
-
-def _without_path(words: str, candidate: Path) -> str:
-    """Return a reason that does not name a file which is removed at the end."""
-    return words.replace(str(candidate), "the file").rstrip(".")
 
 
 def _words(module: ComparedModule | None) -> str:
@@ -84,14 +81,9 @@ def _words(module: ComparedModule | None) -> str:
 
 def _reason_against(reference: Path | PreparedPart, candidate: Path) -> str:
     """Return why two models should not be run beside each other; empty where they may."""
-    files = [candidate, *external_files(candidate)]
-    if isinstance(reference, Path):
-        files += [reference, *external_files(reference)]
-        needed = sum(file.stat().st_size for file in files)
-    else:
-        # The model is there with its weights, or reads them as it goes.
-        needed = sum(file.stat().st_size for file in files)
-    needed += GROUP_BYTES
+    # A model in PyTorch is there with its weights, or reads them as it goes.
+    models = [candidate, *([reference] if isinstance(reference, Path) else [])]
+    needed = GROUP_BYTES + sum(file.stat().st_size for path in models for file in (path, *external_files(path)))
     available = available_bytes()
     if available is None or needed <= available:
         return ""
@@ -110,22 +102,16 @@ def _as_arrays(values: Mapping[str, Any]) -> dict[str, Array]:
 def _first_wrong_module(
     reference: Path | PreparedPart, candidate: Path, feeds: Mapping[str, Array], provider: ChosenProvider | None
 ) -> ComparedModule | None:
-    if provider is not None and isinstance(reference, Path):
-        side, compiled = (
-            OnnxSide(reference, by_module=True, shown=shown, provider=place)
-            for shown, place in ((str(reference), None), ("the result", provider))
-        )
-        matched = match_files(side, compiled)
-        side.session([name for item in matched for name, _ in item.taps])
-        return _first_of(SidePair(side, compiled, (feeds,)), compiled, matched, None)
-    file = OnnxSide(candidate, by_module=True, shown="the result")
-    if takes_single_rows(graph_of(read_structure(candidate), candidate)):
+    path = reference if provider is not None and isinstance(reference, Path) else candidate
+    file = OnnxSide(path, by_module=True, shown="the result", provider=provider)
+    if takes_single_rows(graph_of(read_structure(path), path)):
         feeds = feeds_by_rows(feeds)[0]
     if isinstance(reference, Path):
         side = OnnxSide(reference, by_module=True)
         matched = match_files(side, file)
         side.session([name for item in matched for name, _ in item.taps])
-        return _first_of(SidePair(side, file, (feeds,)), file, matched, unchanged_modules(side, file))
+        unchanged = unchanged_modules(side, file) if provider is None else None
+        return _first_of(SidePair(side, file, (feeds,)), file, matched, unchanged)
     from winml.modelkit.verify.by_module.torch_side import TorchSide
     from winml.modelkit.verify.streamed_reference import with_streamed_values
 

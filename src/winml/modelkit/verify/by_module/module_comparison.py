@@ -6,7 +6,6 @@ Inner values are recorded in groups, so that memory holds both models and one gr
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +14,6 @@ from functools import cached_property
 
 import onnx
 
-from winml.modelkit.arrays import Array
 from winml.modelkit.compare.fidelity import FidelitySum, OutputFidelity
 from winml.modelkit.graph.files.initializer_bytes import WeightEquality, locate_initializers
 from winml.modelkit.graph.files.reading import VALUE_FIELDS
@@ -23,99 +21,10 @@ from winml.modelkit.hierarchy import address
 from winml.modelkit.inspect.contents import PlacedNode, node_signature
 from winml.modelkit.progress import count_progress
 from winml.modelkit.results.comparison import ComparedModule
+from winml.modelkit.verify.by_module.module_errors import ModuleErrors, first_divergence, own_error
 from winml.modelkit.verify.by_module.onnx_side import OnnxSide
 from winml.modelkit.verify.by_module.sides import GROUP_BYTES, NamesOfBoth, SidePair
 from winml.modelkit.verify.by_module.value_matching import MatchedBoundary
-
-# --- Which module is the first whose error is its own?
-#
-# An error travels: every module behind a wrong one is wrong as well. A module's error is its own where its inputs agree
-# and its outputs do not. Compares numbers that are already measured.
-
-
-_OUTSTANDING = 6.0
-"""Chosen: how many times the usual own error of a module one has to be, where all modules have some because numbers of
-few bits are rounded everywhere. In int8 files with nothing planted, own errors spread over a factor of 4."""
-
-
-@dataclass(frozen=True)
-class ModuleErrors:
-    """Relative errors at the boundary of one module, as shares of the reference."""
-
-    inputs: float | None
-    """Largest of its inputs; None where one of them is unknown."""
-    outputs: float
-    """Largest of its outputs; infinite where values are missing, or NaN on one side."""
-    before: tuple[tuple[float, float], ...] = ()
-    """Of a module around others: the largest error of what its own nodes were fed until then, and that of what they
-    feed to a module inside, for each of these in order."""
-    last_fed: float | None = None
-    """Of a module around others: the largest error of what its nodes were fed until the end. None: as ``inputs``."""
-    is_passing_on: bool = False
-    """Whether it computes the same on both sides, so that its error has to come from elsewhere, larger as it may be."""
-
-    @property
-    def steps(self) -> tuple[tuple[float, float], ...]:
-        """Errors of what its own nodes are fed, and of what they hand on; nothing where one of its inputs is unknown.
-
-        What arises inside of another module is fed to it by that.
-        """
-        if self.inputs is None:
-            return ()
-        return (*self.before, (self.inputs if self.last_fed is None else self.last_fed, self.outputs))
-
-
-def own_error(errors: ModuleErrors) -> float | None:
-    """Return the part of a module's error that its inputs do not explain; None where nobody knows what it was fed.
-
-    Errors of rounding are independent of each other, so that their squares add up: it is the square root of
-    error² - inputs². Of a module around others it is what arises in its own nodes, and no more than that: an error that
-    vanishes before its outputs, such as before a scale near 0, is not one of the module.
-    """
-    arising = _largest_step(errors)
-    if arising is None or errors.inputs is None or not math.isfinite(arising):
-        return arising
-    return min(arising, _arising(errors.inputs, errors.outputs))
-
-
-def _largest_step(errors: ModuleErrors) -> float | None:
-    return max((_arising(*step) for step in errors.steps), default=None)
-
-
-def _arising(fed: float, handed_on: float) -> float:
-    if not math.isfinite(fed):
-        return 0.0
-    return math.sqrt(max(0.0, handed_on**2 - fed**2)) if math.isfinite(handed_on) else handed_on
-
-
-def first_divergence(modules: Sequence[ModuleErrors], tolerance: float, *, is_rounded: bool) -> int | None:
-    """Return the position of the first module whose error is its own, or None.
-
-    Args:
-        modules: In the order their outputs are computed, inner modules before those around them.
-        tolerance: Relative error that is no error, being rounding of the type that is computed in.
-        is_rounded: Whether all modules have errors of their own, since the graph computes with few bits; then one
-            has to stand out from the others, and from what it was fed, of which a difference of large numbers makes
-            more.
-    """
-    own = [_largest_step(errors) for errors in modules if not errors.is_passing_on]
-    usual = [error for error in own if error is not None and 0.0 < error < math.inf]
-    typical = statistics.median_low(usual) if usual and is_rounded else 0.0
-    limit = max(tolerance, _OUTSTANDING * typical)
-    return next(
-        (
-            position
-            for position, errors in enumerate(modules)
-            # What is fed something wrong may make more of it: a wrong value before a GELU is no fault of the GELU.
-            if not errors.is_passing_on
-            and any(
-                fed <= limit and _arising(fed, handed_on) > max(limit, _OUTSTANDING * fed * is_rounded)
-                for fed, handed_on in errors.steps
-            )
-        ),
-        None,
-    )
-
 
 FIRST_GROUP = 16
 """Values recorded in the first group, where nobody knows their sizes yet."""
@@ -151,7 +60,7 @@ def compare_modules(
     matched: Sequence[MatchedBoundary],
     complete: OutputFidelity,
     *,
-    unchanged: Collection[str] | None = None,
+    unchanged: Collection[str] | None,
     seconds: float = math.inf,
 ) -> ModuleComparison:
     """Compare modules.
@@ -274,17 +183,13 @@ def _measure(pair: SidePair, taps: Sequence[NamesOfBoth], seconds: float) -> dic
         for left, right in pair.recorded(group):
             held = max(held, sum(array.nbytes for array in (*left.values(), *right.values())))
             for names in group:
-                if names[0] in left and _are_floats(left[names[0]], right[names[1]]):
+                if names[0] in left and all("float" in str(side.dtype) for side in (left[names[0]], right[names[1]])):
                     sums.setdefault(names, FidelitySum(names[1])).add(left[names[0]], right[names[1]])
             del left, right  # before the next draw is recorded
         count = max(1, int(len(group) * GROUP_BYTES / max(held, 1)))
         done = len(sizes) - len(waiting)
         count_progress(done, len(sizes), f"{done} of {len(sizes)} values")
     return {names: total.of_value() for names, total in sums.items()}
-
-
-def _are_floats(*arrays: Array) -> bool:
-    return all("float" in str(array.dtype) for array in arrays)
 
 
 def _group_length(sizes: Sequence[int | None], count: int) -> int:
@@ -302,18 +207,15 @@ def _group_length(sizes: Sequence[int | None], count: int) -> int:
     return len(sizes)
 
 
-# --- Which modules compute the same in two files, if they are fed the same?
-#
-# Compares the nodes of each module, those of modules inside it left out: operators, attributes, the names of what they
-# read and hand on, and the content of weights. A module that has other names counts as changed.
-
-
 _Forms = Mapping[str, Counter[tuple[object, ...]]]
 """Tag of a module → its nodes, each as what tells it from others."""
 
 
 def unchanged_modules(reference: OnnxSide, candidate: OnnxSide) -> frozenset[str]:
     """Return the tags of the modules whose nodes are the same in both files.
+
+    Nodes are compared by operator, attributes, names of inputs and outputs, and content of weights; those of inner
+    modules are left out. A module with other names counts as changed.
 
     Raises:
         InputError: data of a file is missing.

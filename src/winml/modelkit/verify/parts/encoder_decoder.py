@@ -7,116 +7,49 @@ in the run before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.compare.fidelity import OutputFidelity, output_fidelity
 from winml.modelkit.compare.outputs import GenerationInfo, Rounding
-from winml.modelkit.errors import StageError, VerificationError, first_line
+from winml.modelkit.errors import first_line
 from winml.modelkit.export.state_restoration import unchanged_attributes
 from winml.modelkit.export.tensors import to_numpy
-from winml.modelkit.graph.bundle import PartFeed
-from winml.modelkit.graph.files.graph_reading import graph_of
-from winml.modelkit.graph.files.placing import external_files
-from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.load.caches.arguments import (
     DECODER_TOKENS,
     ENCODER_MASK,
     ENCODER_OUTPUT_STATES,
     ENCODER_STATES,
     TOKENS,
+    empty_states,
 )
 from winml.modelkit.load.parts import ModelPart
-from winml.modelkit.runtime.decoding.inputs import MASK, SCORES
+from winml.modelkit.runtime.decoding.inputs import MASK, POSITIONS, SCORES
 from winml.modelkit.runtime.foreign_libraries import quiet_libraries
 from winml.modelkit.verify.generated_text import (
+    NEW_TOKENS,
+    ROWS,
+    SECOND_PROMPT,
     GeneratedText,
     as_the_user_calls_it,
-    final_cache,
+    greedy_generation,
     held_tokens,
-    plain_generation,
-    token_count,
+    reason_of_sizes,
 )
-from winml.modelkit.verify.generation import compare_generation
+from winml.modelkit.verify.generation import compare_generation, read_scores
 from winml.modelkit.verify.input_draws import InputDraws
+from winml.modelkit.verify.parts.part_files import beyond_memory, failures_as_unverified, opened_file, sizes_of_rows
 from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside, prepared_part, run_reference, with_values
-from winml.modelkit.verify.single_rows import feeds_by_rows, joined_rows, takes_single_rows
-from winml.modelkit.verify.stable_draws import is_decided_by_rounding
+from winml.modelkit.verify.stable_draws import has_uncertain_scores
+from winml.modelkit.verify.streamed_reference import with_streamed_values
 from winml.modelkit.verify.varied_sizes import Draw
-from winml.modelkit.words import size_words
-
-if TYPE_CHECKING:
-    from winml.modelkit.runtime.sessions import Session
-
-# --- Runs the files of several parts, and their model, to compare a text that all of them make together.
-
-
-MOST_WHOLE_BYTES = 1_000_000_000
-"""Chosen: files of more are not run as a whole, nor more weights held, since building takes less."""
-
-
-def beyond_memory(paths: Iterable[Path]) -> str:
-    """Return why files are not run one after another where only few bits are compared; empty where they are."""
-    size = sum(file.stat().st_size for path in paths for file in (path, *external_files(path)))
-    words = f"the files have {size_words(size)}; the limit for running them together is {size_words(MOST_WHOLE_BYTES)}"
-    return words if size > MOST_WHOLE_BYTES else ""
-
-
-def opened_file(path: Path) -> Session:
-    """Return a file in ONNX Runtime, opened with its defaults."""
-    from winml.modelkit.runtime.sessions import Session  # imports onnxruntime
-
-    return Session(path)
-
-
-def opened_decoder(path: Path) -> Callable[[Arrays], Arrays]:
-    """Return what runs a decoder in a file as :func:`opened_file` does, row by row where it takes no more."""
-    run = opened_file(path).run
-    if not takes_single_rows(graph_of(read_structure(path), path)):
-        return run
-    return lambda feeds: joined_rows([run(rows) for rows in feeds_by_rows(feeds)])
-
-
-@contextmanager
-def failures_as_unverified() -> Iterator[None]:
-    """Tell a file that does not run as one that was not verified.
-
-    Raises:
-        VerificationError: ONNX Runtime cannot run a file.
-    """
-    try:
-        yield
-    except StageError as error:
-        raise VerificationError(
-            f"cannot generate with the files: {error.message}",
-            hint="--no-verify writes them without comparing.",
-            is_graph_wrong=True,
-        ) from error
-
-
-def is_rounding(prepared: PreparedPart, inputs: Mapping[str, torch.Tensor], rounding: Rounding) -> bool:
-    """Say whether rounding decides what PyTorch answers to inputs of a part."""
-    with with_values(prepared) as weighted:
-        draw = Draw(inputs, run_reference(weighted, inputs), {})
-        return is_decided_by_rounding(weighted, draw, [SCORES], rounding)
-
-
-def sizes_of_rows(part: ModelPart, rows: int) -> dict[str, int]:
-    """Return the sizes a part is traced with, and so many rows."""
-    batch = part.inputs[0].shape[0]
-    return {name: rows if name == batch else size for name, size in part.trace_sizes.items()}
-
-
-_NEW_TOKENS = 32
-_SECOND_PROMPT = 4
-_ROWS = 2
 
 
 @dataclass(frozen=True)
@@ -129,11 +62,6 @@ class EncoderDecoderParts:
     encoder_path: Path | None
     """None where it was not asked for: PyTorch encodes."""
 
-    @property
-    def feeds(self) -> tuple[PartFeed, ...]:
-        """What of the encoder's answer the decoder takes."""
-        return tuple(feed for feed in self.encoder.feeds if feed.part == self.decoder.part.name)
-
     def taken(self, encoded: Arrays, inputs: Mapping[str, torch.Tensor]) -> dict[str, Array]:
         """Return what the decoder takes in every run, by name of its input.
 
@@ -141,10 +69,27 @@ class EncoderDecoderParts:
             encoded: The outputs of the encoder.
             inputs: Its inputs.
         """
-        taken = {feed.input: encoded[feed.output] for feed in self.feeds}
+        name = self.decoder.part.name
+        taken = {feed.input: encoded[feed.output] for feed in self.encoder.feeds if feed.part == name}
         if ENCODER_MASK not in taken and any(spec.name == ENCODER_MASK for spec in self.decoder.part.inputs):
             taken[ENCODER_MASK] = to_numpy(inputs[MASK])
         return taken
+
+    def encode(self, encoded: Arrays, inputs: Mapping[str, torch.Tensor]) -> Arrays:
+        """Return the outputs of the encoder's file; ``encoded``, those of PyTorch, if there is no file."""
+        if self.encoder_path is None:
+            return encoded
+        return opened_file(self.encoder_path).run({name: to_numpy(value) for name, value in inputs.items()})
+
+    def stepping_decoder(self, fixed: Arrays) -> ModelPart:
+        """Return the decoder without the inputs that are the same in every run."""
+        decoder = self.decoder.part
+        return replace(decoder, inputs=tuple(spec for spec in decoder.inputs if spec.name not in fixed))
+
+    def open_decoder(self, fixed: Arrays) -> Callable[[Draw], Arrays]:
+        """Return what runs the file of the decoder, fed with the inputs that are the same in every run as well."""
+        run = opened_file(self.decoder_path).run
+        return lambda draw: run({**draw.arrays, **fixed})
 
 
 @dataclass(frozen=True)
@@ -167,17 +112,13 @@ def compare_encoder_decoder_generation(parts: EncoderDecoderParts, seed: int) ->
     Raises:
         VerificationError: the scores of a step differ, or ONNX Runtime cannot run a file.
     """
-    reference = _loaded_and_generated(parts, seed)
+    # The model and its weights are gone before ONNX Runtime opens files.
+    with with_values(parts.decoder) as weighted:
+        reference = _generate(parts, weighted, seed)
     if isinstance(reference, str):
         return reference
     with failures_as_unverified():
         return _compare(parts, reference)
-
-
-def _loaded_and_generated(parts: EncoderDecoderParts, seed: int) -> _Reference | str:
-    """Generate with the model and its weights, which are gone before ONNX Runtime opens files."""
-    with with_values(parts.decoder) as weighted:
-        return _generate(parts, weighted, seed)
 
 
 def _generate(parts: EncoderDecoderParts, weighted: PreparedPart, seed: int) -> _Reference | str:
@@ -185,12 +126,12 @@ def _generate(parts: EncoderDecoderParts, weighted: PreparedPart, seed: int) -> 
     model: Any = weighted.model
     encoder = replace(parts.encoder, model=model, stored=None, with_weights=None)
     decoder = parts.decoder.part
-    count = new_tokens(decoder)
+    count = _new_tokens(decoder)
     if isinstance(count, str):
         return count
     if not callable(getattr(model, "generate", None)):
         return f"{type(model).__name__} has no generate()"
-    inputs = InputDraws(encoder, seed).draw(1, sizes_of_rows(encoder, _ROWS), with_padding=True)
+    inputs = InputDraws(encoder, seed).draw(1, sizes_of_rows(encoder, ROWS), with_padding=True)
     try:
         with unchanged_attributes(model), quiet_libraries(), as_the_user_calls_it(weighted):
             with prepared_part(encoder) as prepared:
@@ -201,16 +142,13 @@ def _generate(parts: EncoderDecoderParts, weighted: PreparedPart, seed: int) -> 
     return _Reference(inputs, encoded, text)
 
 
-def new_tokens(decoder: ModelPart) -> int | str:
+def _new_tokens(decoder: ModelPart) -> int | str:
     """Return how many tokens are written to compare; why none are, where none can be."""
-    held, room = held_tokens(decoder), decoder.most_tokens
-    if token_count(decoder) not in (1, *(item.name for item in decoder.dimensions)):
-        return "the number of tokens is fixed"
-    if held is not None:
-        if all(spec.name != MASK for spec in decoder.inputs):
-            return "the length of the cache is fixed, and no mask hides its empty entries"
-        room = held + 1
-    count = _NEW_TOKENS if room is None else min(_NEW_TOKENS, room - 1 - _SECOND_PROMPT)
+    if reason := reason_of_sizes(decoder):
+        return reason
+    held = held_tokens(decoder)
+    room = decoder.most_tokens if held is None else held + 1
+    count = NEW_TOKENS if room is None else min(NEW_TOKENS, room - 1 - SECOND_PROMPT)
     return count if count > 0 else f"the decoder has room for only {room} tokens"
 
 
@@ -225,12 +163,12 @@ def _text(
     generate: Any = partial(GenerationMixin.generate, model) if not decoder.path else model.generate
     settings = {"decoder_start_token_id": _start(model)} if not decoder.path else {"min_new_tokens": count}
     module, argument = model.get_submodule(decoder.path), decoder.cache.argument
-    with plain_generation(model, count, decoder.path, **settings), final_cache(module, argument) as cache:
+    with greedy_generation(decoder, model, count, **settings) as cache:
         result = generate(**inputs, use_cache=True, return_dict_in_generate=True, output_logits=True)
     tokens = result.sequences
     runs = [(to_numpy(tokens[:, i : i + 1]), to_numpy(scores)[:, None]) for i, scores in enumerate(result.logits)]
     # The last token was chosen and not read yet.
-    second = torch.cat([tokens[:, -1:], tokens[:, :1].expand(-1, _SECOND_PROMPT - 1)], dim=1)
+    second = torch.cat([tokens[:, -1:], tokens[:, :1].expand(-1, SECOND_PROMPT - 1)], dim=1)
     if decoder.path:
         passed = {TOKENS: second, ENCODER_STATES: torch.from_numpy(np.array(encoded[ENCODER_OUTPUT_STATES]))}
     else:
@@ -248,26 +186,99 @@ def _start(model: Any) -> int:
 
 def _compare(parts: EncoderDecoderParts, reference: _Reference) -> GenerationInfo:
     decoder = parts.decoder.part
-    run = opened_file(parts.decoder_path).run
-    encoded = reference.encoded
-    if parts.encoder_path is not None:
-        encoded = opened_file(parts.encoder_path).run(
-            {name: to_numpy(value) for name, value in reference.inputs.items()}
-        )
+    encoded = parts.encode(reference.encoded, reference.inputs)
     fixed = parts.taken(encoded, reference.inputs)
     tensors = {name: torch.from_numpy(np.array(value)) for name, value in fixed.items()}
-    # What was encoded is the same in every run.
-    stepping = replace(decoder, inputs=tuple(spec for spec in decoder.inputs if spec.name not in fixed))
     rounding = Rounding(dtypes_inside(decoder.module, encoded))
 
     def is_uncertain(draw: Draw) -> bool:
         passed = {**draw.inputs, **tensors}
-        return is_rounding(parts.decoder, {spec.name: passed[spec.name] for spec in decoder.inputs}, rounding)
+        ordered = {spec.name: passed[spec.name] for spec in decoder.inputs}
+        return has_uncertain_scores(parts.decoder, replace(draw, inputs=ordered), rounding)
 
     return compare_generation(
-        stepping,
-        reference.text,
-        lambda draw: run({**{name: to_numpy(value) for name, value in draw.inputs.items()}, **fixed}),
-        rounding,
-        is_uncertain,
+        parts.stepping_decoder(fixed), reference.text, parts.open_decoder(fixed), rounding, is_uncertain
     )
+
+
+@dataclass(frozen=True)
+class TextSample:
+    """What encoder and decoder read in use."""
+
+    inputs: Arrays
+    """Of the encoder, by name."""
+    tokens: Array
+    """Of a text, integers [tokens]."""
+
+
+_SINGLE_STEPS = 8
+"""Chosen: runs of one token, after which the rest of the text is read at once."""
+
+
+def measure_encoder_decoder_text(
+    parts: EncoderDecoderParts, seed: int, sample: TextSample | None = None
+) -> OutputFidelity | str:
+    """Measure how near the scores of a text are to those of PyTorch; return why not, where they cannot be.
+
+    Args:
+        parts: The parts and their files.
+        seed: Seed of what is encoded, and of the text.
+        sample: What is encoded, and tokens of the text; random ones follow where these are too few. None: all random.
+
+    Raises:
+        VerificationError: ONNX Runtime cannot run a file.
+    """
+    decoder = parts.decoder.part
+    count = _new_tokens(decoder)
+    if isinstance(count, str):
+        return count
+    paths = [path for path in (parts.encoder_path, parts.decoder_path) if path is not None]
+    if reason := beyond_memory(paths):
+        return reason
+    if sample is not None:
+        inputs = {name: torch.from_numpy(array) for name, array in sample.inputs.items()}
+    else:
+        inputs = InputDraws(parts.encoder, seed).draw(1, sizes_of_rows(parts.encoder, ROWS), with_padding=True)
+    rows = len(next(iter(inputs.values())))
+    spec = next(spec for spec in decoder.inputs if spec.name == TOKENS)
+    low, high = spec.value_range or (0, 1)
+    tokens = np.random.default_rng(seed).integers(int(low), int(high) + 1, (rows, count))
+    if sample is not None:
+        tokens[:, : len(sample.tokens)] = sample.tokens[:count]
+    try:
+        encoded, expected = _read_in_pytorch(parts, inputs, tokens)
+    except Exception as error:  # code of the model
+        return f"PyTorch fails on the text: {type(error).__name__}: {first_line(error)}"
+    # The files read the text as their reader does, so that the errors of both, and of the cache, add up.
+    single = min(_SINGLE_STEPS, count) if held_tokens(decoder) is None else count
+    ends = [*range(1, single + 1), *([count] if single < count else [])]
+    runs = zip([0, *ends], ends, strict=False)
+    text = GeneratedText.of_runs([(tokens[:, start:end], expected[:, start:end]) for start, end in runs])
+    with failures_as_unverified():
+        fixed = parts.taken(parts.encode(encoded, inputs), inputs)
+        read = read_scores(parts.stepping_decoder(fixed), text, parts.open_decoder(fixed))
+        scores = np.concatenate([passed for _, passed in read], axis=1)
+    return output_fidelity(f"{SCORES} of {count} tokens", [expected], [scores])
+
+
+def _read_in_pytorch(
+    parts: EncoderDecoderParts, inputs: dict[str, torch.Tensor], tokens: Array
+) -> tuple[Arrays, Array]:
+    """Return what the encoder answers in PyTorch, and the scores after each token of a text."""
+    decoder = parts.decoder.part
+    assert decoder.cache is not None
+    with as_the_user_calls_it(parts.decoder), prepared_part(parts.encoder) as encoder:
+        encoded = _answered(encoder, inputs)
+    passed = {
+        TOKENS: torch.from_numpy(tokens),
+        **{name: torch.from_numpy(np.array(value)) for name, value in parts.taken(encoded, inputs).items()},
+    }
+    mask, positions = np.ones_like(tokens), np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape).copy()
+    passed |= {MASK: torch.from_numpy(mask), POSITIONS: torch.from_numpy(positions)}
+    passed = {**empty_states(decoder.cache, len(tokens)), **passed}
+    return encoded, _answered(parts.decoder, {spec.name: passed[spec.name] for spec in decoder.inputs})[SCORES]
+
+
+def _answered(prepared: PreparedPart, inputs: dict[str, torch.Tensor]) -> Arrays:
+    with with_values(prepared) as held, with_streamed_values(held) as weighted:
+        return run_reference(weighted, inputs)

@@ -26,29 +26,34 @@ from winml.modelkit.load.inputs.modalities.text import KINDS_PARAMETER
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.runtime.decoding.inputs import SCORES, TOKEN_IDS, plain_value
 from winml.modelkit.runtime.foreign_libraries import quiet_libraries
-from winml.modelkit.verify.generated_text import GeneratedText, as_the_user_calls_it, generated_text, reason_against
+from winml.modelkit.verify.generated_text import (
+    NEW_TOKENS,
+    ROWS,
+    SECOND_PROMPT,
+    GeneratedText,
+    as_the_user_calls_it,
+    generated_text,
+    reason_against,
+)
 from winml.modelkit.verify.generation import compare_generation, read_scores
 from winml.modelkit.verify.input_draws import InputDraws
-from winml.modelkit.verify.parts.encoder_decoder import (
+from winml.modelkit.verify.parts.part_files import (
     MOST_WHOLE_BYTES,
     beyond_memory,
     failures_as_unverified,
-    is_rounding,
     opened_decoder,
     opened_file,
     sizes_of_rows,
 )
 from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside, with_values
+from winml.modelkit.verify.stable_draws import has_uncertain_scores
 from winml.modelkit.verify.varied_sizes import Draw
 from winml.modelkit.words import size_words
 
 Tensors = Mapping[str, torch.Tensor]
 
-_NEW_TOKENS = 32
 _TEXT, _PADDING = 7, 3
 """Chosen: tokens of a row beside the places of its images, and how many of them are padding in the first row."""
-_SECOND_PROMPT = 4
-_ROWS = 2
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ def compare_vision_language_generation(parts: VisionLanguageParts, seed: int) ->
     Raises:
         VerificationError: the scores of a step differ, or ONNX Runtime cannot run a file.
     """
-    reference = _missing_words(parts) or _loaded_and_generated(parts, seed)
+    reference = _missing_words(parts) or _load_and_generate(parts, seed)
     if isinstance(reference, str):
         return reference
     decoder = parts.decoder.part
@@ -92,7 +97,7 @@ def compare_vision_language_generation(parts: VisionLanguageParts, seed: int) ->
             reference.text,
             _runs(parts),
             rounding,
-            lambda draw: is_rounding(parts.decoder, draw.inputs, rounding),
+            lambda draw: has_uncertain_scores(parts.decoder, draw, rounding),
             _vectors_of(parts, reference.images),
         )
 
@@ -108,7 +113,7 @@ def measure_vision_language_text(parts: VisionLanguageParts, seed: int) -> Outpu
         VerificationError: ONNX Runtime cannot run a file.
     """
     reason = _missing_words(parts) or beyond_memory(parts.paths.values()) or _held_words(parts.decoder)
-    reference = reason or _loaded_and_generated(parts, seed)
+    reference = reason or _load_and_generate(parts, seed)
     if isinstance(reference, str):
         return reference
     with failures_as_unverified():
@@ -133,10 +138,10 @@ def _held_words(decoder: PreparedPart) -> str:
 
 def _runs(parts: VisionLanguageParts) -> Callable[[Draw], Arrays]:
     run = opened_decoder(parts.paths[parts.decoder.part.name])
-    return lambda draw: run({name: to_numpy(value) for name, value in draw.inputs.items()})
+    return lambda draw: run(draw.arrays)
 
 
-def _loaded_and_generated(parts: VisionLanguageParts, seed: int) -> _Reference | str:
+def _load_and_generate(parts: VisionLanguageParts, seed: int) -> _Reference | str:
     """Generate with the model and its weights, which are gone before ONNX Runtime opens files."""
     with with_values(parts.decoder) as weighted:
         return _generate(parts, weighted, seed)
@@ -149,7 +154,7 @@ def _generate(parts: VisionLanguageParts, weighted: PreparedPart, seed: int) -> 
         return reason
     tokens, mask = _prompt(parts.embedding, seed, is_padded=any(spec.first_values for spec in decoder.inputs))
     room = decoder.most_tokens
-    free = room - tokens.shape[1] - _SECOND_PROMPT if room is not None else _NEW_TOKENS
+    free = room - tokens.shape[1] - SECOND_PROMPT if room is not None else NEW_TOKENS
     if free < 1:
         return f"the model has only {room} positions"
     places = _places(parts.embedding)
@@ -160,7 +165,7 @@ def _generate(parts: VisionLanguageParts, weighted: PreparedPart, seed: int) -> 
         displayed[KINDS_PARAMETER] = torch.isin(tokens, torch.tensor(places)).long()
     try:
         with as_the_user_calls_it(weighted), unchanged_attributes(weighted.model), quiet_libraries():
-            text = generated_text(decoder, weighted.model, (tokens, mask), min(free, _NEW_TOKENS), displayed, places)
+            text = generated_text(decoder, weighted.model, (tokens, mask), min(free, NEW_TOKENS), displayed, places)
     except Exception as error:  # code of the model
         return f"generate() in PyTorch fails: {type(error).__name__}: {first_line(error)}"
     return _Reference(images, text)
@@ -171,10 +176,9 @@ def _images(parts: VisionLanguageParts, seed: int, rows: int) -> Tensors:
     vision = parts.vision
     if (grids := next((spec for spec in vision.inputs if spec.grid is not None), None)) is not None:
         return _images_of_grids(parts, grids, seed, rows)
-    draws = InputDraws(vision, seed)
-    count = _fixed_rows(vision)
-    if count is None:
-        return draws.draw(1, sizes_of_rows(vision, _ROWS))
+    draws, count = InputDraws(vision, seed), vision.inputs[0].shape[0]
+    if not isinstance(count, int):
+        return draws.draw(1, sizes_of_rows(vision, ROWS))
     drawn = [draws.draw(number + 1) for number in range(rows // count)]
     return {name: torch.cat([tensors[name] for tensors in drawn]) for name in drawn[0]}
 
@@ -202,12 +206,6 @@ def _place_count(embedding: ModelPart) -> int:
     return sum(count for _, count in spec.first_values)
 
 
-def _fixed_rows(vision: ModelPart) -> int | None:
-    """Return how many rows a run takes; None: any number."""
-    rows = vision.inputs[0].shape[0]
-    return rows if isinstance(rows, int) else None
-
-
 def _prompt(embedding: ModelPart, seed: int, *, is_padded: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tokens that hold places for images, and their mask; the first of several rows is padded on the left.
 
@@ -215,7 +213,7 @@ def _prompt(embedding: ModelPart, seed: int, *, is_padded: bool) -> tuple[torch.
     """
     spec = next(spec for spec in embedding.inputs if spec.name == TOKEN_IDS)
     length = _place_count(embedding) + _TEXT
-    tokens = InputDraws(embedding, seed).draw(1, {**sizes_of_rows(embedding, _ROWS), str(spec.shape[1]): length})[
+    tokens = InputDraws(embedding, seed).draw(1, {**sizes_of_rows(embedding, ROWS), str(spec.shape[1]): length})[
         TOKEN_IDS
     ]
     mask = torch.ones_like(tokens)
