@@ -26,7 +26,7 @@ from winml.modelkit import WinMLBuildConfig, WinMLModelForCausalLM, WinMLModelFo
 from winml.modelkit.errors import UsageError
 from winml.modelkit.flows.compare.compare import at_step
 from winml.modelkit.inference.generation.encoder_decoder_text import prepare_encoder_decoder
-from winml.modelkit.inference.generation.writing import write_text
+from winml.modelkit.inference.generation.writing import write_texts
 from winml.modelkit.load.caches.layout import loop_cache_name
 from winml.modelkit.runtime.decoding.inputs import DecoderRun, decoder_feeds
 from winml.modelkit.runtime.devices import choose_provider
@@ -552,7 +552,8 @@ def test_recording_is_written_down(tmp_path: Path) -> None:
     asked = {"max_new_tokens": 6, "temperature": None, "top_p": None, "seed": 0}
     prepared = prepare_encoder_decoder(files, {"audio": str(once)}, **asked)
     once.unlink()
-    written = write_text(prepared, choose_provider(None, None, {}), threads=None, show=lambda _piece: None)
+    provider = choose_provider(None, None, {})
+    (written,) = write_texts([prepared], provider, threads=None, show=lambda _piece: None, adapter=None)
     assert record["tokens"] == list(written.tokens)
     assert "--audio" in run_here("generate", built, "-p", "a").err
     times = ["--audio", str(tmp_path / "a.wav"), "--timestamps"]

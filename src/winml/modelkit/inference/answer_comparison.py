@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -65,13 +65,7 @@ def _class_differences(
         yield None, f"the first is {ours[0].label} instead of {theirs[0].label}"
     names = [entry.label for entry in (*ours, *theirs)]  # special tokens have no text, and one label for all
     scores = {entry.label: entry.score or 0.0 for entry in theirs if names.count(entry.label) == 2}
-    yield from _score_differences((entry for entry in ours if entry.label in scores), scores)
-
-
-def _score_differences(
-    entries: Iterable[AnswerEntry], scores: dict[str | None, float]
-) -> Iterator[tuple[float | None, str]]:
-    for entry in entries:
+    for entry in (entry for entry in ours if entry.label in scores):
         difference = abs((entry.score or 0.0) - scores[entry.label])
         yield difference, f"the score of {entry.label} differs by {difference:.4f}" if difference > ALIKE else ""
 

@@ -7,7 +7,6 @@ model.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -124,9 +123,9 @@ class TaskRunner:
         task: str,
         folder: Path,
         *,
-        graph_inputs: Sequence[GraphInput] = (),
-        top: int | None = None,
-        threshold: float | None = None,
+        graph_inputs: Sequence[GraphInput],
+        top: int | None,
+        threshold: float | None,
     ) -> None:
         """Take a model.
 
@@ -155,11 +154,12 @@ class TaskRunner:
             InputError: these files are damaged.
             StageError: ONNX Runtime fails.
         """
-        with _explained(self._task):
+        # A pipeline raises what it likes for inputs or files that do not fit.
+        words = f"{self._task}: the transformers pipeline failed"
+        hint = "Check that the processor files and the config beside the model are those of its checkpoint."
+        with local_files_only(), foreign_parser(words, hint=hint):
             answer = _ANSWERS[self._task](self, inputs)
         return Answer(answer.kind, answer.entries, answer.arrays, (*self._notes, *answer.notes))
-
-    # --- What lies beside the model.
 
     def _open(self, kind: ProcessorKind) -> Any:
         return open_processor(kind, self._folder, self._task, instead="or pass tensors by name: --input NAME=@FILE.npy")
@@ -205,8 +205,6 @@ class TaskRunner:
                       "feature extractor": "_extractor"}  # fmt: skip
         passed = {kind.replace(" ", "_"): getattr(self, attributes[kind]) for kind in kinds}
         return transformers.pipeline(task or self._task, model=self._model, device="cpu", **passed)  # type: ignore[call-overload]  # one overload a task
-
-    # --- Texts.
 
     def text_classes(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the classes of a text or of a pair, or how well each of the candidate labels describes a text.
@@ -356,8 +354,6 @@ class TaskRunner:
         with tokenizer_call(self._tokenizer):
             return Answer("text", (AnswerEntry(text=self._tokenizer.decode(tokens, skip_special_tokens=True)),))
 
-    # --- Images.
-
     def _fit_images(self, image: Any) -> Any:
         """Return the image processor, which resizes to what a graph of fixed sizes takes."""
         processor, item = self._image_processor, self._graph_inputs.get("pixel_values")
@@ -458,8 +454,6 @@ class TaskRunner:
                 else states.reshape(len(states), -1).mean(1)
             )
         return pooled.reshape(-1).astype(np.float64)
-
-    # --- Audio.
 
     def _samples(self, recording: Recording) -> dict[str, Any]:
         """Return a recording at the rate of the model, padded to the length of a graph of a fixed length.
@@ -644,15 +638,3 @@ def _probabilities(scores: Array, is_allowed: Array) -> Array:
     masked = np.where(is_allowed | (np.arange(len(scores)) == 0), scores.astype(np.float64), -np.inf)
     weights = np.exp(masked - masked.max())
     return np.asarray(weights / weights.sum() * is_allowed)
-
-
-@contextlib.contextmanager
-def _explained(task: str) -> Iterator[None]:
-    """Turn what a pipeline raises for inputs or files that do not fit into an error of the user.
-
-    Raises:
-        InputError: holds its words.
-    """
-    hint = "Check that the processor files and the config beside the model are those of its checkpoint."
-    with local_files_only(), foreign_parser(f"{task}: the transformers pipeline failed", hint=hint):
-        yield

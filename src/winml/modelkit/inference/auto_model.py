@@ -76,7 +76,7 @@ class _BuiltModel(WinMLModel):
         check_load_keywords(load, f"{cls.__name__}.from_pretrained")
         name = os.fspath(model) if isinstance(model, os.PathLike) else model
         request = ModelRequest(name, **{**load, "task": cls._checked_task(task)})
-        if parts := _parts_in(request.model):
+        if _generates(parts := part_files(request.model)):
             cls._refuse_for_onnx(parts[DECODER], {"precision": precision, "task": task, **load})
             return cls._open_parts(parts, ep=ep, device=device)
         if (path := onnx_file_in(request.model)) is not None:
@@ -187,12 +187,6 @@ def _generating_class(base: type[DecoderModel], name: str) -> Any:
     """Return the class of models of a task, by its name, whose parts are run by ``base``."""
     cls = INFERENCE_CLASSES[name]
     return type(cls.__name__, (base, cls), {"__doc__": cls.__doc__, "__module__": cls.__module__})
-
-
-def _parts_in(name: str) -> Mapping[str, Path]:
-    """Return the parts of a model that generates where a name is the folder of one; empty where it is another."""
-    parts = part_files(name)
-    return parts if _generates(parts) else {}
 
 
 def _generates(parts: Collection[str]) -> bool:

@@ -39,59 +39,11 @@ from winml.modelkit.runtime.sessions import Session
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-# --- What do transformers' pipelines ask of a model? So that they take a built one like any other.
-#
-# A pipeline knows transformers' own classes by name, logs an error for every other class, and then works with it.
-
-
 _LOGGER = "transformers.pipelines.base"
 """Private seam: who logs the error, and the words it begins with."""
 _COMPLAINT = "The model 'WinMLModel"
 _LEAST_FILLER_SQNR_DB = 6.0
 """Chosen: the least SQNR that ``winml quantize`` accepts of 8-bit activations; another filler may change as much."""
-
-
-class PipelineModel:
-    """What a pipeline reads of a model besides its answers.
-
-    Attributes:
-        path: The ONNX file.
-        device: Where answers are: always the CPU, wherever the graph runs.
-        dtype: In which floating-point type inputs are passed; a graph of another is passed that.
-        input_modalities: What the model reads, as its transformers class says: ``text``, ``image`` and the like.
-    """
-
-    device = torch.device("cpu")
-    dtype = torch.float32
-    input_modalities: Any = ()
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Take the file; see :class:`~winml.modelkit.inference.built_model.WinMLModel`."""
-        self.path = os.fspath(path)
-        # Adding the same filter again changes nothing.
-        logging.getLogger(_LOGGER).addFilter(_is_true)
-
-    @functools.cached_property
-    def config(self) -> PretrainedConfig | None:
-        """The transformers config beside the file; None where there is none."""
-        return config_beside(Path(self.path))
-
-    def can_generate(self) -> bool:
-        """Say that this model gives one answer, and no text token by token."""
-        return False
-
-    def to(self, *_places: Any) -> PipelineModel:
-        """Return this model: ONNX Runtime runs it where it was opened, and takes tensors from any device."""
-        return self
-
-    def eval(self) -> PipelineModel:
-        """Return this model, which cannot be trained."""
-        return self
-
-
-def _is_true(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(_COMPLAINT)
-
 
 _MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
 """Tokens → the mask that hides positions of theirs."""
@@ -118,15 +70,20 @@ class _Padding:
     graph_length: int
 
 
-class WinMLModel(PipelineModel):
-    """An ONNX model that is called like the transformers model it was made from.
+class WinMLModel:
+    """An ONNX model that is called like the transformers model it was made from, also by a pipeline of transformers.
 
     Attributes:
         path: The ONNX file.
         inputs: What the graph takes, in order.
         task: What the model is for; None where the file does not say.
+        device: Where answers are: always the CPU, wherever the graph runs.
+        dtype: In which floating-point type inputs are passed; a graph of another is passed that.
+        input_modalities: What the model reads, as its transformers class says: ``text``, ``image`` and the like.
     """
 
+    device = torch.device("cpu")
+    dtype = torch.float32
     main_task: ClassVar[str | None] = None
     """The task of the class; None for any."""
 
@@ -155,7 +112,10 @@ class WinMLModel(PipelineModel):
             UsageError: the provider is unknown or not installed.
             StageError: ONNX Runtime cannot load the file.
         """
-        super().__init__(path)
+        self.path = os.fspath(path)
+        # A pipeline logs an error for every class that is not one of transformers, and then works with it. Adding the
+        # same filter again changes nothing.
+        logging.getLogger(_LOGGER).addFilter(_is_no_complaint)
         provider = choose_provider(ep, device, ep_options or {})
         self._opened = functools.partial(
             Session, providers=provider.names, provider_options=provider.options, threads=threads
@@ -168,10 +128,27 @@ class WinMLModel(PipelineModel):
         self._passed_pad_token_id = pad_token_id
         model_class = _model_class(described.get("class", ""))
         self._output_class = _output_class(model_class)
-        self.input_modalities = getattr(model_class, "input_modalities", ())
+        self.input_modalities: Any = getattr(model_class, "input_modalities", ())
         self._forward_parameters = _tensor_parameters(model_class)
         self._checked: set[tuple[tuple[str, _Padding], ...]] = set()
         """Paddings of which it is known that nothing leaks out of them."""
+
+    @functools.cached_property
+    def config(self) -> PretrainedConfig | None:
+        """The transformers config beside the file; None where there is none."""
+        return config_beside(Path(self.path))
+
+    def can_generate(self) -> bool:
+        """Say that this model gives one answer, and no text token by token."""
+        return False
+
+    def to(self, *_places: Any) -> WinMLModel:
+        """Return this model: ONNX Runtime runs it where it was opened, and takes tensors from any device."""
+        return self
+
+    def eval(self) -> WinMLModel:
+        """Return this model, which cannot be trained."""
+        return self
 
     @functools.cached_property
     def pad_token_id(self) -> int | None:
@@ -225,7 +202,7 @@ class WinMLModel(PipelineModel):
             raise UsageError(f"the model has no input {unknown[0]!r}: it takes {', '.join(names)}", hint="Omit it.")
         arrays = {name: _as_array(value) for name, value in values.items()}
         for name in names:
-            if name in _FILLERS and name not in arrays and (tokens := _tokens_of(name, arrays)) is not None:
+            if name in _FILLERS and name not in arrays and (tokens := arrays.get(_tokens_beside(name))) is not None:
                 arrays[name] = np.full_like(tokens, _FILLERS[name])
         missing = [name for name in names if name not in arrays]
         if missing:
@@ -241,19 +218,14 @@ class WinMLModel(PipelineModel):
                 continue
             graph_length, passed_length = shapes[tokens][1], passed[tokens].shape[1]
             if isinstance(graph_length, int) and passed_length < graph_length and self.pad_token_id is not None:
-                paddings[tokens] = _Padding(passed[tokens].shape[1], graph_length)
+                paddings[tokens] = _Padding(passed_length, graph_length)
         return paddings
 
     def _run_padded(self, passed: Arrays, padding: Mapping[str, _Padding], filler: int) -> dict[str, Array]:
         feeds = {item.name: self._fit_input(item, passed, padding, filler) for item in self.inputs}
         return {name: _without_padding(name, value, padding) for name, value in self._session.run(feeds).items()}
 
-    def _refuse_leak(
-        self,
-        passed: Arrays,
-        padding: Mapping[str, _Padding],
-        outputs: Arrays,
-    ) -> None:
+    def _refuse_leak(self, passed: Arrays, padding: Mapping[str, _Padding], outputs: Arrays) -> None:
         """Fill up with something else, the first time rows of this length come, and compare the answers.
 
         Not every model heeds its mask everywhere: a convolution over the tokens sees what they are filled up with.
@@ -332,6 +304,10 @@ class WinMLModel(PipelineModel):
         return record
 
 
+def _is_no_complaint(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(_COMPLAINT)
+
+
 def _model_class(class_name: str) -> Any:
     """Return the transformers class of a name, or None where it has none."""
     model_class = getattr(importlib.import_module("transformers"), class_name, None) if class_name else None
@@ -365,10 +341,6 @@ def _as_array(value: Any) -> Array:
 def _tokens_beside(name: str) -> str:
     """Return the tokens whose positions an input goes along with."""
     return "decoder_input_ids" if name.startswith("decoder_") else "input_ids"
-
-
-def _tokens_of(name: str, arrays: Arrays) -> Array | None:
-    return arrays.get(_tokens_beside(name))
 
 
 def _array_words(array: Array) -> str:

@@ -176,7 +176,7 @@ def _few_runs(latency: LatencyOptions, iterations: int | None) -> LatencyOptions
 
 
 def _show_generation(request: PerfRequest, subject: PerfSubject, options: Mapping[str, object]) -> None:
-    from winml.modelkit.inference.generation.writing import (
+    from winml.modelkit.inference.generation.measurement import (
         measure_encoder_decoder_generation,
         measure_generation,
     )
@@ -187,17 +187,10 @@ def _show_generation(request: PerfRequest, subject: PerfSubject, options: Mappin
         if len(subject.models) > 1:
             paths = {part: _path(subject, part, options) for part in subject.models}
             run = replace(subject.runs[ENCODER], shown=request.name)
-            result = measure_encoder_decoder_generation(paths, run, latency=latency)
+            result = measure_encoder_decoder_generation(paths, run, latency)
         else:
             ((part, run),) = subject.runs.items()
-            result = measure_generation(
-                _path(subject, part, options),
-                run.shown,
-                run.choose_provider(),
-                threads=run.threads,
-                seed=run.seed,
-                latency=latency,
-            )
+            result = measure_generation(_path(subject, part, options), run, latency)
     write_and_print_result(result.as_record(), options, lambda: generation_perf_document(result))
 
 

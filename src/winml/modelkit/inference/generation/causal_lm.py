@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,6 +60,19 @@ def with_cache(record: Callable[..., Output], logits: torch.Tensor, cache: Graph
     return record(logits=logits, **{loop_cache_name(): cache})
 
 
+def refuse_tuple(return_dict: bool | None) -> None:
+    """Refuse a request for a tuple in place of a record.
+
+    Raises:
+        UsageError: ``return_dict`` is False.
+    """
+    if return_dict is False:
+        raise UsageError(
+            "return_dict=False is not supported: the result is a record",
+            hint="Omit it, and read the fields of the result.",
+        )
+
+
 class DecoderModel(GenerationMixin):
     """What transformers' loop asks of a model, answered by a graph.
 
@@ -78,6 +91,17 @@ class DecoderModel(GenerationMixin):
     generation_config: GenerationConfig
     tokenizer_folder: Path
     """Where the tokenizer is, which finds the strings that end a text."""
+
+    @classmethod
+    def of_graph(cls, graph: Any, folder: Path) -> Any:
+        """Return the model of a graph that is open already.
+
+        Raises:
+            InputError: there is no config in the folder.
+        """
+        model = cls.__new__(cls)
+        model._take_graph(graph, folder)
+        return model
 
     @classmethod
     def can_generate(cls) -> bool:
@@ -144,15 +168,15 @@ class DecoderModel(GenerationMixin):
         mask = None if attention_mask is None else _integers(attention_mask)
         positions = None if position_ids is None else _integers(position_ids)
         cache = passed_cache(cache, past_key_values)
-        if cache is None:
-            cache = self._new_cache(len(tokens))
+        if cache is None and self.graph.has_cache:
+            cache = self.graph.empty_cache(len(tokens))
         logits = to_torch(self.graph.run(tokens, mask, positions, cache))
         return with_cache(CausalLMOutputWithPast, logits, cache if keeps else None)
 
     __call__ = forward
 
-    def _read_configs(self, folder: Path, *, has_cache: bool) -> None:
-        """Take the configs in a folder.
+    def _take_graph(self, graph: DecoderGraph, folder: Path) -> None:
+        """Take a graph and the configs in a folder.
 
         Raises:
             InputError: there is none.
@@ -163,12 +187,8 @@ class DecoderModel(GenerationMixin):
                 f"{folder}: the generation loop of transformers needs a config there",
                 hint="Build the model again without --no-tokenizer.",
             )
-        self.config = config
-        self.tokenizer_folder = folder
-        self.generation_config = generation_config_beside(folder, config, has_cache=has_cache)
-
-    def _new_cache(self, rows: int) -> GraphCache | None:
-        return self.graph.empty_cache(rows) if self.graph.has_cache else None
+        self.graph, self.config, self.tokenizer_folder = graph, config, folder
+        self.generation_config = generation_config_beside(folder, config, has_cache=graph.has_cache)
 
     def _refuse_inputs(self, tokens: Any, use_cache: bool | None, return_dict: bool | None, other: Any) -> None:
         passed = [name for name, value in other.items() if value is not None]
@@ -178,24 +198,12 @@ class DecoderModel(GenerationMixin):
                 f"{problem}: {self.graph.name} takes {', '.join(item.name for item in self.graph.inputs)}",
                 hint="Pass input_ids, and attention_mask if rows are padded.",
             )
-        if return_dict is False:
-            raise UsageError(
-                "return_dict=False is not supported: the result is a record",
-                hint="Omit it, and read the fields of the result.",
-            )
+        refuse_tuple(return_dict)
         if use_cache and not self.graph.has_cache:
             raise UsageError(
                 f"use_cache=True, but {self.graph.name} has no KV cache",
                 hint="Omit it, or build the model again without --no-cache.",
             )
-
-
-class _GraphModel(DecoderModel):
-    """A graph with the configs in a folder."""
-
-    def __init__(self, graph: DecoderGraph, folder: Path) -> None:
-        self.graph = graph
-        self._read_configs(folder, has_cache=graph.has_cache)
 
 
 def generation_config_beside(folder: Path, config: PretrainedConfig, *, has_cache: bool) -> GenerationConfig:
@@ -251,35 +259,16 @@ def _comes_from_graph(error: Exception) -> bool:
     return frames[-1] in ours or any(frame.f_code.co_name == "forward" for frame in ours)
 
 
-def generate_with_transformers(
-    graph: DecoderGraph, folder: Path, prompt: Sequence[int], settings: GenerationSettings
-) -> Iterator[GeneratedToken]:
-    """Yield the tokens that transformers' loop chooses after a prompt; with beams, all of them at the end.
-
-    Args:
-        graph: The model.
-        folder: Where its configs are.
-        prompt: One token at least.
-        settings: How tokens are chosen, besides what the configs say.
-
-    Raises:
-        InputError: the configs cannot be read.
-        WinMLError: whatever a run of the graph raises.
-    """
-    yield from generated_by(_GraphModel(graph, folder), {"inputs": torch.tensor([list(prompt)])}, len(prompt), settings)
-
-
 def loop_arguments(settings: GenerationSettings) -> dict[str, Any]:
     """Return what ``generate()`` is told of settings that a user can change."""
     step, others = settings.step, settings.for_transformers or {}
-    drawn = {"temperature": step.temperature, "top_k": step.top_k, "top_p": step.top_p, "min_p": step.min_p}
     return {
         "max_new_tokens": settings.max_new_tokens,
         "do_sample": step.is_sampled,
         "repetition_penalty": step.repetition_penalty,
         "num_beams": others.get("num_beams", 1),
         **({"stop_strings": others["stop_strings"]} if "stop_strings" in others else {}),
-        **(drawn if step.is_sampled else {}),
+        **step.drawn,
     }
 
 
@@ -304,12 +293,8 @@ def generated_by(
 
     def work() -> None:
         try:
-            output = generation_call(
-                model,
-                **inputs,
-                **loop_arguments(settings),
-                streamer=streamer if streams else None,
-            )
+            arguments = {**inputs, **loop_arguments(settings)}
+            output = generation_call(model, **arguments, streamer=streamer if streams else None)
             if not streams:
                 streamer.put(output[0, :passed])
                 for token in output[0, passed:]:
@@ -319,7 +304,11 @@ def generated_by(
             streamer.entries.put(error)
 
     threading.Thread(target=work, daemon=True).start()
-    yield from _ignored_end_tokens(streamer.tokens(), settings)
+    before = time.perf_counter()
+    for token in streamer.tokens():
+        now = time.perf_counter()
+        yield GeneratedToken(token, now - before, "eos" if token in settings.eos_token_ids else "")
+        before = now
 
 
 class _Stream(BaseStreamer):
@@ -348,14 +337,6 @@ class _Stream(BaseStreamer):
             if isinstance(entry, BaseException):
                 raise entry
             yield entry
-
-
-def _ignored_end_tokens(tokens: Iterator[int], settings: GenerationSettings) -> Iterator[GeneratedToken]:
-    before = time.perf_counter()
-    for token in tokens:
-        now = time.perf_counter()
-        yield GeneratedToken(token, now - before, "eos" if token in settings.eos_token_ids else "")
-        before = now
 
 
 def _integers(value: Any) -> Any:

@@ -23,6 +23,7 @@ from winml.modelkit.inference.generation.settings import (
     read_generation_config,
     read_record,
     read_settings,
+    without_none,
 )
 from winml.modelkit.inference.generation.text import TextTokenizer
 from winml.modelkit.runtime.decoding.vision_language import VisionLanguageFiles
@@ -68,7 +69,8 @@ class DecoderPrompt:
         Raises:
             InputError: a token that has to stand there is none of the model.
         """
-        if (allowed := self._only(position, is_last=is_last)) is not None:
+        allowed = (self.last,) if is_last and self.last is not None else self.allowed.get(position)
+        if allowed is not None:
             retained = np.full_like(logits, -np.inf)
             if outside := [token for token in allowed if not 0 <= token < len(logits)]:
                 raise InputError(
@@ -86,11 +88,6 @@ class DecoderPrompt:
         retained = logits.copy()
         retained[out] = -np.inf
         return retained
-
-    def _only(self, position: int, *, is_last: bool) -> tuple[int, ...] | None:
-        if is_last and self.last is not None:
-            return (self.last,)
-        return self.allowed.get(position)
 
 
 def read_decoder_prompt(folder: Path, text: TextTokens | None = None) -> tuple[DecoderPrompt, GenerationSettings]:
@@ -145,7 +142,7 @@ def read_prompt(folder: Path, **requested: object) -> dict[int, tuple[int, ...]]
     Raises:
         InputError: a language or task is not one of the model, or times are asked for.
     """
-    passed = {**read_generation_config(folder), **_without_none(requested)}
+    passed = {**read_generation_config(folder), **without_none(**requested)}
     language, task = passed.get("language"), passed.get("task")
     if passed.get("return_timestamps"):
         raise InputError(
@@ -198,13 +195,9 @@ def _token_of(name: object, known: Mapping[str, int], key: str, folder: Path) ->
 def _read_config(folder: Path) -> dict[str, Any]:
     """Return ``config.json``, in which older checkpoints keep what ``generation_config.json`` holds now."""
     path = folder / CHECKPOINT_CONFIG_NAME
-    record = _without_none(read_record(folder, CHECKPOINT_CONFIG_NAME))
+    record = without_none(**read_record(folder, CHECKPOINT_CONFIG_NAME))
     check_kinds({key: record[key] for key in record.keys() & _OF_CONFIG}, path)
     return record
-
-
-def _without_none(values: Mapping[str, object]) -> dict[str, object]:
-    return {key: value for key, value in values.items() if value is not None}
 
 
 def _number(passed: Mapping[str, object], key: str) -> int | None:

@@ -10,26 +10,23 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.evaluate.media import Recording, Unreadable, open_recording, resampled
+from winml.modelkit.evaluate.media import Unreadable, open_image, open_recording, resampled
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, DECODER, ENCODER, GENERATION_CONFIG_NAME, files_folder
 from winml.modelkit.graph.files.foreign_files import foreign_parser
 from winml.modelkit.inference.generation.decoder_prompt import PreparedPrompt, read_decoder_prompt
-from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
+from winml.modelkit.inference.generation.loop import GeneratedToken, TokenSource, generate_tokens
 from winml.modelkit.inference.generation.settings import part_position_limit, read_generation_config
 from winml.modelkit.inference.generation.text import TextSegment, TimedText, read_tokenizer
 from winml.modelkit.load.checkpoints.companion_files import read_processor_files
 from winml.modelkit.runtime.decoding.encoder_decoder import EncoderDecoder
 from winml.modelkit.runtime.foreign_libraries import library_folder
 from winml.modelkit.runtime.graph_inputs import GraphInput
-
-# --- Writes what is said in a long recording, or when it is said: with the loop that transformers has for such a
-# model.
 
 
 def _recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedPrompt:
@@ -45,7 +42,12 @@ def _recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedPro
     """
     folder = files_folder(prompt.model)
     seconds = read_processor_files(folder).window_seconds
-    recording = _opened(prompt.text)
+    recording = open_recording(prompt.text, None, prompt.text)
+    if isinstance(recording, Unreadable):
+        raise InputError(
+            f"--audio {Path(prompt.text)}: cannot be opened: {recording.reason}",
+            hint="Pass an audio file, such as WAV.",
+        )
     if not len(recording.samples):
         raise InputError(f"--audio {Path(prompt.text)}: contains no samples", hint="Pass an audio file, such as WAV.")
     is_long = seconds is not None and len(recording.samples) > seconds * recording.rate_hz
@@ -113,15 +115,6 @@ def _recorded_tokens(graphs: EncoderDecoder, prompt: PreparedPrompt, timed: Time
         yield GeneratedToken(token, seconds, "eos" if number + 1 == len(tokens) else "")
 
 
-def _opened(path: str) -> Recording:
-    opened = open_recording(path, None, path)
-    if isinstance(opened, Unreadable):
-        raise InputError(
-            f"--audio {Path(path)}: cannot be opened: {opened.reason}", hint="Pass an audio file, such as WAV."
-        )
-    return opened
-
-
 _OPTIONS: Mapping[str, str] = {
     "input_ids": "prompt", "input_features": "audio", "input_values": "audio", "pixel_values": "image",
 }  # fmt: skip
@@ -175,16 +168,11 @@ def prepare_encoder_decoder(
     prompt = PreparedPrompt(
         decoder, content, tokens, settings, tokenizer, encoder=encoder, beginning=beginning, medium=medium_option
     )
-    if medium_option != "audio":
-        return prompt
-
-    return _recorded_prompt(prompt, with_times=with_times)
+    return _recorded_prompt(prompt, with_times=with_times) if medium_option == "audio" else prompt
 
 
-def encoder_decoder_tokens(
-    graphs: EncoderDecoder, prompt: PreparedPrompt
-) -> tuple[Literal["winml", "transformers"], Iterator[GeneratedToken]]:
-    """Encode, and return whose loop chooses the tokens, and the tokens.
+def encoder_decoder_tokens(graphs: EncoderDecoder, prompt: PreparedPrompt) -> TokenSource:
+    """Encode, and return the loop that chooses the tokens, and the tokens.
 
     Raises:
         UsageError: the graphs do not take what is given.
@@ -218,7 +206,6 @@ def _arrays(inputs: tuple[GraphInput, ...], prompt: PreparedPrompt) -> dict[str,
         tokens = np.array([prompt.tokens], np.int64)
         passed = {"input_ids": tokens, "attention_mask": np.ones_like(tokens)}
         return {item.name: passed[item.name] for item in inputs if item.name in passed}
-    from winml.modelkit.evaluate.media import Unreadable, open_image
     from winml.modelkit.evaluate.preprocessing import Preprocessor
 
     opened: Any = prompt.recording or open_image(prompt.text, None, prompt.text)

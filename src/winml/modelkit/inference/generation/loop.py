@@ -19,16 +19,11 @@ from winml.modelkit.inference.generation.decoder_prompt import DecoderPrompt
 from winml.modelkit.inference.generation.settings import GenerationSettings, StepSettings
 from winml.modelkit.runtime.decoding.decoder import DecoderGraph, rows_of
 
-# --- Chooses a token from the scores of all, as transformers' loop does: greedily, or drawn from the likely ones.
-#
-# Each step is transformers' processor of that name, in its order (``generation/logits_process.py``). numpy only.
-
-
 Scores = NDArray[np.float32]
 
 
 def choose_token(logits: Array, before: Sequence[int], settings: StepSettings, draw: np.random.Generator) -> int:
-    """Return the next token.
+    """Return the next token, chosen as transformers' loop does: greedily, or drawn from the likely ones.
 
     Args:
         logits: Of every token of the vocabulary, shape [vocabulary].
@@ -45,7 +40,10 @@ def choose_token(logits: Array, before: Sequence[int], settings: StepSettings, d
 
 
 def processed_scores(logits: Array, before: Sequence[int], settings: StepSettings) -> Scores:
-    """Return the scores a token is chosen by, shape [vocabulary]; those that are out have -inf."""
+    """Return the scores a token is chosen by, shape [vocabulary]; those that are out have -inf.
+
+    Each step is transformers' processor of that name, in its order (``generation/logits_process.py``).
+    """
     scores: Scores = logits.astype(np.float32)
     if settings.repetition_penalty != 1.0:
         seen = np.unique(np.asarray(before, np.int64))
@@ -91,6 +89,10 @@ class GeneratedToken:
     """Since the one before it, or since the start."""
     end: Literal["", "eos", "length"] = ""
     """Why it is the last one; empty where it is not."""
+
+
+TokenSource = tuple[Literal["winml", "transformers"], Iterator[GeneratedToken]]
+"""The loop that chooses the tokens, and the tokens."""
 
 
 def generate_tokens(

@@ -20,7 +20,7 @@ from transformers.utils.generic import ModelOutput
 from winml.modelkit.errors import UsageError
 from winml.modelkit.export.tensors import to_numpy, to_torch
 from winml.modelkit.file_names import files_folder
-from winml.modelkit.inference.generation.causal_lm import DecoderModel, passed_cache, with_cache
+from winml.modelkit.inference.generation.causal_lm import DecoderModel, passed_cache, refuse_tuple, with_cache
 from winml.modelkit.inference.generation.decoder_prompt import read_prompt
 from winml.modelkit.inference.generation.settings import position_limit
 from winml.modelkit.load.caches.layout import CACHE_ARGUMENTS
@@ -61,7 +61,7 @@ class EncoderDecoderModel(DecoderModel):
             Session(Path(path), providers=provider.names, provider_options=provider.options, threads=threads)
             for path in (encoder, decoder)
         )
-        self._open(EncoderDecoder(*sessions), Path(decoder).parent)
+        self._take_graphs(EncoderDecoder(*sessions), Path(decoder).parent)
 
     base_model_prefix = ""
     """Read by transformers' loop: the model has no other inside."""
@@ -74,12 +74,12 @@ class EncoderDecoderModel(DecoderModel):
             InputError: there is no config in the folder.
         """
         model = cls.__new__(cls)
-        model._open(graphs, folder)
+        model._take_graphs(graphs, folder)
         return model
 
-    def _open(self, graphs: EncoderDecoder, folder: Path) -> None:
-        self.graphs, self.graph = graphs, graphs.decoder
-        self._read_configs(folder, has_cache=True)
+    def _take_graphs(self, graphs: EncoderDecoder, folder: Path) -> None:
+        self._take_graph(graphs.decoder, folder)
+        self.graphs = graphs
         # Of a decoder inside another model, the config of the whole does not say it.
         self.config.is_encoder_decoder = True
         if (text := graphs.text) is not None:
@@ -102,16 +102,17 @@ class EncoderDecoderModel(DecoderModel):
         Raises:
             InputError: the model has no such language or task.
         """
-        if (looping := self._own_loop()) is not None:
-            return looping.generate(*inputs, **settings)
+        loop: Any = own_loop(self.config)
+        if loop is not None and not isinstance(self, loop):
+            return _looping_model(loop, self).generate(*inputs, **settings)
         requested = {key: settings.pop(key, None) for key in ("language", "task")}
         if settings.get("decoder_input_ids") is None and (allowed := read_prompt(self._folder, **requested)):
             first = tuple(getattr(self.generation_config, "begin_suppress_tokens", None) or ())
             own = _PromptProcessor(allowed, first)
             settings["logits_processor"] = LogitsProcessorList([*(settings.get("logits_processor") or ()), own])
             self._lengthen(settings, len(allowed))
-        loop: Any = super()  # declared for models of torch
-        return loop.generate(*inputs, **settings)
+        general_loop: Any = super()  # declared for models of torch
+        return general_loop.generate(*inputs, **settings)
 
     def _lengthen(self, settings: dict[str, Any], count: int) -> None:
         """Allow more new tokens where their number is given: in a call, its config, or that of the model.
@@ -133,11 +134,6 @@ class EncoderDecoderModel(DecoderModel):
         else:
             settings["generation_config"] = passed = copy.deepcopy(passed)
             passed.max_new_tokens = longest
-
-    def _own_loop(self) -> Any | None:
-        """Return the model with the loop that transformers has for its type; None where that is the general one."""
-        loop = own_loop(self.config)
-        return None if loop is None or isinstance(self, loop) else _looping_model(loop, self)
 
     def get_encoder(self, *_modality: object) -> _Encoder:
         """Return what encodes; transformers' loop calls it once."""
@@ -197,11 +193,7 @@ class EncoderDecoderModel(DecoderModel):
                 "takes decoder_input_ids",
                 hint="Omit it: no decoder token is masked.",
             )
-        if return_dict is False:
-            raise UsageError(
-                "return_dict=False is not supported: the result is a record",
-                hint="Omit it, and read the fields of the result.",
-            )
+        refuse_tuple(return_dict)
 
     __call__ = forward  # type: ignore[assignment]  # an encoder-decoder's own names
 

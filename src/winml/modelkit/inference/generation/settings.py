@@ -198,6 +198,12 @@ class StepSettings:
     """Divides positive scores of tokens that occurred, and multiplies negative ones."""
 
     @property
+    def drawn(self) -> dict[str, Any]:
+        """What decides how a token is drawn, by the names of transformers; `{}` if none is drawn."""
+        values = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
+        return values if self.is_sampled else {}
+
+    @property
     def words(self) -> str:
         """What it does, for people."""
         if not self.is_sampled:
@@ -232,10 +238,9 @@ class GenerationSettings:
     def as_record(self) -> dict[str, Any]:
         """Return what decides the text, as JSON values."""
         step = self.step
-        drawn = {"temperature": step.temperature, "top_k": step.top_k, "top_p": step.top_p, "min_p": step.min_p}
         return {
             "do_sample": step.is_sampled,
-            **(drawn | {"seed": self.seed} if step.is_sampled else {}),
+            **(step.drawn | {"seed": self.seed} if step.is_sampled else {}),
             "repetition_penalty": step.repetition_penalty,
             "max_new_tokens": self.max_new_tokens,
             "eos_token_ids": list(self.eos_token_ids),
@@ -268,8 +273,8 @@ class GenerationSettings:
             stop: Texts that end the answer, by transformers' loop.
             seed: Of what is drawn.
         """
-        drawn = _without_none(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        step = replace(self.step, **_without_none(repetition_penalty=repetition_penalty))
+        drawn = without_none(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        step = replace(self.step, **without_none(repetition_penalty=repetition_penalty))
         if temperature == 0:
             step = replace(step, is_sampled=False)
         elif drawn:
@@ -399,7 +404,8 @@ def part_position_limit(model: Path, folder: Path, part: str = DECODER) -> int |
     return position_limit(folder, part) if stated is None else stated
 
 
-def _without_none(**values: Any) -> dict[str, Any]:
+def without_none(**values: Any) -> dict[str, Any]:
+    """Return the values that are not None."""
     return {key: value for key, value in values.items() if value is not None}
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
 from winml.modelkit.graph.files.foreign_files import foreign_parser
 from winml.modelkit.inference.generation.causal_lm import DecoderModel, passed_cache
 from winml.modelkit.load.caches.layout import loop_cache_name
+from winml.modelkit.load.inputs.modalities.text import KINDS_PARAMETER
 from winml.modelkit.runtime.decoding.decoder import GraphCache
 from winml.modelkit.runtime.decoding.inputs import TOKEN_TYPES
 from winml.modelkit.runtime.decoding.vision_language import PIXEL_MASK, VisionLanguageDecoder, VisionLanguageSessions
@@ -63,30 +64,14 @@ class VisionLanguageModel(DecoderModel):
         vision, embedding, decoder = (
             Session(Path(files[name]), providers=provider.names) for name in (VISION, EMBEDDING, DECODER)
         )
-        self._open(
-            VisionLanguageDecoder(VisionLanguageSessions(vision, embedding, decoder)), Path(files[DECODER]).parent
-        )
-
-    @classmethod
-    def of_graph(cls, graph: VisionLanguageDecoder, folder: Path) -> VisionLanguageModel:
-        """Return the model of graphs that are open already.
-
-        Raises:
-            InputError: there is no config in the folder.
-        """
-        model = cls.__new__(cls)
-        model._open(graph, folder)
-        return model
-
-    def _open(self, graph: VisionLanguageDecoder, folder: Path) -> None:
-        self.graph = graph
-        self._read_configs(folder, has_cache=True)
+        graph = VisionLanguageDecoder(VisionLanguageSessions(vision, embedding, decoder))
+        self._take_graph(graph, Path(files[DECODER]).parent)
 
     @property
     def _extra_argument_names(self) -> tuple[str, ...]:
         """What a call may be given beside tokens."""
         kinds = (TOKEN_TYPES,) if self.graph.takes_kinds else ()
-        by_image = (KINDS,) if self.graph.position_rows is not None else ()
+        by_image = (KINDS_PARAMETER,) if self.graph.position_rows is not None else ()
         return (*(item.name for item in self.graph.embedder.image_inputs), PIXEL_MASK, *kinds, *by_image)
 
     @cached_property
@@ -159,7 +144,7 @@ class VisionLanguageModel(DecoderModel):
             beside = {"attention_mask": attention_mask, loop_cache_name(): cache, **images}
             position_ids = self._positions.of_prompt(torch.as_tensor(input_ids), beside)
             position_ids = position_ids[..., -len(input_ids[0]) :]
-        images.pop(KINDS, None)
+        images.pop(KINDS_PARAMETER, None)
         seen_before = images.pop(_IMAGES_KEY, None)
         displayed = {name: to_numpy(images.pop(name)) for name in names if images.get(name) is not None}
         kinds = {TOKEN_TYPES: displayed.pop(TOKEN_TYPES)} if TOKEN_TYPES in displayed else {}
@@ -184,10 +169,6 @@ def _repeated(vectors: Any, counts: Sequence[int], times: int) -> Any:
     """
     pieces = np.split(vectors, np.cumsum(counts)[:-1])
     return np.concatenate([piece for piece in pieces for _ in range(times)])
-
-
-KINDS: Final = "mm_token_type_ids"
-"""Specified by transformers: which tokens of a text stand for what kind of medium."""
 
 
 class ImagePositions:
@@ -222,9 +203,9 @@ class ImagePositions:
             UsageError: there are grids of pictures, and nothing says which tokens stand for them.
         """
         grids = [name for name in passed if name.endswith("grid_thw") and passed[name] is not None]
-        if grids and passed.get(KINDS) is None:
+        if grids and passed.get(KINDS_PARAMETER) is None:
             raise UsageError(
-                f"{grids[0]} requires {KINDS}, which marks the image tokens",
+                f"{grids[0]} requires {KINDS_PARAMETER}, which marks the image tokens",
                 hint="Pass all outputs of the model's processor for the text and the images.",
             )
         positions = self._model._prepare_position_ids_for_generation(tokens, dict(passed))

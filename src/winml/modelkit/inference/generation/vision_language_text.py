@@ -10,17 +10,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.evaluate.media import Unreadable, open_image
 from winml.modelkit.evaluate.processors import tokenizer_call
 from winml.modelkit.file_names import DECODER, EMBEDDING, VISION, files_folder
 from winml.modelkit.graph.files.foreign_files import foreign_parser
 from winml.modelkit.inference.generation.decoder_prompt import PreparedPrompt
-from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
+from winml.modelkit.inference.generation.loop import GeneratedToken, TokenSource, generate_tokens
 from winml.modelkit.inference.generation.settings import part_position_limit, read_settings
 from winml.modelkit.inference.generation.text import read_tokenizer, rendered_chat
 from winml.modelkit.runtime.decoding.inputs import POSITIONS, TOKEN_TYPES
@@ -71,17 +72,14 @@ def prepare_vision_language(
     return PreparedPrompt(files[DECODER], text, tokens, settings, tokenizer, shown=displayed)
 
 
-def vision_language_tokens(
-    graph: VisionLanguageDecoder, prompt: PreparedPrompt
-) -> tuple[Literal["winml", "transformers"], Iterator[GeneratedToken]]:
-    """Let the model see, and return whose loop chooses the tokens, and the tokens.
+def vision_language_tokens(graph: VisionLanguageDecoder, prompt: PreparedPrompt) -> TokenSource:
+    """Let the model see, and return the loop that chooses the tokens, and the tokens.
 
     Raises:
         UsageError: the graphs do not take what is given.
         StageError: ONNX Runtime fails.
     """
     assert prompt.shown is not None  # prepared for such a model
-    pixels, kinds = prompt.shown.pixels, prompt.shown.kinds
     if prompt.settings.for_transformers is None:
         return "winml", _tokens_after_seeing(graph, prompt, prompt.shown)
     import torch
@@ -90,8 +88,8 @@ def vision_language_tokens(
     from winml.modelkit.inference.generation.vision_language_model import VisionLanguageModel
 
     model = VisionLanguageModel.of_graph(graph, files_folder(prompt.model))
-    beside = {TOKEN_TYPES: kinds, POSITIONS: prompt.shown.positions}
-    arrays = {**pixels, **{name: array for name, array in beside.items() if array is not None}}
+    beside = {TOKEN_TYPES: prompt.shown.kinds, POSITIONS: prompt.shown.positions}
+    arrays = {**prompt.shown.pixels, **{name: array for name, array in beside.items() if array is not None}}
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     passed = {"inputs": torch.tensor([list(prompt.tokens)]), **tensors}
     return "transformers", generated_by(model, passed, len(prompt.tokens), prompt.settings)
@@ -112,8 +110,6 @@ def _tokens_after_seeing(
 
 
 def _opened_image(path: str) -> Any:
-    from winml.modelkit.evaluate.media import Unreadable, open_image
-
     if not Path(path).is_file():
         raise UsageError(f"--image {path}: no such file", hint="Pass the path of an existing image.")
     image = open_image(path, None, path)
