@@ -97,13 +97,10 @@ def compared(model: nn.Module, firsts: Sequence[float], change: Change) -> Verif
     """Compare draws of which the first values are ``firsts``, with answers that are PyTorch's own, changed."""
     numbers = iter(range(1, len(firsts) + 1))
 
-    def changed(draws: Sequence[Draw]) -> list[Answers]:
-        answers = []
-        for draw in draws:
-            answer = {name: value.copy() for name, value in draw.reference.items()}
-            change(next(numbers), answer)
-            answers.append(answer)
-        return answers
+    def changed(draw: Draw) -> Answers:
+        answer = {name: value.copy() for name, value in draw.reference.items()}
+        change(next(numbers), answer)
+        return answer
 
     with prepared(model) as ready:
 

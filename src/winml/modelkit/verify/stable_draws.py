@@ -54,7 +54,7 @@ def compare_stable_draws(
     *,
     rounding: Rounding,
     draw_inputs: Callable[[int, Draw], Mapping[str, torch.Tensor]],
-    run_file: Callable[[Sequence[Draw]], Sequence[Arrays]],
+    run_file: Callable[[Draw], Arrays],
 ) -> VerificationInfo:
     """Compare, and set aside draws of which PyTorch's own answer is as uncertain as the file's is different.
 
@@ -63,7 +63,7 @@ def compare_stable_draws(
         draws: Inputs and PyTorch's answers, at the traced sizes.
         rounding: Rounding errors to accept.
         draw_inputs: Number, and the draw they are to stand in for → further inputs.
-        run_file: Draws → the file's answers to their inputs.
+        run_file: Runs the file.
 
     Returns:
         The comparison of as many draws as came in, and what was set aside.
@@ -73,7 +73,7 @@ def compare_stable_draws(
         of the others.
     """
     draws, aside = list(draws), dict[int, OutputComparison]()
-    outputs = list(run_file(draws))
+    outputs = list(map(run_file, draws))
     while True:
         info = _compare_remaining_draws(draws, outputs, aside, rounding)
         failed = sorted({comparison.draw for comparison in info.comparisons if not comparison.is_equal})
@@ -97,7 +97,7 @@ def compare_stable_draws(
                 tensors = draw_inputs(number, draws[replaced - 1])
                 new_draws.append(run_draw(weighted, Draw(tensors, {}, draws[0].sizes)))
         draws += new_draws
-        outputs += run_file(new_draws)
+        outputs += map(run_file, new_draws)
 
 
 def _compare_remaining_draws(

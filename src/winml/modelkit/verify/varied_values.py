@@ -22,9 +22,9 @@ from winml.modelkit.graph.assumptions import Assumption, branch_taken, size_take
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.runtime.feeds import FeedRules, holds_lengths, is_mask
-from winml.modelkit.verify.reference_run import PreparedPart, run_reference
+from winml.modelkit.verify.reference_run import PreparedPart, run_reference, with_values
 from winml.modelkit.verify.value_reads import ValueReads, read_inputs
-from winml.modelkit.verify.varied_sizes import Draw, WrittenGraph, axes_of
+from winml.modelkit.verify.varied_sizes import Draw, WrittenGraph, axes_of, run_draw
 
 
 def settled_assumptions(written: WrittenGraph, reads: ValueReads) -> tuple[Assumption, ...]:
@@ -475,18 +475,14 @@ def _differ(traced: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def deciding_inputs(
-    traced: Draw,
-    other: Draw,
-    run: Callable[[Tensors], Draw],
-    run_file: Callable[[Draw], Arrays],
-    rounding: Rounding,
+    prepared: PreparedPart, traced: Draw, other: Draw, run_file: Callable[[Draw], Arrays], rounding: Rounding
 ) -> list[str]:
     """Return the inputs that alone, with the values of another draw, make the file differ from PyTorch.
 
     Args:
+        prepared: The part.
         traced: A draw on which both agree.
         other: One of the same shapes on which they do not.
-        run: Runs PyTorch; raises ExportError where it refuses.
         run_file: Runs the file.
         rounding: Rounding errors to accept.
     """
@@ -494,11 +490,12 @@ def deciding_inputs(
     if len(names) < 2:
         return names
     deciding = []
-    for name in names:
-        try:
-            draw = run({**traced.inputs, name: other.inputs[name]})
-        except ExportError:
-            continue
-        if _difference(replace(draw, sizes=traced.sizes), run_file, rounding):
-            deciding.append(name)
+    with with_values(prepared) as weighted:
+        for name in names:
+            try:
+                draw = run_draw(weighted, replace(traced, inputs={**traced.inputs, name: other.inputs[name]}))
+            except ExportError:
+                continue
+            if _difference(draw, run_file, rounding):
+                deciding.append(name)
     return deciding

@@ -146,7 +146,7 @@ def _verify(
             rounding=rounding,
             # The third is for other sizes.
             draw_inputs=lambda number, replaced: inputs.draw(number + 1, with_padding=inputs.hides(replaced.inputs)),
-            run_file=lambda new_draws: [file.run(draw) for draw in new_draws],
+            run_file=file.run,
         )
     except VerificationError as error:
         if error.is_graph_wrong:
@@ -426,8 +426,7 @@ def _telling_draw(traced: Draw, second: Draw, values: VariedValues) -> Draw:
         pair = [traced.reference, draw.reference]
         return is_comparable and compare_outputs(pair, pair).has_signal
 
-    others = (varied.draw for varied in values.varied)
-    return second if tells(second) else next((draw for draw in others if tells(draw)), second)
+    return next(filter(tells, (second, *(varied.draw for varied in values.varied))), second)
 
 
 def _name_deciding_inputs(
@@ -441,14 +440,7 @@ def _name_deciding_inputs(
     """Add to an error which inputs the answers go apart by, and which lines read values, as far as that is known."""
     traced = written.draw
     if compare_outputs([traced.reference], [run_file(traced)], rounding=rounding).worst.is_equal:
-        with with_values(prepared) as weighted:
-            names = deciding_inputs(
-                traced,
-                second,
-                lambda tensors: run_draw(weighted, Draw(tensors, {}, traced.sizes)),
-                run_file,
-                rounding,
-            )
+        names = deciding_inputs(prepared, traced, second, run_file, rounding)
         error.message += f"; caused by the values of {' and '.join(names)}" if names else ""
     error.message += f"; {places_words(written.choices)}" if written.choices else ""
 

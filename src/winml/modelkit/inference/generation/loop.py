@@ -134,11 +134,8 @@ def generate_tokens(
         text.append(token)
         fed = [token] if graph.has_cache else text
         now = time.perf_counter()
-        end: Literal["", "eos", "length"] = ""
-        if token in settings.eos_token_ids:
-            end = "eos"
-        elif count == longest:
-            end = "length"
+        end: Literal["", "eos", "length"]
+        end = "eos" if token in settings.eos_token_ids else "length" if count == longest else ""
         yield GeneratedToken(token, now - before, end)
         if end:
             return

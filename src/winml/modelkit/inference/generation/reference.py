@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,7 @@ def _pytorch_tokens(model: Any, prompt: PreparedPrompt) -> tuple[list[int], Sequ
 def _first_difference(
     ours: Sequence[int], theirs: Sequence[int], scores: Sequence[torch.Tensor], prompt: PreparedPrompt
 ) -> TokenDifference | None:
-    longest = max(len(ours), len(theirs))
-    pairs = [(_at(ours, index), _at(theirs, index)) for index in range(longest)]
+    pairs: list[tuple[int | None, int | None]] = list(zip_longest(ours, theirs))
     index = next((index for index, (one, other) in enumerate(pairs) if one != other), None)
     if index is None:
         return None
@@ -102,10 +102,6 @@ def _first_difference(
         return "" if value is None else _text_of(prompt.tokenizer, [value], before)
 
     return TokenDifference(index, token, text(token), reference_token, text(reference_token), margin)
-
-
-def _at(tokens: Sequence[int], index: int) -> int | None:
-    return tokens[index] if index < len(tokens) else None
 
 
 def _text_of(tokenizer: TextTokenizer, tokens: Sequence[int], before: Sequence[int]) -> str:

@@ -140,11 +140,7 @@ class _Measured:
         tags = {item.identity.tag for item in seen}
         inside: dict[str, list[MatchedBoundary]] = defaultdict(list)
         for item in seen:
-            tag = item.identity.tag
-            around = (
-                address.format_tag(address.parse_tag(tag)[:depth]) for depth in range(address.depth(tag) - 1, 0, -1)
-            )
-            if (parent := next((above for above in around if above in tags), None)) is not None:
+            if parent := address.nearest_ancestor(item.identity.tag, tags):
                 inside[parent].append(item)
         return inside
 
