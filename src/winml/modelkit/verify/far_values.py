@@ -53,7 +53,9 @@ def run_at_far_values(prepared: PreparedPart, written: WrittenGraph, inputs: Inp
         The sample and the outputs of PyTorch; `None` if no input can be larger, the graph has no operator that is
         sensitive to it, or PyTorch has no finite output.
     """
-    smallest = min((written.draw, *written.proof.draws), key=_count_values)
+    smallest = min(
+        (written.draw, *written.proof.draws), key=lambda draw: sum(value.numel() for value in draw.inputs.values())
+    )
     retained = inputs.learned.kept | inputs.learned.as_traced
     generator = torch.Generator().manual_seed(inputs.seed)
     far = {}
@@ -74,10 +76,6 @@ def run_at_far_values(prepared: PreparedPart, written: WrittenGraph, inputs: Inp
     if not any(np.isfinite(value).any() for value in reference.values() if value.dtype.kind == "f"):
         return None
     return Varied(tuple(far), _WORDS, Draw(tensors, reference, smallest.sizes))
-
-
-def _count_values(draw: Draw) -> int:
-    return sum(value.numel() for value in draw.inputs.values())
 
 
 def _enlarged(values: torch.Tensor, spec: InputTensorSpec, generator: torch.Generator) -> torch.Tensor:

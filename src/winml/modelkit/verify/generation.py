@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import GenerationInfo, OutputComparison, Rounding, compare_outputs
 from winml.modelkit.errors import VerificationError
-from winml.modelkit.export.tensors import to_numpy
+from winml.modelkit.export.tensors import to_numpy, to_torch
 from winml.modelkit.load.caches.arguments import empty_states
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.progress import count_progress
@@ -183,7 +182,7 @@ class _Graph:
         """Return the scores of the last run that a step takes, and what the graph was given in it."""
         for run, reported in _embedded_runs(self._part, step, self._vectors_of):
             feeds = _feeds(self._part, run, {**self.states, **reported}, self._held)
-            draw = Draw({name: torch.from_numpy(value) for name, value in feeds.items()}, {}, {})
+            draw = Draw({name: to_torch(value) for name, value in feeds.items()}, {}, {})
             output = self._run_file(draw)
             self.states = self._next_states(run, output)
         scores: Array = output[SCORES]

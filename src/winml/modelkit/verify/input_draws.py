@@ -215,11 +215,12 @@ class InputDraws:
             return refusal
         integers = [name for name, value in tensors.items() if not value.is_floating_point()]
         own = f", above all for {' and '.join(integers)}" if integers else ""
+        notes = "\n".join(line for line in refusal.hint.splitlines() if line.startswith("Note: "))
         refusal.message = f"{refusal.message} (random values, chosen by winml)"
         refusal.hint = (
             f"Shapes and values were chosen automatically. Specify valid values{own}: value_range in --input-specs, or "
             "example values (example_inputs() beside a factory, inputs= in Python). For shapes: --shape-config.\n"
-            f"{_notes_of(refusal)}"
+            f"{notes}"
         ).rstrip()
         return refusal
 
@@ -238,7 +239,3 @@ def _cause(refusal: ExportError) -> str:
     cause = refusal.__cause__
     words = f"{type(cause).__name__}: {cause}" if cause is not None else refusal.message
     return words.strip().splitlines()[0][:120]
-
-
-def _notes_of(refusal: ExportError) -> str:
-    return "\n".join(line for line in refusal.hint.splitlines() if line.startswith("Note: "))

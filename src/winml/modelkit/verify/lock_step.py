@@ -48,14 +48,12 @@ def run_in_lock_step(
         try:
             for run in runs:
                 run.go_on()
-                run.raise_error()
             while waiting := [(run, run.request) for run in runs if run.request is not None]:
                 first = min((request for _, request in waiting), key=lambda request: request.position)
                 group = [(run, request) for run, request in waiting if request.key == first.key]
                 outputs = serve([request for _, request in group])
                 for (run, _), output in zip(group, outputs, strict=True):
                     run.go_on(output)
-                    run.raise_error()
         finally:
             for run in runs:
                 run.end()
@@ -80,13 +78,14 @@ class _Run(Generic[_Request, _Answer, _Result]):
         self.future: Future[_Result] = threads.submit(self._main, work)
 
     def go_on(self, *outputs: _Answer) -> None:
-        """Let it work until it asks for something or ends; with an answer, where it asked."""
+        """Let it work until it asks for something or ends; with an answer, where it asked.
+
+        Raises:
+            BaseException: what its function raised.
+        """
         self._answers, self.request = list(outputs), None
         self._turn.release()
         self._stop.acquire()
-
-    def raise_error(self) -> None:
-        """Raise what its function raised, if it did."""
         if self._error is not None:
             raise self._error
 

@@ -7,13 +7,14 @@ the graph, and stays in ONNX Runtime's memory.
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, set_seed
@@ -31,6 +32,8 @@ from winml.modelkit.inference.generation.settings import SPEED_ONLY, GenerationS
 from winml.modelkit.inference.generation.text import open_tokenizer
 from winml.modelkit.load.caches.layout import loop_cache_name
 from winml.modelkit.runtime.decoding.decoder import DecoderGraph, GraphCache
+from winml.modelkit.runtime.devices import choose_provider
+from winml.modelkit.runtime.sessions import Session
 
 Output = TypeVar("Output")
 
@@ -71,6 +74,32 @@ def refuse_tuple(return_dict: bool | None) -> None:
             "return_dict=False is not supported: the result is a record",
             hint="Omit it, and read the fields of the result.",
         )
+
+
+def open_sessions(
+    paths: Iterable[str | os.PathLike[str]],
+    *,
+    ep: str | None = None,
+    device: Literal["cpu", "gpu", "npu"] | None = None,
+    ep_options: Mapping[str, str] | None = None,
+    threads: int | None = None,
+) -> Iterator[Session]:
+    """Open the graphs of a model on one execution provider.
+
+    Args:
+        paths: The ONNX files.
+        ep: Execution provider to run on; None: the one for the device.
+        device: Kind of processor; None: the provider's own, the CPU without one.
+        ep_options: Options of the provider.
+        threads: Threads that share the work of one operator; None: the runtime's own choice.
+
+    Raises:
+        UsageError: the provider is unknown or not installed.
+        StageError: ONNX Runtime cannot load a file.
+    """
+    provider = choose_provider(ep, device, ep_options or {})
+    for path in paths:
+        yield Session(Path(path), providers=provider.names, provider_options=provider.options, threads=threads)
 
 
 class DecoderModel(GenerationMixin):

@@ -10,7 +10,7 @@ import inspect
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList, PreTrainedModel
@@ -20,14 +20,18 @@ from transformers.utils.generic import ModelOutput
 from winml.modelkit.errors import UsageError
 from winml.modelkit.export.tensors import to_numpy, to_torch
 from winml.modelkit.file_names import files_folder
-from winml.modelkit.inference.generation.causal_lm import DecoderModel, passed_cache, refuse_tuple, with_cache
+from winml.modelkit.inference.generation.causal_lm import (
+    DecoderModel,
+    open_sessions,
+    passed_cache,
+    refuse_tuple,
+    with_cache,
+)
 from winml.modelkit.inference.generation.decoder_prompt import read_prompt
 from winml.modelkit.inference.generation.settings import position_limit
 from winml.modelkit.load.caches.layout import CACHE_ARGUMENTS
 from winml.modelkit.runtime.decoding.decoder import GraphCache
 from winml.modelkit.runtime.decoding.encoder_decoder import EncoderDecoder
-from winml.modelkit.runtime.devices import choose_provider
-from winml.modelkit.runtime.sessions import Session
 
 
 class EncoderDecoderModel(DecoderModel):
@@ -39,29 +43,20 @@ class EncoderDecoderModel(DecoderModel):
         generation_config: What decides how it generates where a call says nothing.
     """
 
-    def __init__(
-        self,
-        encoder: str | os.PathLike[str],
-        decoder: str | os.PathLike[str],
-        *,
-        ep: str | None = None,
-        device: Literal["cpu", "gpu", "npu"] | None = None,
-        ep_options: Mapping[str, str] | None = None,
-        threads: int | None = None,
-    ) -> None:
+    def __init__(self, encoder: str | os.PathLike[str], decoder: str | os.PathLike[str], **options: Any) -> None:
         """Open both graphs; config and tokenizer are in the folder of the decoder.
+
+        Args:
+            encoder: ONNX file of the encoder.
+            decoder: ONNX file of the decoder.
+            **options: Where they run; see :func:`~winml.modelkit.inference.generation.causal_lm.open_sessions`.
 
         Raises:
             InputError: the files do not belong together, or there is no config beside them.
             UsageError: the provider is unknown or not installed.
             StageError: ONNX Runtime cannot load a file.
         """
-        provider = choose_provider(ep, device, ep_options or {})
-        sessions = (
-            Session(Path(path), providers=provider.names, provider_options=provider.options, threads=threads)
-            for path in (encoder, decoder)
-        )
-        self._take_graphs(EncoderDecoder(*sessions), Path(decoder).parent)
+        self._take_graphs(EncoderDecoder(*open_sessions((encoder, decoder), **options)), Path(decoder).parent)
 
     base_model_prefix = ""
     """Read by transformers' loop: the model has no other inside."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,15 +16,13 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
 from winml.modelkit.graph.files.foreign_files import foreign_parser
-from winml.modelkit.inference.generation.causal_lm import DecoderModel, passed_cache
+from winml.modelkit.inference.generation.causal_lm import DecoderModel, open_sessions, passed_cache
 from winml.modelkit.load.caches.layout import loop_cache_name
 from winml.modelkit.load.inputs.modalities.text import KINDS_PARAMETER
 from winml.modelkit.runtime.decoding.decoder import GraphCache
 from winml.modelkit.runtime.decoding.inputs import TOKEN_TYPES
 from winml.modelkit.runtime.decoding.vision_language import PIXEL_MASK, VisionLanguageDecoder, VisionLanguageSessions
-from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.foreign_libraries import local_files_only
-from winml.modelkit.runtime.sessions import Session
 
 _IMAGES_KEY = "winml_seen_images"
 """Among the arguments of the loop: what the model made of images before their rows were repeated."""
@@ -41,30 +39,20 @@ class VisionLanguageModel(DecoderModel):
 
     graph: VisionLanguageDecoder
 
-    def __init__(
-        self,
-        files: Mapping[str, str | os.PathLike[str]],
-        *,
-        ep: str | None = None,
-        device: Literal["cpu", "gpu", "npu"] | None = None,
-    ) -> None:
+    def __init__(self, files: Mapping[str, str | os.PathLike[str]], **options: Any) -> None:
         """Open the graphs; config and processor are in the folder of the decoder.
 
         Args:
             files: The ONNX files of ``vision``, ``embedding`` and ``decoder``.
-            ep: Execution provider to run on; None: the one for the device.
-            device: Kind of processor; None: the provider's own, the CPU without one.
+            **options: Where they run; see :func:`~winml.modelkit.inference.generation.causal_lm.open_sessions`.
 
         Raises:
             InputError: the files do not belong together, or there is no config beside them.
             UsageError: the provider is unknown or not installed.
             StageError: ONNX Runtime cannot load a file.
         """
-        provider = choose_provider(ep, device, {})
-        vision, embedding, decoder = (
-            Session(Path(files[name]), providers=provider.names) for name in (VISION, EMBEDDING, DECODER)
-        )
-        graph = VisionLanguageDecoder(VisionLanguageSessions(vision, embedding, decoder))
+        sessions = open_sessions((files[name] for name in (VISION, EMBEDDING, DECODER)), **options)
+        graph = VisionLanguageDecoder(VisionLanguageSessions(*sessions))
         self._take_graph(graph, Path(files[DECODER]).parent)
 
     @property

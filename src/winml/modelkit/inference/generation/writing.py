@@ -114,7 +114,9 @@ def write_texts(
         StageError: ONNX Runtime fails.
     """
     started = time.perf_counter()
-    graph, begin = _opened_graphs(prompts[0], partial(_session, provider=provider, threads=threads, adapter=adapter))
+    names, options = provider.names, provider.options
+    opened = partial(Session, providers=names, provider_options=options, threads=threads, adapter=adapter)
+    graph, begin = _opened_graphs(prompts[0], opened)
     session_ms = (time.perf_counter() - started) * 1000
     fitted = [replace(item, settings=item.settings.fitted(item.decoder_tokens, graph.most_tokens)) for item in prompts]
     for prompt in fitted:
@@ -154,11 +156,6 @@ def _written(
         notes=(*prompt.settings.notes, *(() if graph.has_cache else _NO_CACHE)),
         segments=prompt.tokenizer.as_records(prompt.before) if isinstance(prompt.tokenizer, TimedText) else None,
     )
-
-
-def _session(path: Path, provider: ChosenProvider, threads: int | None, adapter: Path | None) -> Session:
-    names, options = provider.names, provider.options
-    return Session(path, providers=names, provider_options=options, threads=threads, adapter=adapter)
 
 
 def _opened_graphs(
