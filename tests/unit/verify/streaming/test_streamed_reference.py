@@ -16,6 +16,7 @@ from winml.modelkit.flows.export.loading import load_weightless
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_model
+from winml.modelkit.verify import streamed_parameters
 from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, run_reference, with_values
 from winml.modelkit.verify.streamed_parameters import (
@@ -91,13 +92,16 @@ def test_other_operations_answer_as_when_weights_are_held(architecture: str, tmp
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 100_000])
-def test_weight_larger_than_a_piece_is_multiplied_in_pieces_of_its_rows(llama: Path, piece_bytes: int) -> None:
+def test_weight_larger_than_a_piece_is_multiplied_in_pieces_of_its_rows(
+    llama: Path, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The result is the same, row by row and where the last piece is shorter."""
+    monkeypatch.setattr(streamed_parameters, "_PIECE_BYTES", piece_bytes)
     part = _weightless(llama)
     assert part.with_references is not None
     assert part.with_weights is not None
     model = part.with_references()
-    stream_parameters(model, piece_bytes)
+    stream_parameters(model)
     matrix = torch.randn(3, 5, _WIDTH)
     with torch.no_grad():
         expected = part.with_weights().get_submodule("lm_head")(matrix)
