@@ -30,7 +30,6 @@ overflows."""
 _WORDS = "large values"
 _DTYPES = (torch.float32, torch.float64)
 """Types that hold what is computed of such values; those of 16 bits overflow on either side."""
-_DISPLAYED_NAMES = 3
 _SENSITIVE = frozenset(
     {
         "Acosh", "Asinh", "Atanh", "Cosh", "Exp", "Floor", "Log", "LogSoftmax", "Mod", "ReduceLogSum",
@@ -172,13 +171,12 @@ def _is_wrong(item: OutputComparison) -> bool:
 def _far_error(written: WrittenGraph, far: Varied, wrong: Sequence[OutputComparison]) -> VerificationError:
     worst = max(wrong, key=lambda item: (bool(item.problem), item.relative_diff))
     difference = worst.problem or f"relative difference {worst.relative_diff:.1e}, tolerance {worst.threshold:.0e}"
-    names = " and ".join(far.names if len(far.names) <= _DISPLAYED_NAMES else [far.names[0], "more inputs"])
     low, high = _range_of([far.draw.inputs[name] for name in far.names])
     near_low, near_high = _range_of([written.draw.inputs[name] for name in far.names])
     operator = _first_infinite(written, far.draw)
     return VerificationError(
-        f"the file differs from PyTorch for large values only: with {names} from {low:.3g} to {high:.3g}, output "
-        f"{worst.name!r}: {difference}{operator}",
+        f"the file differs from PyTorch for large values only: with {far.inputs_words} from {low:.3g} to {high:.3g}, "
+        f"output {worst.name!r}: {difference}{operator}",
         hint=f"From {near_low:.3g} to {near_high:.3g} the outputs are equal. Compute it in a form that does not "
         "overflow (logsigmoid in place of log(sigmoid), logaddexp, log_softmax), or declare the range of the inputs: "
         "value_range in --input-specs (input_tensors in Python). --no-verify writes the file anyway.",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -161,7 +161,7 @@ def run_at_varied_sizes(
         together[0][dimension.name] = accepted[-1].sizes[dimension.name]
         together[1][dimension.name] = smallest
     if len(dimensions) > 1:
-        draws += [draw for sizes in together if (draw := _run_if_accepted(run, sizes)) is not None]
+        draws += _accepted(run, together)
         _refuse_other_outputs(traced, draws)
 
     def ask(sizes: Sizes) -> Observation | None:
@@ -240,22 +240,16 @@ def bounded_proof(
             draw for draw in draws if all(least <= draw.sizes[name] <= most for name, (least, most) in bounds.items())
         ]
 
-    at_bounds = (
-        _run_if_accepted(run, {**traced, name: most})
-        for name, (_, most) in bounds.items()
-        if parameters is not None and traced[name] < most <= _most_affordable(traced, name, parameters)
-    )
-    # A forward that counts by a size may be right at the smallest one and beyond the traced one by chance.
-    between = (
-        _run_if_accepted(run, {**traced, name: size})
-        for name, (least, _) in bounds.items()
-        for size in dict.fromkeys((traced[name] // 2, traced[name] - 1))
-        if parameters is not None and max(least, 2) <= size < traced[name]
-    )
-    far_draws = [*inside(proof.far_draws), *(draw for draw in at_bounds if draw is not None)]
+    draws, far_draws = inside(proof.draws), inside(proof.far_draws)
     if bounds and parameters is not None:
+        for name, (least, most) in bounds.items():
+            # A forward that counts by a size may be right at the smallest one and beyond the traced one by chance.
+            below = dict.fromkeys((traced[name] // 2, traced[name] - 1))
+            between = [size for size in below if max(least, 2) <= size < traced[name]]
+            at_bound = [most] if traced[name] < most <= _most_affordable(traced, name, parameters) else []
+            draws += _accepted(run, [{**traced, name: size} for size in between])
+            far_draws += _accepted(run, [{**traced, name: size} for size in at_bound])
         far_draws += _together(traced, far_draws, run, parameters)
-    draws = [*inside(proof.draws), *(draw for draw in between if draw is not None)]
     return replace(proof, draws=tuple(draws), far_draws=tuple(far_draws))
 
 
@@ -295,11 +289,11 @@ def limited_by_tables(
 
 def _together(traced: Sizes, draws: Sequence[Draw], run: Callable[[Sizes], Draw], parameters: int) -> list[Draw]:
     """Return a draw with every dimension at the largest size of these draws, where that takes little time."""
-    sizes = {name: max(draw.sizes[name] for draw in draws) for name in traced} if draws else {}
-    if any(draw.sizes == sizes for draw in draws) or parameters * math.prod(sizes.values()) > _FAR_WORK:
+    if not draws:
         return []
-    draw = _run_if_accepted(run, sizes)
-    return [] if draw is None else [draw]
+    sizes = {name: max(draw.sizes[name] for draw in draws) for name in traced}
+    is_known = any(draw.sizes == sizes for draw in draws)
+    return [] if is_known or parameters * math.prod(sizes.values()) > _FAR_WORK else _accepted(run, [sizes])
 
 
 def _smallest_accepted(dimension: DynamicDimension, output: Callable[[int], Draw | None]) -> Draw | None:
@@ -361,6 +355,12 @@ def _notes_on(dimension: DynamicDimension, smallest: int, accepted: int) -> list
     if accepted == 1:
         notes.append(f"{dimension.name}: the model accepts only one of the sizes tried, {smallest}.")
     return notes
+
+
+def _accepted(run: Callable[[Sizes], Draw], several: Iterable[Sizes]) -> list[Draw]:
+    """Return the draws of the sizes that the model accepts."""
+    draws = (_run_if_accepted(run, sizes) for sizes in several)
+    return [draw for draw in draws if draw is not None]
 
 
 def _run_if_accepted(run: Callable[[Sizes], Draw], sizes: Sizes) -> Draw | None:

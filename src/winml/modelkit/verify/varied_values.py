@@ -96,6 +96,11 @@ class Varied:
     draw: Draw
 
     @property
+    def inputs_words(self) -> str:
+        """The inputs, for people."""
+        return " and ".join(self.names if len(self.names) <= _DISPLAYED_NAMES else [self.names[0], "more inputs"])
+
+    @property
     def are_ties(self) -> bool:
         """Whether all of these values are equal, so that nothing but their order ranks them."""
         return self.words in (_ZEROS, _ONES)
@@ -401,7 +406,7 @@ def refuse_unread_values(written: WrittenGraph, values: VariedValues) -> None:
 
 
 def _frozen_error(varied: Varied, written: WrittenGraph, difference: str) -> VerificationError:
-    names = " and ".join(varied.names if len(varied.names) <= _DISPLAYED_NAMES else [varied.names[0], "more inputs"])
+    names = varied.inputs_words
     lines = f"; {places_words(written.choices)}" if written.choices else ""
     if varied.words in (*_DECIDING, _EQUAL):
         return VerificationError(
