@@ -185,7 +185,7 @@ _CHECKPOINTS = {"torch", "transformers", "scipy", "safetensors", "huggingface_hu
             id="inspect",
         ),
         pytest.param(
-            ["inspect", "net.onnx"], {"builds", "evaluate", "optimize", "quantize", *_CHECKPOINTS, "onnx_ir"}, 90,
+            ["inspect", "net.onnx"], {"builds", "evaluate", "optimize", "quantize", *_CHECKPOINTS, "onnx_ir"}, 91,
             id="inspect-file",
         ),
         pytest.param(

@@ -28,7 +28,6 @@ from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.probabilities import probability_outputs
 from winml.modelkit.verify.failure_explanation import refuse_outputs_by_value
 from winml.modelkit.verify.far_values import is_rounded_in_pytorch, refuse_wrong_far_values, run_at_far_values
-from winml.modelkit.verify.file_pieces import FilePieces
 from winml.modelkit.verify.float32_sides import comparable_graph, in_float32
 from winml.modelkit.verify.generated_text import GeneratedText, generate_reference, generates_alone
 from winml.modelkit.verify.generation import compare_generation
@@ -42,7 +41,6 @@ from winml.modelkit.verify.stable_draws import (
     is_decided_by_ties,
     rankings,
 )
-from winml.modelkit.verify.streamed_reference import streamed_outputs, with_streaming_loader
 from winml.modelkit.verify.varied_sizes import Draw, WrittenGraph, compare_at_varied_sizes, run_draw
 from winml.modelkit.verify.varied_values import (
     Varied,
@@ -86,6 +84,8 @@ def verify_written_file(
         VerificationError: they disagree, or the comparison would show nothing.
     """
     if is_streamed:
+        from winml.modelkit.verify.streamed_reference import with_streaming_loader  # by need
+
         prepared = with_streaming_loader(prepared)
     if not computes_in_bfloat16(written.model):
         return _verify(written, prepared, inputs, advice, (), is_streamed=is_streamed)
@@ -338,6 +338,8 @@ def _streamed_draws(
     traced = written.draw
     # Without values the model shows whether it takes the inputs, though not whether it answers with numbers.
     second = _second_draw(prepared, inputs, traced)
+    from winml.modelkit.verify.streamed_reference import streamed_outputs  # by need
+
     draws = streamed_outputs(prepared, [traced, *written.proof.draws, second, *samples])
     place = len(written.proof.draws) + 1
     if holds_nan(draws[place].reference):
@@ -542,6 +544,8 @@ class _File:
             return self._answers_in_pieces(draws, piece_bytes)
 
     def _answers_in_pieces(self, draws: Sequence[Draw], piece_bytes: int) -> list[Arrays]:
+        from winml.modelkit.verify.file_pieces import FilePieces  # by need
+
         pieces = FilePieces(self._path, piece_bytes)
         if not pieces.count:
             return [self._answer_whole(draw) for draw in draws]

@@ -48,7 +48,6 @@ from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.parts.part_files import beyond_memory, failures_as_unverified, opened_file, sizes_of_rows
 from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside, prepared_part, run_reference, with_values
 from winml.modelkit.verify.stable_draws import has_uncertain_scores
-from winml.modelkit.verify.streamed_reference import with_streamed_values
 from winml.modelkit.verify.varied_sizes import Draw
 
 
@@ -280,5 +279,7 @@ def _read_in_pytorch(
 
 
 def _answered(prepared: PreparedPart, inputs: dict[str, torch.Tensor]) -> Arrays:
+    from winml.modelkit.verify.streamed_reference import with_streamed_values  # by need
+
     with with_values(prepared) as held, with_streamed_values(held) as weighted:
         return run_reference(weighted, inputs)
