@@ -28,7 +28,7 @@ from winml.modelkit.evaluate.processors import (
 )
 from winml.modelkit.graph.files.foreign_files import foreign_parser
 from winml.modelkit.runtime.decoding.inputs import empty_state_sizes
-from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, numpy_dtype
+from winml.modelkit.runtime.graph_inputs import GraphInput, array_words
 from winml.modelkit.words import count_noun
 
 Sample = Mapping[str, Any]
@@ -136,8 +136,7 @@ class Preprocessor:
             "recording": "the model takes",
         }
         cut = (
-            f"{count_noun(len(numbers), kind)} {'are' if len(numbers) > 1 else 'is'} longer than {limits[kind]} and "
-            "truncated"
+            f"{count_noun(len(numbers), kind, 'are')} longer than {limits[kind]} and truncated"
             for kind, numbers in self._cut.items()
             if numbers
         )

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
@@ -138,16 +138,6 @@ def array_words(array: Array) -> str:
 
 def _dtype_of(array: Array) -> str:
     return "string" if array.dtype.kind == "U" else str(array.dtype)
-
-
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the type of numpy for an element type of :data:`DRAWN_DTYPES`."""
-    if name == "bfloat16":
-        import ml_dtypes
-
-        dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return dtype
-    return np.dtype(name)
 
 
 def graph_inputs(session: Session) -> tuple[GraphInput, ...]:

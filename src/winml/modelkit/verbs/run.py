@@ -668,7 +668,8 @@ def _tensor(name: str, given: str, dtype: str | None) -> Any:
     """
     import numpy as np
 
-    from winml.modelkit.runtime.graph_inputs import DRAWN_DTYPES, numpy_dtype, read_array
+    from winml.modelkit.arrays import numpy_dtype
+    from winml.modelkit.runtime.graph_inputs import DRAWN_DTYPES, read_array
 
     hint = f"Pass numbers as JSON, --input {name}=[[1,2,3]], or a file of numpy.save: --input {name}=@{name}.npy."
     path = Path(given[1:]) if given.startswith("@") else None
@@ -699,7 +700,7 @@ def _refuse_number(name: str, number: float, dtype: str) -> None:
     import ml_dtypes
     import numpy as np
 
-    from winml.modelkit.runtime.graph_inputs import numpy_dtype
+    from winml.modelkit.arrays import numpy_dtype
 
     if dtype == "bool":
         is_held, expected = number in (0, 1), "true, false, 0 or 1"

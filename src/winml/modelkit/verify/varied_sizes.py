@@ -279,7 +279,7 @@ def limited_by_tables(
         step = math.gcd(*accepted)
         size = (rows // step + 1) * step
         is_affordable = size <= _most_affordable(traced, name, parameters)
-        draw = _run_or_reason(run, {**traced, name: size})[0] if is_affordable else None
+        draw = _run_if_accepted(run, {**traced, name: size}) if is_affordable else None
         if draw is None:
             bounds[name] = (0, rows)
         else:
