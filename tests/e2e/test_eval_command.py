@@ -40,9 +40,9 @@ from winml.modelkit.flows.evaluate import evaluate as scoring
 from winml.modelkit.metadata_keys import MODEL_KEY
 from winml.modelkit.results.tuning import Candidate, CandidateFacts
 from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.tune.contestants import Contestants
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.quality_limits import QualityLimits
-from winml.modelkit.tune.racing import Contestants
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from e2e.in_process import run_here
 from e2e.workplace import WITH_A_LIMIT, Workplace
 from module_chains import SIZE, save_chain
 from winml.modelkit.errors import UsageError
-from winml.modelkit.tune import tuning as contest
+from winml.modelkit.tune import contest
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.tuning import tune_model
 

@@ -11,7 +11,7 @@ import pytest
 
 from module_chains import save_chain
 from winml.modelkit.results.tuning import TuneResult
-from winml.modelkit.tune import tuning as contest
+from winml.modelkit.tune import contest
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.tuning import tune_model
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from module_chains import save_chain
 from winml.modelkit.results.tuning import Candidate, CandidateFacts
 from winml.modelkit.tune.candidates import PLAIN
+from winml.modelkit.tune.contestants import Contestants
+from winml.modelkit.tune.mixed_variants import MixedVariants
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.quality_limits import QualityLimits
-from winml.modelkit.tune.racing import Contestants
 from winml.modelkit.tune.state import TuneState
-from winml.modelkit.tune.tuning import MixedVariants
 
 QUANT = {"precision": "int8", "mode": "dynamic"}
 PART = Candidate("dynamic-int8-part", "dynamic", "", {"quant": QUANT}, part_of="dynamic-int8")

@@ -13,7 +13,8 @@ from module_chains import save_chain
 from winml.modelkit.errors import InputError, MeasureError, OutputExistsError, UsageError
 from winml.modelkit.results.tuning import Candidate, CandidateFacts
 from winml.modelkit.tune.candidates import PLAIN
-from winml.modelkit.tune.racing import Contestant, Contestants, Race
+from winml.modelkit.tune.contestants import Contestant, Contestants
+from winml.modelkit.tune.racing import Race
 from winml.modelkit.tune.state import Failure, TuneState, held_tune_folder, refuse_foreign_folder
 
 REQUEST = {"identity": {"files": {"model.onnx": "0" * 64}}, "target": "latency"}
@@ -150,7 +151,7 @@ def test_all_of_a_race_stay_open_or_none(tmp_path: Path) -> None:
     save_chain(tmp_path / "chain.onnx")
     running = Contestants(tmp_path)
     candidates = [Candidate(PLAIN, "plain", ""), Candidate("level", "level", "")]
-    with closing(running), Contestant("chain") as process:
+    with closing(running), closing(Contestant("chain")) as process:
         fed = {"sizes": {}, "batch_size": None, "seed": 0, "input_data": None}
         model = tmp_path / "chain.onnx"
         process.ask(

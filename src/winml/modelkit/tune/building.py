@@ -7,12 +7,12 @@ made once: a store of their results lies beside the folders. Chooses and measure
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.builds.build import BuildCache, BuildListener, identify_plan, run_build
+from winml.modelkit.builds.build import BuildCache, identify_plan, run_build
 from winml.modelkit.builds.config import CompileSection, OptimSection, QuantSection, WinMLBuildConfig
 from winml.modelkit.builds.identity import ModelIdentity
 from winml.modelkit.builds.plan import BuildPlan, plan_build
@@ -23,7 +23,6 @@ from winml.modelkit.file_names import TUNE_CANDIDATES_NAME, TUNE_EXPORT_NAME, TU
 from winml.modelkit.flows.pin import pin_model
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.options import parse_options
-from winml.modelkit.progress import StepEvent
 from winml.modelkit.results.build_manifest import BuildResult
 from winml.modelkit.results.tuning import Candidate
 from winml.modelkit.tune.candidates import PLAIN
@@ -91,7 +90,6 @@ class CandidateBuilds:
     model: TunedModel
     folder: Path
     """Folder of the tuning."""
-    on_step: Callable[[StepEvent], None] | None = None
 
     @property
     def place(self) -> Path:
@@ -118,13 +116,12 @@ class CandidateBuilds:
         """Make a candidate in a folder; see :meth:`build`."""
         model = self._fixed(candidate.fixed_sizes) if candidate.fixed_sizes else self.model
         cache = BuildCache(model.identity, StageStore(self.place))
-        listener = BuildListener(on_step=self.on_step)
         if candidate.sections.get("quant") and model.plan(None).onnx_path is None:
             # With the export in the folder, no build of fewer bits exports the model again.
-            run_build(model.plan(None), folder, cache=cache, listener=listener)
+            run_build(model.plan(None), folder, cache=cache)
         # The export is verified all the same: all candidates share it.
         plan = replace(model.plan(candidate, rules), verify=verify)
-        result = run_build(plan, folder, cache=cache, listener=listener)
+        result = run_build(plan, folder, cache=cache)
         _refuse_parts(result)
         return result
 

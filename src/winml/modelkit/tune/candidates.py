@@ -70,16 +70,12 @@ def look_at_tuning_machine() -> TuningMachine:
 
 def plan_candidates(options: TuneOptions, machine: TuningMachine) -> tuple[Candidate, ...]:
     """Return the forms of the file that are tried, the simplest first."""
-    callers = _most_callers(options, machine)
+    # As many runs at a time as keep the machine busy where throughput counts.
+    callers = 2 if options.target == "throughput" and machine.cores > 1 else 1
     forms = [form for form in _forms(options, machine) if form.kind == PLAIN or is_requested(form.kind, options)]
     if options.ep not in (None, _RUN_BY_CPU):
-        forms = [_run_by(form, options) for form in forms]
+        forms = [replace(form, ep=options.ep, ep_options={**options.ep_options, **form.ep_options}) for form in forms]
     return tuple(replace(form, callers=callers) for form in forms)
-
-
-def _run_by(form: Candidate, options: TuneOptions) -> Candidate:
-    """Return a candidate that the requested provider runs, with the options that were given and its own."""
-    return replace(form, ep=options.ep, ep_options={**options.ep_options, **form.ep_options})
 
 
 def plan_variations(best: Candidate, options: TuneOptions, machine: TuningMachine) -> tuple[Candidate, ...]:
@@ -87,7 +83,10 @@ def plan_variations(best: Candidate, options: TuneOptions, machine: TuningMachin
     variations: list[Candidate] = []
     if is_requested("level", options):
         if best.sections.get("quant"):
-            variations.append(_with_level(best, _LEVELS[-1]))
+            level = _LEVELS[-1]
+            sections = {**best.sections, "optim": {"level": level}}
+            words = f"{best.words}; optimized first, level {level}"
+            variations.append(replace(best, name=f"{best.name}+{level}", kind="level", words=words, sections=sections))
         elif best.kind in (PLAIN, "level"):
             variations += [
                 replace(_optimized(level), callers=best.callers, ep=best.ep, ep_options=best.ep_options)
@@ -96,7 +95,9 @@ def plan_variations(best: Candidate, options: TuneOptions, machine: TuningMachin
     if best.ep is None and is_requested("threads", options):
         variations += [_with_threads(best, *numbers) for numbers in _thread_numbers(options, machine)]
     if options.sizes_to_fix and is_requested("fixed", options):
-        variations.append(_with_fixed_sizes(best, options.sizes_to_fix))
+        sizes = options.sizes_to_fix
+        words = f"{best.words}; sizes fixed: {', '.join(f'{name} {size}' for name, size in sizes.items())}"
+        variations.append(replace(best, name=f"{best.name}+fixed", kind="fixed", words=words, fixed_sizes=sizes))
     if best.ep is None and is_requested("compile", options):
         sections = {**best.sections, "compile": {"ep": _RUN_BY_CPU}}
         words = f"{best.words}; compiled for this processor, which loads faster"
@@ -115,7 +116,12 @@ def _forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Candidate]:
     if options.ep not in (None, _RUN_BY_CPU):
         yield from _forms_for_provider(options, options.ep)
         return
-    complete = [*_integer_forms(options), *_weight_forms(options)]
+    quant = {"precision": "int8", "mode": "dynamic"}
+    complete = [
+        Candidate("dynamic-int8", "dynamic", "int8, activation ranges computed at run time", {"quant": quant}),
+        Candidate("qdq-int8", "qdq", "int8, activation ranges from calibration", {"quant": _fixed_ranges(options)}),
+        *_weight_forms(options),
+    ]
     yield from complete
     yield from map(_part_of, complete)
     if options.ep is None:
@@ -150,41 +156,30 @@ def _part_of(complete: Candidate) -> Candidate:
     return replace(complete, name=f"{complete.name}-part", words=words, part_of=complete.name)
 
 
-def _integer_forms(options: TuneOptions) -> Iterator[Candidate]:
-    quant: dict[str, object] = {"precision": "int8", "mode": "dynamic"}
-    yield Candidate("dynamic-int8", "dynamic", "int8, activation ranges computed at run time", {"quant": quant})
-    yield Candidate("qdq-int8", "qdq", "int8, activation ranges from calibration", {"quant": _fixed_ranges(options)})
-
-
 def _fixed_ranges(options: TuneOptions) -> dict[str, object]:
     data = {} if options.calibration_data is None else {"calibration_data": options.calibration_data}
     return {"precision": "int8", "mode": "qdq", **data}
 
 
 def _weight_forms(options: TuneOptions) -> Iterator[Candidate]:
-    for block in (None, 16):
-        quant: dict[str, object] = {"precision": "int8", "mode": "weight-only"}
-        name, words = "weights-int8", "8-bit weights by block"
-        if block is not None:
-            quant, name, words = {**quant, "block_size": block}, f"{name}-{block}", f"{words} of {block}"
-        yield Candidate(name, "weight-only", words, {"quant": quant})
+    quant: dict[str, object] = {"precision": "int8", "mode": "weight-only"}
+    yield Candidate("weights-int8", "weight-only", "8-bit weights by block", {"quant": quant})
+    small_blocks = {"quant": {**quant, "block_size": 16}}
+    yield Candidate("weights-int8-16", "weight-only", "8-bit weights by block of 16", small_blocks)
     if options.target == "size":
         yield Candidate("weights-int4", "weight-only", "4-bit weights by block", {"quant": {"precision": "int4"}})
 
 
 def _float_forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Candidate]:
     """Yield 16-bit floats where they gain: on devices that compute in them, and in the size of the file."""
-    for provider in _device_providers(machine):
+    for provider in machine.providers:
+        if EXECUTION_PROVIDERS[provider].devices[0] == "cpu":
+            continue
         words = f"16-bit floats, run by {provider}"
         yield Candidate(f"{provider}-fp16", "float", words, {"quant": {"precision": "fp16"}}, ep=provider)
     if options.target == "size" or "float" in options.only:
         for precision in ("fp16", "bf16"):
             yield Candidate(precision, "float", f"16-bit floats, {precision}", {"quant": {"precision": precision}})
-
-
-def _device_providers(machine: TuningMachine) -> list[str]:
-    """Return the installed providers whose device is a GPU or an NPU."""
-    return [name for name in machine.providers if EXECUTION_PROVIDERS[name].devices[0] != "cpu"]
 
 
 def _provider_forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Candidate]:
@@ -202,17 +197,6 @@ def _provider_forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Ca
         yield _part_of(complete)
 
 
-def _with_level(best: Candidate, level: str) -> Candidate:
-    sections = {**best.sections, "optim": {"level": level}}
-    words = f"{best.words}; optimized first, level {level}"
-    return replace(best, name=f"{best.name}+{level}", kind="level", words=words, sections=sections)
-
-
-def _most_callers(options: TuneOptions, machine: TuningMachine) -> int:
-    """Return the runs at a time of a form: enough to keep the machine busy where throughput counts."""
-    return 2 if options.target == "throughput" and machine.cores > 1 else 1
-
-
 def _thread_numbers(options: TuneOptions, machine: TuningMachine) -> Sequence[tuple[int, int]]:
     """Return numbers of threads and of callers to try, without ONNX Runtime's own choice: all cores."""
     halves = [machine.cores // 2**step for step in range(1, machine.cores.bit_length())]
@@ -227,9 +211,3 @@ def _with_threads(best: Candidate, threads: int, callers: int) -> Candidate:
     words = f"{best.words}; {threads} {'thread' if threads == 1 else 'threads'}{at_a_time}"
     name = f"{best.name}+{threads}-threads"
     return replace(best, name=name, kind="threads", words=words, threads=threads, callers=callers)
-
-
-def _with_fixed_sizes(best: Candidate, sizes: Mapping[str, int]) -> Candidate:
-    fixed = ", ".join(f"{name} {size}" for name, size in sizes.items())
-    words = f"{best.words}; sizes fixed: {fixed}"
-    return replace(best, name=f"{best.name}+fixed", kind="fixed", words=words, fixed_sizes=dict(sizes))

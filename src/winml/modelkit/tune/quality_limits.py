@@ -6,6 +6,7 @@ Right is what the options say: near enough to the plain file, or no worse at its
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,11 @@ from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.results.evaluation import SLACK
 from winml.modelkit.results.quantization_sensitivity import ExcludeList, QuantizationSensitivity
 from winml.modelkit.results.tuning import Candidate, CandidateFacts
+from winml.modelkit.tune.contestants import Contestant, Contestants
 from winml.modelkit.tune.options import TuneOptions
-from winml.modelkit.tune.racing import Contestant, Contestants
 from winml.modelkit.tune.worker import sample_path
 
-MARGIN_DB = 0.1
+_MARGIN_DB = 0.1
 """By how much more is asked for when modules are looked for that stay in float. Chosen: a file that is run by other
 kernels than the form that was measured differs by less."""
 
@@ -56,7 +57,7 @@ class QualityLimits:
             "seed": requested.seed,
             "input_data": None if requested.input_data is None else str(requested.input_data.absolute()),
         }
-        with Contestant(self.shown) as process:
+        with closing(Contestant(self.shown)) as process:
             return process.ask(
                 "record",
                 path=str(plain),
@@ -166,7 +167,7 @@ class QualityLimits:
             sizes=dict(self.options.sizes) if is_as_drawn else {},
             seed=self.options.seed,
             input_data=None if is_as_drawn else sample_path(self.folder, 0),
-            target=None if least is None else f"sqnr_db={least + MARGIN_DB:g}",
+            target=None if least is None else f"sqnr_db={least + _MARGIN_DB:g}",
             processors=self.processors,
             iterations=1,  # the race times what comes of it
             measured=measured,

@@ -43,7 +43,7 @@ _OF_WRONG = -1.0
 class Answer:
     """Everything that an answer is made of."""
 
-    task_options: TuneOptions
+    options: TuneOptions
     machine: TuningMachine
     shown: str
     candidates: tuple[Candidate, ...]
@@ -56,7 +56,7 @@ class Answer:
         """Return the record."""
         values = self.state.values or {}
         rows = [self._row(candidate, choice) for candidate in self.candidates]
-        options = self.task_options
+        options = self.options
         return TuneResult(
             model=self.shown,
             target=options.target,
@@ -87,16 +87,18 @@ class Answer:
             samples = self.state.values["batch_size"] * candidate.callers * 1000 / latency.p50_ms
         return TunedCandidate(candidate, status, reason, facts, latency, samples, ratio_to_winner=beside)
 
+    def _last_race(self, name: str) -> str | None:
+        """Return the last race in which a candidate was timed."""
+        return next((race for race in _RACES if self.state.turns(race).get(name)), None)
+
     def _latency(self, candidate: Candidate) -> MeasuredLatency | None:
-        for race in _RACES:
-            times = self.state.turns(race)
-            if not times.get(candidate.name):
-                continue
-            series = times[candidate.name]
-            low, high = median_interval(series) or (None, None)
-            ratio = None if candidate.name == PLAIN else self._ratio(race, candidate.name, PLAIN)
-            return MeasuredLatency(median(series), low, high, ratio, len(series), race)
-        return None
+        race = self._last_race(candidate.name)
+        if race is None:
+            return None
+        series = self.state.turns(race)[candidate.name]
+        low, high = median_interval(series) or (None, None)
+        ratio = None if candidate.name == PLAIN else self._ratio(race, candidate.name, PLAIN)
+        return MeasuredLatency(median(series), low, high, ratio, len(series), race)
 
     def _ratio(self, race: str, first: str, second: str) -> Ratio | None:
         times = times_of_runs(self.state.turns(race), self.candidates)
@@ -118,7 +120,7 @@ class Answer:
             return "not tried", "time limit reached (--budget)"
         if candidate.name != PLAIN and (reason := self.limits.reason_wrong(facts)):
             return "wrong", reason
-        if self.task_options.decides_by_size:
+        if self.options.decides_by_size:
             winner = self.state.facts(choice.winner)
             is_as_small = winner is not None and facts.size_bytes <= winner.size_bytes
             return "right", f"{'no' if is_as_small else 'not'} smaller than {choice.winner}"
@@ -131,7 +133,8 @@ class Answer:
             if ratio.verdict == "slower":
                 return "slower", words
             return "right", f"{words}: {_apart_words(ratio)}; {choice.winner} is preferred"
-        form = _form_of(choice.winner)
+        # The form that the winner is a variation of.
+        form = choice.winner.partition("+")[0]
         ratio = self._ratio("right", candidate.name, form)
         if ratio is None:
             return "slower", "not in the last race"
@@ -164,17 +167,17 @@ class Answer:
 
     def _size_words(self) -> Iterator[str]:
         """Yield the options of the sizes that dynamic dimensions were run at."""
-        if self.task_options.sizes:
-            yield from ("--shape-config", json.dumps(dict(self.task_options.sizes)))
-        if self.task_options.batch_size is not None:
-            yield from ("--batch-size", str(self.task_options.batch_size))
+        if self.options.sizes:
+            yield from ("--shape-config", json.dumps(dict(self.options.sizes)))
+        if self.options.batch_size is not None:
+            yield from ("--batch-size", str(self.options.batch_size))
 
     def _winning_words(self, choice: Choice) -> str:
         """Say how much is won, and where another is as good."""
         candidate = next(item for item in self.candidates if item.name == choice.winner)
         latency, facts = self._latency(candidate), self.state.facts(choice.winner)
         words = []
-        if latency is not None and latency.ratio is not None and not self.task_options.is_simulated:
+        if latency is not None and latency.ratio is not None and not self.options.is_simulated:
             words.append(f"{latency.ratio.value:.2f} of the time of the plain file{_ratio_ends(latency.ratio)}")
         if facts is not None and facts.sqnr_db is not None and choice.winner != PLAIN:
             words.append(f"SQNR {facts.sqnr_db:.1f} dB")
@@ -195,7 +198,7 @@ class Answer:
         busy = [
             item.name
             for item in self.candidates
-            if any(series and summarize(series).is_disturbed for series in [self._last_series(item.name)])
+            if (race := self._last_race(item.name)) and summarize(self.state.turns(race)[item.name]).is_disturbed
         ]
         is_cut = any(item.status == "not tried" and "--budget" in item.reason for item in self.skipped.values())
         if busy:
@@ -203,7 +206,7 @@ class Answer:
             seen = (
                 f"Half of the turns of {', '.join(busy)} took more than 1.5 times the fastest: the machine seems busy."
             )
-            if self.task_options.decides_by_size:
+            if self.options.decides_by_size:
                 yield f"{seen} The smallest file was chosen in any case; the times in the table may be too long."
             else:
                 yield (
@@ -220,14 +223,6 @@ class Answer:
                 "The time limit was reached before all candidates were tried; repeat the command with a different "
                 "--budget to resume."
             )
-
-    def _last_series(self, name: str) -> list[float]:
-        return next((times[name] for race in _RACES if (times := self.state.turns(race)).get(name)), [])
-
-
-def _form_of(name: str) -> str:
-    """Return the form that a variation is one of."""
-    return name.partition("+")[0]
 
 
 def _ratio_ends(ratio: Ratio) -> str:

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, measure_fidelity
+from winml.modelkit.compare.fidelity import QualitySamples, measure_fidelity
 from winml.modelkit.errors import MeasureError, WinMLError, WriteError
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.measure.latency import LatencyOptions, measure_block, measure_latency
@@ -72,11 +72,6 @@ def _keep(folder: Path, number: int, feeds: Arrays, outputs: Arrays) -> None:
         for path, arrays in ((sample_path(folder, number), feeds), (_outputs_path(folder, number), outputs)):
             np.savez(files.reserve(path), **arrays)  # type: ignore[arg-type]  # the stub takes an array for a flag
         files.commit()
-
-
-def _are_nearly_equal(fidelity: FidelityInfo) -> bool:
-    worst = fidelity.worst
-    return not worst.problem and worst.sqnr_db >= _EQUAL_DB
 
 
 def _telling(outputs: Arrays, displayed: str) -> dict[str, Array]:
@@ -201,8 +196,10 @@ class _Runner:
             outputs.append(_numbers(session.run(values_for(session, options).feeds)))
             with np.load(_outputs_path(Path(folder), draw), allow_pickle=False) as retained:
                 reference.append({name: retained[name] for name in retained.files})
-            if draw + 1 == _EQUAL_SAMPLES and _are_nearly_equal(measure_fidelity(reference, outputs, 0.0)):
-                break
+            if draw + 1 == _EQUAL_SAMPLES:
+                worst = measure_fidelity(reference, outputs, 0.0).worst
+                if not worst.problem and worst.sqnr_db >= _EQUAL_DB:
+                    break
         fidelity = measure_fidelity(reference, outputs, 0.0, dataclasses.replace(about, count=len(outputs)))
         worst = fidelity.worst
         return {

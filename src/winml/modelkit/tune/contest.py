@@ -1,0 +1,317 @@
+"""One tuning from the plain file to the winner: builds the candidates, judges them, and lets them race.
+
+1. The plain file is exported, and the values that all are run on are drawn.
+2. Every form is built and judged, and a short race tells how fast each is, the wrong ones too.
+3. A wrong form that is faster than every right one is worth a search for the modules that must stay in float.
+4. The right ones race. Who is slower drops out; of those that cannot be told apart, the simplest wins.
+5. Of a winner with integers for a named provider, groups of modules are put back into float, and race beside it.
+6. Variations of the winner race beside it: levels, numbers of threads, a compiled file.
+7. The winner is built once more in its folder, from what is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from winml.modelkit.compare.fidelity import QualitySamples
+from winml.modelkit.errors import InternalError, VerificationError, WinMLError, WriteError
+from winml.modelkit.file_names import BUILT_MODEL_NAME, TUNED_NAME
+from winml.modelkit.load.request import processor_folder
+from winml.modelkit.measure.statistics import RUNGS, Choice, choose
+from winml.modelkit.progress import StepClock
+from winml.modelkit.quantize.precisions import FLOAT32
+from winml.modelkit.results.tuning import Candidate, CandidateFacts, TuneResult
+from winml.modelkit.tune.building import CandidateBuilds, TunedModel
+from winml.modelkit.tune.candidates import INSTEAD_OF, PLAIN, TuningMachine, is_requested, plan_variations
+from winml.modelkit.tune.contestants import Contestants
+from winml.modelkit.tune.mixed_variants import FORMATS, MixedVariants
+from winml.modelkit.tune.module_placement import faster_in_float, group_candidates, placed_candidate
+from winml.modelkit.tune.options import TuneOptions
+from winml.modelkit.tune.quality_limits import QualityLimits
+from winml.modelkit.tune.racing import Race, block_size, times_of_runs
+from winml.modelkit.tune.state import Failure, TuneState
+from winml.modelkit.tune.tune_result import Answer
+from winml.modelkit.tune.worker import values_path
+from winml.modelkit.words import size_words
+
+_RIGHT, _PLACEMENT, _PLACED, _VARIATIONS = "right", "placement", "placed", "variations"
+"""The races behind that of the forms."""
+FIRST_RUNG = (6,)
+"""Turns of the race that only tells which forms are worth a search. Chosen: the fewest with an interval."""
+_SIMULATED_RUNG = (1,)
+"""Turns of a race on a simulated device, whose times decide nothing."""
+_SAME_SIZE = 1.01
+"""Chosen: files whose sizes differ by less count as equally large, and the simpler one wins."""
+_OUT_OF_TIME = Failure("not tried", "time limit reached (--budget)")
+
+
+@dataclass
+class Contest:
+    """One tuning, in a folder it holds."""
+
+    shown: str
+    """The model as the user wrote it."""
+    source: TunedModel
+    options: TuneOptions
+    machine: TuningMachine
+    folder: Path
+    state: TuneState
+    plan: tuple[Candidate, ...]
+    clock: StepClock
+    progress: Callable[[int, float], None] | None = None
+    placements: tuple[Candidate, ...] = ()
+    variations: tuple[Candidate, ...] = ()
+    _started: float = field(default_factory=time.monotonic)
+    _skipped: dict[str, Failure] = field(default_factory=dict)
+    """Why candidates were not tried, by name; another run may try them."""
+
+    def __post_init__(self) -> None:
+        """Prepare; nothing is made yet."""
+        self._builds = CandidateBuilds(self.source, self.folder)
+        self._running = Contestants(self._builds.place)
+        processors = processor_folder(self.source.plan(None).onnx_path or self.source.request)
+        self._limits = QualityLimits(self.options, self._builds.place, self.shown, self._running, processors)
+
+    def run(self) -> TuneResult:
+        """Run all that is left of the tuning, and build the winner."""
+        while True:
+            with contextlib.closing(self._running):
+                choice = self._winner()
+            with self.clock.step("answer") as step:
+                winner = self._named(choice.winner)
+                try:
+                    built = self._builds.build_in(self.folder / TUNED_NAME, winner, self._rules_of(winner))
+                except VerificationError as error:
+                    if winner.name == PLAIN:
+                        raise
+                    # The others go on without it; what was measured of them is kept.
+                    self.state.keep_failure(winner.name, Failure("wrong", error.message))
+                    step.summary = f"{winner.name} is wrong"
+                    continue
+                step.summary = str(built.folder)
+            return Answer(
+                options=self.options,
+                machine=self.machine,
+                shown=self.shown,
+                candidates=self._candidates,
+                state=self.state,
+                limits=self._limits,
+                skipped=self._skipped,
+                notes=tuple(filter(None, (self.source.note, self._simulation_note()))),
+            ).result(choice, built, self.clock.timings())
+
+    def _winner(self) -> Choice:
+        first_rungs = _SIMULATED_RUNG if self.options.is_simulated else FIRST_RUNG
+        with self.clock.step("plain file") as step:
+            self._measure_plain()
+            step.summary = size_words(self._plain_facts.size_bytes)
+        with self.clock.step("forms") as step:
+            forms = [self.plan[0], *(item for item in self.plan[1:] if not item.part_of and self._make_form(item))]
+            self._race(FORMATS, forms, first_rungs)
+            for item in forms:
+                if not self._is_right(item):
+                    self._running.drop(item.name)
+            step.summary = f"{len(forms)} measured, {sum(map(self._is_right, forms))} within the quality limit"
+        with self.clock.step("modules in float") as step:
+            parts = [item for item in self.plan if item.part_of and self._make_part(item)]
+            step.summary = f"{len(parts)} mixed variants"
+        with self.clock.step("race") as step:
+            right = [item for item in self.plan if self.state.facts(item.name) and self._is_right(item)]
+            # Of sizes nothing is left to find out: a few turns tell what the files take.
+            rungs = first_rungs if self.options.decides_by_size else None
+            race = self._race(_RIGHT, right, rungs, begun=FORMATS)
+            best = self._named(self._choice(race).winner)
+            step.summary = f"{len(right)} within the quality limit, {best.name} wins"
+        with self.clock.step("placement") as step:
+            race, best, step.summary = self._race_placements(race, best)
+        with self.clock.step("variations") as step:
+            race, choice = self._race_variations(race, best)
+            tried = sum(self.state.facts(item.name) is not None for item in self.variations)
+            verdict = f", {choice.winner} wins" if tried or not self.variations else ""
+            step.summary = f"{tried} of {len(self.variations)} of {best.name} tried{verdict}"
+        return choice
+
+    @property
+    def _candidates(self) -> tuple[Candidate, ...]:
+        return (*self.plan, *self.placements, *self.variations)
+
+    @property
+    def _plain_facts(self) -> CandidateFacts:
+        facts = self.state.facts(PLAIN)
+        assert facts is not None  # it is measured first
+        return facts
+
+    def _named(self, name: str) -> Candidate:
+        return next(item for item in self._candidates if item.name == name)
+
+    def _is_over(self) -> bool:
+        minutes = self.options.budget_minutes
+        return minutes is not None and time.monotonic() - self._started > 60 * minutes
+
+    def _is_right(self, candidate: Candidate) -> bool:
+        facts = self.state.facts(candidate.name)
+        return candidate.name == PLAIN or (facts is not None and not self._limits.reason_wrong(facts))
+
+    def _measure_plain(self) -> None:
+        """Make the plain file, draw the values, and measure it; whatever goes wrong ends the tuning."""
+        plain = self.plan[0]
+        if self.state.values is not None and self.state.facts(PLAIN) is not None:
+            return
+        model = self._builds.build(plain).model_path
+        reported = self._limits.record_values(model)
+        facts, run_ms = self._limits.measure(plain, model, QualitySamples(**reported["samples"]))
+        self.state.keep_values({**reported, "run_ms": run_ms, "block": block_size(run_ms)})
+        self.state.keep_facts(PLAIN, self._limits.with_scores(facts, plain, model, None))
+
+    def _redraw_values(self) -> None:
+        """Draw the same values again where their files went with the candidates of a tuning that was done."""
+        if not values_path(self._builds.place).is_file():
+            self._limits.record_values(self._builds.build(self.plan[0]).model_path)
+
+    @property
+    def _values(self) -> Mapping[str, Any]:
+        assert self.state.values is not None  # they are drawn with the plain file
+        return self.state.values
+
+    def _make(self, candidate: Candidate) -> bool:
+        """Make and measure a candidate, unless that was done; say whether it runs."""
+        if self.state.facts(candidate.name) is not None:
+            return self.state.failure(candidate.name) is None
+        if self.state.failure(candidate.name) is not None:
+            return False
+        if self._is_over():
+            self._skipped[candidate.name] = _OUT_OF_TIME
+            return False
+        self._redraw_values()
+        try:
+            model = self._builds.build(candidate, self._rules_of(candidate)).model_path
+            same = self.state.facts(candidate.name.partition("+")[0]) if candidate.kind == "threads" else None
+            if same is not None:
+                facts = self._limits.measure_same(candidate, model, same)
+            else:
+                facts, _ = self._limits.measure(candidate, model, QualitySamples(**self._values["samples"]))
+                facts = self._limits.with_scores(facts, candidate, model, self._plain_facts)
+        except (InternalError, WriteError):
+            raise
+        except VerificationError as error:
+            self.state.keep_failure(candidate.name, Failure("wrong", error.message))
+            return False
+        except WinMLError as error:
+            self.state.keep_failure(candidate.name, Failure("failed", error.message))
+            return False
+        self.state.keep_facts(candidate.name, facts)
+        return True
+
+    def _make_form(self, candidate: Candidate) -> bool:
+        """Make a form, unless it stands in for another one that is right."""
+        other = INSTEAD_OF.get(candidate.name)
+        if other is not None and self._is_right(self._named(other)):
+            self._skipped[candidate.name] = Failure("not needed", f"{other} is within the quality limit")
+            return False
+        return self._make(candidate)
+
+    def _make_part(self, candidate: Candidate) -> bool:
+        """Make a form with some modules in float, where its whole is fast enough to be worth it and not right."""
+        if (skipped := self._skipped.get(candidate.part_of)) is not None:
+            self._skipped[candidate.name] = skipped
+            return False
+        mixed = MixedVariants(self.plan, self.state, self._limits, self._builds.place, self._is_over)
+        if (against := mixed.reason_against(candidate)) is not None:
+            self._skipped[candidate.name] = against
+            return False
+        is_known = self.state.rules(candidate.name) is not None or self.state.failure(candidate.name) is not None
+        if not is_known and (self._is_over() or not mixed.find_rules(candidate, self._model_of(self.plan[0]))):
+            self._skipped[candidate.name] = _OUT_OF_TIME
+            return False
+        return self.state.failure(candidate.name) is None and self._make(candidate)
+
+    def _rules_of(self, candidate: Candidate) -> Mapping[str, str] | None:
+        """Return the modules in float of a mixed form, and of its variations."""
+        return self.state.rules(candidate.name.partition("+")[0]) if candidate.part_of else None
+
+    def _model_of(self, candidate: Candidate) -> Path:
+        """Return the file of a candidate; made again where it is gone."""
+        self._redraw_values()
+        path = self._builds.place / candidate.name / BUILT_MODEL_NAME
+        return path if path.is_file() else self._builds.build(candidate, self._rules_of(candidate)).model_path
+
+    def _race(
+        self, name: str, candidates: Sequence[Candidate], rungs: Sequence[int] | None = None, begun: str = ""
+    ) -> Race:
+        running = [item for item in candidates if self.state.failure(item.name) is None]
+        block: int = self._values["block"]
+        race = Race(name, running, self.state, block, self._is_over, self.progress, rungs or RUNGS, begun)
+        race.run(self._running, self._model_of)
+        return race
+
+    def _race_placements(self, race: Race, best: Candidate) -> tuple[Race, Candidate, str]:
+        """Put groups of modules back into float, and retain what is faster by more than the noise.
+
+        Returns:
+            The race that decides, the candidate that won it, and what was done.
+        """
+        options = self.options
+        if options.decides_by_size or (options.ep is None and "placement" not in options.only):
+            return race, best, "not requested"
+        if not is_requested("placement", options) or "quant" not in best.sections or best.kind == "float":
+            return race, best, "no quantized modules to place"
+        rules = self._rules_of(best)
+        groups = group_candidates(best, rules, self._model_of(best))
+        self.placements = tuple(groups.values())
+        created = {selector: item for selector, item in groups.items() if self._make(item) and self._is_right(item)}
+        if not created:
+            return race, best, f"{len(groups)} groups of modules, none measured"
+        plain = [] if best.name == PLAIN else [self.plan[0]]
+        groups_race = self._race(_PLACEMENT, [*plain, best, *created.values()])
+        faster = faster_in_float(times_of_runs(groups_race.times, groups_race.candidates), best.name, created)
+        if not faster:
+            return race, best, f"{len(created)} groups of modules measured, none faster in float"
+        placed = created[faster[0]]
+        if len(faster) > 1:
+            placed = placed_candidate(best, rules, dict.fromkeys(faster, FLOAT32), f"{best.name}~placed")
+            self.placements = (*self.placements, placed)
+            if not self._make(placed) or not self._is_right(placed):
+                placed = created[faster[0]]
+        final = self._race(_PLACED, [*plain, best, placed])
+        winner = self._named(self._choice(final, lost=plain).winner)
+        return final, winner, f"{', '.join(faster)} faster in float; {winner.name} wins"
+
+    def _race_variations(self, race: Race, best: Candidate) -> tuple[Race, Choice]:
+        """Let the winner race with its variations, and return the race that decides."""
+        if not self.options.decides_by_size:
+            self.variations = plan_variations(best, self.options, self.machine)
+        created = [item for item in self.variations if self._make(item) and self._is_right(item)]
+        if not created:
+            return race, self._choice(race)
+        # The plain file runs along to be measured beside; where it lost a race, it does not enter another one.
+        plain = [] if best.name == PLAIN else [self.plan[0]]
+        race = self._race(_VARIATIONS, [*plain, best, *created])
+        return race, self._choice(race, lost=plain)
+
+    def _choice(self, race: Race, lost: Sequence[Candidate] = ()) -> Choice:
+        """Return who wins a race by the target.
+
+        Args:
+            race: The race that was run.
+            lost: Who lost an earlier race, and wins only where nobody else is left.
+        """
+        names = [item.name for item in race.standing if item not in lost] or [item.name for item in lost]
+        if self.options.decides_by_size:
+            names = [item.name for item in race.candidates]
+            sizes = {item.name: facts.size_bytes for item in race.candidates if (facts := self.state.facts(item.name))}
+            least = min(sizes, key=lambda name: sizes[name])
+            return Choice(next(name for name in names if sizes[name] <= _SAME_SIZE * sizes[least]), least, None)
+        return choose(times_of_runs(race.times, race.candidates), names)
+
+    def _simulation_note(self) -> str:
+        if not self.options.is_simulated:
+            return ""
+        return (
+            f"The device of {self.options.ep} is absent and simulated, so times are meaningless: the smallest file "
+            "within the quality limit wins. Run the same command on the device to optimize for time."
+        )

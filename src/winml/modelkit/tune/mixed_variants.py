@@ -1,0 +1,121 @@
+"""Finds the modules of a candidate that stay in float.
+
+A search takes most of the time of a tuning, so it is made only of a whole form that is not right, and better than every
+right one. Times nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from winml.modelkit.errors import InternalError, WinMLError, WriteError
+from winml.modelkit.file_names import measured_path
+from winml.modelkit.measure.statistics import NOISE, fastest, ratio_between
+from winml.modelkit.results.tuning import Candidate, CandidateFacts
+from winml.modelkit.tune.candidates import PLAIN
+from winml.modelkit.tune.quality_limits import QualityLimits
+from winml.modelkit.tune.racing import times_of_runs
+from winml.modelkit.tune.state import Failure, TuneState
+
+FORMATS = "forms"
+"""The race of all whole forms, the wrong ones too."""
+
+
+class _TimeUp(Exception):  # noqa: N818 - no error: the search goes on with more time
+    """Ends a search."""
+
+
+@dataclass(frozen=True)
+class MixedVariants:
+    """The forms of a plan in which some modules stay in float."""
+
+    plan: tuple[Candidate, ...]
+    state: TuneState
+    limits: QualityLimits
+    place: Path
+    """Where measurements are kept as long as a search runs."""
+    is_over: Callable[[], bool]
+    """Says whether the time is up: then a search ends before its next measurement."""
+
+    def reason_against(self, candidate: Candidate) -> Failure | None:
+        """Return why no search is made for a form; None where it is worth one."""
+        complete = next((item for item in self.plan if item.name == candidate.part_of), None)
+        facts = None if complete is None else self.state.facts(complete.name)
+        if complete is None or self.state.failure(complete.name) is not None:
+            return Failure("not needed", f"{candidate.part_of} failed")
+        assert facts is not None  # one that was left out leaves out its parts
+        if not self.limits.reason_wrong(facts):
+            return Failure("not needed", f"{complete.name} is within the quality limit")
+        if not self._beats_the_right(complete, facts):
+            return Failure("not needed", f"{complete.name} is not better than the candidates within the quality limit")
+        return None
+
+    def find_rules(self, candidate: Candidate, plain: Path) -> bool:
+        """Look for the modules that stay in float; what is measured on the way survives an interruption.
+
+        Args:
+            candidate: The form.
+            plain: The plain file.
+
+        Returns:
+            Whether the search came to an end before the time was up.
+        """
+        if self._copy_equal_search(candidate):
+            return True
+        facts, values = self.state.facts(PLAIN), self.state.values
+        assert facts is not None  # the plain file is measured first
+        assert values is not None  # and values are drawn with it
+        measured = measured_path(self.place / candidate.name)
+
+        def end_in_time() -> None:
+            if self.is_over():
+                raise _TimeUp
+
+        try:
+            found = self.limits.find_rules(
+                candidate, plain, measured, end_in_time, plain_facts=facts, is_as_drawn=values["is_as_drawn"]
+            )
+        except (InternalError, WriteError):
+            raise
+        except _TimeUp:
+            return False
+        except WinMLError as error:
+            self.state.keep_failure(candidate.name, Failure("failed", error.message))
+            return True
+        listed = found.exclude_list
+        assert listed is not None  # a target was given
+        if listed.is_met:
+            self.state.keep_rules(candidate.name, listed.rules)
+        else:
+            self.state.keep_failure(candidate.name, Failure("wrong", self.limits.unmet_words(listed)))
+        return True
+
+    def _beats_the_right(self, complete: Candidate, facts: CandidateFacts) -> bool:
+        """Say whether a wrong form is better than every right one by the target."""
+        measured = [(item, found) for item in self.plan if (found := self.state.facts(item.name)) is not None]
+        right = [(item, found) for item, found in measured if not self.limits.reason_wrong(found)]
+        if self.limits.options.target == "size":
+            return all(facts.size_bytes < found.size_bytes for _, found in right)
+        times = times_of_runs(self.state.turns(FORMATS), self.plan)
+        names = [item.name for item, _ in right if times.get(item.name)]
+        if not names or not times.get(complete.name):
+            return False
+        ratio = ratio_between(times, complete.name, fastest(times, names))
+        # On a busy machine the interval is wide or says little, and a form that may be faster is worth the search.
+        return ratio.is_disturbed or ratio.low is None or ratio.low < 1 - NOISE
+
+    def _copy_equal_search(self, candidate: Candidate) -> bool:
+        """Take over the outcome of a search for the same quantization on another provider; False if there is none."""
+        for other in self.plan:
+            if not other.part_of or other is candidate or other.sections != candidate.sections:
+                continue
+            rules, failure = self.state.rules(other.name), self.state.failure(other.name)
+            if rules is not None:
+                self.state.keep_rules(candidate.name, rules)
+                return True
+            if failure is not None and failure.status == "wrong":
+                self.state.keep_failure(candidate.name, failure)
+                return True
+        return False
