@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import onnx
 import onnx_ir as ir
@@ -11,14 +11,20 @@ import onnx_ir as ir
 class FreshNames:
     """The names of one graph, and those given since."""
 
-    def __init__(self, taken: Iterable[str | None]) -> None:
-        """Hold the names that are taken."""
+    def __init__(self, taken: Iterable[str | None], *, first_number: int = 2) -> None:
+        """Hold the names that are taken.
+
+        Args:
+            taken: The names.
+            first_number: Number behind the first duplicate of a name.
+        """
         self._taken = set(taken)
+        self._first_number = first_number
 
     @classmethod
-    def of_graph(cls, graph: ir.Graph) -> FreshNames:
-        """Return the names of the values and nodes of a graph and of its subgraphs."""
-        return cls(_names_of(graph))
+    def of_graph(cls, graph: ir.Graph, *, without: Collection[ir.Node] = ()) -> FreshNames:
+        """Return the names of the values and nodes of a graph and of its subgraphs, without those of some nodes."""
+        return cls(_names_of(graph, without))
 
     @classmethod
     def of_proto(cls, graph: onnx.GraphProto) -> FreshNames:
@@ -26,11 +32,10 @@ class FreshNames:
         return cls(_names_in(graph))
 
     def take(self, wish: str) -> str:
-        """Return a name that nothing bears, and keep it taken: the wish, or the wish with a number from 2 on."""
-        name, number = wish, 1
+        """Return a name that nothing bears, and keep it taken: the wish, or the wish with a number."""
+        name, number = wish, self._first_number
         while name in self._taken:
-            number += 1
-            name = f"{wish}_{number}"
+            name, number = f"{wish}_{number}", number + 1
         self._taken.add(name)
         return name
 
@@ -55,13 +60,14 @@ def cast_node(
     return cast
 
 
-def _names_of(graph: ir.Graph) -> Iterator[str | None]:
+def _names_of(graph: ir.Graph, without: Collection[ir.Node]) -> Iterator[str | None]:
     for part in (graph, *graph.subgraphs()):
         yield from part.initializers
         yield from (value.name for value in part.inputs)
         for node in part:
-            yield node.name
-            yield from (value.name for value in node.outputs)
+            if node not in without:
+                yield node.name
+                yield from (value.name for value in node.outputs)
 
 
 def _names_in(graph: onnx.GraphProto) -> Iterator[str]:

@@ -14,10 +14,8 @@ from onnx_ir.passes.common import NameFixPass, _c_api_utils
 from winml.modelkit.graph.coded_weights import CodedTensor
 from winml.modelkit.graph.files.stored_tensors import StoredTensor
 from winml.modelkit.graph.fresh_names import FreshNames, cast_node
+from winml.modelkit.graph.operators import ONNX_DOMAINS, is_operator, producer_of
 from winml.modelkit.hierarchy.tagging import all_nodes
-from winml.modelkit.normalize.size_propagation import is_standard
-
-# --- Writes a GELU in the order in which optimizers recognise it.
 
 
 class GeluOrderingPass(ir.passes.InPlacePass):
@@ -45,15 +43,15 @@ class GeluOrderingPass(ir.passes.InPlacePass):
         """Order every GELU."""
         changed = False
         for node in list(all_nodes(model)):
-            if is_standard(node, "Mul"):
+            if is_operator(node, "Mul"):
                 changed |= _order(node)
         return ir.passes.PassResult(model, changed)
 
 
 def _order(outer: ir.Node) -> bool:
     for value, product in (outer.inputs, outer.inputs[::-1]):
-        inner = product.producer() if product is not None else None
-        if inner is None or product is None or value is None or not is_standard(inner, "Mul"):
+        inner = producer_of(product, "Mul")
+        if inner is None or product is None or value is None:
             continue
         if len(product.uses()) != 1 or product.is_graph_output() or value is product or inner.graph is not outer.graph:
             continue
@@ -82,14 +80,8 @@ def _is_half(value: ir.Value, scaled: ir.Value) -> bool:
 
 
 def _is_sum_with_erf(value: ir.Value) -> bool:
-    node = value.producer()
-    if node is None or not is_standard(node, "Add"):
-        return False
-    makers = [term.producer() for term in node.inputs if term is not None]
-    return any(maker is not None and is_standard(maker, "Erf") for maker in makers)
-
-
-# --- Writes the weight of a normalization where providers look for it.
+    total = producer_of(value, "Add")
+    return total is not None and any(producer_of(term, "Erf") is not None for term in total.inputs)
 
 
 class ScaleOrderPass(ir.passes.InPlacePass):
@@ -113,7 +105,7 @@ class ScaleOrderPass(ir.passes.InPlacePass):
         """Put the constant vector of every product second."""
         changed = False
         for node in all_nodes(model):
-            if is_standard(node, "Mul") and _is_vector(node.inputs[0]) and not _is_vector(node.inputs[1]):
+            if is_operator(node, "Mul") and _is_vector(node.inputs[0]) and not _is_vector(node.inputs[1]):
                 vector, other = node.inputs
                 node.replace_input_with(0, other)
                 node.replace_input_with(1, vector)
@@ -124,9 +116,6 @@ class ScaleOrderPass(ir.passes.InPlacePass):
 def _is_vector(value: ir.Value | None) -> bool:
     tensor = None if value is None else value.const_value
     return tensor is not None and len(tensor.shape) == 1 and tensor.size > 1
-
-
-# --- Removes Identity nodes.
 
 
 class IdentityRemovalPass(ir.passes.InPlacePass):
@@ -158,16 +147,14 @@ class IdentityRemovalPass(ir.passes.InPlacePass):
         """Remove every such node outside these cases."""
         modified = False
         for node in list(all_nodes(model)):
-            if (is_standard(node, "Identity") or _moves_no_axis(node)) and _is_removable(node):
+            if (is_operator(node, "Identity") or _moves_no_axis(node)) and _is_removable(node):
                 _remove_identity(node)
                 modified = True
         return ir.passes.PassResult(model, modified)
 
 
 def _moves_no_axis(node: ir.Node) -> bool:
-    if not is_standard(node, "Transpose"):
-        return False
-    permutation = node.attributes.get_ints("perm", ())
+    permutation = node.attributes.get_ints("perm", ()) if is_operator(node, "Transpose") else ()
     return bool(permutation) and list(permutation) == sorted(permutation)
 
 
@@ -194,9 +181,6 @@ def _remove_identity(node: ir.Node) -> None:
     node.graph.remove(node, safe=True)
     if is_output:
         input_value.name = name
-
-
-# --- Gives every value and every node a unique name.
 
 
 _OMITTED_PREFIX = "\0left out "
@@ -245,27 +229,15 @@ class UniqueNodeNamesPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rename nodes without a unique name; the first of several equal names is kept."""
         nodes = list(all_nodes(model))
-        used_names = {node.name for node in nodes}
+        fresh = FreshNames((node.name for node in nodes), first_number=1)
         assigned_names: set[str] = set()
         modified = False
         for node in nodes:
             if not node.name or node.name in assigned_names:
-                node.name = _free_name(node.name or f"/{node.op_type}", used_names)
-                used_names.add(node.name)
+                node.name = fresh.take(node.name or f"/{node.op_type}")
                 modified = True
             assigned_names.add(node.name)
         return ir.passes.PassResult(model, modified)
-
-
-def _free_name(stem: str, used_names: set[str | None]) -> str:
-    name, number = stem, 0
-    while name in used_names:
-        number += 1
-        name = f"{stem}_{number}"
-    return name
-
-
-# --- Keeps the zero padding before a MaxPool from being fused into the pool.
 
 
 class PaddingSeparationPass(ir.passes.InPlacePass):
@@ -302,7 +274,7 @@ class PaddingSeparationPass(ir.passes.InPlacePass):
 
 def _is_padded_pool(node: ir.Node) -> bool:
     """Say whether a node pads with a constant, and a ``MaxPool`` alone reads the result."""
-    if node.op_type != "Pad" or node.domain not in ("", "ai.onnx") or not 2 <= len(node.inputs) <= 3:
+    if not is_operator(node, "Pad") or not 2 <= len(node.inputs) <= 3:
         return False
     padded = node.outputs[0]
     readers = [reader.op_type for reader, _ in padded.uses()]
@@ -335,9 +307,6 @@ def _pad_negative_zeros(graph: ir.Graph, node: ir.Node) -> None:
     graph.register_initializer(zero)
     node.resize_inputs(3)
     node.replace_input_with(2, zero)
-
-
-# --- Infers the shape and type of every value.
 
 
 class InferredShapesPass(ir.passes.InPlacePass):
@@ -388,9 +357,6 @@ def _learn(value: ir.Value, inferred: ir.Value) -> bool:
     return has_type or has_shape
 
 
-# --- Removes initializers that nothing reads.
-
-
 class UnusedInitializerRemovalPass(ir.passes.InPlacePass):
     """Remove unused initializers, in subgraphs as well, where onnx_ir's own pass keeps them. Works in place.
 
@@ -414,9 +380,6 @@ class UnusedInitializerRemovalPass(ir.passes.InPlacePass):
                     del graph.initializers[name]
                     modified = True
         return ir.passes.PassResult(model, modified)
-
-
-# --- Replaces transpositions of weights by transposed weights.
 
 
 class WeightTranspositionPass(ir.passes.InPlacePass):
@@ -462,7 +425,7 @@ def _only_permutation(weight: ir.Value) -> tuple[int, ...] | None:
 
 
 def _permutation_of(node: ir.Node, rank: int) -> tuple[int, ...] | None:
-    if node.op_type != "Transpose" or node.domain not in ("", "ai.onnx") or node.outputs[0].is_graph_output():
+    if not is_operator(node, "Transpose") or node.outputs[0].is_graph_output():
         return None
     attribute = node.attributes.get("perm")
     if attribute is None:
@@ -533,7 +496,7 @@ class BFloat16WideningPass(ir.passes.InPlacePass):
         modified = False
         for graph in model.graphs():
             # Producers stand before readers, so that the type of what a node reads is known when it is reached.
-            for node in [node for node in graph if node.domain in ("", "ai.onnx")]:
+            for node in [node for node in graph if node.domain in ONNX_DOMAINS]:
                 if node.op_type == "Cast":
                     node.outputs[0].dtype = ir.DataType(node.attributes.get_int("to"))
                 else:

@@ -17,6 +17,7 @@ from onnx_ir.passes import common
 from onnxscript.optimizer import FOLDED_FROM_KEY, fold_constants_ir
 
 from winml.modelkit.errors import NormalizeError
+from winml.modelkit.graph.operators import ONNX_DOMAINS, is_operator
 from winml.modelkit.graph.stage import DeclaredPass, StageResult, run_passes
 from winml.modelkit.hierarchy.tagging import all_nodes, measure_coverage, read_tag, write_tag
 from winml.modelkit.normalize.passes import (
@@ -68,7 +69,7 @@ def normalize(model: ir.Model, options: NormalizeOptions = NormalizeOptions()) -
     notes: tuple[str, ...] = ()
     while True:
         # A copy costs as much as a pass, so only a graph that may need it is copied.
-        original = model.clone() if _has_rewritten_operator(model) else None
+        original = model.clone() if any(is_operator(node, *_REWRITTEN) for node in all_nodes(model)) else None
         try:
             changed, is_settled = _run_until_settled(model, passes)
             break
@@ -77,7 +78,9 @@ def normalize(model: ir.Model, options: NormalizeOptions = NormalizeOptions()) -
                 raise
             passes = tuple(declared for declared in passes if declared.name != error.invalid_pass)
             notes = (*notes, f"Normalization without {error.invalid_pass}: {error.message}.")
-            _restore(model, original)
+            model.graph = original.graph
+            model.functions.clear()
+            model.functions.update(original.functions)
     if not is_settled:
         notes = (*notes, f"Normalization did not converge after {MAX_ROUNDS} rounds.")
     return StageResult(model, changed, (*notes, *_shape_notes(model)), measure_coverage(model))
@@ -92,17 +95,6 @@ def _run_until_settled(model: ir.Model, passes: Sequence[DeclaredPass]) -> tuple
             return changed, True
         changed = True
     return changed, False
-
-
-def _has_rewritten_operator(model: ir.Model) -> bool:
-    return any(node.op_type in _REWRITTEN and node.domain in ("", "ai.onnx") for node in all_nodes(model))
-
-
-def _restore(model: ir.Model, original: ir.Model) -> None:
-    """Give a model the graph and the functions of a copy, in place."""
-    model.graph = original.graph
-    model.functions.clear()
-    model.functions.update(original.functions)
 
 
 def _ordered_passes(options: NormalizeOptions) -> tuple[DeclaredPass, ...]:
@@ -159,7 +151,7 @@ OUTPUT_LIMIT_ELEMENTS = 16_384
 """Largest result that is stored. Chosen: an attention mask at sequence length 128 (128 KiB of int64 at most). A mask of
 length 512 would add 2 MiB to the file, and ONNX Runtime computes it once when it loads the graph."""
 
-_REWRITTEN = frozenset({"CastLike", "ConcatFromSequence", "Dropout", "SplitToSequence"})
+_REWRITTEN = ("CastLike", "ConcatFromSequence", "Dropout", "SplitToSequence")
 """Specified: operators that onnxscript's folding replaces by other operators, whatever opset the model imports."""
 _SPLIT_INTO_EQUAL_PARTS = 18
 _SIZES_AS_INPUTS = 13
@@ -231,7 +223,8 @@ def _without_folding_warnings() -> Iterator[None]:
 
 def _should_fold(node: ir.Node) -> bool | None:
     """Return False for cases 2, 3 and 5, True for a small ConstantOfShape, None to let onnxscript decide."""
-    size = _static_size(node.outputs[0])
+    shape = node.outputs[0].shape
+    size = math.prod(shape.numpy()) if shape is not None and shape.is_static() else None
     # Checked before it is computed: an Expand to gigabytes is not tried.
     if size is not None and size > OUTPUT_LIMIT_ELEMENTS:
         return False
@@ -245,12 +238,6 @@ def _should_fold(node: ir.Node) -> bool | None:
     return None
 
 
-def _static_size(value: ir.Value) -> int | None:
-    if value.shape is None or not value.shape.is_static():
-        return None
-    return math.prod(value.shape.numpy())
-
-
 def _write_in_opset(model: ir.Model) -> None:
     """Give nodes that onnxscript wrote for opset 18 the form of the model's opset, in place.
 
@@ -259,7 +246,7 @@ def _write_in_opset(model: ir.Model) -> None:
     """
     opset = model.opset_imports.get("", 18)
     for node in all_nodes(model) if opset < _SPLIT_INTO_EQUAL_PARTS else ():
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain not in ONNX_DOMAINS:
             continue
         if node.op_type == "Constant" and opset < _CONSTANT_INTEGERS and "value" not in node.attributes:
             tensor = ir.convenience.get_const_tensor(node.outputs[0])

@@ -6,131 +6,18 @@ inferred; what is unknown there, too, is a size of its own, equal to no other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial
+from typing import TypeVar
 
 import onnx_ir as ir
 
-# --- Sizes as polynomials of the names of dynamic dimensions, so that two of them can be compared.
+from winml.modelkit.graph.operators import ONNX_DOMAINS, producer_of
+from winml.modelkit.normalize.sizes import ONE, ZERO, Size, constant, product, symbol
 
-
-_Monomial = tuple[str, ...]
-"""Names that are multiplied, in order; a name stands as often as its power."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """A polynomial with whole coefficients, such as ``batch·heads`` or ``past + sequence``.
-
-    Two sizes that are equal for every value of the names are equal here, for there is one way to write each.
-    """
-
-    terms: tuple[tuple[_Monomial, int], ...]
-    """Products of names, each with its coefficient, which is not zero; in order."""
-
-    @property
-    def number(self) -> int | None:
-        """The number it is; None where a name is in it."""
-        if not self.terms:
-            return 0
-        return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
-
-    @property
-    def name(self) -> str | None:
-        """The one name it is; None for anything else."""
-        if len(self.terms) == 1 and len(self.terms[0][0]) == 1 and self.terms[0][1] == 1:
-            return self.terms[0][0][0]
-        return None
-
-    @property
-    def is_natural(self) -> bool:
-        """Whether it is at least zero for all sizes of the names; False also where that is not known."""
-        return all(coefficient > 0 for _, coefficient in self.terms)
-
-    def __add__(self, other: Size) -> Size:
-        return _polynomial([*self.terms, *other.terms])
-
-    def __sub__(self, other: Size) -> Size:
-        return _polynomial([*self.terms, *((names, -coefficient) for names, coefficient in other.terms)])
-
-    def __mul__(self, other: Size) -> Size:
-        return _polynomial(
-            (tuple(sorted((*left, *right))), a * b) for left, a in self.terms for right, b in other.terms
-        )
-
-    def divided_by(self, other: Size) -> Size | None:
-        """Return the quotient where nothing remains, or None."""
-        if not other.terms:
-            return None
-        lead, coefficient = other.terms[-1]
-        rest, quotient = self, ZERO
-        # Each round takes away the last term, and adds none behind it.
-        while rest.terms:
-            names, number = rest.terms[-1]
-            left = _without(names, lead)
-            if left is None or number % coefficient:
-                return None
-            part = Size(((left, number // coefficient),))
-            rest, quotient = rest - part * other, quotient + part
-        return quotient
-
-    def __str__(self) -> str:
-        return " + ".join(_term_words(names, coefficient) for names, coefficient in self.terms) or "0"
-
-
-def constant(number: int) -> Size:
-    """Return a number as a size."""
-    return Size((((), number),)) if number else ZERO
-
-
-def symbol(name: str) -> Size:
-    """Return a name as a size."""
-    return Size((((name,), 1),))
-
-
-def product(sizes: Iterable[Size]) -> Size:
-    """Return the product; 1 of none."""
-    return reduce(Size.__mul__, sizes, ONE)
-
-
-def _polynomial(terms: Iterable[tuple[_Monomial, int]]) -> Size:
-    sums: dict[_Monomial, int] = {}
-    for names, coefficient in terms:
-        sums[names] = sums.get(names, 0) + coefficient
-    # By degree, then by names: an order that multiplication keeps, as division needs.
-    ordered = sorted(((names, number) for names, number in sums.items() if number), key=_order)
-    return Size(tuple(ordered))
-
-
-def _order(term: tuple[_Monomial, int]) -> tuple[int, _Monomial]:
-    return len(term[0]), term[0]
-
-
-def _without(names: _Monomial, divisor: _Monomial) -> _Monomial | None:
-    left = list(names)
-    for name in divisor:
-        if name not in left:
-            return None
-        left.remove(name)
-    return tuple(left)
-
-
-def _term_words(names: _Monomial, coefficient: int) -> str:
-    factors = [*([] if coefficient == 1 and names else [str(coefficient)]), *names]
-    return "*".join(factors)
-
-
-ZERO = Size(())
-ONE = constant(1)
-
-
-# --- Which size has each axis, and which numbers are in each small tensor that holds sizes?
-#
-# Goes through a graph once, from its inputs on. What an operator is not known to do is taken from the shapes that onnx
-# inferred; what is unknown there, too, is a size of its own, equal to no other.
-
-
+_T = TypeVar("_T")
 Shape = tuple[Size, ...]
 _PartialShape = tuple["Size | None", ...]
 
@@ -138,6 +25,10 @@ _MOST_ELEMENTS = 16
 """Chosen: no tensor of sizes has more elements."""
 _LARGEST_END = 2**31 - 1
 """Chosen: exporters write an end that large where a slice has none; no axis of a model is as long."""
+
+
+class UnknownSizeError(Exception):
+    """A shape or a number that a rule needs is unknown, so that the rule does not apply."""
 
 
 @dataclass
@@ -153,11 +44,15 @@ class KnownSizes:
     cut: dict[str, Size] = field(default_factory=dict)
     """Name of the size of a table that was cut to a dynamic size, which may be less → that size."""
 
-    def shape(self, value: ir.Value | None) -> Shape | None:
+    def find_shape(self, value: ir.Value | None) -> Shape | None:
         """Return the sizes of a value, or None."""
         return None if value is None else self.shapes.get(value)
 
-    def content(self, value: ir.Value | None) -> tuple[Size, ...] | None:
+    def shape(self, value: ir.Value | None) -> Shape:
+        """Return the sizes of a value; raises UnknownSizeError if they are unknown."""
+        return _known(self.find_shape(value))
+
+    def find_content(self, value: ir.Value | None) -> tuple[Size, ...] | None:
         """Return the elements of a small tensor of whole numbers, or None."""
         if value is None:
             return None
@@ -165,38 +60,30 @@ class KnownSizes:
             self.contents[value] = numbers
         return self.contents.get(value)
 
-    def numbers(self, value: ir.Value | None) -> list[int] | None:
-        """Return the elements where all of them are numbers, or None."""
-        content = self.content(value)
-        if content is None:
-            return None
-        numbers = [size.number for size in content]
-        return [number for number in numbers if number is not None] if None not in numbers else None
+    def content(self, value: ir.Value | None) -> tuple[Size, ...]:
+        """Return the elements of a small tensor of whole numbers; raises UnknownSizeError if they are unknown."""
+        return _known(self.find_content(value))
 
-    def scalar(self, value: ir.Value | None) -> Size | None:
+    def numbers(self, value: ir.Value | None) -> list[int]:
+        """Return the elements; raises UnknownSizeError unless all of them are numbers."""
+        return [_known(size.number) for size in self.content(value)]
+
+    def find_scalar(self, value: ir.Value | None) -> Size | None:
         """Return the element of a tensor that has one, or None."""
-        content = self.content(value)
+        content = self.find_content(value)
         return content[0] if content is not None and len(content) == 1 else None
 
 
-def is_standard(node: ir.Node, *operators: str) -> bool:
-    """Say whether a node is one of these operators of ONNX itself."""
-    return node.op_type in operators and node.domain in ("", "ai.onnx")
-
-
-def _names_of_inputs(graph: ir.Graph) -> frozenset[str]:
-    """Return the names of the dynamic dimensions of the inputs."""
-    return frozenset(
-        size.value
-        for value in graph.inputs
-        for size in value.shape or ()
-        if isinstance(size, ir.SymbolicDim) and size.value is not None
-    )
+def _known(found: _T | None) -> _T:
+    if found is None:
+        raise UnknownSizeError
+    return found
 
 
 def learn_sizes(graph: ir.Graph) -> KnownSizes:
     """Return what is known of the values of a graph. The graph stays as it is."""
-    known = KnownSizes(_names_of_inputs(graph))
+    dimensions = [size for value in graph.inputs for size in value.shape or () if isinstance(size, ir.SymbolicDim)]
+    known = KnownSizes(frozenset(size.value for size in dimensions if size.value is not None))
     for value in (*graph.inputs, *graph.initializers.values()):
         _take_stated(known, value)
     for node in graph:
@@ -260,13 +147,12 @@ def _take_stated(known: KnownSizes, value: ir.Value) -> None:
     """Learn the shape a value states; an axis without a name of the inputs is a size of its own."""
     if value.shape is None:
         return
-    known.shapes[value] = tuple(_stated_size(value, axis, size, known.names) for axis, size in enumerate(value.shape))
-
-
-def _stated_size(value: ir.Value, axis: int, size: int | ir.SymbolicDim, names: frozenset[str]) -> Size:
-    if isinstance(size, int):
-        return constant(size)
-    return symbol(size.value if size.value in names else _own_name(value, axis))
+    known.shapes[value] = tuple(
+        constant(size)
+        if isinstance(size, int)
+        else symbol(size.value if size.value in known.names else _own_name(value, axis))
+        for axis, size in enumerate(value.shape)
+    )
 
 
 def _own_name(value: ir.Value, axis: int) -> str:
@@ -277,20 +163,27 @@ def _learn(known: KnownSizes, node: ir.Node) -> None:
     """Learn shapes and contents of what a node makes."""
     for value in node.outputs:
         _take_stated(known, value)
-    if node.domain not in ("", "ai.onnx") or not node.outputs:
+    if node.domain not in ONNX_DOMAINS or not node.outputs:
         return
-    shape_rule, content_rule = _SHAPES.get(node.op_type), _CONTENTS.get(node.op_type)
-    shape = shape_rule(known, node) if shape_rule is not None else None
+    output = node.outputs[0]
+    shape = _apply(_SHAPES.get(node.op_type), known, node)
     if shape is not None:
-        _take(known, node.outputs[0], shape)
+        _take(known, output, shape)
     if node.op_type == "Split":
         for value, part in zip(node.outputs, _parts_of_split(known, node), strict=False):
             _take(known, value, part)
-    content = content_rule(known, node) if content_rule is not None else None
-    created = known.shape(node.outputs[0])
+    content = _apply(_CONTENTS.get(node.op_type), known, node)
+    created = known.find_shape(output)
     # Elements are told without axes: of more than one, two tensors of the same elements may differ.
     if content is not None and created is not None and len(created) < 2 and product(created).number == len(content):
-        known.contents[node.outputs[0]] = content
+        known.contents[output] = content
+
+
+def _apply(rule: Callable[[KnownSizes, ir.Node], _T | None] | None, known: KnownSizes, node: ir.Node) -> _T | None:
+    try:
+        return None if rule is None else rule(known, node)
+    except UnknownSizeError:
+        return None
 
 
 def _take(known: KnownSizes, value: ir.Value, shape: _PartialShape) -> None:
@@ -323,50 +216,42 @@ def _constant_content(value: ir.Value) -> tuple[Size, ...] | None:
     return tuple(constant(int(number)) for number in tensor.numpy().reshape(-1))
 
 
-# Shapes. Each rule answers for the first output: None, or a shape in which None is an axis it does not know.
+# Shapes. Each rule answers for the first output: a shape in which None is an axis it does not know, or None.
 
 _ShapeRule = Callable[[KnownSizes, ir.Node], "_PartialShape | None"]
 
 
-def _of_all(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
-    shapes = [known.shape(value) for value in node.inputs if value is not None]
-    present = [shape for shape in shapes if shape is not None]
-    return broadcast(known, present) if present and len(present) == len(shapes) else None
+def _of_all(known: KnownSizes, node: ir.Node) -> _PartialShape:
+    return broadcast(known, [known.shape(value) for value in node.inputs if value is not None])
 
 
-def _of_first(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+def _of_first(known: KnownSizes, node: ir.Node) -> _PartialShape:
     return known.shape(node.inputs[0])
 
 
 def _of_product(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
     left, right = known.shape(node.inputs[0]), known.shape(node.inputs[1])
-    if left is None or right is None or len(left) < 2 or len(right) < 2:
+    if len(left) < 2 or len(right) < 2:
         return None
     return (*broadcast(known, [left[:-2], right[:-2]]), left[-2], right[-1])
 
 
-def _of_gemm(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+def _of_gemm(known: KnownSizes, node: ir.Node) -> _PartialShape:
     left, right = known.shape(node.inputs[0]), known.shape(node.inputs[1])
-    if left is None or right is None:
-        return None
     return (
         left[1 if node.attributes.get_int("transA", 0) else 0],
         right[0 if node.attributes.get_int("transB", 0) else 1],
     )
 
 
-def _of_transpose(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+def _of_transpose(known: KnownSizes, node: ir.Node) -> _PartialShape:
     shape = known.shape(node.inputs[0])
-    if shape is None:
-        return None
     order = node.attributes.get_ints("perm", range(len(shape) - 1, -1, -1))
     return tuple(shape[axis] for axis in order)
 
 
-def _of_gather(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+def _of_gather(known: KnownSizes, node: ir.Node) -> _PartialShape:
     data, indices = known.shape(node.inputs[0]), known.shape(node.inputs[1])
-    if data is None or indices is None:
-        return None
     axis = node.attributes.get_int("axis", 0) % max(len(data), 1)
     return (*data[:axis], *indices, *data[axis + 1 :])
 
@@ -374,58 +259,48 @@ def _of_gather(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
 def _of_gather_nd(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
     data, indices = known.shape(node.inputs[0]), known.shape(node.inputs[1])
     count = indices[-1].number if indices else None
-    if data is None or indices is None or count is None:
+    if count is None:
         return None
     return (*indices[:-1], *data[node.attributes.get_int("batch_dims", 0) + count :])
 
 
 def _of_concat(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
     shapes = [known.shape(value) for value in node.inputs]
-    present = [shape for shape in shapes if shape]
-    if len(present) != len(shapes):
+    if not all(shapes):
         return None
-    axis = node.attributes.get_int("axis", 0) % len(present[0])
-    total = present[0][axis]
-    for shape in present[1:]:
-        total = total + shape[axis]
-    joint: list[Size | None] = list(present[0])
-    for place in range(len(joint)):
-        if place != axis:
-            # They are equal; a number says most.
-            joint[place] = next((shape[place] for shape in present if shape[place].number is not None), joint[place])
-    joint[axis] = total
+    axis = node.attributes.get_int("axis", 0) % len(shapes[0])
+    # Along the other axes they are equal; a number says most.
+    joint = [
+        next((shape[place] for shape in shapes if shape[place].number is not None), size)
+        for place, size in enumerate(shapes[0])
+    ]
+    joint[axis] = sum((shape[axis] for shape in shapes), ZERO)
     return tuple(joint)
 
 
-def _of_unsqueeze(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+def _of_unsqueeze(known: KnownSizes, node: ir.Node) -> _PartialShape:
     shape, axes = known.shape(node.inputs[0]), _axes(known, node)
-    if shape is None or axes is None:
-        return None
     rank = len(shape) + len(axes)
     places = {axis % rank for axis in axes}
     rest = iter(shape)
     return tuple(ONE if place in places else next(rest) for place in range(rank))
 
 
-def _of_squeeze(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+def _of_squeeze(known: KnownSizes, node: ir.Node) -> _PartialShape:
     shape, axes = known.shape(node.inputs[0]), _axes(known, node)
-    if shape is None or axes is None:
-        return None
     places = {axis % len(shape) for axis in axes}
     return tuple(size for place, size in enumerate(shape) if place not in places)
 
 
-def _axes(known: KnownSizes, node: ir.Node) -> list[int] | None:
+def _axes(known: KnownSizes, node: ir.Node) -> list[int]:
     if len(node.inputs) > 1:
         return known.numbers(node.inputs[1])
     # An attribute before opset 13.
-    return list(node.attributes.get_ints("axes", ())) or None
+    return _known(list(node.attributes.get_ints("axes", ())) or None)
 
 
-def _of_reshape(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
-    shape, target = known.shape(node.inputs[0]), known.content(node.inputs[1])
-    if target is None:
-        return None
+def _of_reshape(known: KnownSizes, node: ir.Node) -> _PartialShape:
+    shape, target = known.find_shape(node.inputs[0]), known.content(node.inputs[1])
     is_zero_copied = not node.attributes.get_int("allowzero", 0)
     sizes: list[Size | None] = []
     for place, size in enumerate(target):
@@ -440,24 +315,19 @@ def _of_reshape(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
     return tuple(sizes)
 
 
-def _of_expand(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
-    shape, target = known.shape(node.inputs[0]), known.content(node.inputs[1])
-    return None if shape is None or target is None else broadcast(known, [shape, target])
+def _of_expand(known: KnownSizes, node: ir.Node) -> _PartialShape:
+    return broadcast(known, [known.shape(node.inputs[0]), known.content(node.inputs[1])])
 
 
-def _of_tile(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+def _of_tile(known: KnownSizes, node: ir.Node) -> _PartialShape:
     shape, repeats = known.shape(node.inputs[0]), known.content(node.inputs[1])
-    if shape is None or repeats is None:
-        return None
     return tuple(size * count for size, count in zip(shape, repeats, strict=True))
 
 
-def _of_slice(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
-    shape, ranges = known.shape(node.inputs[0]), slice_ranges(known, node)
-    if shape is None or ranges is None:
-        return None
+def _of_slice(known: KnownSizes, node: ir.Node) -> _PartialShape:
+    shape = known.shape(node.inputs[0])
     sizes: list[Size | None] = list(shape)
-    for axis, (start, end, step) in ranges.items():
+    for axis, (start, end, step) in slice_ranges(known, node).items():
         sizes[axis] = _sliced(shape[axis], start, end, step)
         if sizes[axis] is None and start == ZERO and step == 1 and shape[axis].number is not None and end.is_natural:
             name = f"min({end}, {shape[axis]})"
@@ -480,77 +350,81 @@ def takes_all(size: Size, end: Size) -> bool:
     return end == size or (end.number is not None and end.number >= _LARGEST_END)
 
 
-def slice_ranges(known: KnownSizes, node: ir.Node) -> dict[int, tuple[Size, Size, int]] | None:
-    """Return start, end and step of a slice for each axis it says something of, or None."""
+def is_whole_slice(known: KnownSizes, node: ir.Node) -> bool:
+    """Return True if a Slice takes all elements of its input, in order."""
     shape = known.shape(node.inputs[0])
-    if shape is None or len(node.inputs) < 3:
-        return None
+    return all(
+        step == 1 and start == ZERO and takes_all(shape[axis], end)
+        for axis, (start, end, step) in slice_ranges(known, node).items()
+    )
+
+
+def slice_ranges(known: KnownSizes, node: ir.Node) -> dict[int, tuple[Size, Size, int]]:
+    """Return start, end and step of a slice for each axis it says something of.
+
+    Raises:
+        UnknownSizeError: the rank, or one of them, is unknown.
+    """
+    shape = known.shape(node.inputs[0])
+    if len(node.inputs) < 3:
+        raise UnknownSizeError
     starts, ends = known.content(node.inputs[1]), known.content(node.inputs[2])
-    if starts is None or ends is None:
-        return None
-    has_axes = len(node.inputs) > 3 and node.inputs[3] is not None
+    has_axes, has_steps = (len(node.inputs) > place and node.inputs[place] is not None for place in (3, 4))
     axes = known.numbers(node.inputs[3]) if has_axes else list(range(len(starts)))
-    steps = known.numbers(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] is not None else [1] * len(starts)
-    if axes is None or steps is None or not len(starts) == len(ends) == len(axes) == len(steps):
-        return None
+    steps = known.numbers(node.inputs[4]) if has_steps else [1] * len(starts)
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        raise UnknownSizeError
     return {
         axis % len(shape): (start, end, step) for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)
     }
 
 
 def _of_range(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
-    start, limit, step = (known.scalar(value) for value in node.inputs)
+    start, limit, step = (known.find_scalar(value) for value in node.inputs)
     if start is None or limit is None or step != ONE or not (limit - start).is_natural:
         return None
     return (limit - start,)
 
 
-def _of_shape(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
-    content = _content_of_shape(known, node)
-    return None if content is None else (constant(len(content)),)
+def _of_shape(known: KnownSizes, node: ir.Node) -> _PartialShape:
+    return (constant(len(_content_of_shape(known, node))),)
 
 
-def _of_flatten(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+def _of_flatten(known: KnownSizes, node: ir.Node) -> _PartialShape:
     shape = known.shape(node.inputs[0])
-    if shape is None:
-        return None
     axis = node.attributes.get_int("axis", 1)
     axis = axis + len(shape) if axis < 0 else axis
     return product(shape[:axis]), product(shape[axis:])
 
 
-def _of_reduction(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+def _of_reduction(known: KnownSizes, node: ir.Node) -> _PartialShape:
     shape, places = known.shape(node.inputs[0]), reduced_axes(known, node)
-    if shape is None or places is None:
-        return None
     if node.attributes.get_int("keepdims", 1):
         return tuple(ONE if axis in places else size for axis, size in enumerate(shape))
     return tuple(size for axis, size in enumerate(shape) if axis not in places)
 
 
-def reduced_axes(known: KnownSizes, node: ir.Node) -> frozenset[int] | None:
-    """Return the axes a reduction takes away, counted from the first; None where they are not known."""
+def reduced_axes(known: KnownSizes, node: ir.Node) -> frozenset[int]:
+    """Return the axes a reduction takes away, counted from the first; raises UnknownSizeError if they are unknown."""
     shape, axes = known.shape(node.inputs[0]), _axes(known, node)
-    if shape is None or not axes:
-        return None
-    return frozenset(axis % len(shape) for axis in axes)
+    return frozenset(axis % len(shape) for axis in _known(axes or None))
 
 
 def _parts_of_split(known: KnownSizes, node: ir.Node) -> list[_PartialShape]:
-    shape = known.shape(node.inputs[0])
+    shape = known.find_shape(node.inputs[0])
     if not shape:
         return []
     axis = node.attributes.get_int("axis", 0) % len(shape)
     stated = node.attributes.get_ints("split", ())
     is_stated = bool(stated) or len(node.inputs) > 1
-    parts = tuple(map(constant, stated)) or (known.content(node.inputs[1]) if len(node.inputs) > 1 else None)
+    parts = tuple(map(constant, stated)) or (known.find_content(node.inputs[1]) if len(node.inputs) > 1 else None)
     if parts is None:
         equal = None if is_stated else shape[axis].divided_by(constant(len(node.outputs)))
         return [(*shape[:axis], equal, *shape[axis + 1 :])] * len(node.outputs)
     return [(*shape[:axis], size, *shape[axis + 1 :]) for size in parts]
 
 
-def _of_content(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+def _of_content(known: KnownSizes, node: ir.Node) -> _PartialShape:
     return known.content(node.inputs[0])
 
 
@@ -598,34 +472,34 @@ _Content = tuple[Size, ...]
 _ContentRule = Callable[[KnownSizes, ir.Node], "_Content | None"]
 
 
-def _content_of_shape(known: KnownSizes, node: ir.Node) -> _Content | None:
+def _content_of_shape(known: KnownSizes, node: ir.Node) -> _Content:
     shape = known.shape(node.inputs[0])
-    if shape is None:
-        return None
-    start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", len(shape))
-    return shape[start:end]
+    return shape[node.attributes.get_int("start", 0) : node.attributes.get_int("end", len(shape))]
 
 
-def _content_of_first(known: KnownSizes, node: ir.Node) -> _Content | None:
+def _content_of_first(known: KnownSizes, node: ir.Node) -> _Content:
     return known.content(node.inputs[0])
 
 
+def casts_to_sizes(node: ir.Node) -> bool:
+    """Return True if a Cast keeps whole numbers as they are."""
+    return node.attributes.get_int("to", 0) in (int(ir.DataType.INT64), int(ir.DataType.INT32))
+
+
 def _content_of_cast(known: KnownSizes, node: ir.Node) -> _Content | None:
-    kinds = (int(ir.DataType.INT64), int(ir.DataType.INT32))
-    return known.content(node.inputs[0]) if node.attributes.get_int("to", 0) in kinds else None
+    return known.content(node.inputs[0]) if casts_to_sizes(node) else None
 
 
 def _content_of_gather(known: KnownSizes, node: ir.Node) -> _Content | None:
     content, places = known.content(node.inputs[0]), known.numbers(node.inputs[1])
-    data = known.shape(node.inputs[0])
-    if content is None or places is None or data is None or len(data) != 1:
+    if len(known.shape(node.inputs[0])) != 1 or not all(-len(content) <= place < len(content) for place in places):
         return None
-    return tuple(content[place] for place in places) if all(-len(content) <= p < len(content) for p in places) else None
+    return tuple(content[place] for place in places)
 
 
 def _content_of_slice(known: KnownSizes, node: ir.Node) -> _Content | None:
     content, ranges = known.content(node.inputs[0]), slice_ranges(known, node)
-    if content is None or ranges is None or set(ranges) != {0}:
+    if set(ranges) != {0}:
         return None
     start, end, step = ranges[0]
     if start.number is None or end.number is None:
@@ -634,58 +508,35 @@ def _content_of_slice(known: KnownSizes, node: ir.Node) -> _Content | None:
 
 
 def _content_of_concat(known: KnownSizes, node: ir.Node) -> _Content | None:
-    parts = [known.content(value) for value in node.inputs]
-    shapes = [known.shape(value) for value in node.inputs]
-    if any(part is None for part in parts) or any(shape is None or len(shape) != 1 for shape in shapes):
+    if any(len(known.shape(value)) != 1 for value in node.inputs):
         return None
-    return tuple(size for part in parts if part is not None for size in part)
-
-
-def _content_of_sum(known: KnownSizes, node: ir.Node) -> _Content | None:
-    return _elementwise(known, node, lambda left, right: left + right)
-
-
-def _content_of_difference(known: KnownSizes, node: ir.Node) -> _Content | None:
-    return _elementwise(known, node, lambda left, right: left - right)
-
-
-def _content_of_product(known: KnownSizes, node: ir.Node) -> _Content | None:
-    return _elementwise(known, node, lambda left, right: left * right)
-
-
-def _content_of_quotient(known: KnownSizes, node: ir.Node) -> _Content | None:
-    return _elementwise(known, node, lambda left, right: left.divided_by(right))
+    return tuple(size for value in node.inputs for size in known.content(value))
 
 
 def _elementwise(known: KnownSizes, node: ir.Node, compute: Callable[[Size, Size], Size | None]) -> _Content | None:
     left, right = known.content(node.inputs[0]), known.content(node.inputs[1])
-    if left is None or right is None or (len(left) != len(right) and 1 not in (len(left), len(right))):
+    if len(left) != len(right) and 1 not in (len(left), len(right)):
         return None
     count = max(len(left), len(right))
     pairs = zip(left * (count // len(left)), right * (count // len(right)), strict=True)
-    sizes = [compute(one, other) for one, other in pairs]
-    return tuple(size for size in sizes if size is not None) if None not in sizes else None
+    return tuple(_known(compute(one, other)) for one, other in pairs)
 
 
 def _content_of_choice(known: KnownSizes, node: ir.Node) -> _Content | None:
     """Return what Where(Equal(sizes, constants), then, otherwise) chooses, as Expand with -1 is exported."""
     condition, then, otherwise = node.inputs
-    equal = condition.producer() if condition is not None else None
-    left, right = known.content(then), known.content(otherwise)
-    if equal is None or not is_standard(equal, "Equal") or left is None or right is None or len(left) != len(right):
+    equal = producer_of(condition, "Equal")
+    if equal is None:
         return None
-    one, other = known.content(equal.inputs[0]), known.content(equal.inputs[1])
-    if one is None or other is None or not len(one) == len(other) == len(left):
+    contents = [known.content(value) for value in (*equal.inputs, then, otherwise)]
+    if len({len(content) for content in contents}) > 1:
         return None
     chosen: list[Size] = []
-    for place in range(len(left)):
-        difference = one[place] - other[place]
-        if not difference.terms:
-            chosen.append(left[place])
-        elif _is_never_zero(difference):
-            chosen.append(right[place])
-        else:
+    for left, right, size, other in zip(*contents, strict=True):
+        difference = left - right
+        if difference.terms and not _is_never_zero(difference):
             return None
+        chosen.append(other if difference.terms else size)
     return tuple(chosen)
 
 
@@ -701,10 +552,10 @@ _CONTENTS: Mapping[str, _ContentRule] = {
     "Concat": _content_of_concat,
     "Cast": _content_of_cast,
     **dict.fromkeys(("Identity", "Unsqueeze", "Squeeze", "Reshape"), _content_of_first),
-    "Add": _content_of_sum,
-    "Sub": _content_of_difference,
-    "Mul": _content_of_product,
-    "Div": _content_of_quotient,
+    "Add": partial(_elementwise, compute=operator.add),
+    "Sub": partial(_elementwise, compute=operator.sub),
+    "Mul": partial(_elementwise, compute=operator.mul),
+    "Div": partial(_elementwise, compute=Size.divided_by),
     "Where": _content_of_choice,
 }
 """Operator → rule for the elements of a small tensor of whole numbers that it makes."""

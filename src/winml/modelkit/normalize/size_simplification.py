@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,175 +10,17 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from winml.modelkit.graph.operators import ONNX_DOMAINS, is_operator, producer_of
+from winml.modelkit.normalize.grids import Grids, counts_flat, counts_through
 from winml.modelkit.normalize.size_propagation import (
-    ONE,
-    ZERO,
     KnownSizes,
     Shape,
-    Size,
-    constant,
-    is_standard,
+    UnknownSizeError,
+    is_whole_slice,
     learn_sizes,
-    product,
     reduced_axes,
-    slice_ranges,
-    takes_all,
 )
-
-# --- Tensors of whole numbers that count along their axes, as masks compute positions.
-#
-# A mask is exported as arithmetic on positions: which row, which query, which key. With fixed sizes it is computed
-# once; with open ones the arithmetic stays. Most of it says nothing: every position is at least zero, and an element
-# for every position in order is the tensor itself.
-
-
-_COMPARISONS = ("GreaterOrEqual", "Greater", "LessOrEqual", "Less")
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A tensor whose element is ``start`` plus, for some axes, a step times the position on the axis."""
-
-    steps: tuple[tuple[int, Size], ...]
-    """Axis, counted from the last, which is -1, with its step."""
-    start: Size
-
-    def __add__(self, other: Grid) -> Grid:
-        sums = dict(self.steps)
-        for axis, step in other.steps:
-            sums[axis] = sums.get(axis, ZERO) + step
-        return Grid(tuple(sorted((axis, step) for axis, step in sums.items() if step.terms)), self.start + other.start)
-
-    def times(self, factor: Size) -> Grid:
-        """Return the grid multiplied by a size."""
-        steps = tuple((axis, step * factor) for axis, step in self.steps) if factor.terms else ()
-        return Grid(steps, self.start * factor)
-
-
-@dataclass
-class Grids:
-    """What is known of grids."""
-
-    known: KnownSizes
-    grids: dict[ir.Value, Grid] = field(default_factory=dict)
-
-    def learn(self, node: ir.Node) -> None:
-        """Learn what a node makes; those before it come first."""
-        if node.domain not in ("", "ai.onnx") or len(node.outputs) != 1:
-            return
-        output = node.outputs[0]
-        grid = self._constant_grid(node)
-        shape = self.known.shape(output)
-        if grid is not None and shape is not None:
-            # Along an axis of one element there is nothing to count.
-            steps = tuple((axis, step) for axis, step in grid.steps if shape[axis] != ONE)
-            self.grids[output] = Grid(steps, grid.start)
-
-    def grid(self, value: ir.Value | None) -> Grid | None:
-        """Return the grid a value is, or None."""
-        if value is None:
-            return None
-        if value not in self.grids and (scalar := self.known.scalar(value)) is not None:
-            return Grid((), scalar)
-        return self.grids.get(value)
-
-    def is_always_true(self, node: ir.Node) -> bool:
-        """Say whether a comparison of two grids is true everywhere."""
-        if not is_standard(node, *_COMPARISONS):
-            return False
-        left, right = self.grid(node.inputs[0]), self.grid(node.inputs[1])
-        if left is None or right is None:
-            return False
-        if node.op_type.startswith("Less"):
-            left, right = right, left
-        difference = left + right.times(constant(-1))
-        least = difference.start if node.op_type.endswith("Equal") else difference.start - ONE
-        return least.is_natural and all(step.is_natural for _, step in difference.steps)
-
-    def counts_through(self, indices: Sequence[Grid], shape: Shape, sizes: Shape) -> bool:
-        """Say whether indices of each axis of a tensor name all its elements in order.
-
-        Args:
-            indices: For each axis of the tensor that is indexed, the grid of its indices.
-            shape: Of the indices, which is the same for each.
-            sizes: Of the axes that are indexed.
-        """
-        axes = []
-        for grid, size in zip(indices, sizes, strict=True):
-            if size == ONE and not grid.steps and grid.start == ZERO:
-                continue
-            if len(grid.steps) != 1 or grid.start != ZERO or grid.steps[0][1] != ONE:
-                return False
-            axis = grid.steps[0][0]
-            if shape[axis] != size:
-                return False
-            axes.append(axis)
-        others = [size for axis, size in enumerate(shape, -len(shape)) if axis not in axes]
-        return axes == sorted(set(axes)) and all(size == ONE for size in others)
-
-    def counts_flat(self, grid: Grid, shape: Shape, size: Size) -> bool:
-        """Say whether a grid of this shape is 0, 1, 2, … up to a size, in the order of its elements."""
-        count = ONE
-        steps = dict(grid.steps)
-        for axis in range(-1, -len(shape) - 1, -1):
-            if shape[axis] == ONE:
-                continue
-            if steps.get(axis) != count:
-                return False
-            count = count * shape[axis]
-        return grid.start == ZERO and count == size
-
-    def _constant_grid(self, node: ir.Node) -> Grid | None:
-        if is_standard(node, "Range"):
-            start, step = self.known.scalar(node.inputs[0]), self.known.scalar(node.inputs[2])
-            return Grid(((-1, ONE),), start) if start is not None and step == ONE else None
-        if is_standard(node, "Add", "Sub", "Mul"):
-            return self._arithmetic(node)
-        grid = self.grid(node.inputs[0]) if node.inputs else None
-        if grid is None:
-            return None
-        if is_standard(node, "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Slice"):
-            return self._moved(node, grid)
-        if is_standard(node, "Cast"):
-            kinds = (int(ir.DataType.INT64), int(ir.DataType.INT32))
-            return grid if node.attributes.get_int("to", 0) in kinds else None
-        return grid if is_standard(node, "Identity", "Expand") else None
-
-    def _arithmetic(self, node: ir.Node) -> Grid | None:
-        left, right = self.grid(node.inputs[0]), self.grid(node.inputs[1])
-        if left is None or right is None:
-            return None
-        if is_standard(node, "Mul"):
-            if not right.steps:
-                return left.times(right.start)
-            return right.times(left.start) if not left.steps else None
-        return left + (right if is_standard(node, "Add") else right.times(constant(-1)))
-
-    def _moved(self, node: ir.Node, grid: Grid) -> Grid | None:
-        """Return the grid after its axes have moved; None where they are not followed."""
-        before, after = self.known.shape(node.inputs[0]), self.known.shape(node.outputs[0])
-        if before is None or after is None:
-            return None
-        if is_standard(node, "Slice"):
-            ranges = slice_ranges(self.known, node)
-            complete = ranges is not None and all(
-                step == 1 and start == ZERO and takes_all(before[axis], end)
-                for axis, (start, end, step) in ranges.items()
-            )
-            return grid if complete else None
-        if is_standard(node, "Transpose"):
-            order = node.attributes.get_ints("perm", range(len(before) - 1, -1, -1))
-            places = {old - len(before): new - len(after) for new, old in enumerate(order)}
-        else:
-            wide = [[axis for axis, size in enumerate(s, -len(s)) if size != ONE] for s in (before, after)]
-            if [before[axis] for axis in wide[0]] != [after[axis] for axis in wide[1]]:
-                return None
-            places = dict(zip(*wide, strict=True))
-        return Grid(tuple(sorted((places[axis], step) for axis, step in grid.steps)), grid.start)
-
-
-# --- Tensors that hold one number everywhere, as the mask of a model that masks nothing.
-
+from winml.modelkit.normalize.sizes import ONE, Size, constant, product
 
 _MOST_READ = 1 << 16
 """Elements. Chosen: a mask of 256 tokens; a weight is not read."""
@@ -203,9 +46,12 @@ class _Uniforms:
 
     def learn(self, node: ir.Node) -> None:
         """Learn what a node makes; those before it come first."""
-        if node.domain not in ("", "ai.onnx") or len(node.outputs) != 1:
+        if node.domain not in ONNX_DOMAINS or len(node.outputs) != 1:
             return
-        number = self._constant_number(node)
+        try:
+            number = self._constant_number(node)
+        except UnknownSizeError:
+            return
         if number is not None and node.outputs[0].dtype is not None:
             self.numbers[node.outputs[0]] = number.astype(node.outputs[0].dtype.numpy())
 
@@ -223,21 +69,16 @@ class _Uniforms:
         if not node.inputs:
             return None
         numbers = [self.number(value) for value in node.inputs]
-        if is_standard(node, *_MOVES, "Cast"):
+        if is_operator(node, *_MOVES, "Cast"):
             return numbers[0]
-        if is_standard(node, *_COMPUTED) and None not in numbers:
+        if is_operator(node, *_COMPUTED) and None not in numbers:
             with np.errstate(all="ignore"):
                 return np.asarray(_COMPUTED[node.op_type](*numbers))[()]
-        if is_standard(node, "ReduceSum") and numbers[0] is not None:
-            return self._sum(node, numbers[0])
+        if is_operator(node, "ReduceSum") and numbers[0] is not None:
+            shape = self.known.shape(node.inputs[0])
+            count = product(shape[axis] for axis in reduced_axes(self.known, node)).number
+            return None if count is None else np.asarray(numbers[0] * count)[()]
         return None
-
-    def _sum(self, node: ir.Node, number: Any) -> Any:
-        shape, axes = self.known.shape(node.inputs[0]), reduced_axes(self.known, node)
-        if shape is None or axes is None:
-            return None
-        count = product(shape[axis] for axis in axes).number
-        return None if count is None else np.asarray(number * count)[()]
 
 
 def _number_of(tensor: ir.TensorProtocol) -> Any:
@@ -248,9 +89,6 @@ def _number_of(tensor: ir.TensorProtocol) -> Any:
     elements = tensor.numpy().reshape(-1)
     number = elements[0]
     return number if bool((elements == number).all()) else None
-
-
-# --- Removes what a graph with dynamic dimensions computes about its sizes although it is known.
 
 
 _RESHAPES = ("Reshape", "Flatten", "Unsqueeze", "Squeeze")
@@ -290,14 +128,19 @@ class SizeSimplificationPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Simplify the main graph."""
         known = learn_sizes(model.graph)
-        grids = Grids(known)
-        work = _Simplification(model.graph, known, grids, _Uniforms(known, grids), _possibly_empty(model.graph, known))
+        work = _Simplification(model.graph, known, _possibly_empty(model.graph, known))
         changed = False
         for node in list(model.graph):
             work.grids.learn(node)
             work.uniforms.learn(node)
-            for rule in _RULES:
-                changed |= rule(work, node)
+            for general_rule in (_replace_known_content, _replace_repetition):
+                with contextlib.suppress(UnknownSizeError):
+                    changed |= general_rule(work, node)
+            for operator, rule in _RULES:
+                source = node.inputs[0] if is_operator(node, operator) else None
+                if source is not None:
+                    with contextlib.suppress(UnknownSizeError):
+                        changed |= rule(work, node, source)
         changed |= _state_shapes(model.graph, known)
         return ir.passes.PassResult(model, changed)
 
@@ -308,14 +151,16 @@ class _Simplification:
 
     graph: ir.Graph
     known: KnownSizes
-    grids: Grids
-    uniforms: _Uniforms
     possibly_empty: frozenset[str]
     contents: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
     """Type, shape and elements of a tensor of sizes → the first that has them."""
     made: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
     """Operator, inputs and attributes → what the first node of them makes."""
     constants: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.grids = Grids(self.known)
+        self.uniforms = _Uniforms(self.known, self.grids)
 
     def constant(self, numbers: Sequence[int], shape: Sequence[int], dtype: ir.DataType, name: str) -> ir.Value:
         """Return an initializer with these whole numbers."""
@@ -331,8 +176,14 @@ class _Simplification:
 
     def identity_of(self, value: ir.Value | None) -> object:
         """Return what is equal for values that are the same: small constants by what is in them."""
-        numbers = self.known.numbers(value) if value is not None and value.const_value is not None else None
-        return value if value is None or numbers is None else (value.dtype, self.known.shape(value), tuple(numbers))
+        if value is None or value.const_value is None:
+            return value
+        content = self.known.find_content(value)
+        return value if content is None else (value.dtype, self.known.find_shape(value), content)
+
+    def has_shape_of(self, value: ir.Value, node: ir.Node) -> bool:
+        """Return True if a value has the shape of what a node makes."""
+        return self.known.shape(value) == self.known.shape(node.outputs[0])
 
     def pass_on(self, node: ir.Node, value: ir.Value) -> bool:
         """Make a node hand on a value as it is."""
@@ -349,7 +200,7 @@ class _Simplification:
             open_places: Axes that the graph already leaves to the operator to find out.
         """
         sources = _before_reshapes(source)
-        shapes = {value: shape for value in sources if (shape := self.known.shape(value)) is not None}
+        shapes = {value: shape for value in sources if (shape := self.known.find_shape(value)) is not None}
         same = next((value for value, shape in reversed(shapes.items()) if shape == target), None)
         if same is not None:
             return self.pass_on(node, same)
@@ -357,9 +208,11 @@ class _Simplification:
             numbers = self._target_numbers(shape, target, open_places)
             if numbers is None:
                 continue
-            stated = self.known.numbers(node.inputs[1]) if is_standard(node, "Reshape") else None
-            if value is node.inputs[0] and stated in (numbers, [size.number for size in target]):
-                return False
+            if is_operator(node, "Reshape") and value is node.inputs[0]:
+                content = self.known.find_content(node.inputs[1])
+                is_constant = content is not None and all(size.number is not None for size in content)
+                if is_constant and content in (tuple(map(constant, numbers)), target):
+                    return False
             shape_value = self.constant(numbers, [len(numbers)], ir.DataType.INT64, f"{node.outputs[0].name}_shape")
             _become(node, "Reshape", [value, shape_value])
             return True
@@ -395,7 +248,7 @@ def _become(node: ir.Node, operator: str, inputs: Sequence[ir.Value]) -> None:
 def _before_reshapes(value: ir.Value) -> list[ir.Value]:
     """Return a value and those it is a reshape of, itself first."""
     values = [value]
-    while (node := values[-1].producer()) is not None and is_standard(node, *_RESHAPES) and node.inputs[0] is not None:
+    while (node := values[-1].producer()) is not None and is_operator(node, *_RESHAPES) and node.inputs[0] is not None:
         values.append(node.inputs[0])
     return values
 
@@ -415,18 +268,18 @@ def _possibly_empty(graph: ir.Graph, known: KnownSizes) -> frozenset[str]:
     names: frozenset[str] = frozenset()
     inputs = set(graph.inputs)
     for node in graph:
-        shapes = [(value, known.shape(value)) for value in node.inputs]
-        if is_standard(node, "Concat"):
+        shapes = [(value, known.find_shape(value)) for value in node.inputs]
+        if is_operator(node, "Concat"):
             axis = node.attributes.get_int("axis", 0)
             names = names.union(*(_names_in(shape[axis]) for _, shape in shapes if shape))
-        elif node.domain not in ("", "ai.onnx"):
+        elif node.domain not in ONNX_DOMAINS:
             names = names.union(
                 *(_names_in(size) for value, shape in shapes if value in inputs for size in shape or ())
             )
     return names
 
 
-# Rules. Each says whether it changed the graph.
+# Rules. Each returns True if it changed the graph.
 
 
 def _is_free(node: ir.Node) -> bool:
@@ -437,30 +290,27 @@ def _is_free(node: ir.Node) -> bool:
 def _replace_known_content(work: _Simplification, node: ir.Node) -> bool:
     output = node.outputs[0]
     content, shape = work.known.contents.get(output), work.known.shape(output)
-    if content is None or shape is None or output.dtype is None or not _is_free(node):
+    if content is None or output.dtype is None or not _is_free(node):
         return False
-    numbers, sizes = [size.number for size in content], [size.number for size in shape]
-    if None not in numbers and None not in sizes:
-        found = [number for number in numbers if number is not None]
-        dims = [size for size in sizes if size is not None]
-        output.replace_all_uses_with(work.constant(found, dims, output.dtype, f"{output.name}_known"))
+    numbers = [size.number for size in content if size.number is not None]
+    sizes = [size.number for size in shape if size.number is not None]
+    if len(numbers) == len(content) and len(sizes) == len(shape):
+        output.replace_all_uses_with(work.constant(numbers, sizes, output.dtype, f"{output.name}_known"))
         return True
-    first = work.contents.setdefault((output.dtype, shape, content), output)
-    return _use(first, output)
+    return _use(work.contents.setdefault((output.dtype, shape, content), output), output)
 
 
 def _replace_repetition(work: _Simplification, node: ir.Node) -> bool:
     """Let the readers of a tensor that counts read the first that is made in the same way."""
     if len(node.outputs) != 1 or node.outputs[0].dtype not in _COUNTING_TYPES or not _is_free(node):
         return False
-    if node.domain not in ("", "ai.onnx") or node.op_type in _RANDOM:
+    if node.domain not in ONNX_DOMAINS or node.op_type in _RANDOM:
         return False
     if any(item.type not in _PLAIN_ATTRIBUTES for item in node.attributes.values()):
         return False
     attributes = tuple(sorted((name, str(item.value)) for name, item in node.attributes.items()))
     inputs = tuple(work.identity_of(value) for value in node.inputs)
-    first = work.made.setdefault((node.op_type, inputs, attributes), node.outputs[0])
-    return _use(first, node.outputs[0])
+    return _use(work.made.setdefault((node.op_type, inputs, attributes), node.outputs[0]), node.outputs[0])
 
 
 def _use(first: ir.Value, value: ir.Value) -> bool:
@@ -470,104 +320,73 @@ def _use(first: ir.Value, value: ir.Value) -> bool:
     return True
 
 
-def _simplify_reshape(work: _Simplification, node: ir.Node) -> bool:
-    if not is_standard(node, "Reshape") or node.inputs[0] is None:
-        return False
-    target, requested = work.known.shape(node.outputs[0]), work.known.content(node.inputs[1])
-    if target is None:
-        return False
-    open_places = [axis for axis, size in enumerate(requested or ()) if size.number == -1]
-    return work.reshape(node, node.inputs[0], target, open_places)
+def _simplify_reshape(work: _Simplification, node: ir.Node, source: ir.Value) -> bool:
+    requested = work.known.find_content(node.inputs[1]) or ()
+    open_places = [axis for axis, size in enumerate(requested) if size.number == -1]
+    return work.reshape(node, source, work.known.shape(node.outputs[0]), open_places)
 
 
-def _simplify_unsqueeze(work: _Simplification, node: ir.Node) -> bool:
+def _simplify_unsqueeze(work: _Simplification, node: ir.Node, source: ir.Value) -> bool:
     """Join an Unsqueeze with the one before it."""
-    if not is_standard(node, "Unsqueeze") or len(node.inputs) < 2:
+    inner = producer_of(source, "Unsqueeze")
+    if inner is None or len(node.inputs) < 2 or len(inner.inputs) < 2 or inner.inputs[0] is None:
         return False
-    inner = node.inputs[0].producer() if node.inputs[0] is not None else None
-    outer_axes = work.known.numbers(node.inputs[1])
-    if inner is None or not is_standard(inner, "Unsqueeze") or len(inner.inputs) < 2 or outer_axes is None:
-        return False
-    inner_axes, source = work.known.numbers(inner.inputs[1]), inner.inputs[0]
-    shape = work.known.shape(source)
-    if inner_axes is None or shape is None or source is None:
-        return False
-    places: list[int | None] = list(range(len(shape)))
-    for axes in (inner_axes, outer_axes):
+    places: list[int | None] = list(range(len(work.known.shape(inner.inputs[0]))))
+    for axes in (work.known.numbers(inner.inputs[1]), work.known.numbers(node.inputs[1])):
         rank = len(places) + len(axes)
         new, rest = {axis % rank for axis in axes}, iter(places)
         places = [None if place in new else next(rest) for place in range(rank)]
     axes = [place for place, source_axis in enumerate(places) if source_axis is None]
     value = work.constant(axes, [len(axes)], ir.DataType.INT64, f"{node.outputs[0].name}_axes")
-    _become(node, "Unsqueeze", [source, value])
+    _become(node, "Unsqueeze", [inner.inputs[0], value])
     return True
 
 
-def _remove_slice(work: _Simplification, node: ir.Node) -> bool:
-    shape = work.known.shape(node.inputs[0]) if is_standard(node, "Slice") else None
-    ranges = slice_ranges(work.known, node) if shape is not None else None
-    if shape is None or ranges is None or node.inputs[0] is None:
-        return False
-    for axis, (start, end, step) in ranges.items():
-        if start != ZERO or step != 1 or not takes_all(shape[axis], end):
-            return False
-    return work.pass_on(node, node.inputs[0])
+def _remove_slice(work: _Simplification, node: ir.Node, source: ir.Value) -> bool:
+    return is_whole_slice(work.known, node) and work.pass_on(node, source)
 
 
-def _remove_expand(work: _Simplification, node: ir.Node) -> bool:
-    if not is_standard(node, "Expand") or node.inputs[0] is None:
-        return False
-    shape = work.known.shape(node.inputs[0])
-    return shape is not None and shape == work.known.shape(node.outputs[0]) and work.pass_on(node, node.inputs[0])
+def _remove_expand(work: _Simplification, node: ir.Node, source: ir.Value) -> bool:
+    return work.has_shape_of(source, node) and work.pass_on(node, source)
 
 
-def _remove_transpose(work: _Simplification, node: ir.Node) -> bool:
-    order = node.attributes.get_ints("perm", ()) if is_standard(node, "Transpose") else ()
-    if not order or node.inputs[0] is None or list(order) != list(range(len(order))):
-        return False
-    return work.pass_on(node, node.inputs[0])
+def _remove_transpose(work: _Simplification, node: ir.Node, source: ir.Value) -> bool:
+    order = list(node.attributes.get_ints("perm", ()))
+    return bool(order) and order == sorted(order) and work.pass_on(node, source)
 
 
-def _remove_addition_of_nothing(work: _Simplification, node: ir.Node) -> bool:
-    if not is_standard(node, "Add"):
-        return False
+def _remove_addition_of_nothing(work: _Simplification, node: ir.Node, _source: ir.Value) -> bool:
     for value, other in (node.inputs, node.inputs[::-1]):
         number = work.uniforms.number(other)
         if value is None or other is None or number is None or number != 0:
             continue
         # A fraction that is stated stays: an optimizer may do that.
         if other.producer() is not None or other.dtype in _COUNTING_TYPES:
-            return work.known.shape(value) == work.known.shape(node.outputs[0]) and work.pass_on(node, value)
+            return work.has_shape_of(value, node) and work.pass_on(node, value)
     return False
 
 
-def _simplify_where(work: _Simplification, node: ir.Node) -> bool:
+def _simplify_where(work: _Simplification, node: ir.Node, source: ir.Value) -> bool:
     """Take the side that a condition chooses everywhere."""
-    condition = work.uniforms.number(node.inputs[0]) if is_standard(node, "Where") else None
-    if condition is None:
-        return False
-    chosen = node.inputs[1 if condition else 2]
-    if chosen is None or work.known.shape(chosen) != work.known.shape(node.outputs[0]):
-        return False
-    return work.pass_on(node, chosen)
+    condition = work.uniforms.number(source)
+    chosen = None if condition is None else node.inputs[1 if condition else 2]
+    return chosen is not None and work.has_shape_of(chosen, node) and work.pass_on(node, chosen)
 
 
-def _simplify_and(work: _Simplification, node: ir.Node) -> bool:
+def _simplify_and(work: _Simplification, node: ir.Node, _source: ir.Value) -> bool:
     """Leave out the side of an And that is true everywhere."""
-    if not is_standard(node, "And"):
-        return False
     left, right = node.inputs
     retained = right if work.uniforms.number(left) else left if work.uniforms.number(right) else None
     shape = work.known.shape(node.outputs[0])
-    if retained is None or shape is None:
+    if retained is None:
         return False
-    if work.known.shape(retained) == shape:
+    if work.known.find_shape(retained) == shape:
         return work.pass_on(node, retained)
     # What follows brings it to its shape in any case.
     readers = list(node.outputs[0].consumers())
-    if not _is_free(node) or not all(is_standard(reader, "Expand") for reader in readers):
+    if not _is_free(node) or not all(is_operator(reader, "Expand") for reader in readers):
         return False
-    wide = [reader for reader in readers if _covers(work.known.content(reader.inputs[1]), shape)]
+    wide = [reader for reader in readers if _covers(work.known.find_content(reader.inputs[1]), shape)]
     for reader in wide:
         reader.replace_input_with(0, retained)
     return bool(wide)
@@ -580,78 +399,63 @@ def _covers(target: Shape | None, shape: Shape) -> bool:
     return all(size in (ONE, requested) for size, requested in zip(shape[::-1], target[::-1], strict=False))
 
 
-def _simplify_gather(work: _Simplification, node: ir.Node) -> bool:
+def _simplify_gather(work: _Simplification, node: ir.Node, source: ir.Value) -> bool:
     """Make a Gather of all elements in order a reshape."""
-    if not is_standard(node, "Gather") or node.attributes.get_int("axis", 0) != 0 or node.inputs[0] is None:
+    data, indices = work.known.shape(source), work.known.shape(node.inputs[1])
+    grid, target = work.grids.grid(node.inputs[1]), work.known.shape(node.outputs[0])
+    if node.attributes.get_int("axis", 0) != 0 or not data or not indices or not grid.steps:
         return False
-    data, indices = work.known.shape(node.inputs[0]), work.known.shape(node.inputs[1])
-    grid = work.grids.grid(node.inputs[1])
-    target = work.known.shape(node.outputs[0])
-    if not data or not indices or grid is None or not grid.steps or target is None:
-        return False
-    return work.grids.counts_flat(grid, indices, data[0]) and work.reshape(node, node.inputs[0], target)
+    return counts_flat(grid, indices, data[0]) and work.reshape(node, source, target)
 
 
-def _simplify_gather_nd(work: _Simplification, node: ir.Node) -> bool:
+def _simplify_gather_nd(work: _Simplification, node: ir.Node, source: ir.Value) -> bool:
     """Make a GatherND of all elements in order a reshape."""
-    if not is_standard(node, "GatherND") or node.attributes.get_int("batch_dims", 0) != 0 or node.inputs[0] is None:
-        return False
-    joined = node.inputs[1].producer() if node.inputs[1] is not None else None
-    data, indices = work.known.shape(node.inputs[0]), work.known.shape(node.inputs[1])
+    joined = producer_of(node.inputs[1], "Concat")
+    data, indices = work.known.shape(source), work.known.shape(node.inputs[1])
     target = work.known.shape(node.outputs[0])
-    if joined is None or not is_standard(joined, "Concat") or data is None or indices is None or target is None:
+    if joined is None or len(joined.inputs) > len(data) or node.attributes.get_int("batch_dims", 0) != 0:
         return False
-    if joined.attributes.get_int("axis", 0) not in (-1, len(indices) - 1) or len(joined.inputs) > len(data):
+    if joined.attributes.get_int("axis", 0) not in (-1, len(indices) - 1):
         return False
-    if any((work.known.shape(value) or (ZERO,))[-1] != ONE for value in joined.inputs):
+    if any(work.known.shape(value)[-1:] != (ONE,) for value in joined.inputs):
         return False
     grids = [work.grids.grid(value) for value in joined.inputs]
-    parts = [grid for grid in grids if grid is not None]
-    if len(parts) != len(grids):
-        return False
-    is_all = work.grids.counts_through(parts, (*indices[:-1], ONE), data[: len(parts)])
-    return is_all and work.reshape(node, node.inputs[0], target)
+    is_all = counts_through(grids, (*indices[:-1], ONE), data[: len(grids)])
+    return is_all and work.reshape(node, source, target)
 
 
-def _join_transposition(work: _Simplification, node: ir.Node) -> bool:
+def _join_transposition(work: _Simplification, outer: ir.Node, source: ir.Value) -> bool:
     """Make of a transposition of the last two axes between two reshapes of those before them one Transpose."""
-    outer = node
-    if not is_standard(outer, "Reshape"):
+    middle = producer_of(source, "Transpose")
+    inner = producer_of(middle.inputs[0], "Reshape") if middle is not None else None
+    if middle is None or inner is None or inner.inputs[0] is None:
         return False
-    middle = outer.inputs[0].producer() if outer.inputs[0] is not None else None
-    if middle is None or not is_standard(middle, "Transpose"):
-        return False
-    inner = middle.inputs[0].producer() if middle.inputs[0] is not None else None
-    if inner is None or not is_standard(inner, "Reshape") or inner.inputs[0] is None:
-        return False
-    order = list(middle.attributes.get_ints("perm", ()))
-    source, target = work.known.shape(inner.inputs[0]), work.known.shape(outer.outputs[0])
+    shape, target = work.known.shape(inner.inputs[0]), work.known.shape(outer.outputs[0])
     merged = work.known.shape(inner.outputs[0])
-    if source is None or target is None or merged is None or len(merged) != 3 or order != [0, 2, 1]:
+    if len(merged) != 3 or list(middle.attributes.get_ints("perm", ())) != [0, 2, 1]:
         return False
-    if len(source) < 3 or merged[1:] != source[-2:] or target != (*source[:-2], source[-1], source[-2]):
+    if len(shape) < 3 or merged[1:] != shape[-2:] or target != (*shape[:-2], shape[-1], shape[-2]):
         return False
     _become(outer, "Transpose", [inner.inputs[0]])
-    rank = len(source)
+    rank = len(shape)
     outer.attributes["perm"] = ir.AttrInt64s("perm", [*range(rank - 2), rank - 1, rank - 2])
     return True
 
 
-_RULES: tuple[Callable[[_Simplification, ir.Node], bool], ...] = (
-    _replace_known_content,
-    _replace_repetition,
-    _simplify_unsqueeze,
-    _remove_slice,
-    _remove_expand,
-    _remove_transpose,
-    _remove_addition_of_nothing,
-    _simplify_where,
-    _simplify_and,
-    _simplify_gather,
-    _simplify_gather_nd,
-    _join_transposition,
-    _simplify_reshape,
+_RULES: tuple[tuple[str, Callable[[_Simplification, ir.Node, ir.Value], bool]], ...] = (
+    ("Unsqueeze", _simplify_unsqueeze),
+    ("Slice", _remove_slice),
+    ("Expand", _remove_expand),
+    ("Transpose", _remove_transpose),
+    ("Add", _remove_addition_of_nothing),
+    ("Where", _simplify_where),
+    ("And", _simplify_and),
+    ("Gather", _simplify_gather),
+    ("GatherND", _simplify_gather_nd),
+    ("Reshape", _join_transposition),
+    ("Reshape", _simplify_reshape),
 )
+"""Operator → rule for its nodes, in order; takes a node and its first input."""
 
 
 def _state_shapes(graph: ir.Graph, known: KnownSizes) -> bool:
@@ -662,20 +466,17 @@ def _state_shapes(graph: ir.Graph, known: KnownSizes) -> bool:
             shape = known.shapes.get(value)
             if shape is None or value.is_graph_output() or (value.shape is not None and value.shape.is_static()):
                 continue
-            stated: Sequence[int | ir.SymbolicDim | None] = (
-                list(value.shape) if value.shape is not None else [None] * len(shape)
-            )
-            better = [_stated(size, old, known.names) for size, old in zip(shape, stated, strict=True)]
-            if better != [old.value if isinstance(old, ir.SymbolicDim) else old for old in stated]:
+            stated = [size.value if isinstance(size, ir.SymbolicDim) else size for size in value.shape or ()]
+            stated = stated or [None] * len(shape)
+            better = [_stated_size(size, old, known.names) for size, old in zip(shape, stated, strict=True)]
+            if better != stated:
                 value.shape = ir.Shape(better)
                 changed = True
     return changed
 
 
-def _stated(size: Size, old: int | ir.SymbolicDim | None, names: frozenset[str]) -> int | str | None:
-    """Return the words for a size in a file: those of the inputs' names, or what stood there."""
+def _stated_size(size: Size, old: int | str | None, names: frozenset[str]) -> int | str | None:
+    """Return a size as a file states it: in the names of the inputs, else the stated size."""
     if size.number is not None:
         return size.number
-    if all(name in names for term, _ in size.terms for name in term):
-        return str(size)
-    return old.value if isinstance(old, ir.SymbolicDim) else old
+    return str(size) if all(name in names for term, _ in size.terms for name in term) else old
