@@ -12,7 +12,7 @@ import pytest
 
 from graphs import operators, parse, tags
 from winml.modelkit.optimize.attention_fusion import AttentionFusionPass
-from winml.modelkit.optimize.graph_matching import GraphCensus
+from winml.modelkit.optimize.census import GraphCensus
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import optimize
 from winml.modelkit.runtime.sessions import run_onnx

@@ -16,7 +16,7 @@ from unit.optimize.capability_graphs import CASES, CapabilityCase
 from winml.modelkit.errors import UsageError
 from winml.modelkit.hierarchy.tagging import measure_coverage
 from winml.modelkit.optimize.capabilities import CAPABILITIES
-from winml.modelkit.optimize.graph_matching import GraphCensus
+from winml.modelkit.optimize.census import GraphCensus
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import OptimizeResult, optimize
 from winml.modelkit.runtime.graph_inputs import draw_feeds, graph_inputs

@@ -16,7 +16,7 @@ from graphs import answer, operators, parse, tags
 from winml.modelkit.errors import ConfigError, OptimizeError, UsageError
 from winml.modelkit.hierarchy.tagging import NodeTag, all_nodes, clear_tag, write_tag
 from winml.modelkit.optimize.capabilities import CAPABILITIES, LEVELS, UNUSED_TRANSFORMERS
-from winml.modelkit.optimize.graph_matching import GraphCensus
+from winml.modelkit.optimize.census import GraphCensus
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import optimize, order_nodes
 from winml.modelkit.options import parse_options

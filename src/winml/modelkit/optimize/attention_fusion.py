@@ -7,27 +7,30 @@ Runtime's and onnxscript's own attention fusions match older forms and find none
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
+from winml.modelkit.graph.operators import is_operator, producer_of
 from winml.modelkit.graph.stage import GraphPass
 from winml.modelkit.optimize.graph_matching import (
+    CONTRIB_DOMAIN,
+    NodeBuilder,
+    before_transpose,
     behind_nan_guard,
     constant_number,
     has_one_use,
-    is_operator,
     only_user,
     permutation_of,
     rank_of,
     same_shape,
     same_size,
+    scope_of,
+    shape_of,
+    take_over,
     without_scale,
 )
-
-CONTRIB = "com.microsoft"
 
 _TO_HEADS, _TO_KEYS, _SWAPPED = (0, 2, 1, 3), (0, 2, 3, 1), (0, 1, 3, 2)
 """Specified by the operator's layout, permutations of [batch, sequence, heads, size]: heads before the sequence; the
@@ -100,7 +103,7 @@ class AttentionFusionPass(GraphPass):
                 _replace_attention(match)
                 count += 1
         if count:
-            model.opset_imports.setdefault(CONTRIB, 1)
+            model.opset_imports.setdefault(CONTRIB_DOMAIN, 1)
         return ir.passes.PassResult(model, bool(count))
 
 
@@ -130,40 +133,33 @@ def _match_attention(softmax: ir.Node) -> _Attention | None:
 
 def _match_head_join(probabilities: ir.Value) -> tuple[ir.Node, ir.Value | None, ir.Node] | None:
     """Return the product with the values, the rows of it that are set to zero, and the reshape that joins the heads."""
-    context = only_user(probabilities)
-    if context is None or not is_operator(context, "MatMul") or context.inputs[0] is not probabilities:
+    context = only_user(probabilities, "MatMul")
+    if context is None or context.inputs[0] is not probabilities:
         return None
     user, zeroed = only_user(context.outputs[0]), None
     if user is not None and is_operator(user, "Where"):
         zeroed = user.inputs[0]
-        if (
-            user.inputs[2] is not context.outputs[0]
-            or constant_number(user.inputs[1]) != 0.0
-            or not _is_of_rows(zeroed)
-        ):
+        # The same for all heads and all of a row (case 4).
+        condition = shape_of(zeroed, 4)
+        if condition is None or condition[1] != 1 or condition[3] != 1:
+            return None
+        if user.inputs[2] is not context.outputs[0] or constant_number(user.inputs[1]) != 0.0:
             return None
         user = only_user(user.outputs[0])
     if user is not None and is_operator(user, "Reshape") and same_shape(user.outputs[0], context.outputs[0]):
         user = only_user(user.outputs[0])
     if user is None or not is_operator(user, "Transpose") or permutation_of(user) != _TO_HEADS:
         return None
-    output = only_user(user.outputs[0])
-    return (context, zeroed, output) if output is not None and is_operator(output, "Reshape") else None
-
-
-def _is_of_rows(condition: ir.Value | None) -> bool:
-    """Say whether a condition is the same for all heads and all of a row (case 4)."""
-    if condition is None or condition.shape is None or rank_of(condition) != 4:
-        return False
-    return condition.shape[1] == 1 and condition.shape[3] == 1
+    output = only_user(user.outputs[0], "Reshape")
+    return None if output is None else (context, zeroed, output)
 
 
 def _match_scores(scores: ir.Value) -> tuple[ir.Node, ir.Value | None, float] | None:
     """Return the product of queries and keys, the mask added to it, and the factor it is multiplied by."""
     mask: ir.Value | None = None
-    node = scores.producer()
-    if node is not None and is_operator(node, "Add") and has_one_use(scores):
-        sides = [side for side in node.inputs if side is not None and _is_product(side)]
+    node = producer_of(scores, "Add")
+    if node is not None and has_one_use(scores):
+        sides = [side for side in node.inputs if side is not None and producer_of(without_scale(side)[0], "MatMul")]
         if len(sides) != 1:
             return None
         mask = next((side for side in node.inputs if side is not sides[0]), None)
@@ -171,15 +167,8 @@ def _match_scores(scores: ir.Value) -> tuple[ir.Node, ir.Value | None, float] | 
     if not has_one_use(scores):
         return None
     scores, scale = without_scale(scores)
-    product = scores.producer()
-    if product is None or not is_operator(product, "MatMul") or not has_one_use(scores):
-        return None
-    return product, mask, scale
-
-
-def _is_product(value: ir.Value) -> bool:
-    producer = without_scale(value)[0].producer()
-    return producer is not None and is_operator(producer, "MatMul")
+    product = producer_of(scores, "MatMul")
+    return None if product is None or not has_one_use(scores) else (product, mask, scale)
 
 
 def _match_keys(value: ir.Value | None) -> _Heads | None:
@@ -187,110 +176,70 @@ def _match_keys(value: ir.Value | None) -> _Heads | None:
     if (heads := _match_heads(value, _TO_KEYS)) is not None or value is None:
         return heads
     value, outer = without_scale(value)
-    node = value.producer()
-    if node is None or not is_operator(node, "Transpose") or permutation_of(node) != _SWAPPED:
-        return None
-    inner = _match_heads(node.inputs[0], _TO_HEADS)
-    return inner and _Heads(inner.value, inner.count, inner.size, inner.scale * outer)
+    inner = _match_heads(before_transpose(value, _SWAPPED), _TO_HEADS)
+    return inner and replace(inner, scale=inner.scale * outer)
 
 
 def _match_heads(value: ir.Value | None, permutation: tuple[int, ...]) -> _Heads | None:
     if value is None:
         return None
     value, scale = without_scale(value)
-    transpose = value.producer()
-    if transpose is None or not is_operator(transpose, "Transpose") or permutation_of(transpose) != permutation:
+    split = before_transpose(value, permutation)
+    reshape = producer_of(split, "Reshape")
+    hidden = reshape.inputs[0] if reshape is not None else None
+    joined_shape, split_shape = shape_of(hidden, 3), shape_of(split, 4)
+    if hidden is None or joined_shape is None or split_shape is None:
         return None
-    split = transpose.inputs[0]
-    reshape = split.producer() if split is not None else None
-    if split is None or reshape is None or not is_operator(reshape, "Reshape"):
+    count, size = split_shape[2], split_shape[3]
+    if not isinstance(count, int) or not isinstance(size, int) or joined_shape[2] != count * size:
         return None
-    hidden = reshape.inputs[0]
-    if hidden is None or rank_of(hidden) != 3 or rank_of(split) != 4:
-        return None
-    assert split.shape is not None
-    assert hidden.shape is not None
-    count, size = split.shape[2], split.shape[3]
-    if not isinstance(count, int) or not isinstance(size, int) or hidden.shape[2] != count * size:
-        return None
-    if not all(same_size(hidden.shape[axis], split.shape[axis]) for axis in (0, 1)):
+    if not all(same_size(joined_shape[axis], split_shape[axis]) for axis in (0, 1)):
         return None
     return _Heads(hidden, count, size, scale)
 
 
 def _joins_all_heads(output: ir.Node, value: _Heads) -> bool:
-    joined_input, joined_output = output.inputs[0], output.outputs[0]
-    if joined_input is None or joined_input.shape is None or joined_output.shape is None or rank_of(joined_output) != 3:
+    before = output.inputs[0].shape if output.inputs[0] is not None else None
+    after = shape_of(output.outputs[0], 3)
+    if before is None or after is None or after[2] != value.count * value.size:
         return False
-    return joined_output.shape[2] == value.count * value.size and all(
-        same_size(joined_input.shape[axis], joined_output.shape[axis]) for axis in (0, 1)
-    )
+    return all(same_size(before[axis], after[axis]) for axis in (0, 1))
 
 
 def _fits_scores(mask: ir.Value | None, scores: ir.Value) -> bool:
     """Say whether the operator accepts the shape of the mask (case 3)."""
-    if mask is None:
-        return True
-    if mask.shape is None or scores.shape is None or rank_of(mask) != 4:
-        return False
-    return all(mask.shape[axis] == 1 or same_size(mask.shape[axis], scores.shape[axis]) for axis in (0, 1)) and all(
-        same_size(mask.shape[axis], scores.shape[axis]) for axis in (2, 3)
+    mask_shape, scores_shape = shape_of(mask, 4), shape_of(scores, 4)
+    if mask is None or mask_shape is None or scores_shape is None:
+        return mask is None
+    return all(
+        same_size(mask_shape[axis], scores_shape[axis]) or (axis < 2 and mask_shape[axis] == 1) for axis in range(4)
     )
 
 
 def _replace_attention(match: _Attention) -> None:
-    output_node = match.output
-    graph = output_node.graph
+    graph, old = match.output.graph, match.output.outputs[0]
     assert graph is not None
-    scope = (output_node.name or "").rpartition("/")[0]
     inputs = [match.query.value, match.key.value, match.value.value]
-    attention = ir.node(
+    builder = NodeBuilder(f"{scope_of(match.output)}/MultiHeadAttention")
+    result = builder.add(
         "MultiHeadAttention",
         [*inputs, None, None, match.mask] if match.mask is not None else inputs,
-        {"num_heads": match.query.count, "scale": match.scale},
-        domain=CONTRIB,
-        name=f"{scope}/MultiHeadAttention",
+        "",
+        old.dtype,
+        old.shape,
+        domain=CONTRIB_DOMAIN,
+        num_heads=match.query.count,
+        scale=match.scale,
     )
-    new_nodes = [attention]
-    old_output = output_node.outputs[0]
+    is_zero: ir.Value | None = None
     if match.is_guarded:
-        new_nodes += _zeroed_where_nan(attention.outputs[0], scope)
+        is_zero = builder.add("IsNaN", [result], "_IsNaN", ir.DataType.BOOL)
     elif match.zeroed is not None:
-        new_nodes += _zeroed_rows(match.zeroed, attention.outputs[0], scope)
-    for node in new_nodes:
-        value = node.outputs[0]
-        # Of the others type and shape are told where they are made.
-        if value.type is None:
-            value.type, value.shape = old_output.type, old_output.shape
-        value.name = f"{node.name}_output"
-    graph.insert_after(output_node, new_nodes)
-    result = new_nodes[-1].outputs[0]
-    is_output, name = old_output.is_graph_output(), old_output.name
-    old_output.replace_all_uses_with(result, replace_graph_outputs=is_output)
-    result.name, old_output.name = name, f"{name}_match_head_join"
-
-
-def _zeroed_where_nan(value: ir.Value, scope: str) -> list[ir.Node]:
-    nan = ir.node("IsNaN", [value], name=f"{scope}/MultiHeadAttention_IsNaN")
-    nan.outputs[0].type = ir.TensorType(ir.DataType.BOOL)
-    zero = _constant(np.float32(0), f"{scope}/MultiHeadAttention_Constant")
-    chosen = [nan.outputs[0], zero.outputs[0], value]
-    return [nan, zero, ir.node("Where", chosen, name=f"{scope}/MultiHeadAttention_Where")]
-
-
-def _zeroed_rows(condition: ir.Value, value: ir.Value, scope: str) -> list[ir.Node]:
-    """Return nodes that set rows of [batch, sequence, hidden] to zero by a condition [batch, 1, sequence, 1]."""
-    # Without the axis of the heads.
-    shape = _constant(np.array([0, -1, 1], dtype=np.int64), f"{scope}/MultiHeadAttention_Shape")
-    rows = ir.node("Reshape", [condition, shape.outputs[0]], name=f"{scope}/MultiHeadAttention_Reshape")
-    rows.outputs[0].type = ir.TensorType(ir.DataType.BOOL)
-    zero = _constant(np.float32(0), f"{scope}/MultiHeadAttention_Constant")
-    chosen = [rows.outputs[0], zero.outputs[0], value]
-    return [shape, rows, zero, ir.node("Where", chosen, name=f"{scope}/MultiHeadAttention_Where")]
-
-
-def _constant(number: np.generic | np.ndarray[Any, Any], name: str) -> ir.Node:
-    tensor = ir.tensor(number)
-    node = ir.node("Constant", [], {"value": tensor}, name=name)
-    node.outputs[0].type, node.outputs[0].shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
-    return node
+        # A condition [batch, 1, sequence, 1] without the axis of the heads.
+        shape = builder.constant(np.array([0, -1, 1], dtype=np.int64), "_Shape")
+        is_zero = builder.add("Reshape", [match.zeroed, shape], "_Reshape", ir.DataType.BOOL)
+    if is_zero is not None:
+        zero = builder.constant(np.array(0, np.float32), "_Constant")
+        result = builder.add("Where", [is_zero, zero, result], "_Where", old.dtype, old.shape)
+    graph.insert_after(match.output, builder.nodes)
+    take_over(old, result)

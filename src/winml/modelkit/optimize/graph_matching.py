@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import onnx_ir as ir
 
-from winml.modelkit.hierarchy.tagging import Source, all_nodes, operator_name, read_tag, write_tag
+from winml.modelkit.arrays import Array
+from winml.modelkit.graph.operators import is_operator, producer_of
+from winml.modelkit.hierarchy.tagging import Source, read_tag, write_tag
 from winml.modelkit.metadata_keys import MODULES_KEY
-from winml.modelkit.optimize.capabilities import Capability
 
+CONTRIB_DOMAIN = "com.microsoft"
+"""Specified by ONNX Runtime: the domain of its own operators."""
 _SMALL = 16
 """Chosen: no constant a pattern asks for has more values."""
 _WHOLE = 2**62
 """Chosen: exporters write an end that large where a slice has none."""
-
-
-def is_operator(node: ir.Node, operator: str) -> bool:
-    """Say whether a node is an operator of ONNX itself of this name."""
-    return node.op_type == operator and node.domain in ("", "ai.onnx")
-
-
-def producer_of(value: ir.Value | None, operator: str) -> ir.Node | None:
-    """Return the node that makes a value where it is such an operator of ONNX itself."""
-    node = value.producer() if value is not None else None
-    return node if node is not None and is_operator(node, operator) else None
 
 
 def rank_of(value: ir.Value) -> int | None:
@@ -34,9 +26,32 @@ def rank_of(value: ir.Value) -> int | None:
     return len(value.shape) if value.shape is not None else None
 
 
+def shape_of(value: ir.Value | None, rank: int) -> ir.Shape | None:
+    """Return the shape of a value that has this number of axes, else None."""
+    shape = value.shape if value is not None else None
+    return shape if shape is not None and len(shape) == rank else None
+
+
+def fixed_size(value: ir.Value, axis: int) -> int | None:
+    """Return the size of an axis; None if it is dynamic, or there is no such axis."""
+    size = value.shape[axis] if value.shape is not None and len(value.shape) > axis else None
+    return size if isinstance(size, int) else None
+
+
 def permutation_of(node: ir.Node) -> tuple[int, ...]:
     """Return the permutation of a Transpose; empty where it has none."""
     return tuple(node.attributes.get_ints("perm", ()))
+
+
+def before_transpose(value: ir.Value | None, permutation: tuple[int, ...]) -> ir.Value | None:
+    """Return the value of which another one is the transposition by this permutation, else None."""
+    node = producer_of(value, "Transpose")
+    return node.inputs[0] if node is not None and permutation_of(node) == permutation else None
+
+
+def scope_of(node: ir.Node) -> str:
+    """Return the part of the name of a node that names its module."""
+    return (node.name or "").rpartition("/")[0]
 
 
 def constant_numbers(value: ir.Value | None) -> list[float] | None:
@@ -55,16 +70,16 @@ def constant_number(value: ir.Value | None) -> float | None:
 
 def without_scale(value: ir.Value) -> tuple[ir.Value, float]:
     """Return the value before it is multiplied or divided by a constant, and the factor."""
-    node = value.producer()
-    if node is None or not (is_operator(node, "Mul") or is_operator(node, "Div")):
+    node = producer_of(value, "Mul", "Div")
+    if node is None:
         return value, 1.0
     left, right = node.inputs
     factor = constant_number(right)
-    if factor is None and is_operator(node, "Mul"):
+    if factor is None and node.op_type == "Mul":
         left, factor = right, constant_number(left)
     if factor is None or left is None or factor == 0.0:
         return value, 1.0
-    return left, 1.0 / factor if is_operator(node, "Div") else factor
+    return left, 1.0 / factor if node.op_type == "Div" else factor
 
 
 def without_full_slices(value: ir.Value) -> ir.Value:
@@ -84,9 +99,15 @@ def has_one_use(value: ir.Value) -> bool:
     return len(value.uses()) == 1 and not value.is_graph_output()
 
 
-def only_user(value: ir.Value) -> ir.Node | None:
-    """Return the one node that reads a value; None where there are others, or it is an output of the graph."""
-    return next(iter(value.consumers())) if has_one_use(value) else None
+def only_user(value: ir.Value, *operators: str) -> ir.Node | None:
+    """Return the one node that reads a value; None if there are others, or the value is an output of the graph.
+
+    Args:
+        value: The value.
+        *operators: The node has to be one of these; none: it may be any.
+    """
+    node = next(iter(value.consumers())) if has_one_use(value) else None
+    return node if node is None or not operators or is_operator(node, *operators) else None
 
 
 def same_shape(left: ir.Value, right: ir.Value) -> bool:
@@ -124,58 +145,41 @@ def behind_nan_guard(value: ir.Value) -> tuple[ir.Value, bool]:
     return value, False
 
 
-# --- Counts operators and names of a graph, to tell how often a capability fired.
+def take_over(old: ir.Value, new: ir.Value) -> None:
+    """Replace all uses of a value by another one, which gets its type, shape and name."""
+    new.type, new.shape, name = old.type, old.shape, old.name
+    old.replace_all_uses_with(new, replace_graph_outputs=old.is_graph_output())
+    old.name, new.name = f"{name}_unfused", name
 
 
-@dataclass(frozen=True)
-class GraphCensus:
-    """The operators and names of a graph."""
+class NodeBuilder:
+    """Creates nodes of one output; the names of all of them have the same prefix."""
 
-    operators: Counter[str]
-    """Operator, with its domain where that is not ONNX itself (``com.microsoft:Gelu``) → number of nodes."""
-    names: frozenset[str]
-    """Names of nodes and initializers."""
-    modules: Mapping[str, Counter[str]] = field(default_factory=dict)
-    """Tag → operators of its nodes; of nodes without a tag the empty text."""
-    tag_of: Mapping[str, str] = field(default_factory=dict)
-    """Name of a node, or of an initializer, → tag of the node, or of the first that reads it."""
+    def __init__(self, prefix: str) -> None:
+        """Begin with no node."""
+        self.nodes: list[ir.Node] = []
+        self._prefix = prefix
 
-    @classmethod
-    def of(cls, model: ir.Model) -> GraphCensus:
-        """Count a model, subgraphs and functions included."""
-        nodes = list(all_nodes(model))
-        names = {node.name or "" for node in nodes} | {name for graph in model.graphs() for name in graph.initializers}
-        modules: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        tag_of: dict[str, str] = {}
-        for node in nodes:
-            found = read_tag(node)
-            tag = "" if found is None else found.tag
-            modules[tag][operator_name(node)] += 1
-            for name in (node.name, *(value.name for value in node.inputs if value is not None)):
-                tag_of.setdefault(name or "", tag)
-        return cls(Counter(map(operator_name, nodes)), frozenset(names), modules, tag_of)
+    def add(
+        self,
+        operator: str,
+        inputs: Sequence[ir.Value | None],
+        name: str,
+        dtype: ir.DataType | None,
+        shape: ir.Shape | None = None,
+        *,
+        domain: str = "",
+        **attributes: Any,
+    ) -> ir.Value:
+        """Create a node, and return its output."""
+        node = ir.node(operator, inputs, attributes, domain=domain, name=f"{self._prefix}{name}")
+        output = node.outputs[0]
+        output.name, output.shape = f"{node.name}_output", shape
+        output.type = None if dtype is None else ir.TensorType(dtype)
+        self.nodes.append(node)
+        return output
 
-    def fired(self, capability: Capability, before: GraphCensus) -> int | None:
-        """Return how often a capability fired between ``before`` and this graph, or None where that is unknown."""
-        if capability.makes:
-            added = sum(self.operators[name] - before.operators[name] for name in capability.makes)
-            return max(0, added)
-        if capability.marks:
-            return sum(any(mark in name for mark in capability.marks) for name in self.names - before.names)
-        return None
-
-    def fired_in(self, capability: Capability, before: GraphCensus) -> dict[str, int]:
-        """Return in which modules it fired, by tag; of one that cannot be counted, which modules it made shorter."""
-        found: Counter[str] = Counter()
-        if capability.marks and not capability.makes:
-            for name in sorted(self.names - before.names):
-                if any(mark in name for mark in capability.marks):
-                    found[self.tag_of.get(name, "")] += 1
-            return dict(found)
-        for tag in dict.fromkeys([*before.modules, *self.modules]):
-            now, then = self.modules.get(tag, Counter()), before.modules.get(tag, Counter())
-            if capability.makes:
-                found[tag] = sum(now[name] - then[name] for name in capability.makes)
-            else:
-                found[tag] = then.total() - now.total()
-        return {tag: count for tag, count in found.most_common() if count > 0}
+    def constant(self, array: Array, name: str) -> ir.Value:
+        """Create a Constant, and return its output."""
+        tensor = ir.tensor(array)
+        return self.add("Constant", [], name, tensor.dtype, ir.Shape(tensor.shape.numpy()), value=tensor)

@@ -13,29 +13,31 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
-from typing import Protocol
 
 import onnx
 import onnx_ir as ir
 
 from winml.modelkit.errors import OptimizeError, UsageError, first_line
 from winml.modelkit.graph.fingerprint import fingerprint
+from winml.modelkit.graph.fresh_names import FreshNames
 from winml.modelkit.graph.stage import StageResult
 from winml.modelkit.graph.validity import OLDEST_OPSET
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.hierarchy.tagging import Coverage, all_nodes, measure_coverage, read_tag
-from winml.modelkit.optimize.capabilities import CAPABILITIES, Capability, Engine
-from winml.modelkit.optimize.engines import Rewrite, rewrite_selected, rewrite_with_onnxruntime, rewrite_with_passes
-from winml.modelkit.optimize.graph_matching import GraphCensus
+from winml.modelkit.optimize.capabilities import CAPABILITIES, Engine
+from winml.modelkit.optimize.census import GraphCensus
+from winml.modelkit.optimize.graph_matching import CONTRIB_DOMAIN
+from winml.modelkit.optimize.onnxruntime_engine import rewrite_with_onnxruntime
 from winml.modelkit.optimize.options import OptimizeOptions
-
-# --- Names the nodes that an engine created after their module, as exported nodes are named.
-#
-# Profilers record only the name, so the name must tell the module.
+from winml.modelkit.optimize.pass_engine import rewrite_with_passes
+from winml.modelkit.optimize.selected_nodes import Rewrite, rewrite_selected
 
 
-class ModuleScopes:
-    """The name prefix of the nodes of each module, read from a tagged graph."""
+class _ModuleScopes:
+    """The name prefix of the nodes of each module, read from a tagged graph.
+
+    Profilers record only the name of a node, so the name of a new node must tell the module.
+    """
 
     def __init__(self, model: ir.Model) -> None:
         """Read the prefixes; an untagged graph has none."""
@@ -64,38 +66,27 @@ def _common_start(scopes: Iterable[list[str]]) -> list[str]:
     return [level[0] for level in levels]
 
 
-def _name_new_nodes(model: ir.Model, scopes: ModuleScopes) -> None:
+def _name_new_nodes(model: ir.Model, scopes: _ModuleScopes) -> None:
     """Name the nodes that are not in the graph ``scopes`` was read from, in place.
 
     A new node whose name already has the prefix of its module keeps the name.
     """
-    used_names = {node.name for node in all_nodes(model)}
+    names = FreshNames((node.name for node in all_nodes(model)), first_number=1)
     for node in all_nodes(model):
         tag = read_tag(node)
         if tag is None or node.name in scopes.names:
             continue
         scope = scopes.scope(tag.module)
-        if (node.name or "").startswith(f"{scope}/"):
-            continue
-        stem = name = f"{scope}/{node.op_type}"
-        number = 0
-        while name in used_names:
-            number += 1
-            name = f"{stem}_{number}"
-        used_names.add(name)
-        node.name = name
-
-
-# --- Puts the nodes of a graph in an order that depends on the graph alone.
-#
-# Engines write nodes in different orders. Without one order, equal graphs would be different files, and a second run
-# could not be compared with the first.
+        if not (node.name or "").startswith(f"{scope}/"):
+            node.name = names.take(f"{scope}/{node.op_type}")
 
 
 def order_nodes(model: ir.Model) -> None:
     """Put the nodes of the main graph in the order in which its outputs need them, in place.
 
-    Depth first from the first output, so that related nodes are adjacent. Unused nodes come last.
+    Depth first from the first output, so that related nodes are adjacent. Unused nodes come last. Engines write nodes
+    in different orders: without one order, equal graphs would be different files, and a second run could not be
+    compared with the first.
 
     Raises:
         OptimizeError: nodes need their own result, so no order is right.
@@ -145,18 +136,16 @@ def _producers_read_by(node: ir.Node, graph: ir.Graph) -> Iterator[ir.Node]:
 def _read_values(node: ir.Node) -> Iterator[ir.Value | None]:
     yield from node.inputs
     for attribute in node.attributes.values():
+        graphs: Sequence[ir.Graph] = ()
         if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
-            yield from _values_in(attribute.as_graph())
+            graphs = (attribute.as_graph(),)
         elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
-            for inner in attribute.as_graphs():
-                yield from _values_in(inner)
-
-
-def _values_in(graph: ir.Graph) -> Iterator[ir.Value | None]:
-    # A subgraph may return a value of the outer graph.
-    yield from graph.outputs
-    for node in graph:
-        yield from _read_values(node)
+            graphs = attribute.as_graphs()
+        for graph in graphs:
+            # A subgraph may return a value of the outer graph.
+            yield from graph.outputs
+            for inner in graph:
+                yield from _read_values(inner)
 
 
 @dataclass(frozen=True)
@@ -169,21 +158,9 @@ class OptimizeResult(StageResult):
     """Capability that was on → tag of a module → how often it fired there, or how many nodes went there."""
 
 
-class _EngineRun(Protocol):
-    """Takes the model, the capabilities that are on and those of them that may make operators of ONNX Runtime."""
-
-    def __call__(
-        self, model: ir.Model, capabilities: Sequence[Capability], contrib: Sequence[Capability]
-    ) -> tuple[ir.Model, tuple[str, ...]]:
-        """Return the model changed, in place or not, and notes."""
-
-
-_PIPELINE: tuple[tuple[Engine, _EngineRun], ...] = (
-    # First: ONNX Runtime takes apart what an attention is made of (products become Gemm, scales go into them).
-    ("winml", rewrite_with_passes),
-    ("onnxruntime", rewrite_with_onnxruntime),
-)
-"""Who works in which order, and why."""
+# The passes of winml first: ONNX Runtime takes apart what an attention is made of (products become Gemm, scales go into
+# them).
+_ENGINES: tuple[Engine, ...] = ("winml", "onnxruntime")
 
 
 def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str] | None = None) -> OptimizeResult:
@@ -212,34 +189,43 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
         )
     order_nodes(model)
     coverage_before, fingerprint_before = measure_coverage(model), fingerprint(model)
-    scopes = ModuleScopes(model)
+    scopes = _ModuleScopes(model)
     notes: list[str] = []
     fired: dict[str, int] = {}
     fired_in: dict[str, dict[str, int]] = {}
-    interface = _interface_names(model)
+    interface = _interface_words(model)
     if options.opset is not None:
         model, engine_notes = convert_opset(model, options.opset)
         notes += engine_notes
-    for engine, run in _PIPELINE:
-        engine_capabilities = [entry for entry in enabled if entry.engine == engine]
-        if not engine_capabilities:
+    for engine in _ENGINES:
+        capabilities = [entry for entry in enabled if entry.engine == engine]
+        if not capabilities:
             continue
         before = GraphCensus.of(model)
-        with_contrib = [entry for entry in engine_capabilities if options.uses_contrib(entry)]
-        model, engine_notes = _run_engine(
-            model, partial(run, capabilities=engine_capabilities, contrib=with_contrib), selected, scopes
-        )
+        rewrite: Rewrite = partial(rewrite_with_passes, capabilities=capabilities)
+        if engine == "onnxruntime":
+            contrib = [entry for entry in capabilities if options.uses_contrib(entry)]
+            rewrite = partial(rewrite_with_onnxruntime, capabilities=capabilities, contrib=contrib)
+        if selected is None:
+            model, engine_notes = rewrite(model)
+        else:
+            # What the engine before made is of selected nodes.
+            engine_notes = rewrite_selected(model, {*selected, *(before.names - scopes.names)}, rewrite)
         notes += engine_notes
         after = GraphCensus.of(model)
-        counts = {entry.name: after.fired(entry, before) for entry in engine_capabilities}
+        counts = {entry.name: after.fired(entry, before) for entry in capabilities}
         fired |= {name: count for name, count in counts.items() if count is not None}
-        fired_in |= {entry.name: after.fired_in(entry, before) for entry in engine_capabilities}
+        fired_in |= {entry.name: after.fired_in(entry, before) for entry in capabilities}
     # Last: carrying tags reads in names which node was fused into which.
     _name_new_nodes(model, scopes)
     order_nodes(model)
     coverage = measure_coverage(model)
     _refuse_lost_tags(coverage_before, coverage)
-    _refuse_changed_interface(interface, _interface_names(model))
+    if interface != _interface_words(model):
+        raise OptimizeError(
+            f"optimizing changed inputs and outputs of the graph from {interface} to {_interface_words(model)}",
+            hint="This is a bug in winml: please report it.",
+        )
     return OptimizeResult(
         model,
         changed=fingerprint(model) != fingerprint_before,
@@ -250,38 +236,25 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
     )
 
 
-def _run_engine(
-    model: ir.Model, run: Rewrite, selected: Collection[str] | None, scopes: ModuleScopes
-) -> tuple[ir.Model, tuple[str, ...]]:
-    """Run an engine on the graph, or on the selected nodes of it."""
-    if selected is None:
-        return run(model)
-    # What the engine before made is of selected nodes.
-    names = {*selected, *(GraphCensus.of(model).names - scopes.names)}
-    return model, rewrite_selected(model, names, run)
-
-
 def _provider_notes(model: ir.Model, options: OptimizeOptions) -> tuple[str, ...]:
     """Say which operators of ONNX Runtime are in the graph that the execution provider does not have."""
     if options.ep is None:
         return ()
+    prefix = f"{CONTRIB_DOMAIN}:"
     makers = [entry for entry in CAPABILITIES.values() if entry.providers]
     foreign = []
     for name in sorted(GraphCensus.of(model).operators):
-        if name.startswith(_CONTRIB):
+        if name.startswith(prefix):
             # What none of the capabilities makes runs at best where the others do.
             entries = [entry for entry in makers if name in entry.makes] or makers
             if not any(options.ep in entry.providers for entry in entries):
-                foreign.append(name.removeprefix(_CONTRIB))
+                foreign.append(name.removeprefix(prefix))
     if not foreign:
         return ()
     words = f"{', '.join(foreign)} (com.microsoft)"
     return (
         f"The graph has {words}, which {options.ep} is not known to support: a different provider runs them, or none.",
     )
-
-
-_CONTRIB = "com.microsoft:"
 
 
 def _refuse_lost_tags(before: Coverage, after: Coverage) -> None:
@@ -293,26 +266,10 @@ def _refuse_lost_tags(before: Coverage, after: Coverage) -> None:
         )
 
 
-def _refuse_changed_interface(before: _Interface, after: _Interface) -> None:
-    if before != after:
-        raise OptimizeError(
-            "optimizing changed inputs and outputs of the graph "
-            f"from {_interface_words(before)} to {_interface_words(after)}",
-            hint="This is a bug in winml: please report it.",
-        )
-
-
-_Interface = tuple[tuple[str, ...], tuple[str, ...]]
-
-
-def _interface_names(model: ir.Model) -> _Interface:
+def _interface_words(model: ir.Model) -> str:
     """Return the names of inputs and outputs; initializers that old files list as inputs may come or go."""
-    inputs = (value.name for value in model.graph.inputs if value.name not in model.graph.initializers)
-    return tuple(map(str, inputs)), tuple(str(value.name) for value in model.graph.outputs)
-
-
-def _interface_words(interface: _Interface) -> str:
-    return " → ".join(", ".join(names) for names in interface)
+    inputs = (str(value.name) for value in model.graph.inputs if value.name not in model.graph.initializers)
+    return f"{', '.join(inputs)} → {', '.join(str(value.name) for value in model.graph.outputs)}"
 
 
 _ASSERTION = re.compile(r"^\S+:\d+: (?:\w+: )?(?:Assertion `.*` failed: )?")

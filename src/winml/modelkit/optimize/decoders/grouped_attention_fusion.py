@@ -7,33 +7,24 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
+from winml.modelkit.graph.operators import is_operator, producer_of
 from winml.modelkit.graph.stage import GraphPass
-from winml.modelkit.optimize.decoders.cached_attention import (
-    CachedAttention,
-    CausalMask,
-    MaskWriter,
-    find_mask,
-    hidden_size_of,
-    is_blind,
-    match_cached_attention,
-)
+from winml.modelkit.optimize.decoders.cached_attention import CachedAttention, match_cached_attention
+from winml.modelkit.optimize.decoders.causal_masks import CausalMask, MaskWriter, find_mask, is_blind
 from winml.modelkit.optimize.decoders.interface import DecoderInterface
 from winml.modelkit.optimize.decoders.rotations import TO_HEADS, Rotation, RotationFinder
 from winml.modelkit.optimize.graph_matching import (
+    CONTRIB_DOMAIN,
+    NodeBuilder,
+    before_transpose,
     constant_number,
-    is_operator,
-    permutation_of,
-    producer_of,
+    fixed_size,
     rank_of,
     same_shape,
+    scope_of,
     tag_like,
+    take_over,
 )
-
-# --- Learns that values have the sizes of the tokens, where shape inference lost sight of it.
-#
-# Exporters split and join heads by shapes that are computed when the graph runs. Once an attention is one operator,
-# what is after it has known sizes again.
-
 
 _OF_BOTH = ("Add", "Sub", "Mul", "Div")
 _OF_FIRST = (
@@ -44,7 +35,11 @@ _OF_FIRST = (
 
 
 def _spread_sizes(graph: ir.Graph) -> None:
-    """Give values the shape that follows from those before them, in place; others keep what they have."""
+    """Give values the shape that follows from those before them, in place; others keep what they have.
+
+    Exporters split and join heads by shapes that are computed when the graph runs, where shape inference loses sight of
+    the sizes of the tokens. Once an attention is one operator, what is after it has known sizes again.
+    """
     for node in graph:
         shape = _shape_of(node)
         output = node.outputs[0]
@@ -79,7 +74,6 @@ def _is_of_last_axis(value: ir.Value, other: ir.Value) -> bool:
     return not sizes or sizes == [1] or sizes == [other.shape[-1]]
 
 
-_CONTRIB = "com.microsoft"
 _OPERATOR = "GroupQueryAttention"
 _HEAD_MULTIPLE = 8
 """Specified by ONNX Runtime's kernel: head sizes it takes."""
@@ -135,10 +129,10 @@ class GroupQueryAttentionFusionPass(GraphPass):
         fusion = _Fusion(model.graph, interface, self._counts_tokens)
         for node in [node for node in model.graph if is_operator(node, "Softmax")]:
             fusion.fuse(node)
-        fusion.finish()
+        fusion.writer.insert()
         if fusion.count:
             _spread_sizes(model.graph)
-            model.opset_imports.setdefault(_CONTRIB, 1)
+            model.opset_imports.setdefault(CONTRIB_DOMAIN, 1)
         return ir.passes.PassResult(model, bool(fusion.count))
 
 
@@ -156,7 +150,7 @@ class _Fusion:
 
     def __post_init__(self) -> None:
         self._rotations = RotationFinder(self.interface.positions, self.interface.position_count)
-        self._writer = MaskWriter(self.graph, self.interface, "/attention", self.counts_tokens)
+        self.writer = MaskWriter(self.graph, self.interface, "/attention", self.counts_tokens)
 
     def fuse(self, softmax: ir.Node) -> None:
         """Fuse the attention of a softmax, where it is one of these."""
@@ -166,13 +160,9 @@ class _Fusion:
         mask = self._mask_of(match)
         is_clear = match.blind is None or (mask is not None and self._is_blind(match.blind, mask))
         if mask is not None and is_clear:
-            self._writer.tag_as(_maker_of(match.added))
+            self.writer.tag_as(_maker_of(match.added))
             self._replace(match, mask)
             self.count += 1
-
-    def finish(self) -> None:
-        """Put what all attentions share before them."""
-        self._writer.insert()
 
     def _mask_of(self, match: CachedAttention) -> CausalMask | None:
         window = self.interface.windows.get(str(match.key.past.name))
@@ -189,57 +179,52 @@ class _Fusion:
         return self._blind[key]
 
     def _replace(self, match: CachedAttention, mask: CausalMask) -> None:
-        scope = (match.output.name or "").rpartition("/")[0]
         query, key, rotation = self._unrotated(match)
-        builder = _Nodes(scope)
+        builder = NodeBuilder(f"{scope_of(match.output)}/{_OPERATOR}/")
         flat = [
-            builder.joined(query, match.heads, match.key.size, "query"),
-            builder.joined(key, match.key.heads, match.key.size, "key"),
-            builder.joined(match.value.new, match.value.heads, match.value.size, "value"),
+            _joined(builder, query, match.heads, match.key.size, "query"),
+            _joined(builder, key, match.key.heads, match.key.size, "key"),
+            _joined(builder, match.value.new, match.value.heads, match.value.size, "value"),
         ]
         if rotation is not None:
             # Not by the operator itself, which counts positions of a prompt from the first row's first one.
             tables = (self.interface.positions, *self._tables_of(rotation))
-            flat[0] = builder.turned(flat[0], tables, rotation, match.heads, "query")
-            flat[1] = builder.turned(flat[1], tables, rotation, match.key.heads, "key")
+            flat[0] = _turned(builder, flat[0], tables, rotation, match.heads, "query")
+            flat[1] = _turned(builder, flat[1], tables, rotation, match.key.heads, "key")
         unused = [None] * 3  # tables and positions
         attention = ir.node(
             _OPERATOR,
-            [*flat, match.key.past, match.value.past, *self._writer.lengths(), *unused, self._writer.bias(mask)],
+            [*flat, match.key.past, match.value.past, *self.writer.lengths(), *unused, self.writer.bias(mask)],
             {"num_heads": match.heads, "kv_num_heads": match.key.heads, "scale": match.scale},
-            domain=_CONTRIB,
+            domain=CONTRIB_DOMAIN,
             num_outputs=3,
-            name=f"{scope}/{_OPERATOR}",
+            name=f"{scope_of(match.output)}/{_OPERATOR}",
         )
         result, present_key, present_value = attention.outputs
         for number, value in enumerate(attention.outputs):
             value.name = f"{attention.name}_output_{number}"
         builder.nodes.append(attention)
-        old = match.output.outputs[0]
-        result.type, result.shape = old.type, self._shape_of_tokens(match.heads * match.value.size)
-        old.shape = result.shape
+        old, tokens = match.output.outputs[0], self.interface.tokens.shape
+        assert tokens is not None  # an input of two or three axes
+        old.shape = ir.Shape([tokens[0], tokens[1], match.heads * match.value.size])
+        result.type, result.shape = old.type, old.shape
         if match.is_guarded:
-            result = builder.guarded(result, self._writer.sees_any(mask), self._writer.zero())
+            # Zero where a token attends to nothing.
+            chosen = [self.writer.sees_any(mask), result, self.writer.zero()]
+            result = builder.add("Where", chosen, "attended", result.dtype, result.shape)
         for node in builder.nodes:
             tag_like(node, match.output, "merged")
         self.graph.insert_after(match.output, builder.nodes)
-        _take_over(match.key.present, present_key)
-        _take_over(match.value.present, present_value)
-        _take_over(old, result)
-
-    def _shape_of_tokens(self, width: int) -> ir.Shape:
-        """Return the shape of a value that has so many numbers for every token."""
-        tokens = self.interface.tokens.shape
-        assert tokens is not None  # an input of two or three axes
-        return ir.Shape([tokens[0], tokens[1], width])
+        take_over(match.key.present, present_key)
+        take_over(match.value.present, present_value)
+        take_over(old, result)
 
     def _unrotated(self, match: CachedAttention) -> tuple[ir.Value, ir.Value, Rotation | None]:
         """Return queries and new keys, before a rotation that the operator does itself, and this rotation."""
-        plain = (match.query, match.key.new, None)
         query = self._rotations.find(match.query, match.heads, match.key.size)
         key = self._rotations.find(match.key.new, match.key.heads, match.key.size)
         if query is None or key is None or query[1] is not key[1]:
-            return plain
+            return match.query, match.key.new, None
         return query[0], key[0], query[1]
 
     def _tables_of(self, rotation: Rotation) -> tuple[ir.Value, ir.Value]:
@@ -264,66 +249,42 @@ class _Fusion:
         return value
 
 
-class _Nodes:
-    """New nodes of one attention."""
+def _joined(builder: NodeBuilder, value: ir.Value, heads: int, size: int, role: str) -> ir.Value:
+    """Return batch × sequence × heads · size for batch × heads × sequence × size."""
+    split = before_transpose(value, TO_HEADS)
+    if split is None:
+        split = builder.add("Transpose", [value], f"{role}_tokens", value.dtype, perm=TO_HEADS)
+    else:
+        # What was split into heads, unless operators between do more than to split it.
+        reshape = producer_of(split, "Reshape")
+        hidden = reshape.inputs[0] if reshape is not None else None
+        if hidden is not None and rank_of(hidden) == 3 and fixed_size(hidden, 2) == heads * size:
+            return hidden
+    sizes = builder.constant(np.array([0, 0, heads * size], np.int64), f"{role}_sizes")
+    return builder.add("Reshape", [split, sizes], f"{role}_joined", value.dtype)
 
-    def __init__(self, scope: str) -> None:
-        self.nodes: list[ir.Node] = []
-        self._scope = scope
 
-    def joined(self, value: ir.Value, heads: int, size: int, what: str) -> ir.Value:
-        """Return batch × sequence × heads · size for batch × heads × sequence × size."""
-        transpose = producer_of(value, "Transpose")
-        if transpose is not None and permutation_of(transpose) == TO_HEADS and transpose.inputs[0] is not None:
-            split = transpose.inputs[0]
-            hidden = hidden_size_of(split)
-            if hidden is not None and hidden[1] == heads * size:
-                return hidden[0]
-        else:
-            split = self._add("Transpose", [value], f"{what}_tokens", value.dtype, None, perm=TO_HEADS)
-        sizes = self._constant([0, 0, heads * size], f"{what}_sizes")
-        return self._add("Reshape", [split, sizes], f"{what}_joined", value.dtype, None)
-
-    def turned(
-        self, value: ir.Value, tables: tuple[ir.Value | None, ...], rotation: Rotation, heads: int, what: str
-    ) -> ir.Value:
-        """Return batch × sequence × heads · size, turned by position."""
-        attributes = {"interleaved": int(rotation.is_interleaved), "num_heads": heads}
-        if rotation.turned != rotation.size:
-            attributes["rotary_embedding_dim"] = rotation.turned
-        node = ir.node("RotaryEmbedding", [value, *tables], attributes, domain=_CONTRIB)
-        node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
-        return self._named(node, f"{what}_turned")
-
-    def guarded(self, value: ir.Value, sees_any: ir.Value, zero: ir.Value) -> ir.Value:
-        """Return a value that is zero where a token attends to nothing."""
-        return self._add("Where", [sees_any, value, zero], "attended", value.dtype, value.shape)
-
-    def _constant(self, numbers: list[int], name: str) -> ir.Value:
-        node = ir.node("Constant", [], {"value": ir.tensor(np.array(numbers, np.int64))})
-        node.outputs[0].type, node.outputs[0].shape = ir.TensorType(ir.DataType.INT64), ir.Shape([len(numbers)])
-        return self._named(node, name)
-
-    def _add(
-        self,
-        operator: str,
-        inputs: list[ir.Value],
-        name: str,
-        dtype: ir.DataType | None,
-        shape: ir.Shape | None,
-        **attributes: tuple[int, ...],
-    ) -> ir.Value:
-        output = self._named(ir.node(operator, inputs, attributes), name)
-        output.shape = shape
-        if dtype is not None:
-            output.type = ir.TensorType(dtype)
-        return output
-
-    def _named(self, node: ir.Node, name: str) -> ir.Value:
-        node.name = f"{self._scope}/{_OPERATOR}/{name}"
-        node.outputs[0].name = f"{node.name}_output"
-        self.nodes.append(node)
-        return node.outputs[0]
+def _turned(
+    builder: NodeBuilder,
+    value: ir.Value,
+    tables: tuple[ir.Value | None, ...],
+    rotation: Rotation,
+    heads: int,
+    role: str,
+) -> ir.Value:
+    """Return batch × sequence × heads · size, turned by position."""
+    attributes = {"interleaved": int(rotation.is_interleaved), "num_heads": heads}
+    if rotation.turned != rotation.size:
+        attributes["rotary_embedding_dim"] = rotation.turned
+    return builder.add(
+        "RotaryEmbedding",
+        [value, *tables],
+        f"{role}_turned",
+        value.dtype,
+        value.shape,
+        domain=CONTRIB_DOMAIN,
+        **attributes,
+    )
 
 
 def _content_of(value: ir.Value) -> tuple[object, ...]:
@@ -339,10 +300,3 @@ def _maker_of(mask: ir.Value) -> ir.Node | None:
     node = producer_of(mask, "Where")
     condition = node.inputs[0] if node is not None else None
     return condition.producer() if condition is not None else mask.producer()
-
-
-def _take_over(old: ir.Value, new: ir.Value) -> None:
-    """Let everything that reads a value read another, which gets its name."""
-    new.type, new.shape, name = old.type, old.shape, old.name
-    old.replace_all_uses_with(new, replace_graph_outputs=old.is_graph_output())
-    old.name, new.name = f"{name}_unfused", name

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.graph.specs import stated_inputs
-from winml.modelkit.optimize.graph_matching import rank_of
+from winml.modelkit.optimize.graph_matching import shape_of
 
 _TOKENS, _EMBEDDED, _MASK, _POSITIONS = "input_ids", "inputs_embeds", "attention_mask", "position_ids"
 """Specified: names of optimum, transformers.js and onnxruntime-genai."""
@@ -41,22 +41,20 @@ class DecoderInterface:
         """Return the inputs of a graph; None where it has no cache, or these names are not its own."""
         inputs = {str(value.name): value for value in model.graph.inputs}
         tokens, mask = inputs.get(_TOKENS, inputs.get(_EMBEDDED)), inputs.get(_MASK)
-        if tokens is None or mask is None or rank_of(mask) != 2 or mask.dtype != ir.DataType.INT64:
+        mask_shape = shape_of(mask, 2)
+        if tokens is None or mask is None or mask_shape is None or mask.dtype != ir.DataType.INT64:
             return None
         stated = stated_inputs(model.metadata_props)
         slots = {name: item.cache for name, item in stated.items() if item.cache is not None}
-        caches = [inputs[name] for name in slots if name in inputs]
-        keys = [value for value in caches if rank_of(value) == 4]
-        if not keys or rank_of(tokens) not in (2, 3):
+        keys = [shape for name in slots if (shape := shape_of(inputs.get(name), 4)) is not None]
+        token_shape = shape_of(tokens, 2) or shape_of(tokens, 3)
+        if not keys or token_shape is None:
             return None
-        assert mask.shape is not None
-        assert tokens.shape is not None
-        assert keys[0].shape is not None
         kinds = (
-            ("rows", tokens.shape[0]),
-            ("tokens", tokens.shape[1]),
-            ("past", keys[0].shape[2]),
-            ("total", mask.shape[1]),
+            ("rows", token_shape[0]),
+            ("tokens", token_shape[1]),
+            ("past", keys[0][2]),
+            ("total", mask_shape[1]),
         )
         names = {str(size.value): kind for kind, size in kinds if isinstance(size, ir.SymbolicDim)}
         positions = stated[_POSITIONS].value_range if _POSITIONS in stated else None
@@ -71,9 +69,10 @@ class DecoderInterface:
 
     def is_sized(self, value: ir.Value) -> bool:
         """Say whether only the shape of a value can matter to a mask: a float whose sizes are those of inputs."""
-        if value.shape is None or value.dtype is None or not value.dtype.is_floating_point():
+        shape = shape_of(value, 3)
+        if shape is None or value.dtype is None or not value.dtype.is_floating_point():
             return False
-        return rank_of(value) == 3 and all(isinstance(size, int) or size.value in self.names for size in value.shape)
+        return all(isinstance(size, int) or size.value in self.names for size in shape)
 
     def feeds(
         self, leaves: Sequence[ir.Value], mask: Array, tokens: int, generator: np.random.Generator

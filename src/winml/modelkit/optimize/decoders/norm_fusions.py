@@ -6,20 +6,22 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from winml.modelkit.graph.operators import is_operator, producer_of
 from winml.modelkit.graph.stage import GraphPass
 from winml.modelkit.optimize.graph_matching import (
+    CONTRIB_DOMAIN,
     constant_number,
     constant_numbers,
     has_one_use,
-    is_operator,
     only_user,
-    producer_of,
     rank_of,
     same_shape,
+    scope_of,
+    shape_of,
     tag_like,
+    take_over,
 )
 
-_CONTRIB = "com.microsoft"
 _NORM = "SimplifiedLayerNormalization"
 _COMPUTED_IN = 1
 """Specified: ``stash_type`` float32."""
@@ -73,16 +75,14 @@ def _match_norm(mean: ir.Node) -> _Norm | None:
     if squares is None or squares.dtype != ir.DataType.FLOAT or not has_one_use(squares) or not _is_over_last(mean):
         return None
     source = _squared(squares)
-    shifted = only_user(mean.outputs[0])
-    if source is None or shifted is None or not is_operator(shifted, "Add"):
+    shifted = only_user(mean.outputs[0], "Add")
+    root = only_user(shifted.outputs[0], "Sqrt") if shifted is not None else None
+    if source is None or shifted is None or root is None:
         return None
-    epsilon = _other_number(shifted, mean.outputs[0])
-    root = only_user(shifted.outputs[0])
-    if epsilon is None or root is None or not is_operator(root, "Sqrt"):
-        return None
+    epsilon = next((constant_number(side) for side in shifted.inputs if side is not mean.outputs[0]), None)
     scaled = _divided_by(root.outputs[0], source)
-    output = only_user(scaled.outputs[0]) if scaled is not None else None
-    if scaled is None or output is None or not is_operator(output, "Mul"):
+    output = only_user(scaled.outputs[0], "Mul") if scaled is not None else None
+    if epsilon is None or scaled is None or output is None:
         return None
     weight = next((value for value in output.inputs if value is not scaled.outputs[0]), None)
     return _Norm(source, weight, epsilon, output) if weight is not None and _is_weight(weight, source) else None
@@ -97,49 +97,44 @@ def _squared(value: ir.Value) -> ir.Value | None:
 
 
 def _is_over_last(mean: ir.Node) -> bool:
-    if mean.attributes.get_int("keepdims", 1) != 1 or rank_of(mean.outputs[0]) is None:
+    rank = rank_of(mean.outputs[0])
+    if mean.attributes.get_int("keepdims", 1) != 1 or rank is None:
         return False
     axes: list[float] = list(mean.attributes.get_ints("axes", ()))
     if len(mean.inputs) > 1:
         axes = constant_numbers(mean.inputs[1]) or []
-    return axes in ([-1], [(rank_of(mean.outputs[0]) or 0) - 1])
-
-
-def _other_number(node: ir.Node, value: ir.Value) -> float | None:
-    return next((constant_number(side) for side in node.inputs if side is not value), None)
+    return axes in ([-1], [rank - 1])
 
 
 def _divided_by(root: ir.Value, source: ir.Value) -> ir.Node | None:
     """Return the node that makes source / root, written as a division or as a product with the inverse."""
-    node = only_user(root)
+    node = only_user(root, "Div", "Reciprocal")
     if node is None:
         return None
-    if is_operator(node, "Div") and node.inputs[0] is source:
+    if node.op_type == "Div" and node.inputs[0] is source:
         return node
-    is_inverse = is_operator(node, "Div") and node.inputs[1] is root and constant_number(node.inputs[0]) == 1.0
-    if not is_inverse and not is_operator(node, "Reciprocal"):
+    if node.op_type == "Div" and (node.inputs[1] is not root or constant_number(node.inputs[0]) != 1.0):
         return None
-    product = only_user(node.outputs[0])
-    return product if product is not None and is_operator(product, "Mul") and source in product.inputs else None
+    product = only_user(node.outputs[0], "Mul")
+    return product if product is not None and source in product.inputs else None
 
 
 def _is_weight(weight: ir.Value, source: ir.Value) -> bool:
-    if weight.const_value is None or weight.dtype != ir.DataType.FLOAT or rank_of(weight) != 1 or source.shape is None:
+    shape = shape_of(weight, 1)
+    if weight.const_value is None or weight.dtype != ir.DataType.FLOAT or shape is None or source.shape is None:
         return False
-    assert weight.shape is not None
-    return weight.shape[0] == source.shape[-1]
+    return shape[0] == source.shape[-1]
 
 
 def _replace_norm(match: _Norm) -> None:
-    old = match.output.outputs[0]
-    scope = (match.output.name or "").rpartition("/")[0]
     node = ir.node(
         _NORM,
         [match.source, match.weight],
         {"axis": -1, "epsilon": match.epsilon, "stash_type": _COMPUTED_IN},
-        name=f"{scope}/{_NORM}",
+        name=f"{scope_of(match.output)}/{_NORM}",
     )
-    _put_in_place(match.output, node, ((old, node.outputs[0]),))
+    _insert_after(match.output, node)
+    take_over(match.output.outputs[0], node.outputs[0])
 
 
 class SkipNormFusionPass(GraphPass):
@@ -171,7 +166,7 @@ class SkipNormFusionPass(GraphPass):
                 _replace_skip(total, node)
                 count += 1
         if count:
-            model.opset_imports.setdefault(_CONTRIB, 1)
+            model.opset_imports.setdefault(CONTRIB_DOMAIN, 1)
         return ir.passes.PassResult(model, bool(count))
 
 
@@ -190,23 +185,18 @@ def _replace_skip(total: ir.Node, norm: ir.Node) -> None:
         [*total.inputs, norm.inputs[1]],
         {"epsilon": norm.attributes.get_float("epsilon", 1e-5)},
         num_outputs=4,
-        domain=_CONTRIB,
-        name=f"{(norm.name or '').rpartition('/')[0]}/Skip{_NORM}",
+        domain=CONTRIB_DOMAIN,
+        name=f"{scope_of(norm)}/Skip{_NORM}",
     )
     for empty in node.outputs[1:3]:
         empty.name = ""
-    _put_in_place(norm, node, ((norm.outputs[0], node.outputs[0]), (total.outputs[0], node.outputs[3])))
+    _insert_after(norm, node)
+    take_over(norm.outputs[0], node.outputs[0])
+    take_over(total.outputs[0], node.outputs[3])
 
 
-def _put_in_place(place: ir.Node, node: ir.Node, values: tuple[tuple[ir.Value, ir.Value], ...]) -> None:
-    """Insert a node after another and let it make the values that others made; these keep their names."""
+def _insert_after(place: ir.Node, node: ir.Node) -> None:
     graph = place.graph
     assert graph is not None
     tag_like(node, place, "merged")
-    for old, new in values:
-        new.type, new.shape = old.type, old.shape
     graph.insert_after(place, node)
-    for old, new in values:
-        name = old.name
-        old.replace_all_uses_with(new, replace_graph_outputs=old.is_graph_output())
-        old.name, new.name = f"{name}_unfused", name

@@ -6,123 +6,16 @@ vectors must be answered as those tables say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import StageError
-from winml.modelkit.optimize.graph_matching import permutation_of, producer_of, rank_of
-from winml.modelkit.runtime.sessions import Session
-
-# --- Computes a part of a graph on values chosen here, to see what it does.
-#
-# What a rotation or a mask looks like in a graph differs by model, exporter and version. What it answers does not.
-
-
-_LARGEST_CONSTANT = 1 << 26
-"""Bytes. Chosen: tables of cosines stay below, weights of matrices of a large model do not."""
-_MOST_NODES = 500
-"""Chosen: masks and rotations have up to 60 nodes."""
-_IR_VERSION = 8
-"""Chosen: every ONNX Runtime takes it."""
-
-
-@dataclass
-class Probe:
-    """The nodes that compute one value from others."""
-
-    result: ir.Value
-    leaves: tuple[ir.Value, ...]
-    """Values that have to be given, in the order they were met."""
-    nodes: tuple[ir.Node, ...]
-    """In an order in which they can run."""
-    constants: Mapping[ir.Value, ir.TensorProtocol]
-    _session: Session | None = field(default=None, repr=False)
-
-    def run(self, feeds: Mapping[ir.Value, Array]) -> Array:
-        """Return the value for some leaves.
-
-        Raises:
-            StageError: ONNX Runtime cannot compute it.
-        """
-        if self._session is None:
-            # As written: fusing nodes of a graph that runs a few times costs more than it saves.
-            self._session = Session(self._as_bytes(), optimize=False, threads=1, name="a part of the graph")
-        named = {str(leaf.name): array for leaf, array in feeds.items()}
-        return next(iter(self._session.run(named).values()))
-
-    def _as_bytes(self) -> bytes:
-        values = {leaf: ir.Value(name=leaf.name, type=leaf.type) for leaf in self.leaves}
-        initializers = []
-        for value, tensor in self.constants.items():
-            values[value] = ir.Value(name=value.name, type=ir.TensorType(tensor.dtype), const_value=tensor)
-            values[value].shape = ir.Shape(tensor.shape.numpy())
-            initializers.append(values[value])
-        nodes = []
-        for node in self.nodes:
-            inputs = [None if value is None else values[value] for value in node.inputs]
-            # Sizes are left out: those of the graph may be fixed where a probe has others.
-            outputs = [ir.Value(name=value.name, type=value.type) for value in node.outputs]
-            values |= zip(node.outputs, outputs, strict=True)
-            nodes.append(
-                ir.Node(node.domain, node.op_type, inputs, attributes=list(node.attributes.values()), outputs=outputs)
-            )
-        owner = self.result.producer()
-        assert owner is not None
-        assert owner.graph is not None
-        graph = ir.Graph(
-            [values[leaf] for leaf in self.leaves],
-            [values[self.result]],
-            nodes=nodes,
-            initializers=initializers,
-            opset_imports=dict(owner.graph.opset_imports),
-            name="probe",
-        )
-        content: bytes = ir.to_proto(ir.Model(graph, ir_version=_IR_VERSION)).SerializeToString()
-        return content
-
-
-def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool]) -> Probe | None:
-    """Return what computes a value from graph inputs and other leaves.
-
-    None where that takes weights of matrices, other than tensors, subgraphs or too many nodes.
-
-    Args:
-        result: The value.
-        is_leaf: Says of a value that a node makes whether it is given.
-    """
-    leaves: dict[ir.Value, None] = {}
-    nodes: dict[ir.Node, None] = {}
-    constants: dict[ir.Value, ir.TensorProtocol] = {}
-    waiting: list[tuple[ir.Value, bool]] = [(result, False)]
-    while waiting:
-        value, is_done = waiting.pop()
-        node = value.producer()
-        if is_done:
-            assert node is not None
-            nodes[node] = None
-        elif value.const_value is not None and node is None:
-            if value.const_value.nbytes > _LARGEST_CONSTANT:
-                return None
-            constants[value] = value.const_value
-        elif node is None or (value is not result and is_leaf(value)):
-            if value.dtype is None:
-                return None
-            leaves[value] = None
-        elif node not in nodes:
-            if len(nodes) > _MOST_NODES or any(
-                item.type == ir.AttributeType.GRAPH for item in node.attributes.values()
-            ):
-                return None
-            waiting.append((value, True))
-            waiting += [(read, False) for read in node.inputs if read is not None]
-    if result.dtype is None or not nodes:
-        return None
-    return Probe(result, tuple(leaves), tuple(nodes), constants)
-
+from winml.modelkit.graph.operators import producer_of
+from winml.modelkit.optimize.decoders.probing import Probe, probe_between
+from winml.modelkit.optimize.graph_matching import before_transpose, rank_of
 
 TO_HEADS = (0, 2, 1, 3)
 """Permutation of [batch, sequence, heads, size] that moves the heads before the sequence, and back."""
@@ -155,15 +48,11 @@ class Rotation:
     def apply(self, x: Array, positions: Array) -> Array:
         """Return x, of shape [1, heads, sequence, size], turned."""
         cos, sin = self.cos[positions][None, None], self.sin[positions][None, None]
-        first, second = self.places()
+        first, second = _places(self.turned, is_interleaved=self.is_interleaved)
         output = x.copy()
         output[..., first] = x[..., first] * cos - x[..., second] * sin
         output[..., second] = x[..., second] * cos + x[..., first] * sin
         return output
-
-    def places(self) -> tuple[slice, slice]:
-        """Return the elements that turn into each other."""
-        return _places(self.turned, is_interleaved=self.is_interleaved)
 
 
 def _places(turned: int, *, is_interleaved: bool) -> tuple[slice, slice]:
@@ -202,34 +91,26 @@ class RotationFinder:
         source = next(leaf for leaf in probe.leaves if leaf is not self._positions)
         if not _is_before_rotation(source) or rotated.dtype != ir.DataType.FLOAT:
             return None
-        runs = _Runs(probe, source, self._positions, heads, size)
+        runs = _Runs(probe, source, self._positions, self._count, heads, size)
         try:
-            rotation = self._found(runs)
+            rotation = next(filter(runs.is_turned_by, self._known), None) or self._measure(runs)
         except (StageError, ValueError):  # not a function of any number of tokens
             return None
         return (source, rotation) if rotation is not None else None
 
-    def _found(self, runs: _Runs) -> Rotation | None:
-        assert self._count is not None
-        for known in self._known:
-            if runs.is_turned_by(known, self._count):
-                return known
-        form = runs.form(self._count)
-        if form is None:
+    def _measure(self, runs: _Runs) -> Rotation | None:
+        form = runs.form()
+        rotation = None if form is None else runs.table(*form)
+        if rotation is None or not runs.is_turned_by(rotation):
             return None
-        found = runs.table(self._count, *form)
-        if not runs.is_turned_by(found, self._count):
-            return None
-        self._known.append(found)
-        return found
+        self._known.append(rotation)
+        return rotation
 
 
 def _is_before_rotation(value: ir.Value) -> bool:
     """Say whether a value can be queries or keys as they are turned: split into heads, normalized or not."""
-    node = producer_of(value, "Transpose") or producer_of(value, "SimplifiedLayerNormalization")
-    if node is None or rank_of(value) != 4:
-        return False
-    return node.op_type != "Transpose" or permutation_of(node) == TO_HEADS
+    is_split = before_transpose(value, TO_HEADS) is not None
+    return rank_of(value) == 4 and (is_split or producer_of(value, "SimplifiedLayerNormalization") is not None)
 
 
 @dataclass(frozen=True)
@@ -239,6 +120,8 @@ class _Runs:
     probe: Probe
     source: ir.Value
     positions: ir.Value
+    count: int
+    """Number of positions."""
     heads: int
     size: int
 
@@ -249,9 +132,9 @@ class _Runs:
             raise ValueError(f"shape {output.shape} of a rotation of {rows.shape}")
         return output
 
-    def form(self, count: int) -> tuple[int, bool] | None:
+    def form(self) -> tuple[int, bool] | None:
         """Return how many elements are turned, and whether neighbours turn together; None where it is no rotation."""
-        position = min(1, count - 1)
+        position = min(1, self.count - 1)
         # Row i of the answer is what becomes of the i-th unit vector.
         matrix = self.run(np.eye(self.size, dtype=np.float32)[None, None], np.full(self.size, position))[0, 0].T
         apart = np.abs(matrix) > _CLOSE
@@ -264,23 +147,23 @@ class _Runs:
             return 2 * int(np.count_nonzero(apart) // 2), True
         return 2 * distance, False
 
-    def table(self, count: int, turned: int, is_interleaved: bool) -> Rotation:
+    def table(self, turned: int, is_interleaved: bool) -> Rotation:
         first, second = _places(turned, is_interleaved=is_interleaved)
-        cos, sin = (np.empty((count, turned // 2), np.float32) for _ in range(2))
-        for start in range(0, count, _CHUNK):
-            positions = np.arange(start, min(count, start + _CHUNK))
+        cos, sin = (np.empty((self.count, turned // 2), np.float32) for _ in range(2))
+        for start in range(0, self.count, _CHUNK):
+            positions = np.arange(start, min(self.count, start + _CHUNK))
             x = np.zeros((1, 1, len(positions), self.size), np.float32)
             x[..., first] = 1
             output = self.run(x, positions)[0, 0]
             cos[positions], sin[positions] = output[:, first], output[:, second]
         return Rotation(cos, sin, is_interleaved, self.size)
 
-    def is_turned_by(self, rotation: Rotation, count: int) -> bool:
+    def is_turned_by(self, rotation: Rotation) -> bool:
         if rotation.size != self.size:
             return False
         generator = np.random.default_rng(_SEED)
-        spread = np.linspace(0, count - 1, min(count, 64)).astype(np.int64)
-        positions = np.concatenate([spread, generator.integers(0, count, 64)])
+        spread = np.linspace(0, self.count - 1, min(self.count, 64)).astype(np.int64)
+        positions = np.concatenate([spread, generator.integers(0, self.count, 64)])
         x = generator.uniform(-1, 1, (1, self.heads, len(positions), self.size)).astype(np.float32)
         scale = max(1.0, float(np.abs(rotation.cos).max()))
         return bool(np.abs(self.run(x, positions) - rotation.apply(x, positions)).max() <= _CLOSE * scale)

@@ -1,0 +1,115 @@
+"""Computes a part of a graph on chosen values, to see what it does.
+
+What a rotation or a mask looks like in a graph differs by model, exporter and version. What it answers does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from winml.modelkit.arrays import Array
+from winml.modelkit.runtime.sessions import Session
+
+_LARGEST_CONSTANT = 1 << 26
+"""Bytes. Chosen: tables of cosines stay below, weights of matrices of a large model do not."""
+_MOST_NODES = 500
+"""Chosen: masks and rotations have up to 60 nodes."""
+_IR_VERSION = 8
+"""Chosen: every ONNX Runtime takes it."""
+
+
+@dataclass
+class Probe:
+    """The nodes that compute one value from others."""
+
+    result: ir.Value
+    leaves: tuple[ir.Value, ...]
+    """Values that have to be given, in the order they were met."""
+    nodes: tuple[ir.Node, ...]
+    """In an order in which they can run."""
+    constants: Mapping[ir.Value, ir.TensorProtocol]
+    _session: Session | None = field(default=None, repr=False)
+
+    def run(self, feeds: Mapping[ir.Value, Array]) -> Array:
+        """Return the value for some leaves.
+
+        Raises:
+            StageError: ONNX Runtime cannot compute it.
+        """
+        if self._session is None:
+            # As written: fusing nodes of a graph that runs a few times costs more than it saves.
+            self._session = Session(self._as_bytes(), optimize=False, threads=1, name="a part of the graph")
+        named = {str(leaf.name): array for leaf, array in feeds.items()}
+        return next(iter(self._session.run(named).values()))
+
+    def _as_bytes(self) -> bytes:
+        values = {leaf: ir.Value(name=leaf.name, type=leaf.type) for leaf in self.leaves}
+        initializers = []
+        for value, tensor in self.constants.items():
+            values[value] = ir.Value(name=value.name, type=ir.TensorType(tensor.dtype), const_value=tensor)
+            values[value].shape = ir.Shape(tensor.shape.numpy())
+            initializers.append(values[value])
+        nodes = []
+        for node in self.nodes:
+            inputs = [None if value is None else values[value] for value in node.inputs]
+            # Sizes are left out: those of the graph may be fixed where a probe has others.
+            outputs = [ir.Value(name=value.name, type=value.type) for value in node.outputs]
+            values |= zip(node.outputs, outputs, strict=True)
+            nodes.append(
+                ir.Node(node.domain, node.op_type, inputs, attributes=list(node.attributes.values()), outputs=outputs)
+            )
+        owner = self.result.producer()
+        assert owner is not None
+        assert owner.graph is not None
+        graph = ir.Graph(
+            [values[leaf] for leaf in self.leaves],
+            [values[self.result]],
+            nodes=nodes,
+            initializers=initializers,
+            opset_imports=dict(owner.graph.opset_imports),
+            name="probe",
+        )
+        content: bytes = ir.to_proto(ir.Model(graph, ir_version=_IR_VERSION)).SerializeToString()
+        return content
+
+
+def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool]) -> Probe | None:
+    """Return what computes a value from graph inputs and other leaves.
+
+    None where that takes weights of matrices, other than tensors, subgraphs or too many nodes.
+
+    Args:
+        result: The value.
+        is_leaf: Says of a value that a node makes whether it is given.
+    """
+    leaves: dict[ir.Value, None] = {}
+    nodes: dict[ir.Node, None] = {}
+    constants: dict[ir.Value, ir.TensorProtocol] = {}
+    waiting: list[tuple[ir.Value, bool]] = [(result, False)]
+    while waiting:
+        value, is_done = waiting.pop()
+        node = value.producer()
+        if is_done:
+            assert node is not None
+            nodes[node] = None
+        elif value.const_value is not None and node is None:
+            if value.const_value.nbytes > _LARGEST_CONSTANT:
+                return None
+            constants[value] = value.const_value
+        elif node is None or (value is not result and is_leaf(value)):
+            if value.dtype is None:
+                return None
+            leaves[value] = None
+        elif node not in nodes:
+            if len(nodes) > _MOST_NODES or any(
+                item.type == ir.AttributeType.GRAPH for item in node.attributes.values()
+            ):
+                return None
+            waiting.append((value, True))
+            waiting += [(read, False) for read in node.inputs if read is not None]
+    if result.dtype is None or not nodes:
+        return None
+    return Probe(result, tuple(leaves), tuple(nodes), constants)

@@ -1,0 +1,148 @@
+"""Runs selected graph transformers of ONNX Runtime on a graph.
+
+Writes the graph to a temporary file, runs ONNX Runtime's offline optimizer on it, reads the result and carries the tags
+across. Weights that ONNX Runtime did not change stay the same tensors, by reference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import tempfile
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from winml.modelkit.errors import OptimizeError, StageError, first_line
+from winml.modelkit.file_names import unfinished_data_path
+from winml.modelkit.graph.files.graph_reading import load_foreign
+from winml.modelkit.graph.files.recovery import temporary_folder
+from winml.modelkit.graph.stage import restore_description
+from winml.modelkit.hierarchy.carry.carrying import carry_tags
+from winml.modelkit.optimize.capabilities import CAPABILITIES, UNUSED_TRANSFORMERS, Capability
+from winml.modelkit.runtime.sessions import rewrite_file
+
+_SENT, _RETURNED = "sent.onnx", "returned.onnx"
+
+_DISK_FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))  # Windows has no quota error
+
+_DUPLICATE_BYTES = 1_000_000
+"""Weights from this size on are not stored twice, once transposed. Chosen: the size of smaller ones is negligible."""
+
+
+def rewrite_with_onnxruntime(
+    model: ir.Model, capabilities: Sequence[Capability], contrib: Sequence[Capability]
+) -> tuple[ir.Model, tuple[str, ...]]:
+    """Return the model rewritten by ONNX Runtime, and notes on its tags; the given model is not changed.
+
+    Args:
+        model: The model.
+        capabilities: The enabled capabilities; all other transformers are disabled.
+        contrib: Those of them that may create operators of ONNX Runtime.
+
+    Raises:
+        OptimizeError: ONNX Runtime cannot load the graph; gives its reason.
+    """
+    enabled = {name for entry in capabilities for name in entry.transformers}
+    enabled |= {name for entry in contrib for name in entry.contrib_transformers}
+    known = {name for entry in CAPABILITIES.values() for name in (*entry.transformers, *entry.contrib_transformers)}
+    with temporary_folder() as folder:
+        sent, returned = folder / _SENT, folder / _RETURNED
+        try:
+            with _shared_weights_as_inputs(model):
+                ir.save(model, sent, external_data=unfinished_data_path(sent).name)
+            rewrite_file(
+                sent,
+                returned,
+                disabled=(known | set(UNUSED_TRANSFORMERS)) - enabled,
+                with_layouts=any(entry.needs_layouts for entry in capabilities),
+                config={key: value for entry in capabilities for key, value in entry.config},
+            )
+        except StageError as error:
+            # The message names the temporary file, which the user does not know.
+            reason = error.message.replace(f"Load model from {sent} failed:", "")
+            raise OptimizeError(reason, hint=error.hint or _HINT) from error
+        except OSError as error:
+            raise _write_failure(error) from error
+        rewritten = load_foreign(returned)
+        _restore_shared_weights(rewritten, model)
+        _keep_weights(rewritten, model, ir.load(sent))
+    report = carry_tags(model, rewritten)
+    restore_description(rewritten, model)
+    return rewritten, report.notes
+
+
+_HINT = "Omit the level and the enabled optimizations, or convert the unsupported operators."
+
+
+def _write_failure(error: OSError) -> OptimizeError:
+    """Return the error for a graph that could not be written to the temporary file."""
+    reason = error.strerror or first_line(error)
+    if error.errno not in _DISK_FULL:
+        return OptimizeError(
+            f"the graph could not be written for ONNX Runtime: {reason}",
+            hint=f"Its weights must be readable, and {tempfile.gettempdir()} writable. Set TMPDIR to use a different "
+            "folder.",
+        )
+    return OptimizeError(
+        f"no disk space to pass the graph to ONNX Runtime: {reason}",
+        hint=f"It needs twice the size of the weights in {tempfile.gettempdir()}. Set TMPDIR to use a different "
+        "folder.",
+    )
+
+
+def _is_shared_weight(value: ir.Value) -> bool:
+    """Say whether constant folding would store a weight twice: unchanged, and transposed (tied embeddings)."""
+    tensor = value.const_value
+    if tensor is None or tensor.nbytes < _DUPLICATE_BYTES or value.is_graph_input() or value.is_graph_output():
+        return False
+    return len(value.uses()) > 1 and any(user.op_type == "Transpose" for user in value.consumers())
+
+
+@contextlib.contextmanager
+def _shared_weights_as_inputs(model: ir.Model) -> Iterator[None]:
+    """Turn weights that must not be folded into inputs for the time of the block: ONNX Runtime folds no inputs."""
+    values = [value for value in model.graph.initializers.values() if _is_shared_weight(value)]
+    for value in values:
+        del model.graph.initializers[value.name or ""]
+        model.graph.inputs.append(value)
+    try:
+        yield
+    finally:
+        for value in values:
+            model.graph.inputs.remove(value)
+            model.graph.register_initializer(value)
+
+
+def _restore_shared_weights(rewritten: ir.Model, original: ir.Model) -> None:
+    """Turn the weights that were written as inputs into initializers again, in place."""
+    names = [value.name for value in original.graph.inputs]
+    for value in [value for value in rewritten.graph.inputs if value.name not in names]:
+        rewritten.graph.inputs.remove(value)
+        value.const_value = original.graph.initializers[value.name or ""].const_value
+        rewritten.graph.register_initializer(value)
+
+
+def _keep_weights(rewritten: ir.Model, original: ir.Model, sent: ir.Model) -> None:
+    """Replace unchanged tensors by the original ones, and load the others into memory; in place."""
+    original_weights = original.graph.initializers
+    as_sent = sent.graph.initializers
+    for graph in rewritten.graphs():
+        for name, value in graph.initializers.items():
+            tensor = value.const_value
+            if not isinstance(tensor, ir.ExternalTensor):
+                continue
+            sent_tensor = as_sent[name].const_value if graph is rewritten.graph and name in as_sent else None
+            if sent_tensor is not None and _is_same(sent_tensor, tensor):
+                value.const_value = original_weights[name].const_value
+            else:
+                value.const_value = ir.Tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=name)
+
+
+def _is_same(left: ir.TensorProtocol, right: ir.TensorProtocol) -> bool:
+    if left.dtype != right.dtype or left.shape != right.shape:
+        return False
+    # Bytes, so that NaN equals itself.
+    own, other = (np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8) for tensor in (left, right))
+    return np.array_equal(own, other)

@@ -1,0 +1,142 @@
+"""Lets an engine change a part of a graph: the selected nodes are cut out, rewritten as a graph, and put back.
+
+What is outside is not given to the engine, so that it stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from winml.modelkit.errors import OptimizeError
+from winml.modelkit.graph.cutting import Cutter, cut_model
+from winml.modelkit.graph.fresh_names import FreshNames
+from winml.modelkit.optimize.graph_matching import take_over
+
+Rewrite = Callable[[ir.Model], tuple[ir.Model, tuple[str, ...]]]
+"""Takes a model and returns it changed, in place or not, and notes."""
+
+
+def rewrite_selected(model: ir.Model, names: Collection[str], rewrite: Rewrite) -> tuple[str, ...]:
+    """Rewrite the selected nodes of the main graph, in place; return notes.
+
+    Nodes with subgraphs, and calls of functions, stay as they are.
+
+    Args:
+        model: The model; every node has a name of its own.
+        names: Names of the selected nodes.
+        rewrite: Rewrites a model.
+
+    Raises:
+        OptimizeError: the type of a value that the selected nodes read is unknown, or rewriting fails.
+    """
+    nodes = [node for node in model.graph if node.name in names and _can_be_cut(node, model)]
+    if not nodes:
+        return ()
+    part = _Part.cut(model, nodes)
+    rewritten, notes = rewrite(part.model)
+    part.put_back(rewritten)
+    return notes
+
+
+def _can_be_cut(node: ir.Node, model: ir.Model) -> bool:
+    if node.op_identifier() in model.functions:
+        return False
+    kinds = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    return not any(attribute.type in kinds for attribute in node.attributes.values())
+
+
+@dataclass
+class _Part:
+    """Some nodes of a graph as a model of their own."""
+
+    original: ir.Model
+    nodes: list[ir.Node]
+    read: Mapping[str, ir.Value]
+    """Values of the original that the nodes read and do not make: inputs and weights of the part."""
+    made: Mapping[str, ir.Value]
+    """Values of the original that the nodes make and others read: outputs of the part."""
+    model: ir.Model
+
+    @classmethod
+    def cut(cls, original: ir.Model, nodes: list[ir.Node]) -> _Part:
+        """Copy nodes into a model; its weights are the same tensors."""
+        cut = Cutter(original).cut_exactly(nodes)
+        for value in cut.inputs:
+            if value.type is None:
+                raise OptimizeError(
+                    f"the type of {value.name} is unknown, so the selected modules cannot be optimized separately",
+                    hint="Optimize without --module and --exclude.",
+                )
+        model = cut_model(original, cut, keeps_sizes=True)
+        model.metadata_props.update(original.metadata_props)
+        read = {str(value.name): value for value in (*cut.inputs, *cut.initializers)}
+        return cls(original, nodes, read, {str(value.name): value for value in cut.outputs}, model)
+
+    def put_back(self, rewritten: ir.Model) -> None:
+        """Put the rewritten nodes in the place of the original ones, in place."""
+        graph = self.original.graph
+        outside = FreshNames.of_graph(graph, without=frozenset(self.nodes))
+        values: dict[ir.Value, ir.Value] = {}
+        for name, value in rewritten.graph.initializers.items():
+            values[value] = self._weight(name, value, outside)
+        values |= {value: self.read[str(value.name)] for value in rewritten.graph.inputs if value not in values}
+        new_nodes = []
+        for node in rewritten.graph:
+            outputs = [
+                ir.Value(name=value.name, type=value.type, shape=value.shape, const_value=value.const_value)
+                for value in node.outputs
+            ]
+            for value in outputs:
+                if value.name and value.name not in self.made:
+                    value.name = outside.take(value.name)
+            values.update(zip(node.outputs, outputs, strict=True))
+            new_nodes.append(
+                ir.Node(
+                    node.domain,
+                    node.op_type,
+                    [value and values[value] for value in node.inputs],
+                    attributes=list(node.attributes.values()),
+                    overload=node.overload,
+                    outputs=outputs,
+                    name=outside.take(node.name or node.op_type),
+                    metadata_props=dict(node.metadata_props),
+                )
+            )
+        graph.insert_after(self.nodes[-1], new_nodes)
+        for value in rewritten.graph.outputs:
+            _replace_made_value(self.made[str(value.name)], values[value], graph)
+        graph.remove(self.nodes, safe=True)
+        for name, value in self.read.items():
+            if not (value.uses() or value.is_graph_input() or value.is_graph_output()):
+                graph.initializers.pop(name, None)
+        for domain, version in rewritten.opset_imports.items():
+            self.original.opset_imports.setdefault(domain, version)
+
+    def _weight(self, name: str, value: ir.Value, outside: FreshNames) -> ir.Value:
+        """Return the weight of the original where it is the same tensor, or a new one."""
+        original = self.read.get(name)
+        if original is not None and original.const_value is value.const_value:
+            return original
+        graph = self.original.graph
+        # The tensor bears the name that is written.
+        new = ir.Value(name=outside.take(name), type=value.type, shape=value.shape, const_value=value.const_value)
+        if new.const_value is not None:
+            new.const_value.name = new.name
+        graph.register_initializer(new)
+        return new
+
+
+def _replace_made_value(old: ir.Value, new: ir.Value, graph: ir.Graph) -> None:
+    """Let everything that reads a value of the original read the new one, which bears its name."""
+    if new.producer() is None or new.name != old.name:
+        # What was computed is a value there was before: an output of a graph still needs a name of its own.
+        if not old.is_graph_output():
+            old.replace_all_uses_with(new)
+            return
+        identity = ir.node("Identity", [new], name=f"{old.name}_Identity")
+        graph.append(identity)
+        new = identity.outputs[0]
+    take_over(old, new)
