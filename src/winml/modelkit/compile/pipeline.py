@@ -7,7 +7,7 @@ as ONNX Runtime runs it. Either way every node keeps its module, and an ``EPCont
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,101 +33,6 @@ from winml.modelkit.runtime.devices import ChosenProvider, missing_option_hint, 
 from winml.modelkit.runtime.host import instruction_sets
 from winml.modelkit.runtime.kernels import compile_to_file
 from winml.modelkit.runtime.sessions import onnxruntime_version, rewrite_file
-
-# --- Which modules did a provider compile into one node? All whose nodes lie between what it reads and what it
-# makes.
-#
-# A provider keeps the names of the values at its borders, so that its part of the graph is known exactly.
-
-
-def _write_absorbed_modules(contexts: Iterable[ir.Node], original: ir.Model) -> None:
-    """Give nodes that stand for a part of a graph the tag of the module that contains it, and the list of its modules.
-
-    Nodes whose part has no tags are left as they are. Works in place.
-
-    Args:
-        contexts: The nodes.
-        original: The model before it was compiled.
-    """
-    makers = {value.name: node for node in original.graph for value in node.outputs}
-    module_of = {tag.tag: tag.module for node in all_nodes(original) if (tag := read_tag(node)) is not None}
-    root = min(module_of, key=len, default="")
-    for context in contexts:
-        tags = [tag for node in _absorbed(context, makers) for tag in _tags_inside(node)]
-        if not tags:
-            continue
-        common = common_ancestor(tag.tag for tag in tags)
-        common = common if common in module_of else root
-        write_tag(context, NodeTag(common, module_of[common], "merged"))
-        modules = sorted({tag.module for tag in tags})
-        context.metadata_props[MODULES_KEY] = json.dumps(modules, ensure_ascii=False)
-
-
-def _absorbed(context: ir.Node, makers: dict[str | None, ir.Node]) -> list[ir.Node]:
-    """Return the original nodes between the values that a node reads and those that it makes."""
-    read = {value.name for value in context.inputs if value is not None}
-    found: dict[ir.Node, None] = {}
-    waiting = [value.name for value in context.outputs]
-    while waiting:
-        node = makers.get(waiting.pop())
-        if node is not None and node not in found:
-            found[node] = None
-            waiting += [value.name for value in node.inputs if value is not None and value.name not in read]
-    return list(found)
-
-
-def _tags_inside(node: ir.Node) -> list[NodeTag]:
-    """Return the tags of a node and of those in its subgraphs."""
-    nodes = [node]
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            nodes += attribute.as_graph().all_nodes()
-    return [tag for item in nodes if (tag := read_tag(item)) is not None]
-
-
-# --- Lets an execution provider compile a file for its device, and writes what it made as an ``EPContext`` model.
-#
-# In a process of its own: the log of the provider is read for its reasons, and a provider may end its process. What it
-# made is not looked at.
-
-
-def _compile_context(source: Path, target: Path, chosen: ChosenProvider, *, embed: bool) -> Mapping[str, str]:
-    """Write the model that a provider makes of a file: a node for each part it compiled, and the nodes it left.
-
-    Returns:
-        Name of a node that it left → why, as far as it says so.
-
-    Args:
-        source: An ONNX file, with its data beside it.
-        target: The file to write; what was compiled goes to a file beside it, unless it is embedded.
-        chosen: The provider and its options.
-        embed: Keep what was compiled inside the model.
-
-    Raises:
-        StageError: the provider ended the process in which it compiles, or did not end in time.
-        CompileError: the provider fails, or ONNX Runtime cannot load the graph; gives the reason.
-    """
-    compiled = compile_to_file(source, target, chosen, embed=embed)
-    name = chosen.provider.name
-    if compiled.refused_options:
-        raise UsageError(
-            f"--ep-options: {compiled.refused_options}",
-            hint="Omit unsupported options; the documentation of the provider lists them.",
-        )
-    if compiled.problem:
-        raise CompileError(
-            f"{name} cannot compile the graph: {compiled.problem}", hint=_failure_hint(compiled.problem, chosen)
-        )
-    return compiled.reasons
-
-
-def _failure_hint(reason: str, chosen: ChosenProvider) -> str:
-    """Return what to do where a provider failed to compile, by the reason it states and its options."""
-    return missing_option_hint(chosen, reason) or (
-        "winml inspect shows the operators and types of the file. Some devices support float16 or integers "
-        "only (see winml quantize); others need different --ep-options."
-    )
-
 
 _SENT, _RETURNED = "sent.onnx", "returned.onnx"
 
@@ -203,7 +108,7 @@ def compile_graph(
     if is_processor:
         rewrite_file(sent, written, disabled=(), with_layouts=True)
     else:
-        reasons = _compile_context(sent, written, chosen, embed=bool(options.embed))
+        reasons = _write_context(sent, written, chosen, embed=bool(options.embed))
     types = {value.name: value.dtype for node in all_nodes(model) for value in node.inputs if value is not None}
     compiled = load_foreign(written)
     carried = carry_tags(model, compiled)
@@ -218,28 +123,104 @@ def compile_graph(
             hint="winml inspect shows the operators and types of the file; some devices support float16 or integers "
             "only.",
         )
-    left = [] if is_processor else _nodes_outside(compiled)
-    outside = tuple(_outside_node(node, reasons.get(node.name or "", ""), types) for node in left)
+    outside: tuple[OutsideNode, ...] = ()
+    if not is_processor:
+        left = (node for node in all_nodes(compiled) if not is_context(node))
+        outside = tuple(_outside_node(node, reasons.get(node.name or "", ""), types) for node in left)
     record = {**_record(compiled, options, chosen), **({"source": source} if source else {})}
     compiled.metadata_props[COMPILE_KEY] = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
     return CompileResult(compiled, True, carried.notes, measure_coverage(compiled), parts, outside, record)
+
+
+def _write_context(source: Path, target: Path, chosen: ChosenProvider, *, embed: bool) -> Mapping[str, str]:
+    """Write the ``EPContext`` model that a provider makes of a file: a node for each part it compiled, and the rest.
+
+    In a process of its own: the log of the provider is read for its reasons, and a provider may end its process.
+
+    Returns:
+        Name of a node that it left → why, as far as it says so.
+
+    Args:
+        source: An ONNX file, with its data beside it.
+        target: The file to write; what was compiled goes to a file beside it, unless it is embedded.
+        chosen: The provider and its options.
+        embed: Keep what was compiled inside the model.
+
+    Raises:
+        StageError: the provider ended the process in which it compiles, or did not end in time.
+        CompileError: the provider fails, or ONNX Runtime cannot load the graph; gives the reason.
+    """
+    compiled = compile_to_file(source, target, chosen, embed=embed)
+    if compiled.refused_options:
+        raise UsageError(
+            f"--ep-options: {compiled.refused_options}",
+            hint="Omit unsupported options; the documentation of the provider lists them.",
+        )
+    if compiled.problem:
+        raise CompileError(
+            f"{chosen.provider.name} cannot compile the graph: {compiled.problem}",
+            hint=missing_option_hint(chosen, compiled.problem)
+            or "winml inspect shows the operators and types of the file. Some devices support float16 or integers only "
+            "(see winml quantize); others need different --ep-options.",
+        )
+    return compiled.reasons
+
+
+def _write_absorbed_modules(contexts: Iterable[ir.Node], original: ir.Model) -> None:
+    """Give nodes that stand for a part of a graph the tag of the module that contains it, and the list of its modules.
+
+    A provider keeps the names of the values at the borders of a part, so that the part is known exactly. Nodes whose
+    part has no tags are left as they are. Works in place.
+
+    Args:
+        contexts: The nodes.
+        original: The model before it was compiled.
+    """
+    makers = {value.name: node for node in original.graph for value in node.outputs}
+    module_of = {tag.tag: tag.module for node in all_nodes(original) if (tag := read_tag(node)) is not None}
+    root = min(module_of, key=len, default="")
+    for context in contexts:
+        nodes = [inner for node in _absorbed(context, makers) for inner in _with_subgraphs(node)]
+        tags = [tag for node in nodes if (tag := read_tag(node)) is not None]
+        if not tags:
+            continue
+        common = common_ancestor(tag.tag for tag in tags)
+        common = common if common in module_of else root
+        write_tag(context, NodeTag(common, module_of[common], "merged"))
+        modules = sorted({tag.module for tag in tags})
+        context.metadata_props[MODULES_KEY] = json.dumps(modules, ensure_ascii=False)
+
+
+def _absorbed(context: ir.Node, makers: dict[str | None, ir.Node]) -> list[ir.Node]:
+    """Return the original nodes between the values that a node reads and those that it makes."""
+    read = {value.name for value in context.inputs if value is not None}
+    found: dict[ir.Node, None] = {}
+    waiting = [value.name for value in context.outputs]
+    while waiting:
+        node = makers.get(waiting.pop())
+        if node is not None and node not in found:
+            found[node] = None
+            waiting += [value.name for value in node.inputs if value is not None and value.name not in read]
+    return list(found)
+
+
+def _with_subgraphs(node: ir.Node) -> Iterator[ir.Node]:
+    yield node
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield from attribute.as_graph().all_nodes()
 
 
 def _refuse_open_sizes(model: ir.Model, chosen: ChosenProvider) -> None:
     places = open_dimensions(model.graph)
     if places and not chosen.provider.takes_dynamic:
         name, where = next(iter(places.items()))
+        sums = stated_sums(model.metadata_props)
+        command = fixing_command(UNNAMED_FILE, [place for place in places if place not in sums])
         raise UsageError(
             f"{chosen.provider.name} requires fixed sizes, but {name} is dynamic in {', '.join(where)}",
-            hint=f"Fix the sizes first: {fixing_command(UNNAMED_FILE, _independent(model, places))}; then compile "
-            "fixed.onnx.",
+            hint=f"Fix the sizes first: {command}; then compile fixed.onnx.",
         )
-
-
-def _independent(model: ir.Model, names: Iterable[str]) -> list[str]:
-    """Return the names of sizes that are no sums of others."""
-    sums = stated_sums(model.metadata_props)
-    return [name for name in names if name not in sums]
 
 
 def _compiled_part(node: ir.Node) -> CompiledPart:
@@ -251,28 +232,20 @@ def _compiled_part(node: ir.Node) -> CompiledPart:
     return CompiledPart(node.name or "", tuple(modules), "" if tag is None else tag.tag)
 
 
-def _nodes_outside(model: ir.Model) -> list[ir.Node]:
-    return [node for node in all_nodes(model) if not is_context(node)]
-
-
 def _outside_node(node: ir.Node, reason: str, types: Mapping[str | None, ir.DataType | None]) -> OutsideNode:
     tag = read_tag(node)
     first = next((value for value in node.inputs if value is not None), None)
     dtype = None if first is None else first.dtype or types.get(first.name)
     is_weight = first is not None and (first.is_initializer() or first.const_value is not None)
+    is_tensor = first is not None and first.shape is not None and len(first.shape) > 0
     return OutsideNode(
         node.name or "",
         node.op_type,
         "" if tag is None else tag.tag,
         "" if dtype is None else str(dtype.numpy()),
         reason,
-        expands_weight=node.op_type == "DequantizeLinear" and is_weight and _has_elements(first),
+        expands_weight=node.op_type == "DequantizeLinear" and is_weight and is_tensor,
     )
-
-
-def _has_elements(value: ir.Value | None) -> bool:
-    """Say whether a value is no single number."""
-    return value is not None and value.shape is not None and len(value.shape) > 0
 
 
 def _record(model: ir.Model, options: CompileOptions, chosen: ChosenProvider) -> dict[str, object]:
