@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from winml.modelkit.graph.operators import ONNX_DOMAINS, is_operator
+from winml.modelkit.graph.operators import is_operator
 from winml.modelkit.normalize.size_propagation import (
     KnownSizes,
     Shape,
@@ -53,9 +53,7 @@ class Grids:
     grids: dict[ir.Value, Grid] = field(default_factory=dict)
 
     def learn(self, node: ir.Node) -> None:
-        """Learn what a node makes; those before it come first."""
-        if node.domain not in ONNX_DOMAINS or len(node.outputs) != 1:
-            return
+        """Learn what a node of one output makes; those before it come first."""
         output = node.outputs[0]
         try:
             grid, shape = self._computed_grid(node), self.known.shape(output)

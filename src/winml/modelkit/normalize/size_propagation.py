@@ -327,7 +327,7 @@ def _of_tile(known: KnownSizes, node: ir.Node) -> _PartialShape:
 def _of_slice(known: KnownSizes, node: ir.Node) -> _PartialShape:
     shape = known.shape(node.inputs[0])
     sizes: list[Size | None] = list(shape)
-    for axis, (start, end, step) in slice_ranges(known, node).items():
+    for axis, (start, end, step) in _slice_ranges(known, node).items():
         sizes[axis] = _sliced(shape[axis], start, end, step)
         if sizes[axis] is None and start == ZERO and step == 1 and shape[axis].number is not None and end.is_natural:
             name = f"min({end}, {shape[axis]})"
@@ -355,11 +355,11 @@ def is_whole_slice(known: KnownSizes, node: ir.Node) -> bool:
     shape = known.shape(node.inputs[0])
     return all(
         step == 1 and start == ZERO and takes_all(shape[axis], end)
-        for axis, (start, end, step) in slice_ranges(known, node).items()
+        for axis, (start, end, step) in _slice_ranges(known, node).items()
     )
 
 
-def slice_ranges(known: KnownSizes, node: ir.Node) -> dict[int, tuple[Size, Size, int]]:
+def _slice_ranges(known: KnownSizes, node: ir.Node) -> dict[int, tuple[Size, Size, int]]:
     """Return start, end and step of a slice for each axis it says something of.
 
     Raises:
@@ -498,7 +498,7 @@ def _content_of_gather(known: KnownSizes, node: ir.Node) -> _Content | None:
 
 
 def _content_of_slice(known: KnownSizes, node: ir.Node) -> _Content | None:
-    content, ranges = known.content(node.inputs[0]), slice_ranges(known, node)
+    content, ranges = known.content(node.inputs[0]), _slice_ranges(known, node)
     if set(ranges) != {0}:
         return None
     start, end, step = ranges[0]

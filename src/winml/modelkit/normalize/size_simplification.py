@@ -45,9 +45,7 @@ class _Uniforms:
     """Value → its number; None where a constant was found to hold several."""
 
     def learn(self, node: ir.Node) -> None:
-        """Learn what a node makes; those before it come first."""
-        if node.domain not in ONNX_DOMAINS or len(node.outputs) != 1:
-            return
+        """Learn what a node of one output makes; those before it come first."""
         try:
             number = self._constant_number(node)
         except UnknownSizeError:
@@ -131,8 +129,9 @@ class SizeSimplificationPass(ir.passes.InPlacePass):
         work = _Simplification(model.graph, known, _possibly_empty(model.graph, known))
         changed = False
         for node in list(model.graph):
-            work.grids.learn(node)
-            work.uniforms.learn(node)
+            if node.domain in ONNX_DOMAINS and len(node.outputs) == 1:
+                work.grids.learn(node)
+                work.uniforms.learn(node)
             for general_rule in (_replace_known_content, _replace_repetition):
                 with contextlib.suppress(UnknownSizeError):
                     changed |= general_rule(work, node)
