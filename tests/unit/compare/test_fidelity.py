@@ -16,7 +16,6 @@ from winml.modelkit.compare.fidelity import (
     QualitySamples,
     SourceFidelity,
     measure_fidelity,
-    value_fidelity,
 )
 from winml.modelkit.compare.words import comparison_words, fidelity_words
 
@@ -70,7 +69,10 @@ def test_output_without_a_finite_value_proves_nothing_beside_one_with() -> None:
 def test_mask_inside_a_graph_may_be_infinite_everywhere() -> None:
     """Only outputs have to hold something."""
     mask = np.full(3, -np.inf)
-    assert ("", MOST_DB) == ((same := value_fidelity("mask", [mask], [mask])).problem, same.sqnr_db)
+    total = FidelitySum("mask")
+    total.add(mask, mask)
+    same = total.of_value()
+    assert ("", MOST_DB) == (same.problem, same.sqnr_db)
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.bool_])
@@ -191,7 +193,9 @@ def test_sum_over_draws_is_that_of_all_values_together() -> None:
     total = FidelitySum("y")
     for part in (slice(0, 2), slice(2, 5)):
         total.add(expected[part], actual[part])
-    found, whole = total.of_value(), value_fidelity("y", [expected], [actual])
+    at_once = FidelitySum("y")
+    at_once.add(expected, actual)
+    found, whole = total.of_value(), at_once.of_value()
     assert whole == replace(found, spread=whole.spread)
     assert found.spread is not None
     # 5 / 0.25 and 50 / 0.0625 in decibels.

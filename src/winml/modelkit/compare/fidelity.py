@@ -15,12 +15,10 @@ from typing import Any, Literal
 import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.compare.outputs import silent_kinds, silent_words
+from winml.modelkit.compare.outputs import TEXT_KINDS, silent_kinds, silent_words
 from winml.modelkit.records import Record, entry, json_value, recorded
 from winml.modelkit.words import MOST_DB
 
-_TEXT = "USO"
-"""Kinds of arrays that hold no numbers."""
 _SYMBOL_BYTES = 4
 """Chosen: integers from this size on are symbols. Specified by ONNX: indices are int64; images are uint8."""
 
@@ -141,7 +139,10 @@ class FidelityInfo(Record):
     def worst(self) -> OutputFidelity:
         """The output that is farthest from its reference, of those that are judged."""
         compared = self.outputs or ((self.together,) if self.together is not None else ())
-        return min(judged_outputs(compared), key=lambda output: (not output.problem, self._distance_db(output)))
+        return min(
+            judged_outputs(compared),
+            key=lambda output: (not output.problem, self.judged_db(output) - self.limit_db(output)),
+        )
 
     @property
     def is_verified(self) -> bool:
@@ -162,10 +163,6 @@ class FidelityInfo(Record):
             return self.least_sqnr_db
         own = next((self.judged_db(item) for item in beside.outputs if item.name == output.name), math.inf)
         return min(self.least_sqnr_db, max(own - beside.margin_db, own / 2))
-
-    def _distance_db(self, output: OutputFidelity) -> float:
-        """Return how far above its limit an output is."""
-        return self.judged_db(output) - self.limit_db(output)
 
     def judged_db(self, output: OutputFidelity) -> float:
         """Return what the limit judges: over samples, the lower end of the interval; over a few draws, all together."""
@@ -261,29 +258,17 @@ def measure_fidelity(
 
 
 def output_fidelity(name: str, reference: Sequence[Array], outputs: Sequence[Array]) -> OutputFidelity:
-    """Return how near an output is to its reference, as :func:`value_fidelity` does; of nothing finite, none is near.
+    """Return how near an output is to its reference, over all draws together; see :meth:`FidelitySum.of_output`.
 
-    Inside a graph, a value that is infinite everywhere may be a mask. An output of which nothing can be compared has a
-    problem: equal NaN prove nothing.
+    Args:
+        name: Name of the output.
+        reference: The output in each draw, as it should be.
+        outputs: The output in each draw, as it is.
     """
     total = FidelitySum(name)
     for expected, actual in zip(reference, outputs, strict=True):
         total.add(expected, actual)
     return total.of_output()
-
-
-def value_fidelity(name: str, reference: Sequence[Array], outputs: Sequence[Array]) -> OutputFidelity:
-    """Return how near one value is to its reference, over all draws together.
-
-    Args:
-        name: Its name.
-        reference: The value in each draw, as it should be.
-        outputs: The value in each draw, as it is.
-    """
-    total = FidelitySum(name)
-    for expected, actual in zip(reference, outputs, strict=True):
-        total.add(expected, actual)
-    return total.of_value()
 
 
 class FidelitySum:
@@ -314,7 +299,7 @@ class FidelitySum:
             expected: The value as it should be.
             actual: The value as it is.
         """
-        if expected.size and expected.dtype.kind not in _TEXT:
+        if expected.size and expected.dtype.kind not in TEXT_KINDS:
             self._has_numbers = True
             self._has_finite = self._has_finite or bool(np.isfinite(expected).any())
             self._silent.update(silent_kinds([expected]) or () if not self._has_finite else ())
@@ -324,7 +309,7 @@ class FidelitySum:
             self._problem = f"shape {list(actual.shape)} instead of {list(expected.shape)}"
         elif _is_symbol(expected.dtype):
             self._add_symbols(expected, actual)
-        elif expected.dtype.kind in _TEXT:
+        elif expected.dtype.kind in TEXT_KINDS:
             self._problem = "" if np.array_equal(expected, actual) else "different texts"
         else:
             self._add_amounts(expected, actual)
@@ -333,7 +318,7 @@ class FidelitySum:
             self._agreeing.append(float(np.mean(expected.argmax(-1) == actual.argmax(-1))))
 
     def of_value(self) -> OutputFidelity:
-        """Return how near the value is over all draws; see :func:`value_fidelity`."""
+        """Return how near the value is over all draws."""
         if self._problem:
             return _incomparable(self._name, self._problem)
         if self._has_symbols:
@@ -368,7 +353,11 @@ class FidelitySum:
         )
 
     def of_output(self) -> OutputFidelity:
-        """Return how near the output is over all draws; see :func:`output_fidelity`."""
+        """Return how near the output is over all draws; of nothing finite, none is near.
+
+        Inside a graph, a value that is infinite everywhere may be a mask. An output of which nothing can be compared
+        has a problem: equal NaN prove nothing.
+        """
         if self._has_numbers and not self._has_finite:
             return _incomparable(self._name, f"the reference returns {silent_words(sorted(self._silent))}")
         return self.of_value()

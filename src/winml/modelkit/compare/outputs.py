@@ -6,7 +6,7 @@ reference, and a reference that would hide a wrong answer has no signal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,9 +15,6 @@ from numpy.typing import NDArray
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.graph.assumptions import Assumption
 from winml.modelkit.records import Record, entry, recorded
-
-# --- How far may two answers differ and still agree? Every threshold of a comparison, with its origin.
-
 
 THRESHOLDS: Mapping[str, float] = {
     "float64": 1e-7,
@@ -64,9 +61,8 @@ round relative to 1. Measured: ONNX Runtime's Sigmoid is off by up to 1.1e-7, wh
 _CHANNEL_DTYPES = ("float32", "float64")
 """Dtypes whose rounding is far below their threshold; in half precision it is not, and channels are not told apart."""
 
-
-# --- Which values make an answer one that a wrong graph might give as well? Zeros, NaN and infinities, in words.
-
+TEXT_KINDS = "USO"
+"""Kinds of arrays that hold no numbers."""
 
 _ZEROS, _FADED, _NAN, _INFINITIES = "zeros", f"values below {MINIMUM_SCALE:g}", "NaN", "infinities"
 
@@ -78,7 +74,7 @@ def silent_kinds(arrays: Iterable[Array]) -> tuple[str, ...] | None:
     """
     found: set[str] = set()
     for array in arrays:
-        if array.dtype.kind in "USO":
+        if array.dtype.kind in TEXT_KINDS:
             return None
         values = np.asarray(array).astype(np.float64)
         places = {
@@ -233,33 +229,46 @@ def compare_outputs(
         answers: Outputs of the file by name, in the same order of draws.
         rounding: Rounding errors to accept.
     """
-    info = _compare_all(reference, answers, rounding.coarsest, frozenset())
+    info = _compare_all(reference, answers, _Tolerance(rounding.coarsest))
     differing = {item.name for item in info.comparisons if not item.is_equal}
     probabilities = rounding.probabilities() if differing else frozenset()
     if differing.isdisjoint(probabilities):
         return info
-    return _compare_all(reference, answers, rounding.coarsest, probabilities)
+    return _compare_all(reference, answers, _Tolerance(rounding.coarsest, probabilities))
 
 
-def _compare_all(
-    reference: Sequence[Arrays], answers: Sequence[Arrays], coarsest: str, probabilities: frozenset[str]
-) -> VerificationInfo:
+@dataclass(frozen=True)
+class _Tolerance:
+    """Differences of outputs that are accepted."""
+
+    coarsest: str
+    """Dtype with the largest threshold that the model computes in; empty: that of each output."""
+    probabilities: frozenset[str] = frozenset()
+    """Names of outputs of which a small absolute difference is accepted."""
+
+    def relative(self, dtype: str) -> float:
+        """Return the threshold of an output; integers stay exact whatever the model computes in."""
+        own = THRESHOLDS.get(dtype, 0.0)
+        return max(own, THRESHOLDS.get(self.coarsest, 0.0)) if own else 0.0
+
+    def absolute(self, name: str, expected: Array) -> float:
+        """Return the difference that is accepted of an output, whatever its values."""
+        dtype = str(expected.dtype)
+        is_exact = dtype in _CHANNEL_DTYPES and self.relative(dtype) == THRESHOLDS[dtype]
+        return _PROBABILITY_UNITS * float(np.finfo(dtype).eps) if name in self.probabilities and is_exact else 0.0
+
+
+def _compare_all(reference: Sequence[Arrays], answers: Sequence[Arrays], tolerance: _Tolerance) -> VerificationInfo:
     comparisons = tuple(
-        _compare_one(name, draw, expected, output[name], coarsest, _floor(name, expected, coarsest, probabilities))
+        _refuse_frozen_channels(
+            _compare_one(name, draw, expected, output[name], tolerance), reference, answers, tolerance
+        )
         for draw, (outputs, output) in enumerate(zip(reference, answers, strict=True), start=1)
         for name, expected in outputs.items()
     )
-    comparisons = tuple(_frozen_refused(item, reference, answers, coarsest, probabilities) for item in comparisons)
-    has_signal = _has_signal(reference, coarsest, probabilities)
+    has_signal = _has_signal(reference, tolerance)
     silent = None if has_signal else silent_kinds(value for outputs in reference for value in outputs.values())
     return VerificationInfo(comparisons, has_signal, silent=silent)
-
-
-def _floor(name: str, expected: Array, coarsest: str, probabilities: frozenset[str]) -> float:
-    """Return the absolute difference that is accepted of an output, whatever its values."""
-    dtype = str(expected.dtype)
-    is_exact = dtype in _CHANNEL_DTYPES and _output_threshold(dtype, coarsest) == THRESHOLDS[dtype]
-    return _PROBABILITY_UNITS * float(np.finfo(dtype).eps) if name in probabilities and is_exact else 0.0
 
 
 def constant_outputs(reference: Sequence[Arrays]) -> tuple[str, ...]:
@@ -272,16 +281,10 @@ def constant_outputs(reference: Sequence[Arrays]) -> tuple[str, ...]:
     )
 
 
-def _output_threshold(dtype: str, coarsest: str) -> float:
-    """Return the threshold of an output; integers stay exact whatever the model computes in."""
-    own = THRESHOLDS.get(dtype, 0.0)
-    return max(own, THRESHOLDS.get(coarsest, 0.0)) if own else 0.0
-
-
-def _compare_one(name: str, draw: int, expected: Array, actual: Array, coarsest: str, floor: float) -> OutputComparison:
+def _compare_one(name: str, draw: int, expected: Array, actual: Array, tolerance: _Tolerance) -> OutputComparison:
     dtype = str(expected.dtype)
-    threshold = _output_threshold(dtype, coarsest)
-    computed_in = coarsest if threshold > THRESHOLDS.get(dtype, 0.0) else ""
+    threshold = tolerance.relative(dtype)
+    computed_in = tolerance.coarsest if threshold > THRESHOLDS.get(dtype, 0.0) else ""
     if expected.shape != actual.shape or expected.dtype != actual.dtype:
         problem = f"PyTorch returns {dtype}{list(expected.shape)}, ONNX Runtime {actual.dtype}{list(actual.shape)}"
         return OutputComparison(name, draw, dtype, np.inf, 0.0, np.inf, threshold, is_equal=False, problem=problem)
@@ -291,7 +294,7 @@ def _compare_one(name: str, draw: int, expected: Array, actual: Array, coarsest:
     if not np.array_equal(left[~finite], right[~finite], equal_nan=True) or not np.isfinite(right[finite]).all():
         problem = "NaN or infinity in different places"
         return OutputComparison(name, draw, dtype, np.inf, 0.0, np.inf, threshold, is_equal=False, problem=problem)
-    difference = _largest_difference(expected[finite], actual[finite])
+    difference, floor = _largest_difference(expected[finite], actual[finite]), tolerance.absolute(name, expected)
     scale = float(np.abs(left[finite]).max(initial=0.0))
     relative = difference / scale if scale else (0.0 if difference == 0 else np.inf)
     threshold = max(threshold, floor / scale) if scale else threshold
@@ -304,6 +307,14 @@ def _compare_one(name: str, draw: int, expected: Array, actual: Array, coarsest:
     return OutputComparison(
         name, draw, dtype, difference, scale, relative, threshold, is_equal, computed_in, nan_count, problem
     )
+
+
+def _channel_axes(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], str]]:
+    """Yield, for each axis of several channels, the remaining axes, and the axis in words; the last axis first."""
+    for axis in reversed(range(len(shape))):
+        if shape[axis] > 1:
+            remaining = tuple(other for other in range(len(shape)) if other != axis)
+            yield remaining, "the last axis" if axis == len(shape) - 1 else f"axis {axis}"
 
 
 def _wrong_channel(expected: NDArray[np.float64], actual: NDArray[np.float64], threshold: float, floor: float) -> str:
@@ -322,8 +333,7 @@ def _wrong_channel(expected: NDArray[np.float64], actual: NDArray[np.float64], t
     if expected.ndim < 2 or float(differences.max(initial=0.0)) <= floor:
         return ""
     values = np.abs(expected)
-    for axis in (axis for axis in reversed(range(expected.ndim)) if expected.shape[axis] > 1):
-        others = tuple(other for other in range(expected.ndim) if other != axis)
+    for others, words in _channel_axes(expected.shape):
         largest, scales = differences.max(axis=others), values.max(axis=others)
         # The lower one of an even number: of two slices, one may be wrong.
         middle = (largest.size - 1) // 2
@@ -332,22 +342,14 @@ def _wrong_channel(expected: NDArray[np.float64], actual: NDArray[np.float64], t
         if wrong.size:
             worst = int(wrong[largest[wrong].argmax()])
             return (
-                f"index {worst} of {_axis_words(axis, expected.ndim)} differs by {largest[worst]:.1e} where its values "
+                f"index {worst} of {words} differs by {largest[worst]:.1e} where its values "
                 f"reach {scales[worst]:.1e}, and those of the output {float(values.max()):.1e}"
             )
     return ""
 
 
-def _axis_words(axis: int, rank: int) -> str:
-    return "the last axis" if axis == rank - 1 else f"axis {axis}"
-
-
-def _frozen_refused(
-    comparison: OutputComparison,
-    reference: Sequence[Arrays],
-    answers: Sequence[Arrays],
-    coarsest: str,
-    probabilities: frozenset[str],
+def _refuse_frozen_channels(
+    comparison: OutputComparison, reference: Sequence[Arrays], answers: Sequence[Arrays], tolerance: _Tolerance
 ) -> OutputComparison:
     """Return a comparison as unequal where a channel of the file stays as in the first draw and the reference's moves.
 
@@ -361,10 +363,8 @@ def _frozen_refused(
     unmoved = actual == first_actual
     if not unmoved.any() or not (np.isfinite(first).all() and np.isfinite(expected).all()):
         return comparison
-    threshold = _output_threshold(comparison.dtype, coarsest)
-    least = max(MINIMUM_SCALE, _floor(name, expected, coarsest, probabilities))
-    for axis in (axis for axis in reversed(range(expected.ndim)) if expected.shape[axis] > 1):
-        others = tuple(other for other in range(expected.ndim) if other != axis)
+    threshold, least = tolerance.relative(comparison.dtype), max(MINIMUM_SCALE, tolerance.absolute(name, expected))
+    for others, words in _channel_axes(expected.shape):
         is_frozen = unmoved.all(axis=others)
         if not is_frozen.any():
             continue
@@ -373,7 +373,7 @@ def _frozen_refused(
         frozen = np.flatnonzero(is_frozen & (change > threshold * scales) & (change > least))
         if frozen.size:
             problem = (
-                f"index {frozen[0]} of {_axis_words(axis, expected.ndim)} ({frozen.size} of {change.size}) is equal in "
+                f"index {frozen[0]} of {words} ({frozen.size} of {change.size}) is equal in "
                 f"samples 1 and {comparison.draw}, while that of the reference changes by {change[frozen[0]]:.1e}"
             )
             return replace(comparison, is_equal=False, problem=problem)
@@ -389,22 +389,22 @@ def _largest_difference(expected: Array, actual: Array) -> float:
     return float(distances.max(initial=0))
 
 
-def _has_signal(reference: Sequence[Arrays], coarsest: str, probabilities: frozenset[str]) -> bool:
+def _has_signal(reference: Sequence[Arrays], tolerance: _Tolerance) -> bool:
     """Say whether some output changes between the draws by more than the comparison would forgive."""
     first, *later_draws = reference
     for name, value in first.items():
         values = _as_float64(value)
         scale = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
-        floor = _floor(name, value, coarsest, probabilities)
         if scale < MINIMUM_SCALE:
             continue
+        least = max(tolerance.absolute(name, value), tolerance.relative(str(value.dtype)) * scale)
         for draw in later_draws:
             later_values = _as_float64(draw[name])
             if later_values.shape != values.shape:
                 return True
             both = np.isfinite(values) & np.isfinite(later_values)
             change = float(np.abs(values[both] - later_values[both]).max(initial=0.0))
-            if change > max(floor, _output_threshold(str(value.dtype), coarsest) * scale):
+            if change > least:
                 return True
     return False
 

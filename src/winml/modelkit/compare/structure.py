@@ -91,7 +91,7 @@ def _partners(before: Sequence[ModuleStructure], after: Sequence[ModuleStructure
     keys: tuple[Callable[[ModuleStructure], object], ...] = (
         lambda module: module.tag,
         lambda module: module.path or None,
-        lambda module: (module.class_name, _frozen(module.operators), module.shape_of_weights),
+        lambda module: (module.class_name, tuple(sorted(module.operators.items())), module.shape_of_weights),
         lambda module: module.shape_of_weights or None,
     )
     for key in keys:
@@ -103,10 +103,6 @@ def _partners(before: Sequence[ModuleStructure], after: Sequence[ModuleStructure
             if module.tag not in partner and waiting.get(key(module)):
                 partner[module.tag] = waiting[key(module)].pop(0).tag
     return partner
-
-
-def _frozen(counts: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted(counts.items()))
 
 
 def match_weights(

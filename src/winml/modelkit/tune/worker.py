@@ -21,6 +21,7 @@ import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import QualitySamples, measure_fidelity
+from winml.modelkit.compare.outputs import TEXT_KINDS
 from winml.modelkit.errors import MeasureError, WinMLError, WriteError
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.measure.latency import LatencyOptions, measure_block, measure_latency
@@ -92,7 +93,9 @@ def _telling(outputs: Arrays, displayed: str) -> dict[str, Array]:
 
 def _numbers(outputs: Mapping[str, Array | None]) -> dict[str, Array]:
     """Return the outputs that are numbers, as numpy can write them."""
-    numbers = {name: array for name, array in outputs.items() if array is not None and array.dtype.kind not in "USO"}
+    numbers = {
+        name: array for name, array in outputs.items() if array is not None and array.dtype.kind not in TEXT_KINDS
+    }
     return {name: array if array.dtype.kind in "biufc" else array.astype(np.float32) for name, array in numbers.items()}
 
 
