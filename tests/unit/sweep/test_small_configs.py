@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from winml.modelkit.sweep.architecture_export import WAYS, default_content, shrink
+from winml.modelkit.sweep.small_configs import WAYS, default_content, shrink
 
 
 def build(content: dict[str, Any]) -> torch.nn.Module:

@@ -30,16 +30,13 @@ import psutil
 
 from winml.modelkit.runtime.processes import process_context, start_process
 
-# --- Stops processes with the one that started them, and lets them go on with it: Ctrl-Z, and ``fg`` or ``bg``
-# after it.
-#
-# Processes in groups of their own are not reached by what a terminal sends. Does nothing where the system has no such
-# signal, where somebody else handles it, and outside of the main thread, which alone may handle signals.
-
 
 @contextmanager
 def _stopping_together(groups: Callable[[], Iterable[int]], on_continue: Callable[[float], None]) -> Iterator[None]:
-    """Hand on that this process is stopped, and goes on, for the time of the block.
+    """Stop and continue other processes with this one for the time of the block: Ctrl-Z, and ``fg`` or ``bg``.
+
+    Processes in groups of their own are not reached by what a terminal sends. Does nothing where the system has no such
+    signal, where somebody else handles it, and outside of the main thread, which alone may handle signals.
 
     Args:
         groups: Returns the groups of processes that stop with this one.

@@ -30,8 +30,6 @@ from winml.modelkit.sweep.plan import RANDOM_PREFIX, request_of
 if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
 
-# --- Where do the files of a cell go? To a folder, or to a URL that fsspec knows, such as ``s3://bucket/sweep``.
-
 
 def joined(place: str, name: str) -> str:
     """Return where a folder is below a place.
@@ -135,11 +133,6 @@ class CellOrder:
     directory: Path = field(default_factory=Path.cwd)
     """Working directory of who asked, by which paths of models are meant."""
 
-    @property
-    def pending(self) -> CellResult:
-        """The result as long as nothing was done."""
-        return CellResult(self.cell.cell_id, self.cell.model, self.cell.settings, "failed")
-
 
 def run_cell(order: CellOrder, report: Callable[[CellResult], None]) -> CellResult:
     """Do the steps of a cell, and return what was found; a failure of any kind is a result.
@@ -206,7 +199,8 @@ class _CellWork:
             self.measures[f"{name}_seconds"] = round(time.perf_counter() - started, 3)
         if self.order.artifacts is not None:
             self._start("upload")
-            self._upload(self.order.artifacts)
+            names = [SWEEP_LOG_NAME, *([_BUILD] if self.order.keeps_files else [])]
+            upload(self.order.folder, names, self.order.artifacts)
 
     def result(self) -> CellResult:
         """Return what was found, of a cell that is done."""
@@ -227,7 +221,11 @@ class _CellWork:
 
     def _so_far(self) -> CellResult:
         return replace(
-            self.order.pending, measures=self.measures, notes=self.notes, details=self.details, step=self.step
+            self.order.cell.result("failed"),
+            measures=self.measures,
+            notes=self.notes,
+            details=self.details,
+            step=self.step,
         )
 
     def _artifacts(self) -> str:
@@ -255,7 +253,7 @@ class _CellWork:
         Raises:
             InputError: PyTorch runs none.
         """
-        from winml.modelkit.sweep.architecture_export import ExportOrder, find_small_model
+        from winml.modelkit.sweep.architecture_export import find_small_model
 
         task = request_of(model_type, self.order.cell.work).task
         name = f"{model_type}{f'-{task}' if task else ''}-{digest(tool_versions())[:12]}"
@@ -264,7 +262,7 @@ class _CellWork:
             architecture = Architecture.from_fields(json.loads(found.read_text(encoding="utf-8")))
         else:
             own = self.order.folder / "tmp" / "model"
-            architecture = find_small_model(ExportOrder(model_type, own, task), self._report_small)
+            architecture = find_small_model(model_type, own, task, self._report_small)
             (own / _SMALL_MODEL).write_text(json.dumps(asdict(architecture)), encoding="utf-8", newline="\n")
             folder.mkdir(parents=True, exist_ok=True)
             for path in sorted(own.iterdir(), key=lambda path: path.name == _SMALL_MODEL):
@@ -382,10 +380,6 @@ class _CellWork:
         }
         if fidelity.problem:
             raise _UnsuccessfulStepError(f"output {fidelity.name}: {fidelity.problem}", 3)
-
-    def _upload(self, place: str) -> None:
-        names = [SWEEP_LOG_NAME, *([_BUILD] if self.order.keeps_files else [])]
-        upload(self.order.folder, names, place)
 
 
 class _UnsuccessfulStepError(WinMLError):

@@ -14,25 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from winml.modelkit import file_names
 from winml.modelkit.builds.cache import digest, place_state, resume_identity
 from winml.modelkit.builds.plan import is_onnx_path
 from winml.modelkit.errors import OutputExistsError, UsageError
-from winml.modelkit.file_names import (
-    BUILD_MANIFEST_NAME,
-    EXTRACT_MANIFEST_NAME,
-    SWEEP_CELL_NAME,
-    SWEEP_LOCK_NAME,
-    SWEEP_PAGE_NAME,
-    SWEEP_PLAN_NAME,
-    SWEEP_RESULTS_NAME,
-    SWEEP_TABLE_NAME,
-    TUNE_STATE_NAME,
-)
 from winml.modelkit.graph.files.output_files import write_error
 from winml.modelkit.graph.files.resumable_results import ResumableResults, locked_folder, write_atomically
 from winml.modelkit.load.checkpoints.task import canonical_task
 from winml.modelkit.options import nearest
-from winml.modelkit.results.sweep import CellResult
+from winml.modelkit.results.sweep import CellResult, CellState
 from winml.modelkit.sweep.plan import (
     RANDOM_PREFIX,
     ListedModel,
@@ -43,9 +33,6 @@ from winml.modelkit.sweep.plan import (
     parse_work,
     settings_of_onnx,
 )
-
-# --- Which model types does transformers have, and what does a name stand for?
-
 
 _ALL = "*"
 _GENERATION = "text-generation"
@@ -77,7 +64,7 @@ def model_types(name: str, task: str | None = None) -> tuple[str, ...]:
     return (name,)
 
 
-_OF_OTHERS = (BUILD_MANIFEST_NAME, EXTRACT_MANIFEST_NAME, TUNE_STATE_NAME)
+_OF_OTHERS = (file_names.BUILD_MANIFEST_NAME, file_names.EXTRACT_MANIFEST_NAME, file_names.TUNE_STATE_NAME)
 _NAME_LENGTH = 40
 """Characters of the model's name in the name of a folder; the digest behind it tells cells apart."""
 
@@ -101,6 +88,10 @@ class Cell:
         quant, evaluated = self.work.build.quant, self.work.build.eval
         data = (quant and quant.calibration_data, evaluated and evaluated.dataset if "eval" in self.do else None)
         return (model, *(name for name in data if name))
+
+    def result(self, state: CellState, problem: str = "") -> CellResult:
+        """Return a result in which nothing was measured."""
+        return CellResult(self.cell_id, self.model, self.settings, state, problem=problem)
 
 
 def requests_of(cells: Iterable[Cell], conditions: Mapping[str, object]) -> dict[str, dict[str, object]]:
@@ -171,7 +162,10 @@ def _named_models(listed: ListedModel) -> tuple[str, ...]:
 def _state(name: str) -> str | None:
     """Return what is at a path, without what sweeps wrote there; None where nothing is."""
     return place_state(
-        name, lambda folder: any((folder / file).exists() for file in (SWEEP_LOCK_NAME, SWEEP_PLAN_NAME))
+        name,
+        lambda folder: any(
+            (folder / file).exists() for file in (file_names.SWEEP_LOCK_NAME, file_names.SWEEP_PLAN_NAME)
+        ),
     )
 
 
@@ -211,7 +205,7 @@ class SweepFolder:
         self._results(cell, request).write({"result": result.as_record()}, indent=1)
 
     def _results(self, cell: Cell, request: Mapping[str, Any]) -> ResumableResults:
-        return ResumableResults(self.cell_folder(cell.cell_id) / SWEEP_CELL_NAME, request)
+        return ResumableResults(self.cell_folder(cell.cell_id) / file_names.SWEEP_CELL_NAME, request)
 
     def write(self, path: Path, text: str) -> None:
         """Write one of the files of the sweep, whole or not at all.
@@ -231,8 +225,10 @@ def refuse_foreign_sweep(path: Path) -> None:
     Raises:
         OutputExistsError: files of a sweep's names are there, and no sweep wrote them, or another command owns it.
     """
-    names = (SWEEP_RESULTS_NAME, SWEEP_TABLE_NAME, SWEEP_PAGE_NAME)
-    if not (path / SWEEP_PLAN_NAME).exists() and (there := [name for name in names if (path / name).exists()]):
+    names = (file_names.SWEEP_RESULTS_NAME, file_names.SWEEP_TABLE_NAME, file_names.SWEEP_PAGE_NAME)
+    if not (path / file_names.SWEEP_PLAN_NAME).exists() and (
+        there := [name for name in names if (path / name).exists()]
+    ):
         raise OutputExistsError(f"{path / there[0]} exists and is not from a sweep", hint="Choose a different folder.")
     if owned := [name for name in _OF_OTHERS if (path / name).exists()]:
         raise OutputExistsError(f"{path} belongs to a different command: {owned[0]}", hint="Choose a different folder.")
@@ -248,5 +244,5 @@ def held_sweep(path: Path) -> Iterator[SweepFolder]:
         WriteError: it cannot be made or written to.
     """
     refuse_foreign_sweep(path)
-    with locked_folder(path, SWEEP_LOCK_NAME, "sweep"):
+    with locked_folder(path, file_names.SWEEP_LOCK_NAME, "sweep"):
         yield SweepFolder(path.absolute())

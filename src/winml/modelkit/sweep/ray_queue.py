@@ -205,13 +205,13 @@ class _Tasks:
                 f"the machine {getattr(error, 'ip', None) or 'of the cluster'} cannot run it: "
                 f"{first_line(error.cause or error)}; every machine needs {_needed(tool_versions())}"
             )
-            return CellResult(cell.cell_id, cell.model, cell.settings, "stopped", problem=problem)
+            return cell.result("stopped", problem)
         except self.ray.exceptions.RayError as error:
             if tries < _MOST_TRIES:
                 self.listener.tell(f"{cell.model}: its worker was lost ({type(error).__name__}); retried")
                 return None
             problem = f"{_MOST_TRIES} workers were lost, the last one by {type(error).__name__}"
-        return CellResult(cell.cell_id, cell.model, cell.settings, "failed", problem=problem, exit_code=1)
+        return replace(cell.result("failed", problem), exit_code=1)
 
 
 def _needed(versions: Mapping[str, str]) -> str:
@@ -232,18 +232,18 @@ def _work(cell: Cell, place: Place, queue: RayQueue, requested: tuple[Path | Non
     found = tool_versions()
     if other := {name: version for name, version in versions.items() if found.get(name) != version}:
         name = next(iter(other))
-        return CellResult(
-            cell.cell_id, cell.model, cell.settings, "stopped",
-            problem=f"the machine {socket.gethostname()} has {name} {found.get(name, 'not installed')}, but this one "
-                f"has {other[name]}: install {_needed(other)} there",
-        )  # fmt: skip
+        return cell.result(
+            "stopped",
+            f"the machine {socket.gethostname()} has {name} {found.get(name, 'not installed')}, but this one has "
+            f"{other[name]}: install {_needed(other)} there",
+        )
     if marker is not None and not marker.is_file():
         # Before a folder of the name is made.
-        return CellResult(
-            cell.cell_id, cell.model, cell.settings, "stopped",
-            problem=f"the machine {socket.gethostname()} cannot access {marker.parent}: share it, or pass a URL with "
-                "--artifacts",
-        )  # fmt: skip
+        return cell.result(
+            "stopped",
+            f"the machine {socket.gethostname()} cannot access {marker.parent}: share it, or pass a URL with "
+            "--artifacts",
+        )
     done = do_cell(cell, place, seconds=queue.seconds, resident_bytes=queue.resident_bytes, threads=_THREADS)
     return replace(done, node=f"{socket.gethostname()}:{_node_id()}")
 

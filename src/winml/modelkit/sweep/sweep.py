@@ -10,20 +10,15 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 
+from winml.modelkit import file_names
 from winml.modelkit.builds.cache import tool_versions
 from winml.modelkit.errors import UsageError
-from winml.modelkit.file_names import (
-    SWEEP_PAGE_NAME,
-    SWEEP_PLAN_NAME,
-    SWEEP_RESULTS_NAME,
-    SWEEP_TABLE_NAME,
-)
 from winml.modelkit.graph.files.output_files import refuse_existing
 from winml.modelkit.options import JsonError, read_json_file
 from winml.modelkit.report.html import render_html
@@ -164,9 +159,9 @@ def look_at_sweep(plan: SweepPlan, output: Path, options: SweepOptions) -> tuple
         raise UsageError(f"-o {output}: this is a file", hint="Choose a folder.")
     refuse_early(plan, options)
     refuse_foreign_sweep(output)
-    refuse_existing([output / SWEEP_PLAN_NAME], overwrite=True)
+    refuse_existing([output / file_names.SWEEP_PLAN_NAME], overwrite=True)
     cells = cells_of(plan)
-    if not (output / SWEEP_PLAN_NAME).exists():
+    if not (output / file_names.SWEEP_PLAN_NAME).exists():
         return tuple((cell, False) for cell in cells)
     requests = requests_of(cells, _queue(plan, options).conditions)
     finished = _finished(SweepFolder(output.absolute()), cells, requests, options)
@@ -201,61 +196,48 @@ def run_sweep(
     """
     cells = cells_of(plan)
     with held_sweep(output) as folder:
-        folder.write(output / SWEEP_PLAN_NAME, f"{plan.model_dump_json(indent=1)}\n")
+        folder.write(output / file_names.SWEEP_PLAN_NAME, f"{plan.model_dump_json(indent=1)}\n")
         queue = _queue(plan, options)
         requests = requests_of(cells, queue.conditions)
         results = _finished(folder, cells, requests, options)
         reused = len(results)
+        unfinished = {cell.cell_id: cell for cell in cells if cell.cell_id not in results}
+        place = Place(folder, options.artifacts, options.keeps_files)
         try:
-            _do_cells(cells, results, (_Keeper(folder, requests), queue, options), listener)
+            with closing(queue.results(list(unfinished.values()), place, listener)) as endings:
+                for result in endings:
+                    if result.state == "stopped":
+                        raise SweepStoppedError(
+                            f"{result.model}: {result.problem}; {len(results)} of {len(cells)} cells are finished",
+                            hint="Fix the problem, and run the same command again to resume.",
+                        )
+                    folder.keep(unfinished[result.cell_id], requests[result.cell_id], result)
+                    results[result.cell_id] = result
+                    listener.on_end(result)
+                    if not options.keeps_files:
+                        _drop_files(folder, result, cells, results)
         finally:
             # Also of a sweep that was stopped: what is finished is shown.
-            outcome = replace(
-                _outcome(plan, output, options, (cells, results)),
+            rows = tuple(results[cell.cell_id] for cell in cells if cell.cell_id in results)
+            outcome = SweepResult(
+                folder=str(output),
+                plan=json.loads(plan.model_dump_json()),
+                cells=rows,
+                total=len(cells),
+                limits=_limits_of(plan, rows),
+                versions=tool_versions(),
+                machine={"cores": os.cpu_count(), "memory_bytes": psutil.virtual_memory().total},
+                against=None if options.against is None else read_results(options.against),
                 jobs=queue.jobs,
                 bounds=queue.limits,
                 reused=reused,
                 notes=(*notes, *_notes(plan, queue)),
             )
-            _write_tables(folder, outcome)
+            text = json_printable(json.dumps(outcome.as_record(), indent=1, ensure_ascii=False))
+            folder.write(folder.path / file_names.SWEEP_RESULTS_NAME, f"{text}\n")
+            folder.write(folder.path / file_names.SWEEP_TABLE_NAME, sweep_table(outcome))
+            folder.write(folder.path / file_names.SWEEP_PAGE_NAME, render_html(sweep_document(outcome)))
         return outcome
-
-
-@dataclass(frozen=True)
-class _Keeper:
-    """Where results go, and what each was asked before it began."""
-
-    folder: SweepFolder
-    requests: Mapping[str, Mapping[str, Any]]
-
-
-def _do_cells(
-    cells: Sequence[Cell],
-    results: dict[str, CellResult],
-    run: tuple[_Keeper, WorkQueue, SweepOptions],
-    listener: SweepListener,
-) -> None:
-    """Do the cells that have no result yet; each result is kept as soon as it is there.
-
-    Raises:
-        SweepStoppedError: one could not be done for a reason that no model has.
-    """
-    keeper, queue, options = run
-    folder = keeper.folder
-    unfinished = {cell.cell_id: cell for cell in cells if cell.cell_id not in results}
-    place = Place(folder, options.artifacts, options.keeps_files)
-    with closing(queue.results(list(unfinished.values()), place, listener)) as endings:
-        for result in endings:
-            if result.state == "stopped":
-                raise SweepStoppedError(
-                    f"{result.model}: {result.problem}; {len(results)} of {len(cells)} cells are finished",
-                    hint="Fix the problem, and run the same command again to resume.",
-                )
-            folder.keep(unfinished[result.cell_id], keeper.requests[result.cell_id], result)
-            results[result.cell_id] = result
-            listener.on_end(result)
-            if not options.keeps_files:
-                _drop_files(folder, result, cells, results)
 
 
 def _finished(
@@ -291,25 +273,9 @@ def _drop_files(
             shutil.rmtree(folder.cell_folder(cell_id) / "build", ignore_errors=True)
 
 
-def _outcome(
-    plan: SweepPlan, output: Path, options: SweepOptions, found: tuple[Sequence[Cell], Mapping[str, CellResult]]
-) -> SweepResult:
-    cells, results = found
-    rows = tuple(results[cell.cell_id] for cell in cells if cell.cell_id in results)
-    kinds: tuple[tuple[Literal["min", "max"], Mapping[str, float]], ...] = (("min", plan.min), ("max", plan.max))
-    memory = psutil.virtual_memory().total
-    return SweepResult(
-        folder=str(output),
-        plan=json.loads(plan.model_dump_json()),
-        cells=rows,
-        total=len(cells),
-        limits=tuple(
-            SweepLimit.of(kind, name, value, rows) for kind, passed in kinds for name, value in passed.items()
-        ),
-        versions=tool_versions(),
-        machine={"cores": os.cpu_count(), "memory_bytes": memory},
-        against=None if options.against is None else read_results(options.against),
-    )
+def _limits_of(plan: SweepPlan, rows: Sequence[CellResult]) -> tuple[SweepLimit, ...]:
+    least = tuple(SweepLimit.of("min", name, value, rows) for name, value in plan.min.items())
+    return (*least, *(SweepLimit.of("max", name, value, rows) for name, value in plan.max.items()))
 
 
 def _notes(plan: SweepPlan, queue: WorkQueue) -> tuple[str, ...]:
@@ -317,13 +283,6 @@ def _notes(plan: SweepPlan, queue: WorkQueue) -> tuple[str, ...]:
         number = queue.jobs or "several"
         return (f"{number} processes ran in parallel: latencies are those of a busy machine",)
     return ()
-
-
-def _write_tables(folder: SweepFolder, outcome: SweepResult) -> None:
-    text = json_printable(json.dumps(outcome.as_record(), indent=1, ensure_ascii=False))
-    folder.write(folder.path / SWEEP_RESULTS_NAME, f"{text}\n")
-    folder.write(folder.path / SWEEP_TABLE_NAME, sweep_table(outcome))
-    folder.write(folder.path / SWEEP_PAGE_NAME, render_html(sweep_document(outcome)))
 
 
 def read_results(path: Path) -> SweepResult:
@@ -335,7 +294,7 @@ def read_results(path: Path) -> SweepResult:
     Raises:
         UsageError: there is none.
     """
-    file = path / SWEEP_RESULTS_NAME if path.is_dir() else path
+    file = path / file_names.SWEEP_RESULTS_NAME if path.is_dir() else path
     try:
         record = read_json_file(file)
         cells = tuple(CellResult.from_fields(cell) for cell in record["cells"])

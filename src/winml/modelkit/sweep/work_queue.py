@@ -197,7 +197,7 @@ def _finished_cell(ending: Ending, bounds: Bounds) -> CellResult:
         "run fewer in parallel with --jobs",
         "died": "the process died",
     }[ending.reason]
-    so_far: CellResult = ending.last_message or order.pending
+    so_far: CellResult = ending.last_message or order.cell.result("failed")
     return replace(
         so_far,
         problem=problem,
