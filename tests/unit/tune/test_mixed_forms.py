@@ -7,13 +7,14 @@ from itertools import chain, count, repeat
 from pathlib import Path
 
 from module_chains import save_chain
+from winml.modelkit.compare.fidelity import QualitySamples
 from winml.modelkit.results.tuning import Candidate, CandidateFacts
 from winml.modelkit.tune.candidates import PLAIN
 from winml.modelkit.tune.contestants import Contestants
 from winml.modelkit.tune.mixed_variants import MixedVariants
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.quality_limits import QualityLimits
-from winml.modelkit.tune.state import TuneState
+from winml.modelkit.tune.state import SharedValues, TuneState
 
 QUANT = {"precision": "int8", "mode": "dynamic"}
 PART = Candidate("dynamic-int8-part", "dynamic", "", {"quant": QUANT}, part_of="dynamic-int8")
@@ -25,7 +26,7 @@ def test_search_ends_when_the_time_is_up_and_goes_on_from_there(tmp_path: Path) 
     plain = save_chain(tmp_path / "chain.onnx", outlier="w2")
     state = TuneState(tmp_path, {}, overwrite=False)
     state.keep_facts(PLAIN, FACTS)
-    state.keep_values({"is_as_drawn": True})
+    state.keep_values(SharedValues({}, [], QualitySamples("random", 1, 0), 1, is_as_drawn=True, run_ms=1.0, block=1))
     judge = QualityLimits(TuneOptions(min_sqnr_db=42), tmp_path, "chain.onnx", Contestants(tmp_path), None)
 
     def measured() -> dict[str, object]:

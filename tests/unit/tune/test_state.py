@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from module_chains import save_chain
+from winml.modelkit.compare.fidelity import QualitySamples
 from winml.modelkit.errors import InputError, MeasureError, OutputExistsError, UsageError
 from winml.modelkit.results.tuning import Candidate, CandidateFacts
 from winml.modelkit.tune.candidates import PLAIN
 from winml.modelkit.tune.contestants import Contestant, Contestants
 from winml.modelkit.tune.racing import Race
-from winml.modelkit.tune.state import Failure, TuneState, held_tune_folder, refuse_foreign_folder
+from winml.modelkit.tune.state import Failure, SharedValues, TuneState, held_tune_folder, refuse_foreign_folder
 
 REQUEST = {"identity": {"files": {"model.onnx": "0" * 64}}, "target": "latency"}
 FACTS = CandidateFacts(100, 1.5, 10, 20, 30, 0.5, 31.5, "y")
@@ -194,15 +195,7 @@ def test_damaged_state_is_refused_as_a_whole(tmp_path: Path, damage: dict[str, A
     """Before any of it is used; with ``overwrite`` the tuning starts anew."""
     state = TuneState(tmp_path, REQUEST, overwrite=False)
     state.keep_facts("int8", FACTS)
-    state.keep_values(
-        {
-            "samples": {"source": "random", "count": 2, "seed": 0},
-            "batch_size": 1,
-            "run_ms": 0.5,
-            "block": 4,
-            "shapes": {},
-        }
-    )
+    state.keep_values(SharedValues({}, [], QualitySamples("random", 2, 0), 1, is_as_drawn=True, run_ms=0.5, block=4))
     path = tmp_path / "tune_state.json"
     whole = json.loads(path.read_text(encoding="utf-8"))
     assert FACTS == TuneState(tmp_path, REQUEST, overwrite=False).facts("int8")

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from winml.modelkit.compare.fidelity import QualitySamples
 from winml.modelkit.errors import InternalError, VerificationError, WinMLError, WriteError
@@ -33,8 +32,8 @@ from winml.modelkit.tune.mixed_variants import FORMATS, MixedVariants
 from winml.modelkit.tune.module_placement import faster_in_float, group_candidates, placed_candidate
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.quality_limits import QualityLimits
-from winml.modelkit.tune.racing import Race, block_size, times_of_runs
-from winml.modelkit.tune.state import Failure, TuneState
+from winml.modelkit.tune.racing import Race, block_size
+from winml.modelkit.tune.state import Failure, SharedValues, TuneState
 from winml.modelkit.tune.tune_result import Answer
 from winml.modelkit.tune.worker import values_path
 from winml.modelkit.words import size_words
@@ -164,8 +163,9 @@ class Contest:
             return
         model = self._builds.build(plain).model_path
         reported = self._limits.record_values(model)
-        facts, run_ms = self._limits.measure(plain, model, QualitySamples(**reported["samples"]))
-        self.state.keep_values({**reported, "run_ms": run_ms, "block": block_size(run_ms)})
+        samples = QualitySamples(**reported.pop("samples"))
+        facts, run_ms = self._limits.measure(plain, model, samples)
+        self.state.keep_values(SharedValues(**reported, samples=samples, run_ms=run_ms, block=block_size(run_ms)))
         self.state.keep_facts(PLAIN, self._limits.with_scores(facts, plain, model, None))
 
     def _redraw_values(self) -> None:
@@ -174,7 +174,7 @@ class Contest:
             self._limits.record_values(self._builds.build(self.plan[0]).model_path)
 
     @property
-    def _values(self) -> Mapping[str, Any]:
+    def _values(self) -> SharedValues:
         assert self.state.values is not None  # they are drawn with the plain file
         return self.state.values
 
@@ -194,7 +194,7 @@ class Contest:
             if same is not None:
                 facts = self._limits.measure_same(candidate, model, same)
             else:
-                facts, _ = self._limits.measure(candidate, model, QualitySamples(**self._values["samples"]))
+                facts, _ = self._limits.measure(candidate, model, self._values.samples)
                 facts = self._limits.with_scores(facts, candidate, model, self._plain_facts)
         except (InternalError, WriteError):
             raise
@@ -244,8 +244,8 @@ class Contest:
         self, name: str, candidates: Sequence[Candidate], rungs: Sequence[int] | None = None, begun: str = ""
     ) -> Race:
         running = [item for item in candidates if self.state.failure(item.name) is None]
-        block: int = self._values["block"]
-        race = Race(name, running, self.state, block, self._is_over, self.progress, rungs or RUNGS, begun)
+        size = self._values.block
+        race = Race(name, running, self.state, size, self._is_over, self.progress, rungs or RUNGS, begun)
         race.run(self._running, self._model_of)
         return race
 
@@ -268,7 +268,7 @@ class Contest:
             return race, best, f"{len(groups)} groups of modules, none measured"
         plain = [] if best.name == PLAIN else [self.plan[0]]
         groups_race = self._race(_PLACEMENT, [*plain, best, *created.values()])
-        faster = faster_in_float(times_of_runs(groups_race.times, groups_race.candidates), best.name, created)
+        faster = faster_in_float(groups_race.times_of_runs, best.name, created)
         if not faster:
             return race, best, f"{len(created)} groups of modules measured, none faster in float"
         placed = created[faster[0]]
@@ -306,7 +306,7 @@ class Contest:
             sizes = {item.name: facts.size_bytes for item in race.candidates if (facts := self.state.facts(item.name))}
             least = min(sizes, key=lambda name: sizes[name])
             return Choice(next(name for name in names if sizes[name] <= _SAME_SIZE * sizes[least]), least, None)
-        return choose(times_of_runs(race.times, race.candidates), names)
+        return choose(race.times_of_runs, names)
 
     def _simulation_note(self) -> str:
         if not self.options.is_simulated:

@@ -75,7 +75,7 @@ class MixedVariants:
 
         try:
             found = self.limits.find_rules(
-                candidate, plain, measured, end_in_time, plain_facts=facts, is_as_drawn=values["is_as_drawn"]
+                candidate, plain, measured, end_in_time, plain_facts=facts, is_as_drawn=values.is_as_drawn
             )
         except (InternalError, WriteError):
             raise

@@ -62,6 +62,11 @@ class Race:
         return self.state.turns(self.name)
 
     @property
+    def times_of_runs(self) -> dict[str, list[float]]:
+        """The time that one run of each candidate takes of the machine, in each turn."""
+        return times_of_runs(self.times, self.candidates)
+
+    @property
     def standing(self) -> list[Candidate]:
         """Who is in, in the order of preference."""
         return [item for item in self.candidates if item.name not in self.dropped and item.name in self.times]
@@ -107,7 +112,7 @@ class Race:
             if self._turns() < rung:
                 return rung
             if rung != self.rungs[-1]:
-                times = {name: series[:rung] for name, series in self._times_of_runs().items()}
+                times = {name: series[:rung] for name, series in self.times_of_runs.items()}
                 self.dropped |= losers(times, [item.name for item in self.standing], confidence)
                 if is_decided(times, [item.name for item in self.standing]):
                     return 0
@@ -115,9 +120,6 @@ class Race:
 
     def _turns(self) -> int:
         return min(len(self.times[item.name]) for item in self.standing)
-
-    def _times_of_runs(self) -> dict[str, list[float]]:
-        return times_of_runs(self.times, self.candidates)
 
     def _run_turn(self, running: Contestants, model_of: Callable[[Candidate], Path]) -> None:
         """Time a block of each that is in; successive turns start with another one."""

@@ -54,7 +54,8 @@ class Answer:
 
     def result(self, choice: Choice, built: BuildResult, steps: Sequence[StepTiming]) -> TuneResult:
         """Return the record."""
-        values = self.state.values or {}
+        values = self.state.values
+        assert values is not None  # drawn with the plain file
         rows = [self._row(candidate, choice) for candidate in self.candidates]
         options = self.options
         return TuneResult(
@@ -68,14 +69,14 @@ class Answer:
             machine=self.machine.as_record(),
             candidates=tuple(_with_front(rows)),
             winner=self._winner(choice, built),
-            measured_shapes=values["shapes"],
-            block=values["block"],
-            batch_size=values["batch_size"],
+            measured_shapes=values.shapes,
+            block=values.block,
+            batch_size=values.batch_size,
             resumed=self.state.resumed,
             tool_version=__version__,
             onnxruntime_version=onnxruntime_version(),
             steps=tuple(steps),
-            notes=(*self.notes, *values["notes"], *self._notes()),
+            notes=(*self.notes, *values.notes, *self._notes()),
         )
 
     def _row(self, candidate: Candidate, choice: Choice) -> TunedCandidate:
@@ -84,7 +85,7 @@ class Answer:
         beside = None if candidate.name == choice.winner else self._deciding_ratio(candidate.name, choice.winner)
         samples = None
         if latency is not None and self.state.values is not None:
-            samples = self.state.values["batch_size"] * candidate.callers * 1000 / latency.p50_ms
+            samples = self.state.values.batch_size * candidate.callers * 1000 / latency.p50_ms
         return TunedCandidate(candidate, status, reason, facts, latency, samples, ratio_to_winner=beside)
 
     def _last_race(self, name: str) -> str | None:
@@ -213,7 +214,7 @@ class Answer:
                     f"{seen} Their times were not used, and the simpler candidate was chosen. Repeat the tuning in a "
                     f"new folder on an idle machine{longer}."
                 )
-        if self.state.values is not None and self.state.values["samples"]["source"] == "random":
+        if self.state.values is not None and self.state.values.samples.source == "random":
             yield (
                 "Outputs were compared on random values in the ranges that the file states; --input-data takes "
                 "real inputs."

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 _MOST_THREADS = 1024
 """Chosen: more than any processor has cores; ONNX Runtime starts as many as it is told, and dies of too many."""
-MOST_RUNS = 100_000_000
+_MOST_RUNS = 100_000_000
 """Chosen: a day of runs of a millisecond; the time of each is kept."""
-LONGEST_S = 86_400
+_LONGEST_S = 86_400
 """Chosen: a day; refuses ``inf``, which would measure until the memory is full."""
 MEASUREMENT = "Measurement"
 """Group of what is measured, and how often."""
@@ -89,17 +89,17 @@ class LatencyFields:
         "Number of measured runs.",
         MEASUREMENT,
         minimum=1,
-        maximum=MOST_RUNS,
+        maximum=_MOST_RUNS,
         default_words="100",
         is_common=True,
     )
-    warmup: int = declare(10, "Warm-up runs, which are not measured.", MEASUREMENT, minimum=0, maximum=MOST_RUNS)
+    warmup: int = declare(10, "Warm-up runs, which are not measured.", MEASUREMENT, minimum=0, maximum=_MOST_RUNS)
     duration: float | None = declare(
         None,
         "Measure for this many seconds, instead of a number of runs.",
         MEASUREMENT,
         above=0,
-        maximum=LONGEST_S,
+        maximum=_LONGEST_S,
         metavar="SECONDS",
         is_common=True,
     )
