@@ -16,13 +16,15 @@ from winml.modelkit.graph.operators import is_operator, producer_of
 from winml.modelkit.graph.stage import GraphPass
 from winml.modelkit.optimize.graph_matching import (
     CONTRIB_DOMAIN,
+    SWAPPED,
+    TO_HEADS,
+    HeadJoin,
     NodeBuilder,
     before_transpose,
     behind_nan_guard,
-    constant_number,
     has_one_use,
+    match_head_join,
     only_user,
-    permutation_of,
     rank_of,
     same_shape,
     same_size,
@@ -32,9 +34,9 @@ from winml.modelkit.optimize.graph_matching import (
     without_scale,
 )
 
-_TO_HEADS, _TO_KEYS, _SWAPPED = (0, 2, 1, 3), (0, 2, 3, 1), (0, 1, 3, 2)
-"""Specified by the operator's layout, permutations of [batch, sequence, heads, size]: heads before the sequence; the
-same with the keys transposed for the product; the transposition of the keys alone."""
+_TO_KEYS = (0, 2, 3, 1)
+"""Specified by the operator's layout: permutation of [batch, sequence, heads, size] that moves the heads before the
+sequence, with the keys transposed for the product."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,8 @@ class _Attention:
     mask: ir.Value | None
     is_guarded: bool
     """Whether rows that are NaN, since every position is masked, are set to zero."""
-    zeroed: ir.Value | None
-    """Rows to set to zero behind the product with the values, of shape [batch, 1, sequence, 1]; None for none."""
-    output: ir.Node
-    """The reshape that joins the heads."""
+    join: HeadJoin
+    """Rows are set to zero by a condition of shape [batch, 1, sequence, 1]."""
 
 
 class AttentionFusionPass(GraphPass):
@@ -114,44 +114,32 @@ def _match_attention(softmax: ir.Node) -> _Attention | None:
     if scores is None or rank_of(scores) != 4 or softmax.attributes.get_int("axis", -1) not in (-1, 3):
         return None
     probabilities, is_guarded = behind_nan_guard(softmax.outputs[0])
-    head_join = _match_head_join(probabilities)
+    join = match_head_join(probabilities, only_user, _same_heads)
     scaled_scores = _match_scores(scores)
-    if head_join is None or scaled_scores is None or (is_guarded and head_join[1] is not None):
+    if join is None or scaled_scores is None:
+        return None
+    if not _is_of_rows(join.zeroed) or (is_guarded and join.zeroed is not None):
         return None
     product, mask, scale = scaled_scores
-    context, zeroed, output = head_join
-    query, key = _match_heads(product.inputs[0], _TO_HEADS), _match_keys(product.inputs[1])
-    value = _match_heads(context.inputs[1], _TO_HEADS)
+    query, key = _match_heads(product.inputs[0], TO_HEADS), _match_keys(product.inputs[1])
+    value = _match_heads(join.product.inputs[1], TO_HEADS)
     if query is None or key is None or value is None or value.scale != 1.0:
         return None
     if not (query.count == key.count == value.count and query.size == key.size):
         return None
-    if not _fits_scores(mask, product.outputs[0]) or not _joins_all_heads(output, value):
+    if not _fits_scores(mask, product.outputs[0]) or not _joins_all_heads(join.output, value):
         return None
-    return _Attention(query, key, value, scale * query.scale * key.scale, mask, is_guarded, zeroed, output)
+    return _Attention(query, key, value, scale * query.scale * key.scale, mask, is_guarded, join)
 
 
-def _match_head_join(probabilities: ir.Value) -> tuple[ir.Node, ir.Value | None, ir.Node] | None:
-    """Return the product with the values, the rows of it that are set to zero, and the reshape that joins the heads."""
-    context = only_user(probabilities, "MatMul")
-    if context is None or context.inputs[0] is not probabilities:
-        return None
-    user, zeroed = only_user(context.outputs[0]), None
-    if user is not None and is_operator(user, "Where"):
-        zeroed = user.inputs[0]
-        # The same for all heads and all of a row (case 4).
-        condition = shape_of(zeroed, 4)
-        if condition is None or condition[1] != 1 or condition[3] != 1:
-            return None
-        if user.inputs[2] is not context.outputs[0] or constant_number(user.inputs[1]) != 0.0:
-            return None
-        user = only_user(user.outputs[0])
-    if user is not None and is_operator(user, "Reshape") and same_shape(user.outputs[0], context.outputs[0]):
-        user = only_user(user.outputs[0])
-    if user is None or not is_operator(user, "Transpose") or permutation_of(user) != _TO_HEADS:
-        return None
-    output = only_user(user.outputs[0], "Reshape")
-    return None if output is None else (context, zeroed, output)
+def _is_of_rows(condition: ir.Value | None) -> bool:
+    """Return True if a condition, if there is one, is the same for all heads and all of a row (case 4)."""
+    shape = shape_of(condition, 4)
+    return condition is None or (shape is not None and shape[1] == 1 and shape[3] == 1)
+
+
+def _same_heads(reshape: ir.Node) -> bool:
+    return reshape.inputs[0] is not None and same_shape(reshape.inputs[0], reshape.outputs[0])
 
 
 def _match_scores(scores: ir.Value) -> tuple[ir.Node, ir.Value | None, float] | None:
@@ -176,7 +164,7 @@ def _match_keys(value: ir.Value | None) -> _Heads | None:
     if (heads := _match_heads(value, _TO_KEYS)) is not None or value is None:
         return heads
     value, outer = without_scale(value)
-    inner = _match_heads(before_transpose(value, _SWAPPED), _TO_HEADS)
+    inner = _match_heads(before_transpose(value, SWAPPED), TO_HEADS)
     return inner and replace(inner, scale=inner.scale * outer)
 
 
@@ -217,10 +205,10 @@ def _fits_scores(mask: ir.Value | None, scores: ir.Value) -> bool:
 
 
 def _replace_attention(match: _Attention) -> None:
-    graph, old = match.output.graph, match.output.outputs[0]
+    graph, old = match.join.output.graph, match.join.output.outputs[0]
     assert graph is not None
     inputs = [match.query.value, match.key.value, match.value.value]
-    builder = NodeBuilder(f"{scope_of(match.output)}/MultiHeadAttention")
+    builder = NodeBuilder(f"{scope_of(match.join.output)}/MultiHeadAttention")
     result = builder.add(
         "MultiHeadAttention",
         [*inputs, None, None, match.mask] if match.mask is not None else inputs,
@@ -234,12 +222,12 @@ def _replace_attention(match: _Attention) -> None:
     is_zero: ir.Value | None = None
     if match.is_guarded:
         is_zero = builder.add("IsNaN", [result], "_IsNaN", ir.DataType.BOOL)
-    elif match.zeroed is not None:
+    elif match.join.zeroed is not None:
         # A condition [batch, 1, sequence, 1] without the axis of the heads.
         shape = builder.constant(np.array([0, -1, 1], dtype=np.int64), "_Shape")
-        is_zero = builder.add("Reshape", [match.zeroed, shape], "_Reshape", ir.DataType.BOOL)
+        is_zero = builder.add("Reshape", [match.join.zeroed, shape], "_Reshape", ir.DataType.BOOL)
     if is_zero is not None:
         zero = builder.constant(np.array(0, np.float32), "_Constant")
         result = builder.add("Where", [is_zero, zero, result], "_Where", old.dtype, old.shape)
-    graph.insert_after(match.output, builder.nodes)
+    graph.insert_after(match.join.output, builder.nodes)
     take_over(old, result)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx_ir as ir
@@ -15,6 +15,10 @@ from winml.modelkit.metadata_keys import MODULES_KEY
 
 CONTRIB_DOMAIN = "com.microsoft"
 """Specified by ONNX Runtime: the domain of its own operators."""
+TO_HEADS = (0, 2, 1, 3)
+"""Permutation of [batch, sequence, heads, size] that moves the heads before the sequence, and back."""
+SWAPPED = (0, 1, 3, 2)
+"""Permutation that exchanges sequence and size for the product of queries and keys."""
 _SMALL = 16
 """Chosen: no constant a pattern asks for has more values."""
 _WHOLE = 2**62
@@ -143,6 +147,45 @@ def behind_nan_guard(value: ir.Value) -> tuple[ir.Value, bool]:
     if where.inputs[0] is nan.outputs[0] and where.inputs[2] is value and is_zero and has_one_use(nan.outputs[0]):
         return where.outputs[0], True
     return value, False
+
+
+@dataclass(frozen=True)
+class HeadJoin:
+    """The product of probabilities and values, and the join of its heads."""
+
+    product: ir.Node
+    zeroed: ir.Value | None
+    """Condition where the product is set to zero; None if it is not."""
+    output: ir.Node
+    """The reshape that joins the heads."""
+
+
+def match_head_join(
+    probabilities: ir.Value,
+    find_user: Callable[[ir.Value], ir.Node | None],
+    keeps_heads: Callable[[ir.Node], bool],
+) -> HeadJoin | None:
+    """Match the operators behind the probabilities of an attention.
+
+    Args:
+        probabilities: The probabilities.
+        find_user: Returns the only node that reads a value.
+        keeps_heads: Returns True if a reshape between product and transposition leaves its input as it is.
+    """
+    product = find_user(probabilities)
+    if product is None or not is_operator(product, "MatMul") or product.inputs[0] is not probabilities:
+        return None
+    user, zeroed = find_user(product.outputs[0]), None
+    if user is not None and is_operator(user, "Where"):
+        if user.inputs[2] is not product.outputs[0] or constant_number(user.inputs[1]) != 0.0:
+            return None
+        zeroed, user = user.inputs[0], find_user(user.outputs[0])
+    if user is not None and is_operator(user, "Reshape") and keeps_heads(user):
+        user = find_user(user.outputs[0])
+    if user is None or not is_operator(user, "Transpose") or permutation_of(user) != TO_HEADS:
+        return None
+    output = find_user(user.outputs[0])
+    return HeadJoin(product, zeroed, output) if output is not None and is_operator(output, "Reshape") else None
 
 
 def take_over(old: ir.Value, new: ir.Value) -> None:

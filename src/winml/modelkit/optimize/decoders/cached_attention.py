@@ -7,22 +7,20 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from winml.modelkit.graph.operators import is_operator, producer_of
-from winml.modelkit.optimize.decoders.rotations import TO_HEADS
 from winml.modelkit.optimize.graph_matching import (
+    SWAPPED,
+    HeadJoin,
     before_transpose,
     behind_nan_guard,
-    constant_number,
     constant_numbers,
     fixed_size,
     has_one_use,
-    permutation_of,
+    match_head_join,
     rank_of,
     without_full_slices,
     without_scale,
 )
 
-_SWAPPED = (0, 1, 3, 2)
-"""Permutation that exchanges sequence and size for the product of queries and keys."""
 _REPEATED_AXIS = 2
 """Axis of [batch, heads, ·, sequence, size] along which heads are repeated."""
 
@@ -58,10 +56,9 @@ class CachedAttention:
     """What is added to the scores."""
     is_guarded: bool
     """Whether tokens that attend to nothing are set to zero."""
-    blind: ir.Value | None
-    """Which tokens are, batch × 1 × sequence × 1; None where those are whose probabilities are no numbers."""
-    output: ir.Node
-    """The reshape that joins the heads: batch × sequence × heads · size."""
+    join: HeadJoin
+    """Its condition, batch × 1 × sequence × 1, says which tokens are zero; without one, those whose probabilities are
+    no numbers. The output is batch × sequence × heads · size."""
 
 
 def match_cached_attention(softmax: ir.Node) -> CachedAttention | None:
@@ -70,47 +67,25 @@ def match_cached_attention(softmax: ir.Node) -> CachedAttention | None:
     if scores is None or rank_of(scores) != 4 or softmax.attributes.get_int("axis", -1) not in (-1, 3):
         return None
     probabilities, is_guarded = behind_nan_guard(softmax.outputs[0])
-    joined = _match_head_join(probabilities)
+    join = match_head_join(probabilities, _only_computing_user, _keeps_heads)
     parts = _match_scores(scores)
-    if joined is None or parts is None:
+    if join is None or parts is None or rank_of(join.output.outputs[0]) != 3:
         return None
     product, added, scale = parts
-    context, blind, output = joined
-    if product.inputs[0] is None or product.inputs[1] is None or context.inputs[1] is None:
+    if product.inputs[0] is None or product.inputs[1] is None or join.product.inputs[1] is None:
         return None
     query, query_scale = without_scale(product.inputs[0])
     keys, key_scale = _untransposed(product.inputs[1])
     if keys is None:
         return None
-    key, value = _match_update(keys), _match_update(context.inputs[1])
+    key, value = _match_update(keys), _match_update(join.product.inputs[1])
     heads = fixed_size(product.outputs[0], 1)
     if key is None or value is None or heads is None or rank_of(query) != 4:
         return None
     if (key.heads, key.size) != (value.heads, value.size) or heads % key.heads:
         return None
-    return CachedAttention(
-        query, heads, key, value, scale * query_scale * key_scale, added, is_guarded or blind is not None, blind, output
-    )
-
-
-def _match_head_join(probabilities: ir.Value) -> tuple[ir.Node, ir.Value | None, ir.Node] | None:
-    """Return the product with the values, which of its tokens are set to zero, and the reshape that joins the heads."""
-    context = _only_computing_user(probabilities)
-    if context is None or not is_operator(context, "MatMul") or context.inputs[0] is not probabilities:
-        return None
-    user, blind = _only_computing_user(context.outputs[0]), None
-    if user is not None and is_operator(user, "Where") and user.inputs[2] is context.outputs[0]:
-        if constant_number(user.inputs[1]) != 0.0:
-            return None
-        blind, user = user.inputs[0], _only_computing_user(user.outputs[0])
-    if user is not None and is_operator(user, "Reshape") and _keeps_heads(user):
-        user = _only_computing_user(user.outputs[0])
-    if user is None or not is_operator(user, "Transpose") or permutation_of(user) != TO_HEADS:
-        return None
-    output = _only_computing_user(user.outputs[0])
-    if output is None or not is_operator(output, "Reshape") or rank_of(output.outputs[0]) != 3:
-        return None
-    return context, blind, output
+    scale, is_guarded = scale * query_scale * key_scale, is_guarded or join.zeroed is not None
+    return CachedAttention(query, heads, key, value, scale, added, is_guarded, join)
 
 
 def _only_computing_user(value: ir.Value) -> ir.Node | None:
@@ -146,7 +121,7 @@ def _match_scores(scores: ir.Value) -> tuple[ir.Node, ir.Value, float] | None:
 def _untransposed(value: ir.Value) -> tuple[ir.Value | None, float]:
     """Return the keys before they are transposed for the product, and the factor they are multiplied by."""
     value, outer = without_scale(value)
-    transposed = before_transpose(value, _SWAPPED)
+    transposed = before_transpose(value, SWAPPED)
     if transposed is not None:
         inner, scale = without_scale(transposed)
         return inner, outer * scale

@@ -12,9 +12,10 @@ from winml.modelkit.graph.stage import GraphPass
 from winml.modelkit.optimize.decoders.cached_attention import CachedAttention, match_cached_attention
 from winml.modelkit.optimize.decoders.causal_masks import CausalMask, MaskWriter, find_mask, is_blind
 from winml.modelkit.optimize.decoders.interface import DecoderInterface
-from winml.modelkit.optimize.decoders.rotations import TO_HEADS, Rotation, RotationFinder
+from winml.modelkit.optimize.decoders.rotations import Rotation, RotationFinder
 from winml.modelkit.optimize.graph_matching import (
     CONTRIB_DOMAIN,
+    TO_HEADS,
     NodeBuilder,
     before_transpose,
     constant_number,
@@ -158,7 +159,7 @@ class _Fusion:
         if match is None or softmax.outputs[0].dtype != ir.DataType.FLOAT or match.key.size % _HEAD_MULTIPLE:
             return
         mask = self._mask_of(match)
-        is_clear = match.blind is None or (mask is not None and self._is_blind(match.blind, mask))
+        is_clear = match.join.zeroed is None or (mask is not None and self._is_blind(match.join.zeroed, mask))
         if mask is not None and is_clear:
             self.writer.tag_as(_maker_of(match.added))
             self._replace(match, mask)
@@ -179,8 +180,9 @@ class _Fusion:
         return self._blind[key]
 
     def _replace(self, match: CachedAttention, mask: CausalMask) -> None:
+        output = match.join.output
         query, key, rotation = self._unrotated(match)
-        builder = NodeBuilder(f"{scope_of(match.output)}/{_OPERATOR}/")
+        builder = NodeBuilder(f"{scope_of(output)}/{_OPERATOR}/")
         flat = [
             _joined(builder, query, match.heads, match.key.size, "query"),
             _joined(builder, key, match.key.heads, match.key.size, "key"),
@@ -198,13 +200,13 @@ class _Fusion:
             {"num_heads": match.heads, "kv_num_heads": match.key.heads, "scale": match.scale},
             domain=CONTRIB_DOMAIN,
             num_outputs=3,
-            name=f"{scope_of(match.output)}/{_OPERATOR}",
+            name=f"{scope_of(output)}/{_OPERATOR}",
         )
         result, present_key, present_value = attention.outputs
         for number, value in enumerate(attention.outputs):
             value.name = f"{attention.name}_output_{number}"
         builder.nodes.append(attention)
-        old, tokens = match.output.outputs[0], self.interface.tokens.shape
+        old, tokens = output.outputs[0], self.interface.tokens.shape
         assert tokens is not None  # an input of two or three axes
         old.shape = ir.Shape([tokens[0], tokens[1], match.heads * match.value.size])
         result.type, result.shape = old.type, old.shape
@@ -213,8 +215,8 @@ class _Fusion:
             chosen = [self.writer.sees_any(mask), result, self.writer.zero()]
             result = builder.add("Where", chosen, "attended", result.dtype, result.shape)
         for node in builder.nodes:
-            tag_like(node, match.output, "merged")
-        self.graph.insert_after(match.output, builder.nodes)
+            tag_like(node, output, "merged")
+        self.graph.insert_after(output, builder.nodes)
         take_over(match.key.present, present_key)
         take_over(match.value.present, present_value)
         take_over(old, result)

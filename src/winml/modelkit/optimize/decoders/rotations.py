@@ -15,10 +15,8 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.errors import StageError
 from winml.modelkit.graph.operators import producer_of
 from winml.modelkit.optimize.decoders.probing import Probe, probe_between
-from winml.modelkit.optimize.graph_matching import before_transpose, rank_of
+from winml.modelkit.optimize.graph_matching import TO_HEADS, before_transpose, rank_of
 
-TO_HEADS = (0, 2, 1, 3)
-"""Permutation of [batch, sequence, heads, size] that moves the heads before the sequence, and back."""
 _CHUNK = 512
 """Chosen: positions that are computed at once."""
 _MOST_POSITIONS = 1 << 18
