@@ -216,9 +216,8 @@ def _constant_content(value: ir.Value) -> tuple[Size, ...] | None:
     return tuple(constant(int(number)) for number in tensor.numpy().reshape(-1))
 
 
-# Shapes. Each rule answers for the first output: a shape in which None is an axis it does not know, or None.
-
 _ShapeRule = Callable[[KnownSizes, ir.Node], "_PartialShape | None"]
+"""Returns the shape of the first output of a node, with None for an axis of unknown size; None if it is unknown."""
 
 
 def _of_all(known: KnownSizes, node: ir.Node) -> _PartialShape:
@@ -466,10 +465,9 @@ _SHAPES: Mapping[str, _ShapeRule] = {
 """Operator → rule for the shape of its first output; the others have what onnx inferred."""
 
 
-# Contents.
-
 _Content = tuple[Size, ...]
 _ContentRule = Callable[[KnownSizes, ir.Node], "_Content | None"]
+"""Returns the elements of the first output of a node; None if they are unknown."""
 
 
 def _content_of_shape(known: KnownSizes, node: ir.Node) -> _Content:

@@ -278,9 +278,6 @@ def _possibly_empty(graph: ir.Graph, known: KnownSizes) -> frozenset[str]:
     return names
 
 
-# Rules. Each returns True if it changed the graph.
-
-
 def _is_free(node: ir.Node) -> bool:
     """Say whether what a node makes is read, by nodes only."""
     return len(node.outputs) == 1 and bool(node.outputs[0].uses()) and not node.outputs[0].is_graph_output()
@@ -454,7 +451,7 @@ _RULES: tuple[tuple[str, Callable[[_Simplification, ir.Node, ir.Value], bool]], 
     ("Reshape", _join_transposition),
     ("Reshape", _simplify_reshape),
 )
-"""Operator → rule for its nodes, in order; takes a node and its first input."""
+"""Operator → rule for its nodes, in order. A rule takes a node and its first input; True: it changed the graph."""
 
 
 def _state_shapes(graph: ir.Graph, known: KnownSizes) -> bool:

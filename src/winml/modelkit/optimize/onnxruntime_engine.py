@@ -7,7 +7,6 @@ across. Weights that ONNX Runtime did not change stay the same tensors, by refer
 from __future__ import annotations
 
 import contextlib
-import errno
 import tempfile
 from collections.abc import Iterator, Sequence
 
@@ -17,6 +16,7 @@ import onnx_ir as ir
 from winml.modelkit.errors import OptimizeError, StageError, first_line
 from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.graph.files.graph_reading import load_foreign
+from winml.modelkit.graph.files.output_files import FULL_DISK_ERRORS
 from winml.modelkit.graph.files.recovery import temporary_folder
 from winml.modelkit.graph.stage import restore_description
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
@@ -24,8 +24,6 @@ from winml.modelkit.optimize.capabilities import CAPABILITIES, UNUSED_TRANSFORME
 from winml.modelkit.runtime.sessions import rewrite_file
 
 _SENT, _RETURNED = "sent.onnx", "returned.onnx"
-
-_DISK_FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))  # Windows has no quota error
 
 _DUPLICATE_BYTES = 1_000_000
 """Weights from this size on are not stored twice, once transposed. Chosen: the size of smaller ones is negligible."""
@@ -79,7 +77,7 @@ _HINT = "Omit the level and the enabled optimizations, or convert the unsupporte
 def _write_failure(error: OSError) -> OptimizeError:
     """Return the error for a graph that could not be written to the temporary file."""
     reason = error.strerror or first_line(error)
-    if error.errno not in _DISK_FULL:
+    if error.errno not in FULL_DISK_ERRORS:
         return OptimizeError(
             f"the graph could not be written for ONNX Runtime: {reason}",
             hint=f"Its weights must be readable, and {tempfile.gettempdir()} writable. Set TMPDIR to use a different "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -22,8 +21,8 @@ from winml.modelkit.builds.plan import is_onnx_path
 from winml.modelkit.errors import ExportError, InputError, UsageError, WinMLError, WriteError, error_chain, first_line
 from winml.modelkit.file_names import BUILT_MODEL_NAME, SWEEP_LOG_NAME
 from winml.modelkit.graph.files.named_paths import named_path
-from winml.modelkit.results.architectures import Architecture
-from winml.modelkit.results.sweep import CellResult, Measure
+from winml.modelkit.graph.files.output_files import FULL_DISK_ERRORS
+from winml.modelkit.results.sweep import Architecture, CellResult, Measure
 from winml.modelkit.sweep.cells import Cell
 from winml.modelkit.sweep.plan import RANDOM_PREFIX, request_of
 
@@ -111,8 +110,7 @@ PRELOAD_DYNAMO = (
 _BUILD = "build"
 """Folder of what is built, in that of the cell."""
 _SMALL_MODEL = "architecture.json"
-_FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))  # Windows has no quota error
-_FULL_WORDS = tuple(os.strerror(number) for number in _FULL)
+_FULL_WORDS = tuple(os.strerror(number) for number in FULL_DISK_ERRORS)
 """As libraries in C++ say it."""
 
 
@@ -394,7 +392,7 @@ def _full_disk_words(error: BaseException | None) -> str:
     """Return how the system says that a disk takes no more, where an error came of that; empty for any other."""
     for link in error_chain(error):
         number = getattr(link, "errno", None)
-        if isinstance(number, int) and number in _FULL:
+        if isinstance(number, int) and number in FULL_DISK_ERRORS:
             return os.strerror(number)
         if words := next((words for words in _FULL_WORDS if words in str(link)), ""):
             return words

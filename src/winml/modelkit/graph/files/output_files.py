@@ -47,7 +47,9 @@ from winml.modelkit.graph.files.recovery import (
 EARLIER = "earlier"
 """Subfolder of the hidden folder that keeps the earlier files, linked, until all new ones are in place."""
 
-DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
+FULL_DISK_ERRORS = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+"""Error numbers of a disk, or a quota, that is full."""
+DISK_ERRORS = frozenset({*FULL_DISK_ERRORS, errno.EIO, errno.EROFS})
 """Errors of a full or failing disk while a file is written; they do not name the file."""
 
 _SPECIAL_KINDS = {
