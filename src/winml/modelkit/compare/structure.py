@@ -10,6 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from winml.modelkit.words import shape_words
+
 
 @dataclass(frozen=True)
 class StoredWeight:
@@ -23,7 +25,7 @@ class StoredWeight:
     @property
     def words(self) -> str:
         """Type and shape: ``float32[384, 384]``."""
-        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+        return shape_words(self.dtype, self.shape)
 
 
 @dataclass(frozen=True)

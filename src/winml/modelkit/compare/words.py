@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from winml.modelkit.compare.fidelity import FidelityInfo, OutputFidelity, QualitySamples, QualitySource
 from winml.modelkit.compare.outputs import VerificationInfo, silent_words
+from winml.modelkit.words import count_noun
 
 _LEAST_SPREAD_DB = 0.05
 """Chosen: below it, both ends read alike."""
@@ -30,7 +31,7 @@ def fidelity_words(fidelity: FidelityInfo) -> str:
     if not fidelity.outputs:
         return _together_words(fidelity)
     worst = fidelity.worst
-    draws = f"{fidelity.draws} {'random input' if fidelity.draws == 1 else 'random inputs'}"
+    draws = count_noun(fidelity.draws, "random input")
     where = f"for {worst.name} on {draws if fidelity.samples is None else samples_words(fidelity.samples)}"
     streamed = ", of the whole model, weights streamed" if fidelity.is_streamed else ""
     alone = "; compared without the remaining parts" if fidelity.is_part_alone else ""
@@ -86,8 +87,7 @@ def samples_words(samples: QualitySamples) -> str:
     '16 samples of its processor, seed 0'
     """
     words, is_made = _SOURCES[samples.source]
-    count = f"{samples.count} sample{'' if samples.count == 1 else 's'}"
-    return f"{count} {words}{f', seed {samples.seed}' if is_made else ''}"
+    return f"{count_noun(samples.count, 'sample')} {words}{f', seed {samples.seed}' if is_made else ''}"
 
 
 def difference_words(verification: VerificationInfo) -> str:

@@ -17,6 +17,7 @@ from winml.modelkit.results.tuning import Candidate, CandidateKind
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
 from winml.modelkit.runtime.host import available_cores
 from winml.modelkit.tune.options import TuneOptions
+from winml.modelkit.words import count_noun
 
 PLAIN: Final = "plain"
 """The export as it is, which everything is measured beside."""
@@ -208,6 +209,6 @@ def _thread_numbers(options: TuneOptions, machine: TuningMachine) -> Sequence[tu
 
 def _with_threads(best: Candidate, threads: int, callers: int) -> Candidate:
     at_a_time = f", {callers} parallel runs" if callers > 1 else ""
-    words = f"{best.words}; {threads} {'thread' if threads == 1 else 'threads'}{at_a_time}"
+    words = f"{best.words}; {count_noun(threads, 'thread')}{at_a_time}"
     name = f"{best.name}+{threads}-threads"
     return replace(best, name=name, kind="threads", words=words, threads=threads, callers=callers)
