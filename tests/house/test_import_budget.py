@@ -177,7 +177,7 @@ _CHECKPOINTS = {"torch", "transformers", "scipy", "safetensors", "huggingface_hu
         pytest.param(
             ["export", "-m", "bert", "-o", "out.onnx", "--random-weights", "--no-verify"],
             {"builds", "compile", "evaluate", "inference", "measure", "optimize", "quantize", "sweep", "scipy"},
-            207,
+            209,
             id="export",
         ),
         pytest.param(
@@ -189,7 +189,7 @@ _CHECKPOINTS = {"torch", "transformers", "scipy", "safetensors", "huggingface_hu
             id="inspect-file",
         ),
         pytest.param(
-            ["quantize", "-m", "net.onnx", "-o", "out.onnx"], {"builds", "compile", "inference", *_CHECKPOINTS}, 173,
+            ["quantize", "-m", "net.onnx", "-o", "out.onnx"], {"builds", "compile", "inference", *_CHECKPOINTS}, 175,
             id="quantize",
         ),
         pytest.param(

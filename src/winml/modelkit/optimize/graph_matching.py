@@ -42,7 +42,7 @@ def fixed_size(value: ir.Value, axis: int) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def permutation_of(node: ir.Node) -> tuple[int, ...]:
+def _permutation_of(node: ir.Node) -> tuple[int, ...]:
     """Return the permutation of a Transpose; empty where it has none."""
     return tuple(node.attributes.get_ints("perm", ()))
 
@@ -50,7 +50,7 @@ def permutation_of(node: ir.Node) -> tuple[int, ...]:
 def before_transpose(value: ir.Value | None, permutation: tuple[int, ...]) -> ir.Value | None:
     """Return the value of which another one is the transposition by this permutation, else None."""
     node = producer_of(value, "Transpose")
-    return node.inputs[0] if node is not None and permutation_of(node) == permutation else None
+    return node.inputs[0] if node is not None and _permutation_of(node) == permutation else None
 
 
 def scope_of(node: ir.Node) -> str:
@@ -182,7 +182,7 @@ def match_head_join(
         zeroed, user = user.inputs[0], find_user(user.outputs[0])
     if user is not None and is_operator(user, "Reshape") and keeps_heads(user):
         user = find_user(user.outputs[0])
-    if user is None or not is_operator(user, "Transpose") or permutation_of(user) != TO_HEADS:
+    if user is None or not is_operator(user, "Transpose") or _permutation_of(user) != TO_HEADS:
         return None
     output = find_user(user.outputs[0])
     return HeadJoin(product, zeroed, output) if output is not None and is_operator(output, "Reshape") else None
