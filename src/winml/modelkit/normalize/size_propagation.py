@@ -6,15 +6,16 @@ inferred; what is unknown there, too, is a size of its own, equal to no other.
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
 import onnx_ir as ir
 
-from winml.modelkit.graph.operators import ONNX_DOMAINS, producer_of
+from winml.modelkit.graph.operators import ONNX_DOMAINS, is_operator, producer_of
 from winml.modelkit.normalize.sizes import ONE, ZERO, Size, constant, product, symbol
 
 _T = TypeVar("_T")
@@ -111,16 +112,18 @@ def table_limits(graph: ir.Graph) -> dict[str, int]:
 
 def _table_reads(known: KnownSizes, node: ir.Node) -> Iterator[tuple[Size, Size]]:
     """Yield the end of each read of a table from its first row, and the rows of the table."""
-    if is_standard(node, "Slice"):
-        shape = known.shape(node.inputs[0])
-        for axis, (start, end, step) in (slice_ranges(known, node) or {}).items():
-            if shape is not None and start == ZERO and step == 1:
-                yield end, shape[axis]
-    elif is_standard(node, "Gather"):
-        shape, places = known.shape(node.inputs[0]), node.inputs[1]
-        counting = None if places is None else places.producer()
-        if shape and counting is not None and is_standard(counting, "Range"):
-            first, limit, delta = (known.scalar(value) for value in counting.inputs)
+    shape = known.find_shape(node.inputs[0]) if node.inputs else None
+    if not shape:
+        return
+    if is_operator(node, "Slice"):
+        with contextlib.suppress(UnknownSizeError):
+            for axis, (start, end, step) in _slice_ranges(known, node).items():
+                if start == ZERO and step == 1:
+                    yield end, shape[axis]
+    elif is_operator(node, "Gather"):
+        counting = node.inputs[1].producer() if node.inputs[1] is not None else None
+        if counting is not None and is_operator(counting, "Range"):
+            first, limit, delta = (known.find_scalar(value) for value in counting.inputs)
             if limit is not None and first == ZERO and delta == ONE:
                 yield limit, shape[node.attributes.get_int("axis", 0) % len(shape)]
 

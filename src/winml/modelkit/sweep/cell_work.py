@@ -22,7 +22,8 @@ from winml.modelkit.errors import ExportError, InputError, UsageError, WinMLErro
 from winml.modelkit.file_names import BUILT_MODEL_NAME, SWEEP_LOG_NAME
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.graph.files.output_files import FULL_DISK_ERRORS
-from winml.modelkit.results.sweep import Architecture, CellResult, Measure
+from winml.modelkit.results.architectures import Architecture
+from winml.modelkit.results.sweep import CellResult, Measure
 from winml.modelkit.sweep.cells import Cell
 from winml.modelkit.sweep.plan import RANDOM_PREFIX, request_of
 

@@ -21,7 +21,7 @@ from winml.modelkit.compare.fidelity import QualitySamples
 from winml.modelkit.errors import InternalError, VerificationError, WinMLError, WriteError
 from winml.modelkit.file_names import BUILT_MODEL_NAME, TUNED_NAME
 from winml.modelkit.load.request import processor_folder
-from winml.modelkit.measure.statistics import RUNGS, Choice, choose
+from winml.modelkit.measure.race import RUNGS, Choice, choose
 from winml.modelkit.progress import StepClock
 from winml.modelkit.quantize.precisions import FLOAT32
 from winml.modelkit.results.tuning import Candidate, CandidateFacts, TuneResult

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from winml.modelkit.errors import InternalError, WinMLError, WriteError
 from winml.modelkit.file_names import measured_path
-from winml.modelkit.measure.statistics import NOISE, fastest, ratio_between
+from winml.modelkit.measure.race import fastest, ratio_between
+from winml.modelkit.measure.statistics import NOISE
 from winml.modelkit.results.tuning import Candidate, CandidateFacts
 from winml.modelkit.tune.candidates import PLAIN
 from winml.modelkit.tune.quality_limits import QualityLimits

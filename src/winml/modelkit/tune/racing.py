@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from winml.modelkit.errors import MeasureError
-from winml.modelkit.measure.statistics import RUNGS, Ratio, confidence_of_race, is_decided, losers, percentile
+from winml.modelkit.measure.race import RUNGS, confidence_of_race, is_decided, losers
+from winml.modelkit.measure.statistics import Ratio, percentile
 from winml.modelkit.results.tuning import Candidate
 from winml.modelkit.tune.candidates import PLAIN
 from winml.modelkit.tune.contestants import Contestants
