@@ -32,9 +32,9 @@ import onnx_ir as ir  # noqa: E402
 from results import add_save_option, markdown_table, publish  # noqa: E402
 
 from winml.modelkit.cli.main import COLLECTION_THRESHOLD  # noqa: E402
-from winml.modelkit.hierarchy.carry.carrying import carry_tags  # noqa: E402
-from winml.modelkit.hierarchy.tagging import NodeTag, write_tag  # noqa: E402
 from winml.modelkit.metadata_keys import NAMESPACE_KEY  # noqa: E402
+from winml.modelkit.tags.carry.carrying import carry_tags  # noqa: E402
+from winml.modelkit.tags.tagging import NodeTag, write_tag  # noqa: E402
 
 LIMIT = 2.0
 """Largest time, as a multiple of one ``onnx.load``."""

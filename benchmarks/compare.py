@@ -49,7 +49,7 @@ SAMPLES = {SAMPLES}
 import json, sys, time
 from pathlib import Path
 from winml.modelkit.compare.files import open_session
-from winml.modelkit.runtime.opened_model import RunOptions, values_for
+from winml.modelkit.ort.opened_model import RunOptions, values_for
 started = time.perf_counter()
 sessions = [open_session(Path(path), as_written=True) for path in sys.argv[1:]]
 opened = time.perf_counter()
@@ -73,7 +73,7 @@ onnx.save(model, sys.argv[2])
 """
 IMPORTS = """
 import winml.modelkit.cli.main
-import winml.modelkit.flows.compare.compare, winml.modelkit.report.comparison
+import winml.modelkit.compare.comparing, winml.modelkit.compare.table
 """
 RUNS_FACTOR = 2.5
 """Chosen by the project: how many times two plain runs a comparison by module may take, besides the sessions."""

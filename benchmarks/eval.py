@@ -124,9 +124,9 @@ def image_case(folder: Path, count: int) -> Case:
 
 def _exported(folder: Path, data: Path, task: str, feeds: Any, samples: list[Any], processor: Any) -> Case:
     from winml.modelkit.export.config import WinMLExportConfig
-    from winml.modelkit.flows.export.export import HTPExporter
-    from winml.modelkit.graph.specs import DynamicRequest
-    from winml.modelkit.load.request import ModelRequest
+    from winml.modelkit.export.exporting import HTPExporter
+    from winml.modelkit.models.request import ModelRequest
+    from winml.modelkit.onnx.specs import DynamicRequest
 
     dynamic = DynamicRequest(batch=True, sequence=task.startswith("text"))
     request = ModelRequest(model=str(folder / "checkpoint"), task=task, dynamic=dynamic)

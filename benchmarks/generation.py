@@ -130,10 +130,10 @@ def generate(runtime: str, folder: Path, options: argparse.Namespace) -> dict[st
 
 
 def _winml_generator(folder: Path, threads: int) -> Any:
-    from winml.modelkit.inference.generation.loop import generate_tokens
-    from winml.modelkit.inference.generation.settings import GenerationSettings
-    from winml.modelkit.runtime.decoding.decoder import DecoderGraph
-    from winml.modelkit.runtime.sessions import Session
+    from winml.modelkit.generate.generation.loop import generate_tokens
+    from winml.modelkit.generate.generation.settings import GenerationSettings
+    from winml.modelkit.ort.decoding.decoder import DecoderGraph
+    from winml.modelkit.ort.sessions import Session
 
     graph = DecoderGraph(Session(folder / "model.onnx", threads=threads or None))
 

@@ -211,8 +211,8 @@ def measure_latency(files: dict[str, Path], rounds: int, threads: int) -> dict[s
     import numpy as np
     import onnxruntime as ort
 
-    from winml.modelkit.runtime.graph_inputs import draw_feeds, graph_inputs
-    from winml.modelkit.runtime.sessions import Session
+    from winml.modelkit.ort.graph_inputs import draw_feeds, graph_inputs
+    from winml.modelkit.ort.sessions import Session
 
     plain = Session(files["plain"])
     feeds = draw_feeds(graph_inputs(plain), {}, seed=0)

@@ -33,8 +33,8 @@ import onnxruntime  # noqa: E402
 from process_cost import run, spread  # noqa: E402
 from results import add_save_option, markdown_table, publish  # noqa: E402
 
-from winml.modelkit.measure.latency import LatencyOptions, measure_alternating  # noqa: E402
-from winml.modelkit.runtime.sessions import Session  # noqa: E402
+from winml.modelkit.ort.sessions import Session  # noqa: E402
+from winml.modelkit.profile.latency import LatencyOptions, measure_alternating  # noqa: E402
 
 WINML = [sys.executable, "-m", "winml.modelkit"]
 LIMIT_S = 1.5

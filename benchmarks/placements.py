@@ -157,10 +157,10 @@ def winml(*arguments: object) -> Any:
 
 def calibration(path: Path, folder: Path) -> Path:
     """Write the samples that both quantizers are calibrated with: those that winml makes without data."""
-    from winml.modelkit.flows.quantize.calibration_data import calibration_of
+    from winml.modelkit.ort.graph_inputs import graph_inputs
+    from winml.modelkit.ort.sessions import Session
+    from winml.modelkit.quantize.calibration.calibration_data import calibration_of
     from winml.modelkit.quantize.options import QuantizeOptions
-    from winml.modelkit.runtime.graph_inputs import graph_inputs
-    from winml.modelkit.runtime.sessions import Session
 
     inputs = graph_inputs(Session(path))
     source = calibration_of(QuantizeOptions(precision="w8a8"), path.parent, {}, 0, path)
@@ -220,10 +220,10 @@ def compiled(path: Path, reference: Path) -> dict[str, Any]:
 
 def run_by_openvino(path: Path, reference: Path) -> dict[str, Any]:
     """Run a file through OpenVINO's plug-in; compare with the float file on the CPU, and time both in turns."""
-    from winml.modelkit.flows.quality_samples import SampleRequest, quality_values
-    from winml.modelkit.runtime.devices import choose_provider
-    from winml.modelkit.runtime.opened_model import RunOptions
-    from winml.modelkit.runtime.sessions import Session
+    from winml.modelkit.compare.quality_samples import SampleRequest, quality_values
+    from winml.modelkit.ort.devices import choose_provider
+    from winml.modelkit.ort.opened_model import RunOptions
+    from winml.modelkit.ort.sessions import Session
 
     provider = choose_provider("openvino", None, {})
     plain = Session(reference)

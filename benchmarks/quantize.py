@@ -145,7 +145,7 @@ def export(name: str, cache: Path) -> Path:
 
 def has_option(name: str) -> bool:
     """Say whether ``winml quantize`` has an option."""
-    from winml.modelkit.cli.verbs.quantize import command
+    from winml.modelkit.quantize.command import command
 
     return any(name in parameter.opts for parameter in command.params)
 
@@ -279,8 +279,8 @@ def measure_latency(files: dict[str, Path], arguments: argparse.Namespace) -> di
     """Run all files in turns; return per file the median times and how many times as fast as the plain export."""
     import onnxruntime as ort
 
-    from winml.modelkit.runtime.graph_inputs import draw_feeds, graph_inputs
-    from winml.modelkit.runtime.sessions import Session
+    from winml.modelkit.ort.graph_inputs import draw_feeds, graph_inputs
+    from winml.modelkit.ort.sessions import Session
 
     feeds = draw_feeds(graph_inputs(Session(files["plain"])), {}, seed=0)
     options = ort.SessionOptions()
@@ -400,9 +400,9 @@ def one_module_alone(source: Path, tag: str) -> tuple[float, float, float]:
     """Return seconds of quantizing one module (in this process, written and not compared), of a run, of a session."""
     import onnxruntime as ort
 
-    from winml.modelkit.runtime.graph_inputs import draw_feeds, graph_inputs
-    from winml.modelkit.runtime.sessions import Session
-    from winml.modelkit.verbs.quantize import quantize_onnx
+    from winml.modelkit.ort.graph_inputs import draw_feeds, graph_inputs
+    from winml.modelkit.ort.sessions import Session
+    from winml.modelkit.quantize.verb import quantize_onnx
 
     output = source.with_name("alone.onnx")
     walls = []
@@ -449,7 +449,7 @@ def main() -> None:
     parser.add_argument("--openvino-python", type=Path, help="Interpreter with openvino and nncf.")
     add_save_option(parser)
     arguments = parser.parse_args()
-    from winml.modelkit.runtime.host import has_integer_dot_products
+    from winml.modelkit.ort.host import has_integer_dot_products
 
     arguments.models = [name for name in arguments.models.split(",") if name]
     arguments.modes = [mode for mode in arguments.modes.split(",") if mode in OURS] or list(OURS)

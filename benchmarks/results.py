@@ -48,7 +48,7 @@ def publish(options: argparse.Namespace, record: dict[str, object], table: list[
     print(json.dumps(record))
     if not options.save:
         return
-    from winml.modelkit.runtime.machine import look_at_machine
+    from winml.modelkit.ort.machine import look_at_machine
 
     benchmark, machine = Path(sys.argv[0]).stem, look_at_machine()
     result = {

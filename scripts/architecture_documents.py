@@ -13,8 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from winml.modelkit.results.architectures import AUTO, EXPORTERS, Architecture, Attempt, Evaluation, ExporterWish, State
-from winml.modelkit.results.sweep import CellResult, SweepResult
+from winml.modelkit.sweep.architecture_records import (
+    AUTO,
+    EXPORTERS,
+    Architecture,
+    Attempt,
+    Evaluation,
+    ExporterWish,
+    State,
+)
+from winml.modelkit.sweep.records import CellResult, SweepResult
 
 _FOLDER = Path("docs", "reference")
 _CAUSAL = "ForCausalLM"

@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # The tests know how to read the package and in which order its rooms stand.
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
-from house.sources import PACKAGE, imports, modules  # noqa: E402
+from house.sources import PACKAGE, imports, modules, room_of  # noqa: E402
 from house.test_layers import ORDER  # noqa: E402
 
 ARCHITECTURE = REPOSITORY / "docs" / "architecture.md"
@@ -47,21 +47,15 @@ class Room:
 
 def read_rooms() -> dict[str, Room]:
     """Return the rooms of the package in the order of the layers test, those that import nothing first."""
-    return {name: _read_room(name) for group in existing_groups() for name in group}
-
-
-def existing_groups() -> tuple[tuple[str, ...], ...]:
-    """Return the groups of the layers test with the rooms that exist."""
-    there = {module.room for module in modules()}
-    groups = (tuple(room for room in group if room in there) for group in ORDER)
-    return tuple(group for group in groups if group)
+    there = {module.folder for module in modules()}
+    return {name: _read_room(name) for name in ORDER if name in there}
 
 
 def _read_room(name: str) -> Room:
-    files = [module for module in modules() if module.room == name]
+    files = [module for module in modules() if module.folder == name]
     first = next(module for module in files if module.name == name)
-    targets = (found.target for module in files for found in imports(module.tree))
-    rooms = {target[len(PACKAGE) + 1 :].split(".")[0] for target in targets if target.startswith(f"{PACKAGE}.")}
+    targets = (found.target for module in modules() if module.room == name for found in imports(module.tree))
+    rooms = {room_of(target[len(PACKAGE) + 1 :]) for target in targets if target.startswith(f"{PACKAGE}.")}
     return Room(
         name,
         question=first.docstring.split("\n", 1)[0],
@@ -90,9 +84,7 @@ def reduced_imports(rooms: Mapping[str, Room]) -> dict[str, tuple[str, ...]]:
 def picture(rooms: Mapping[str, Room]) -> str:
     """Return the rooms and the arrows between them as a Mermaid diagram, the command at the top."""
     lines = ["```mermaid", "flowchart TD"]
-    for group in reversed(existing_groups()):
-        boxes = [f'    {_box(name)}["{rooms[name].label}"]' for name in group]
-        lines += [f'    subgraph {"_".join(group)}[" "]', *boxes, "    end"] if len(group) > 1 else boxes
+    lines += [f'    {_box(name)}["{room.label}"]' for name, room in reversed(list(rooms.items()))]
     for name, found in reversed(reduced_imports(rooms).items()):
         lines += [f"    {_box(name)} --> {_box(imported)}" for imported in reversed(found)]
     return "\n".join([*lines, "```"])
@@ -125,10 +117,8 @@ def rounded_lines(lines: int) -> int:
 
 
 def order_line() -> str:
-    """Return the order of the rooms in one line; rooms in braces never import each other."""
-    groups = existing_groups()
-    drawn = (f"{{{', '.join(group)}}}" if len(group) > 1 else group[0] for group in groups)
-    return f"    {' → '.join(drawn)}"
+    """Return the order of the rooms in one line."""
+    return f"    {' → '.join(read_rooms())}"
 
 
 def generated_parts() -> dict[tuple[Path, str], str]:

@@ -6,7 +6,7 @@ import json
 from importlib import resources
 from pathlib import Path
 
-from winml.modelkit.results.build_manifest import BuildManifest
+from winml.modelkit.builds.manifest_records import BuildManifest
 
 
 def schema_text() -> str:
@@ -16,6 +16,6 @@ def schema_text() -> str:
 
 
 if __name__ == "__main__":
-    target = Path(str(resources.files("winml.modelkit.results"))) / "build_manifest.schema.json"
+    target = Path(str(resources.files("winml.modelkit.builds"))) / "build_manifest.schema.json"
     target.write_text(schema_text(), encoding="utf-8")
     print(f"wrote {target.name}")

@@ -40,16 +40,16 @@ from foreign_tools import (  # noqa: E402
     ort_transformers,
 )
 from winml.modelkit import HTPExporter  # noqa: E402
-from winml.modelkit.graph.files.graph_reading import load_foreign  # noqa: E402
-from winml.modelkit.hierarchy import address  # noqa: E402
-from winml.modelkit.hierarchy.carry.carrying import carry_tags  # noqa: E402
-from winml.modelkit.hierarchy.carry.matching import Way  # noqa: E402
-from winml.modelkit.hierarchy.tagging import (  # noqa: E402
+from winml.modelkit.models.request import ModelRequest  # noqa: E402
+from winml.modelkit.onnx.files.graph_reading import load_foreign  # noqa: E402
+from winml.modelkit.tags import address  # noqa: E402
+from winml.modelkit.tags.carry.carrying import carry_tags  # noqa: E402
+from winml.modelkit.tags.carry.matching import Way  # noqa: E402
+from winml.modelkit.tags.tagging import (  # noqa: E402
     all_nodes,
     clear_tag,
     read_tag,
 )
-from winml.modelkit.load.request import ModelRequest  # noqa: E402
 
 MARKERS = "<!-- tables: scripts/carry_eval.py -->", "<!-- end of tables -->"
 REAL = "all-MiniLM-L6-v2"

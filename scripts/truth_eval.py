@@ -39,10 +39,10 @@ from foreign_tools import (  # noqa: E402
 from hostile_modules import GROUPS, group_inputs, make_group  # noqa: E402
 from truth import Recording, judge, record  # noqa: E402
 from winml.modelkit import ExportResult, WinMLExportConfig, export_pytorch  # noqa: E402
-from winml.modelkit.export.preparation import prepared_for_export  # noqa: E402
-from winml.modelkit.export.tensors import to_torch  # noqa: E402
-from winml.modelkit.load.live_module import loaded_from_module  # noqa: E402
-from winml.modelkit.runtime.feeds import make_feeds  # noqa: E402
+from winml.modelkit.models.live_module import loaded_from_module  # noqa: E402
+from winml.modelkit.models.preparation import prepared_for_export  # noqa: E402
+from winml.modelkit.models.tensors import to_torch  # noqa: E402
+from winml.modelkit.ort.feeds import make_feeds  # noqa: E402
 
 MARKERS = "<!-- tables: scripts/truth_eval.py -->", "<!-- end of the table by values -->"
 EXPORTERS: tuple[Literal["torchscript", "dynamo"], ...] = ("torchscript", "dynamo")

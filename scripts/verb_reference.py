@@ -5,7 +5,6 @@ python scripts/verb_reference.py [--check]
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 import textwrap
@@ -16,7 +15,7 @@ from pathlib import Path
 import click
 
 from winml.modelkit.cli._help import GroupedOption, grouped_options, option_row
-from winml.modelkit.cli.main import COMMANDS
+from winml.modelkit.cli.main import COMMANDS, VERBS
 from written_document import write_or_check
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "verbs.md"
@@ -39,7 +38,7 @@ _LONGEST_LINE = 140
 
 def reference() -> str:
     """Return the document: a section for each verb, with a table for each group of its options."""
-    commands = {verb: importlib.import_module(f"winml.modelkit.cli.verbs.{verb}").command for verb in COMMANDS}
+    commands = {verb: VERBS[verb] for verb in COMMANDS}
     return "\n".join(
         [HEAD, *(part for verb, command in commands.items() for part in _section(f"winml {verb}", command))]
     )

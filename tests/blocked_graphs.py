@@ -9,10 +9,10 @@ import onnx_ir as ir
 
 from graphs import parse
 from winml.modelkit.compare.fidelity import measure_fidelity
+from winml.modelkit.ort.sessions import run_onnx
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.planning import EngineTask
 from winml.modelkit.quantize.precisions import PRECISIONS
-from winml.modelkit.runtime.sessions import run_onnx
 
 
 def weighted(body: str, **shapes: tuple[int, ...]) -> ir.Model:

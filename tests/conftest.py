@@ -106,7 +106,7 @@ def _cuda_is_available() -> bool:
     import onnx_ir as ir
 
     from winml.modelkit.errors import WinMLError
-    from winml.modelkit.runtime.sessions import Session
+    from winml.modelkit.ort.sessions import Session
 
     model = ir.to_proto(parse("g (float[2] x) => (float[2] y) { y = Relu (x) }")).SerializeToString()
     try:

@@ -70,9 +70,9 @@ def save_task_checkpoint(
 def export_open(folder: Path, task: str) -> Path:
     """Export a checkpoint with open sizes; config and processor files go beside the file."""
     from winml.modelkit.export.config import WinMLExportConfig
-    from winml.modelkit.flows.export.export import HTPExporter
-    from winml.modelkit.graph.specs import DynamicRequest
-    from winml.modelkit.load.request import ModelRequest
+    from winml.modelkit.export.exporting import HTPExporter
+    from winml.modelkit.models.request import ModelRequest
+    from winml.modelkit.onnx.specs import DynamicRequest
 
     is_image = task.startswith(("image", "object"))
     request = ModelRequest(model=str(folder), task=task, dynamic=DynamicRequest(batch=True, sequence=not is_image))

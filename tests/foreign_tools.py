@@ -12,7 +12,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from winml.modelkit import optimize_onnx
-from winml.modelkit.flows.retag import retag_model
+from winml.modelkit.transform.retag import retag_model
 
 Tool = Callable[[Path, Path], None]
 """Reads the first file and writes the second."""

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from winml.modelkit.graph.stage import all_nodes
-from winml.modelkit.hierarchy.tagging import NodeTag, read_tag, write_tag
-from winml.modelkit.runtime.sessions import run_onnx
+from winml.modelkit.onnx.stage import all_nodes
+from winml.modelkit.ort.sessions import run_onnx
+from winml.modelkit.tags.tagging import NodeTag, read_tag, write_tag
 
 
 def parse(body: str, opset: int = 17, functions: str = "", domains: str = "") -> ir.Model:

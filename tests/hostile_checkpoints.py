@@ -204,10 +204,10 @@ class Doors:
 def _outcome(folder: Path, *, trust: bool) -> str:
     """Inspect, load and perhaps export a checkpoint; return how that ended, with what was said."""
     from winml.modelkit.errors import WinMLError
-    from winml.modelkit.flows.export.export import HTPExporter
-    from winml.modelkit.flows.inspect import inspect_model
-    from winml.modelkit.load.model import load_model
-    from winml.modelkit.load.request import ModelRequest
+    from winml.modelkit.export.exporting import HTPExporter
+    from winml.modelkit.inspect.model_inspection import inspect_model
+    from winml.modelkit.models.model import load_model
+    from winml.modelkit.models.request import ModelRequest
 
     random = not list(folder.glob("*.safetensors")) and not (folder / "pytorch_model.bin").exists()
     request = ModelRequest(str(folder), random_weights=random, trust_remote_code=trust)

@@ -9,7 +9,7 @@ import torch.fx
 import transformers
 from packaging.version import Version
 
-from winml.modelkit.runtime.sessions import is_onnxruntime_at_least
+from winml.modelkit.ort.sessions import is_onnxruntime_at_least
 
 TWO_BITS = pytest.mark.skipif(not is_onnxruntime_at_least("1.24"), reason="ONNX Runtime before 1.24 has no 2 bits")
 QUANTIZED_CACHE = pytest.mark.skipif(

@@ -153,8 +153,9 @@ VERBS = {
 
 def keep_weights_outside() -> None:
     """Let every model have its weights in a file of their own, as large ones do."""
-    from winml.modelkit.flows import graph_file, optimize
-    from winml.modelkit.graph.files.writing import write_model
+    from winml.modelkit.onnx.files.writing import write_model
+    from winml.modelkit.optimize import file_optimization as optimize
+    from winml.modelkit.transform import graph_file
 
     assert write_model.__kwdefaults__ is not None
     write_model.__kwdefaults__["inline_limit_bytes"] = 0

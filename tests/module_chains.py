@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from graphs import parse
-from winml.modelkit.graph.files.writing import write_model
-from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
+from winml.modelkit.onnx.files.writing import write_model
+from winml.modelkit.tags.tagging import NodeTag, write_tag
 
 SIZE = 32
 _ZEROS = f"{{{', '.join(['0'] * SIZE**2)}}}"

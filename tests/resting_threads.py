@@ -13,11 +13,11 @@ def rest_where_cores_are_shared() -> None:
     """
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
-    # As winml.modelkit.runtime says it before its import.
+    # As winml.modelkit.ort says it before its import.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
 
-    from winml.modelkit.measure import latency
+    from winml.modelkit.profile import latency
 
     class RestingOptions(onnxruntime.SessionOptions):  # type: ignore[misc]  # it is untyped
         """Options whose threads wait for work asleep."""

@@ -10,8 +10,8 @@ import onnx_ir as ir
 from torch import nn
 
 from oracle import OPERATOR_FAMILY, ForwardOracle, hierarchy_module
-from winml.modelkit.hierarchy.tagging import read_tag
-from winml.modelkit.results.export_result import ExportResult
+from winml.modelkit.export.records import ExportResult
+from winml.modelkit.tags.tagging import read_tag
 
 COUNTED = frozenset({"MatMul", "Softmax", "LayerNormalization", "Conv"})
 """Operators that stand in the graph of any architecture exactly as often as the forward pass called for them."""

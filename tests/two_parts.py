@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from winml.modelkit.graph.bundle import PartFeed
-from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.load.parts import LoadedModel, ModelInfo, ModelPart
+from winml.modelkit.models.parts import LoadedModel, ModelInfo, ModelPart
+from winml.modelkit.onnx.bundle import PartFeed
+from winml.modelkit.onnx.specs import InputTensorSpec
 
 WIDTH = 8
 

@@ -62,7 +62,7 @@ def small_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_file(small_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The export of that BERT, with batch and sequence left open."""
     from winml.modelkit import HTPExporter, WinMLExportConfig
-    from winml.modelkit.load.request import ModelRequest
+    from winml.modelkit.models.request import ModelRequest
 
     path = tmp_path_factory.mktemp("exported") / "small.onnx"
     config = WinMLExportConfig(dynamic_batch=True, dynamic_sequence=True, verify=False)

@@ -14,7 +14,7 @@ import pytest
 
 from e2e.workplace import Outcome
 from winml.modelkit.cli.main import main
-from winml.modelkit.graph.files.named_paths import taken_read, taken_settled
+from winml.modelkit.onnx.files.named_paths import taken_read, taken_settled
 
 
 def run_here(*arguments: str | Path, stdin: str = "") -> Outcome:

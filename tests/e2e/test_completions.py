@@ -18,8 +18,8 @@ import onnx
 import pytest
 
 from house.sources import REPOSITORY
-from winml.modelkit.graph.bundle import PartDescription
 from winml.modelkit.metadata_keys import MODULE_KEY, PART_KEY, TAG_KEY
+from winml.modelkit.onnx.bundle import PartDescription
 
 _GUIDE = REPOSITORY / "docs" / "guide" / "completions.md"
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?>=]*[ -/]*[@-~]|\][^\x07]*\x07|[()][0-9A-B]|[=>78M])|[\x07\x0e\x0f]")

@@ -14,7 +14,7 @@ import pytest
 
 from e2e.in_process import run_here
 from winml.modelkit import diff_models
-from winml.modelkit.hierarchy.tagging import NodeTag, read_tag, write_tag
+from winml.modelkit.tags.tagging import NodeTag, read_tag, write_tag
 
 
 @pytest.fixture

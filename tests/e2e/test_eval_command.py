@@ -33,16 +33,16 @@ from winml.modelkit.builds.build_model import build_hf_model
 from winml.modelkit.builds.evaluated_models import variant_evaluator
 from winml.modelkit.cli import _measuring
 from winml.modelkit.errors import UsageError
+from winml.modelkit.evaluate import evaluation as scoring
 from winml.modelkit.evaluate.options import EvaluationOptions
-from winml.modelkit.evaluate.preprocessing import Preprocessor
 from winml.modelkit.file_names import EVALUATION_NAME
-from winml.modelkit.flows.evaluate import evaluate as scoring
 from winml.modelkit.metadata_keys import MODEL_KEY
-from winml.modelkit.results.tuning import Candidate, CandidateFacts
-from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.ort.sessions import Session
+from winml.modelkit.samples.preprocessing import Preprocessor
 from winml.modelkit.tune.contestants import Contestants
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.quality_limits import QualityLimits
+from winml.modelkit.tune.records import Candidate, CandidateFacts
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import jsonschema
 import onnx
 import pytest
 
-import winml.modelkit.report
+import winml.modelkit.export
 from e2e.workplace import Outcome, Workplace
 
 STEPS = (
@@ -101,7 +101,7 @@ def test_export_writes_a_valid_sidecar_and_report(told: tuple[Workplace, Outcome
     """The sidecar follows the schema that ships, and both name every node of the file."""
     folder = told[0].folder
     record = json.loads((folder / "model_htp_metadata.json").read_text(encoding="utf-8"))
-    schema = Path(winml.modelkit.report.__file__).with_name("htp_metadata.schema.json")
+    schema = Path(winml.modelkit.export.__file__).with_name("htp_metadata.schema.json")
     jsonschema.validate(record, json.loads(schema.read_text(encoding="utf-8")))
     names = [node.name for node in onnx.load(folder / "model.onnx").graph.node]
     report = (folder / "model_htp_export_report.md").read_text(encoding="utf-8")

@@ -23,7 +23,7 @@ _EARLIER = {"model.onnx": b"earlier model", "model_htp_metadata.json": b"{}"}
 _OUTSIDE = """
 import os, resource, signal, sys
 from winml.modelkit.cli.main import main
-from winml.modelkit.graph.files.writing import write_model
+from winml.modelkit.onnx.files.writing import write_model
 # As above 2 GB, weights go to a file of their own.
 write_model.__kwdefaults__["inline_limit_bytes"] = 1000
 

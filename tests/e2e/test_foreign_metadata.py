@@ -12,7 +12,7 @@ from e2e.in_process import run_here
 from graphs import parse
 from weighted_graphs import weight
 from winml.modelkit import metadata_keys
-from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
+from winml.modelkit.tags.tagging import NodeTag, write_tag
 
 NET = f"""m (float[N, 64] x) => (float[N, 64] y) <{weight("w_1", 64, 64)}, {weight("w_2", 64, 64)}> {{
     a = MatMul (x, w_1)

@@ -13,7 +13,7 @@ import pytest
 
 from e2e.in_process import run_here
 from module_chains import save_chain
-from winml.modelkit.results.build_manifest import BuildManifest, FileRecord, PartRecord
+from winml.modelkit.builds.manifest_records import BuildManifest, FileRecord, PartRecord
 
 needs_links = pytest.mark.skipif(sys.platform == "win32", reason="links and pipes need rights there")
 

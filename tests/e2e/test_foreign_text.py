@@ -12,8 +12,8 @@ import pytest
 from e2e.in_process import run_here
 from generating import PROMPT
 from winml.modelkit.errors import InputError
-from winml.modelkit.inference.generation.text import RENDERING, chat_prompt
-from winml.modelkit.runtime.processes import ask_limited
+from winml.modelkit.generate.generation.text import RENDERING, chat_prompt
+from winml.modelkit.ort.processes import ask_limited
 
 NESTED_RANGES = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 

@@ -92,7 +92,7 @@ def test_rows_of_metadata_are_the_keys_of_files(made: Path) -> None:
     """Of nodes and of models: what is written is told, and what is told is written by some verb."""
     models = _graphs(made)
     (of_nodes,) = _tables("## Node metadata (`node.metadata_props`, keys unique)")
-    # In files of onnxscript's builder: tests/unit/inspect/test_onnx_tree.py.
+    # In files of onnxscript's builder: tests/unit/onnx/test_module_tree.py.
     assert _keys(of_nodes) - {"pkg.onnxscript.name_scopes", "pkg.onnxscript.class_hierarchy"} == {
         key for model in models for node in model.graph.node for key in _metadata(node.metadata_props)
     }

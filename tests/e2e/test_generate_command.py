@@ -23,17 +23,17 @@ from e2e.in_process import run_here
 from encoder_decoder import save_encoder_decoder
 from generating import PROMPT, build_decoder, save_decoder
 from winml.modelkit import WinMLBuildConfig, WinMLModelForCausalLM, WinMLModelForSeq2SeqLM
+from winml.modelkit.compare.by_module.onnx_side import OnnxSide
+from winml.modelkit.compare.by_module.sides import SidePair
+from winml.modelkit.compare.comparing import at_step
 from winml.modelkit.errors import UsageError
-from winml.modelkit.flows.compare.compare import at_step
-from winml.modelkit.inference.generation.encoder_decoder_text import prepare_encoder_decoder
-from winml.modelkit.inference.generation.writing import write_texts
-from winml.modelkit.load.caches.layout import loop_cache_name
-from winml.modelkit.runtime.decoding.inputs import DecoderRun, decoder_feeds
-from winml.modelkit.runtime.devices import choose_provider
-from winml.modelkit.runtime.graph_inputs import graph_inputs
-from winml.modelkit.runtime.sessions import is_onnxruntime_at_least
-from winml.modelkit.verify.by_module.onnx_side import OnnxSide
-from winml.modelkit.verify.by_module.sides import SidePair
+from winml.modelkit.generate.generation.encoder_decoder_text import prepare_encoder_decoder
+from winml.modelkit.generate.generation.writing import write_texts
+from winml.modelkit.models.caches.layout import loop_cache_name
+from winml.modelkit.ort.decoding.inputs import DecoderRun, decoder_feeds
+from winml.modelkit.ort.devices import choose_provider
+from winml.modelkit.ort.graph_inputs import graph_inputs
+from winml.modelkit.ort.sessions import is_onnxruntime_at_least
 
 TEXTS = [PROMPT, "a node runs on the graph and it had text"]
 

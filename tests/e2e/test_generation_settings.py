@@ -16,9 +16,9 @@ from encoder_decoder import save_encoder_decoder
 from generating import PROMPT, build_decoder
 from winml.modelkit import WinMLModelForCausalLM
 from winml.modelkit.errors import InputError
-from winml.modelkit.inference.generation import settings
-from winml.modelkit.inference.generation.decoder_prompt import DecoderPrompt, read_decoder_prompt
-from winml.modelkit.inference.generation.settings import read_settings
+from winml.modelkit.generate.generation import settings
+from winml.modelkit.generate.generation.decoder_prompt import DecoderPrompt, read_decoder_prompt
+from winml.modelkit.generate.generation.settings import read_settings
 
 SETTINGS = "generation_config.json"
 OF_A_MODEL_TYPE = {

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 
 import click
 import pytest
 
 from e2e.in_process import run_here
-from winml.modelkit.cli.main import COMMANDS
+from winml.modelkit.cli.main import COMMANDS, VERBS
 from winml.modelkit.fields import GENERAL
 
 MOST_LINES, MOST_COLUMNS = 45, 100
@@ -18,7 +17,7 @@ _LAST = re.compile(r"^All (\d+) options: winml (?:\w+) --help-all(?:; also: (.+?
 
 
 def _command(verb: str) -> click.Command:
-    command: click.Command = importlib.import_module(f"winml.modelkit.cli.verbs.{verb}").command
+    command: click.Command = VERBS[verb]
     return command
 
 

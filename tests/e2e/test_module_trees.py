@@ -11,8 +11,8 @@ import pytest
 
 from e2e.in_process import run_here
 from graphs import parse
-from winml.modelkit.graph.files.writing import write_model
-from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
+from winml.modelkit.onnx.files.writing import write_model
+from winml.modelkit.tags.tagging import NodeTag, write_tag
 
 BODY = """layers (float[2] x) => (float[2] y) {
   a = Neg (x) b = Tanh (a) c = Neg (b) d = Tanh (c) e = Neg (d) f = Tanh (e) y = Abs (f)

@@ -13,8 +13,8 @@ import pytest
 import graphs
 from e2e.in_process import run_here
 from e2e.workplace import Workplace
-from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.metadata_keys import COMPILE_KEY
+from winml.modelkit.onnx.files.writing import write_model
 
 ZEROS = ", ".join("0" * 256)
 BODY = f"""g (float[8,16] x) => (float[8,16] y)

@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 from e2e.workplace import Outcome, Workplace
-from winml.modelkit.measure.statistics import summarize
+from winml.modelkit.profile.statistics import summarize
 
 NET = """<ir_version: 10, opset_import: ["" : 17]>
 g (float[batch, 8] x, int64[batch] ids) => (float[batch, 8] y, float[batch, 4] z)

@@ -14,7 +14,7 @@ import pytest
 from e2e.in_process import run_here
 from module_chains import save_chain
 from winml.modelkit.file_names import OWNER_LOCK_NAME, PARTIAL_PREFIX
-from winml.modelkit.graph.files.recovery import STAGED, write_journal
+from winml.modelkit.onnx.files.recovery import STAGED, write_journal
 
 FEW = ("--iterations", "2", "--warmup", "0")
 ONES = f"x={json.dumps([[1.0] * 32])}"

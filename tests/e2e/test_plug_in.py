@@ -366,7 +366,7 @@ def test_precision_of_a_package_quantizes_by_its_engine(workplace: Workplace, tm
         encoding="utf-8",
     )
     (tmp_path / "finer_engine.py").write_text(
-        "from winml.modelkit.quantize.weight_only_engine import quantize_weights as quantize\n", encoding="utf-8"
+        "from winml.modelkit.quantize.engines.weight_only import quantize_weights as quantize\n", encoding="utf-8"
     )
     model = onnx.parser.parse_model(_WEIGHTED)
     numbers = np.random.default_rng(3).standard_normal((32, 2)).astype(np.float32)

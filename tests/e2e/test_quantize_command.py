@@ -12,7 +12,7 @@ import pytest
 from e2e.in_process import run_here
 from graphs import parse
 from weighted_graphs import CONVOLUTION, PERCEPTRON
-from winml.modelkit.hierarchy.tagging import measure_coverage
+from winml.modelkit.tags.tagging import measure_coverage
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ The remedy is taken from the message itself. That every verb and option named in
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import shlex
@@ -27,6 +26,7 @@ from encoder_decoder import save_encoder_decoder
 from generating import save_decoder
 from graphs import parse
 from vision_language import save_vision_language
+from winml.modelkit.cli.main import VERBS
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def _followed(words: list[str], advice: re.Match[str], then: str) -> Outcome:
 
 def _without(words: list[str], flag: str) -> list[str]:
     """Return a command without an option and its value, however it is spelled."""
-    command: click.Command = importlib.import_module(f"winml.modelkit.cli.verbs.{words[0]}").command
+    command: click.Command = VERBS[words[0]]
     options = [item for item in command.params if isinstance(item, click.Option)]
     option = next(item for item in options if flag in (*item.opts, *item.secondary_opts))
     left: list[str] = []

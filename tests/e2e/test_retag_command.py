@@ -12,7 +12,7 @@ import pytest
 
 import graphs
 from e2e.workplace import Workplace
-from winml.modelkit.hierarchy.tagging import measure_coverage
+from winml.modelkit.tags.tagging import measure_coverage
 
 GRAPH = f"""agraph (float[2, 4] x) => (float[2, 4] z)
 <float[4, 4] w = {{{",".join("0" * 16)}}}, float[4] w_bias = {{0, 0, 0, 0}}> {{

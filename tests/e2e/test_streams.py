@@ -117,7 +117,7 @@ def test_closed_stdin_is_an_empty_one(place: Workplace) -> None:
 
 _LATE = """
 import signal, sys
-import winml.modelkit.report.optimization as summary
+import winml.modelkit.optimize.table as summary
 
 def press_ctrl_c(*_, **__):
     signal.raise_signal(signal.SIGINT)

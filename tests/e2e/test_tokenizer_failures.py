@@ -12,8 +12,8 @@ import pytest
 from e2e.workplace import Workplace
 from generating import PROMPT
 from winml.modelkit.errors import InputError
-from winml.modelkit.evaluate.processors import LONGEST_TEXT_CHARACTERS, tokenizer_call
-from winml.modelkit.inference.generation.text import TextTokenizer, open_tokenizer, read_tokenizer
+from winml.modelkit.generate.generation.text import TextTokenizer, open_tokenizer, read_tokenizer
+from winml.modelkit.samples.processors import LONGEST_TEXT_CHARACTERS, tokenizer_call
 
 PRECOMPILED = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
 """The library panics while it reads the file."""

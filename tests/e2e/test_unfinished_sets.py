@@ -12,17 +12,17 @@ import pytest
 from e2e.in_process import run_here
 from module_chains import save_chain
 from winml.modelkit.file_names import OWNER_LOCK_NAME, PARTIAL_PREFIX
-from winml.modelkit.graph.files.recovery import STAGED, write_journal
+from winml.modelkit.onnx.files.recovery import STAGED, write_journal
 
 KILLED = """
 import os, signal, sys
 from winml.modelkit.cli.main import main
-from winml.modelkit.flows import compile
+from winml.modelkit.compile import file_compilation
 
 def killed(*_arguments, **_options):
     os.kill(os.getpid(), signal.SIGKILL)
 
-compile.transform_file = killed  # the moment at which its folder is there and nothing is written
+file_compilation.transform_file = killed  # the moment at which its folder is there and nothing is written
 main()
 """
 

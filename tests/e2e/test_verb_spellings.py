@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 import click
 import pytest
 
 from e2e.in_process import run_here
-from winml.modelkit.cli.main import COMMANDS
+from winml.modelkit.cli.main import COMMANDS, VERBS
 
 SHORT = {"--task": "-t", "--format": "-f", "--device": "-d", "--precision": "-p", "--model": "-m", "--output": "-o"}
 OTHERWISE = {"generate": {"--prompt": "-p"}}
@@ -17,7 +16,7 @@ OTHERWISE = {"generate": {"--prompt": "-p"}}
 
 
 def _options(verb: str) -> list[click.Parameter]:
-    command: click.Command = importlib.import_module(f"winml.modelkit.cli.verbs.{verb}").command
+    command: click.Command = VERBS[verb]
     return [option for option in command.params if isinstance(option, click.Option)]
 
 

@@ -10,6 +10,7 @@ import ast
 import functools
 import importlib.util
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,14 +25,19 @@ class Module:
     """One file of the package."""
 
     name: str
-    """Dotted, relative to the package: ``hierarchy.tree``, ``hierarchy`` for its ``__init__``, ``""`` for the root."""
+    """Dotted, relative to the package: ``tags.tree``, ``hierarchy`` for its ``__init__``, ``""`` for the root."""
     path: Path
     tree: ast.Module
 
     @property
-    def room(self) -> str:
-        """Folder or top-level module it stands in: ``hierarchy``, ``errors``; ``""`` is the package itself."""
+    def folder(self) -> str:
+        """Folder or top-level module it stands in: ``tags``, ``errors``; ``""`` is the package itself."""
         return self.name.split(".")[0]
+
+    @property
+    def room(self) -> str:
+        """Place in the order of imports, see :func:`room_of`."""
+        return room_of(self.name)
 
     @property
     def line_count(self) -> int:
@@ -40,6 +46,19 @@ class Module:
     @property
     def docstring(self) -> str:
         return ast.get_docstring(self.tree) or ""
+
+
+def room_of(name: str) -> str:
+    """Return the place of a module, or of a name in it, in the order of imports.
+
+    That is its folder. The surfaces of a subject import other subjects freely: its plan and run (``verb.py``) count as
+    ``verbs``, its command (``command.py``) as ``cli``.
+    """
+    folder, *rest = name.split(".")
+    surface = re.fullmatch(r"(?:\w+_)?(verb|command)", rest[0]) if rest else None
+    if surface is None or not (package_folder() / folder / f"{rest[0]}.py").exists():
+        return folder
+    return {"verb": "verbs", "command": "cli"}[surface[1]]
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def _documents_about_code() -> list[str]:
 
 @pytest.mark.parametrize("document", _documents_about_code())
 def test_source_files_named_in_documents_exist(document: str) -> None:
-    """A document that names ``graph/stage.py`` or ``cli/verbs/`` names something of the package or the repository."""
+    """A document that names ``onnx/stage.py`` or ``cli/`` names something of the package or the repository."""
     text = (REPOSITORY / document).read_text(encoding="utf-8")
     named = {found for found in _SOURCE_FILE.findall(text) if found.endswith((".py", "/"))}
     named -= set(_CREATED.findall(text))

@@ -37,7 +37,7 @@ def _project() -> dict[str, Any]:
     return project
 
 
-OF_AN_EXTRA = {"evaluate": "eval", "load": "gguf", "sweep": "ray"}
+OF_AN_EXTRA = {"evaluate": "eval", "models": "gguf", "samples": "eval", "sweep": "ray"}
 """Room to the extra whose libraries it imports where they are needed, and says how to install."""
 
 
@@ -79,7 +79,7 @@ def test_libraries_of_an_extra_are_imported_by_its_room_alone() -> None:
     strays = {
         f"{module.name} imports {found.target}"
         for module in modules()
-        if module.room not in OF_AN_EXTRA
+        if module.folder not in OF_AN_EXTRA
         for found in imports(module.tree)
         if (name := found.target.split(".")[0]) in foreign
         and canonicalize_name(DISTRIBUTIONS.get(name, name)) not in always

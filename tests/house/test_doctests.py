@@ -14,7 +14,7 @@ WITH_EXAMPLES = [module for module in modules() if ">>> " in module.path.read_te
 
 def test_there_are_examples_to_run() -> None:
     """The list below is not empty by mistake."""
-    assert {"hierarchy.address", "report.export", "words"} <= {module.name for module in WITH_EXAMPLES}
+    assert {"tags.address", "export.table", "words"} <= {module.name for module in WITH_EXAMPLES}
 
 
 @pytest.mark.parametrize("module", WITH_EXAMPLES, ids=lambda module: module.name)

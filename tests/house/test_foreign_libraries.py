@@ -13,10 +13,10 @@ CALLS = frozenset({"from_pretrained", "from_config", "_from_config", "for_model"
 """Functions of transformers that may import code which a config names."""
 GUARDS = frozenset({"library_folder", "local_files_only", "local_libraries"})
 CALLED_GUARDED: dict[str, str] = {
-    "load.checkpoints.weights:load_checkpoint": "load_resolved and prepare_export enter local_libraries",
-    "load.model:build_random_model": "as load_checkpoint",
-    "load.resolution:_build_without_storage": "resolve_model enters local_libraries",
-    "inference.answering:TaskRunner._pipeline": "every answer enters local_files_only (TaskRunner.__call__)",
+    "models.checkpoints.weights:load_checkpoint": "load_resolved and prepare_export enter local_libraries",
+    "models.model:build_random_model": "as load_checkpoint",
+    "models.resolution:_build_without_storage": "resolve_model enters local_libraries",
+    "generate.answering:TaskRunner._pipeline": "every answer enters local_files_only (TaskRunner.__call__)",
 }
 """``module:qualified.name`` of functions whose callers enter a guard → where."""
 OWN = frozenset({"WinMLAutoModel"})

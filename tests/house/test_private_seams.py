@@ -21,12 +21,12 @@ DOCUMENTED = frozenset({"_asdict", "_exit"})
 
 _TORCHSCRIPT = "tests/unit/export/torchscript"
 _DYNAMO = "tests/unit/export/dynamo"
-_LOAD = "tests/unit/load"
+_LOAD = "tests/unit/models"
 _LARGE_EXPORT = "tests/e2e/test_large_models.py::test_export_without_weights_in_memory_is_verified"
 
-_STREAMED = "tests/unit/verify/streaming/test_streamed_reference.py"
+_STREAMED = "tests/unit/compare/verification/test_streamed_reference.py"
 SEAMS: dict[str, dict[str, str]] = {
-    "evaluate.local_files": {
+    "samples.local_files": {
         "._generate_tables": "tests/unit/evaluate/test_foreign_data_sets.py::"
         "test_parquet_file_that_declares_too_much_is_refused",
     },
@@ -65,19 +65,19 @@ SEAMS: dict[str, dict[str, str]] = {
         "._ONNX_TRANSLATION_TABLE": f"{_DYNAMO}/test_transformers_patches.py::"
         "test_patches_are_in_place_for_the_block_and_gone_after_it",
     },
-    "export.fake_parameters": {
+    "models.fake_parameters": {
         "torch._subclasses.fake_tensor": f"{_DYNAMO}/test_capturing.py::"
         "test_capture_of_a_model_without_values_takes_them_from_the_caller",
     },
-    "export.preparation": {
+    "models.preparation": {
         "._forward_hooks": "tests/integration/test_forward_hooks.py::"
         "test_hooks_of_the_root_see_what_its_forward_takes_and_returns",
         "._forward_pre_hooks": "tests/integration/test_forward_hooks.py::"
         "test_hooks_of_the_root_see_what_its_forward_takes_and_returns",
-        "torch.jit._script": "tests/unit/export/test_preparation.py::"
+        "torch.jit._script": "tests/unit/models/test_preparation.py::"
         "test_prepared_for_export_scripted_module_is_refused_by_its_path",
     },
-    "export.state_restoration": {
+    "models.state_restoration": {
         "torch.export._trace": f"{_DYNAMO}/test_capturing.py::"
         "test_capture_that_fails_names_operator_size_line_and_module",
     },
@@ -97,19 +97,19 @@ SEAMS: dict[str, dict[str, str]] = {
         "torch.onnx._internal.torchscript_exporter.utils": f"{_TORCHSCRIPT}/test_scopes.py::"
         "test_applied_prints_nothing_even_when_verbose",
     },
-    "hierarchy.torch_modules": {
-        "._compiled_call_impl": "tests/unit/hierarchy/test_compiled_modules.py::"
+    "tags.torch_modules": {
+        "._compiled_call_impl": "tests/unit/tags/test_compiled_modules.py::"
         "test_compiled_parts_are_put_back_after_an_error",
-        "._modules": "tests/unit/hierarchy/test_compiled_modules.py::test_compiled_module_stands_for_the_one_inside",
+        "._modules": "tests/unit/tags/test_compiled_modules.py::test_compiled_module_stands_for_the_one_inside",
     },
-    "flows.inspect": {
+    "inspect.model_inspection": {
         "torch._subclasses.fake_tensor": "tests/unit/inspect/test_weightless.py::"
         "test_run_weightless_module_without_storage_runs_all_the_same",
     },
-    "load.caches.finding": {
+    "models.caches.finding": {
         "._base": f"{_LOAD}/caches/test_after_others.py::test_mask_that_is_widened_is_no_input",
     },
-    "load.checkpoints.weights": {
+    "models.checkpoints.weights": {
         "torch.Tensor._make_wrapper_subclass": f"{_LOAD}/checkpoints/test_deferred_tensors.py::"
         "test_deferred_tensors_say_shape_type_and_device_and_give_their_values",
         "torch._C": f"{_LOAD}/checkpoints/test_deferred_tensors.py::"
@@ -125,38 +125,38 @@ SEAMS: dict[str, dict[str, str]] = {
         "._unsafe_view": f"{_LOAD}/checkpoints/test_deferred_tensors.py::"
         "test_deferred_tensor_merely_cast_stays_a_reference",
     },
-    "load.live_module": dict.fromkeys(
+    "models.live_module": dict.fromkeys(
         ("torch.jit._script", "torch.jit._trace"),
         "tests/integration/test_programs.py::test_program_is_refused_with_what_to_pass_instead",
     ),
-    "load.model": {
+    "models.model": {
         "._from_config": f"{_LOAD}/checkpoints/test_random_weights.py::"
         "test_random_weights_are_seeded_and_leave_the_callers_state",
     },
-    "load.families.image_grids": {
+    "models.families.image_grids": {
         "._attn_implementation": "tests/integration/test_vision_language_models.py::"
         "test_pictures_of_any_size_write_what_pytorch_writes",
     },
-    "load.families.vision_language": {
+    "models.families.vision_language": {
         "._attn_implementation": "tests/integration/test_vision_language_models.py::"
         "test_images_whose_tokens_see_each_other_are_not_cut",
     },
-    "load.inputs.nested_arguments": {
+    "models.inputs.nested_arguments": {
         "torch.utils._pytree": f"{_LOAD}/inputs/test_nested_arguments.py::"
         "test_flatten_arguments_names_every_tensor_by_its_path",
     },
-    "load.inputs.shape_run": {
+    "models.inputs.shape_run": {
         "torch.utils._python_dispatch": f"{_LOAD}/inputs/test_shape_run.py::"
         "test_shape_run_computes_sizes_that_follow_from_whole_numbers",
         "torch.utils._pytree": f"{_LOAD}/inputs/test_shape_run.py::"
         "test_shape_run_computes_sizes_that_follow_from_whole_numbers",
     },
-    "load.resolution": {
+    "models.resolution": {
         "._experts_implementation": "tests/integration/test_resolution_agrees.py::"
         "test_inspect_tree_is_that_of_a_real_forward",
         "._from_config": f"{_LOAD}/test_resolution.py::test_resolve_model_takes_no_storage_and_no_weights",
     },
-    "flows.export.loading": {
+    "export.loading": {
         "torch._subclasses.fake_tensor": f"{_LOAD}/test_weightless.py::test_weightless_model_reads_no_weight",
         "._buffers": f"{_LOAD}/test_weightless.py::test_weightless_model_is_bound_to_what_from_pretrained_loads",
         "._parameters": f"{_LOAD}/test_weightless.py::test_weightless_model_is_bound_to_what_from_pretrained_loads",
@@ -165,34 +165,34 @@ SEAMS: dict[str, dict[str, str]] = {
         "onnx_ir.passes.common._c_api_utils": "tests/unit/normalize/test_shape_inference.py::"
         "test_inference_reads_no_large_weight",
     },
-    "quantize.half_float_engine": {
+    "quantize.engines.half_float": {
         "onnxruntime.capi": "tests/unit/quantize/test_float_engine.py::test_float16_inside_and_float32_at_the_edges",
     },
-    "runtime.plug_ins": {
-        "onnxruntime.capi": "tests/unit/runtime/test_sessions.py::"
-        "test_session_of_a_broken_file_names_it_and_the_reason",
+    "ort.plug_ins": {
+        "onnxruntime.capi": "tests/unit/ort/test_sessions.py::test_session_of_a_broken_file_names_it_and_the_reason",
     },
-    "runtime.placement_query": {
+    "ort.placement_query": {
         "onnxruntime.capi": "tests/unit/inspect/test_provider_check.py::test_listed_kernels_are_those_a_session_finds",
     },
-    "runtime.processes": {
-        "._args_from_interpreter_flags": "tests/unit/runtime/test_processes.py::"
+    "ort.processes": {
+        "._args_from_interpreter_flags": "tests/unit/ort/test_processes.py::"
         "test_process_searches_the_path_without_the_working_directory",
     },
-    "verify.reference_run": {
+    "compare.verification.reference_run": {
         "torch._export.utils": _LARGE_EXPORT,
         "torch._subclasses.fake_tensor": _LARGE_EXPORT,
     },
-    "verify.stable_draws": {
-        "torch.utils._pytree": "tests/unit/verify/test_stable_draws.py::test_draw_that_rounding_decides_is_set_aside",
+    "compare.verification.stable_draws": {
+        "torch.utils._pytree": "tests/unit/compare/verification/test_stable_draws.py::"
+        "test_draw_that_rounding_decides_is_set_aside",
     },
-    "verify.value_reads": {
+    "compare.verification.value_reads": {
         "torch.utils._python_dispatch": "tests/integration/test_input_values.py::"
         "test_value_that_the_trace_fixed_is_no_verified_file",
         "torch.utils._pytree": "tests/integration/test_input_values.py::"
         "test_value_that_the_trace_fixed_is_no_verified_file",
     },
-    "verify.streamed_parameters": {
+    "compare.verification.streamed_parameters": {
         "torch.utils._pytree": f"{_STREAMED}::test_other_operations_answer_as_when_weights_are_held",
         "._parameters": f"{_STREAMED}::test_large_matrices_answer_as_when_they_are_held",
         "._schema": f"{_STREAMED}::test_forward_that_writes_into_a_parameter_is_refused",

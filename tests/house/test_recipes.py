@@ -162,7 +162,7 @@ def test_option_of_the_recipe_reaches_command_config_python_and_request(kitchen:
     assert "subfolder" in json.loads(kitchen.winml("config", "--schema"))["$defs"]["LoaderSection"]["properties"]
     program = (
         "from winml.modelkit.builds.plan import request_record\n"
-        "from winml.modelkit.load.request import ModelRequest, resolve_source\n"
+        "from winml.modelkit.models.request import ModelRequest, resolve_source\n"
         "request = ModelRequest('checkpoint', subfolder='inner', random_weights=True)\n"
         "print(resolve_source(request).path.as_posix(), request_record(request)['subfolder'])\n"
     )
@@ -173,8 +173,8 @@ def test_modality_of_the_recipe_decides_inputs_and_adds_its_key(kitchen: Kitchen
     """A forecasting model gets its past values, and --shape-config has the key."""
     program = (
         "import torch, transformers\n"
-        "from winml.modelkit.load.inputs.decision import decide_inputs\n"
-        "from winml.modelkit.load.inputs.modalities.pipeline import SHAPE_KEYS\n"
+        "from winml.modelkit.models.inputs.decision import decide_inputs\n"
+        "from winml.modelkit.models.inputs.modalities.pipeline import SHAPE_KEYS\n"
         "config = transformers.PatchTSTConfig(num_input_channels=3, context_length=32, d_model=16)\n"
         "with torch.device('meta'):\n"
         "    model = transformers.PatchTSTForPrediction(config)\n"
@@ -226,7 +226,7 @@ def test_task_of_the_recipe_measures(kitchen: Kitchen) -> None:
     program = (
         "from winml.modelkit.evaluate.metrics import intervals\n"
         "from winml.modelkit.evaluate.tasks.table import task_definition\n"
-        "from winml.modelkit.flows.evaluate.evaluated_models import task_name\n"
+        "from winml.modelkit.evaluate.evaluated_models import task_name\n"
         "(metric,) = task_definition(task_name('text-regression')).metrics\n"
         "measured = metric.measured([1.0, 2.0, 4.0], [1.0, 4.0, 3.0])\n"
         "low, high = intervals([(measured, None)], 3, 0)[0][0]\n"
@@ -242,7 +242,7 @@ def test_report_of_the_recipe_is_rendered_in_three_forms(kitchen: Kitchen) -> No
         "from rich.console import Console\n"
         "from winml.modelkit.report.html import render_html\n"
         "from winml.modelkit.report.markdown import render_markdown\n"
-        "from winml.modelkit.report.operators import operators_document\n"
+        "from winml.modelkit.nodes.table import operators_document\n"
         "from winml.modelkit.report.terminal import print_document\n"
         "document = operators_document({'MatMul': 9, **{f'Rare{number:02}': 1 for number in range(20)}})\n"
         "written = io.StringIO()\n"
@@ -257,8 +257,8 @@ def test_family_of_the_recipe_decides_the_parts_of_a_model(kitchen: Kitchen) -> 
     """A model with a pooler has the part, and one of another task has none of it."""
     program = (
         "import torch, transformers\n"
-        "from winml.modelkit.load.model import load_model\n"
-        "from winml.modelkit.load.request import ModelRequest\n"
+        "from winml.modelkit.models.model import load_model\n"
+        "from winml.modelkit.models.request import ModelRequest\n"
         "sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=20)\n"
         "transformers.BertModel(transformers.BertConfig(**sizes)).save_pretrained('bert')\n"
         "for task in ('feature-extraction', 'fill-mask'):\n"
@@ -272,7 +272,7 @@ def test_metadata_key_of_the_recipe_is_known_to_inspect(kitchen: Kitchen) -> Non
     """What is written under the key is shown among our records."""
     program = (
         "import onnx_ir as ir\n"
-        "from winml.modelkit.graph.model_metadata import write_license\n"
+        "from winml.modelkit.onnx.model_metadata import write_license\n"
         f"model = ir.load({str(kitchen.model)!r})\n"
         "write_license(model, 'MIT')\n"
         "ir.save(model, 'licensed.onnx')\n"

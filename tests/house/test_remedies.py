@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import re
 from collections.abc import Iterator
 
@@ -11,7 +10,7 @@ import click
 import pytest
 
 from house.sources import Module, modules
-from winml.modelkit.cli.main import COMMANDS
+from winml.modelkit.cli.main import COMMANDS, VERBS
 
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z](?![\w{-])")
 _COMMAND = re.compile(rf"winml ({'|'.join(COMMANDS)})\b([^;:.]*)")
@@ -26,10 +25,7 @@ def _options_of(command: click.Command) -> set[str]:
     return options
 
 
-OPTIONS = {
-    verb: _options_of(importlib.import_module(f"winml.modelkit.cli.verbs.{verb}").command) | {"--help"}
-    for verb in COMMANDS
-}
+OPTIONS = {verb: _options_of(VERBS[verb]) | {"--help"} for verb in COMMANDS}
 
 
 def _texts(module: Module) -> Iterator[tuple[int, str]]:

@@ -7,6 +7,7 @@ that imported a renderer would cost every reader of results the libraries of a p
 from __future__ import annotations
 
 import ast
+import re
 
 import pytest
 
@@ -14,27 +15,39 @@ from house.sources import PACKAGE, Module, imports, modules
 
 READ_BY_RENDERERS = {
     "version", "errors", "options", "records", "progress", "words", "metadata_keys", "file_names",
-    "hierarchy", "graph", "runtime", "measure", "compare", "inspect", "results", "report",
+    "tags", "onnx", "ort", "report",
 }  # fmt: skip
-"""The leaves, and the rooms whose records a renderer shows. No flow, no verification, no build, nothing that loads."""
+"""The leaves, and the rooms about graphs. Of a subject, its records and tables."""
+
+SHOWN_TOO = {
+    "compare.fidelity", "compare.outputs", "compare.words", "compare.verification_words", "inspect.onnx_inspection", "inspect.provider_fit",
+    "profile.latency", "profile.module_profile", "profile.statistics",
+}  # fmt: skip
+"""Modules of subjects that have a record, or words for one, beside the work."""
 
 RENDERING_LIBRARIES = {"rich", "jinja2", "click"}
 
 DRAWING_LIBRARIES = {"rich", "jinja2", "html", "markdown_it"}
 
-RENDERERS = [module for module in modules() if module.room == "report"]
-FORMS = [module for module in RENDERERS if module.name in ("report.terminal", "report.markdown", "report.html")]
-SUBJECTS = [module for module in RENDERERS if module not in FORMS]
-RECORDS = [module for module in modules() if module.room == "results"]
+RECORDS = [module for module in modules() if re.search(r"(^|[._])records$", module.name) and "." in module.name]
+SUBJECTS = [module for module in modules() if re.fullmatch(r"\w+\.(\w+_)?table", module.name)]
+FORMS = [module for module in modules() if module.name in ("report.terminal", "report.markdown", "report.html")]
+RENDERERS = [
+    *FORMS,
+    *SUBJECTS,
+    *(module for module in modules() if module.name in ("report.document", "report.module_tree")),
+]
 
 
-def _imported_rooms(module: Module) -> set[str]:
-    prefix = f"{PACKAGE}."
-    return {
-        found.target.removeprefix(prefix).split(".")[0]
-        for found in imports(module.tree)
-        if found.target.startswith(prefix)
-    }
+def _imported(module: Module) -> set[str]:
+    """Return the modules of ours that a module imports."""
+    names = {each.name for each in modules()}
+    found = (
+        target.target.removeprefix(f"{PACKAGE}.")
+        for target in imports(module.tree)
+        if target.target.startswith(f"{PACKAGE}.")
+    )
+    return {name if name in names else name.rpartition(".")[0] for name in found}
 
 
 def _imported_libraries(module: Module) -> set[str]:
@@ -49,14 +62,16 @@ def test_both_rooms_are_read() -> None:
 
 @pytest.mark.parametrize("module", RENDERERS, ids=lambda module: module.name)
 def test_renderer_imports_records_only(module: Module) -> None:
-    """No flow, verification, build or loading code, inside functions and for types neither."""
-    assert set() == _imported_rooms(module) - READ_BY_RENDERERS
+    """No work, verification, build or loading code, inside functions and for types neither."""
+    shown = {each.name for each in (*RECORDS, *SUBJECTS)} | SHOWN_TOO
+    strays = {name for name in _imported(module) - shown if name.split(".")[0] not in READ_BY_RENDERERS}
+    assert set() == strays
 
 
 @pytest.mark.parametrize("module", RECORDS, ids=lambda module: module.name)
 def test_record_imports_no_renderer(module: Module) -> None:
-    """Neither a module of report/ nor a library that draws."""
-    assert "report" not in _imported_rooms(module)
+    """Neither a table, nor a module of report/, nor a library that draws."""
+    assert set() == _imported(module) & {each.name for each in RENDERERS}
     assert set() == _imported_libraries(module) & RENDERING_LIBRARIES
 
 

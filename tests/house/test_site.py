@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from pathlib import Path
@@ -25,7 +24,7 @@ from docs_site import (
 from house.sources import REPOSITORY
 from house_picture import PICTURE, house
 from winml.modelkit.cli._help import grouped_options
-from winml.modelkit.cli.main import COMMANDS
+from winml.modelkit.cli.main import COMMANDS, VERBS
 
 _LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 
@@ -104,7 +103,7 @@ def test_reference_of_commands_has_every_option_of_every_verb() -> None:
     page = (DOCS / "reference" / "verbs.md").read_text(encoding="utf-8")
     for verb in COMMANDS:
         section = page.partition(f"## winml {verb}\n")[2].partition("\n## ")[0]
-        command = importlib.import_module(f"winml.modelkit.cli.verbs.{verb}").command
+        command = VERBS[verb]
         inner = command.commands.values() if isinstance(command, click.Group) else ()
         options = [option for found in (command, *inner) for option in found.params if _is_listed(option)]
         names = [re.search(rf"`{re.escape(option.opts[-1])}[` ]", section) for option in options]

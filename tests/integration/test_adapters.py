@@ -21,9 +21,9 @@ from readers import python_of
 from winml.modelkit import build_hf_model
 from winml.modelkit.errors import CheckpointError, UsageError
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.flows.export.export import HTPExporter
-from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.export.exporting import HTPExporter
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.ort.sessions import Session
 
 PROMPT = [3, 7, 5]
 NEW_TOKENS = 12

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from winml.modelkit import HTPExporter, WinMLExportConfig
+from winml.modelkit.export.records import ExportResult
 from winml.modelkit.file_names import sidecar_path
 from winml.modelkit.inspect.onnx_inspection import inspect_onnx
-from winml.modelkit.results.export_result import ExportResult
 
 Forward = Callable[[Any, torch.Tensor], torch.Tensor]
 KEYS = ["kind", "value", "file", "line", "message"]

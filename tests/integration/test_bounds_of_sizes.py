@@ -15,9 +15,9 @@ from torch import nn
 from e2e.in_process import run_here
 from winml.modelkit import HTPExporter, WinMLExportConfig
 from winml.modelkit.errors import UsageError
-from winml.modelkit.flows.pin import pin_model
-from winml.modelkit.graph.specs import stated_bounds
-from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.onnx.specs import stated_bounds
+from winml.modelkit.ort.sessions import Session
+from winml.modelkit.transform.pin import pin_model
 
 
 class Branching(nn.Module):

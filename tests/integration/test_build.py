@@ -27,19 +27,19 @@ from winml.modelkit import BuildResult, InputTensorSpec, build_hf_model, build_o
 from winml.modelkit.builds.build import run_build
 from winml.modelkit.builds.build_model import exported_model
 from winml.modelkit.builds.config import WinMLBuildConfig, parse_build_config
+from winml.modelkit.builds.manifest_records import manifest_schema
 from winml.modelkit.builds.plan import BuildPlan, plan_build
 from winml.modelkit.builds.planned_build import planned_build
 from winml.modelkit.builds.stages import STAGES, StageOutcome, StageTask
 from winml.modelkit.errors import ConfigError, InputError, OutputExistsError, StageError, UsageError
 from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.export.sidecar import sidecar_schema
 from winml.modelkit.file_names import is_data_of
-from winml.modelkit.graph.specs import DynamicRequest
-from winml.modelkit.load.inputs.options import parse_shape_config
-from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.report.sidecar import sidecar_schema
-from winml.modelkit.results.build_manifest import manifest_schema
-from winml.modelkit.runtime.feeds import make_feeds
-from winml.modelkit.runtime.sessions import run_onnx
+from winml.modelkit.models.inputs.options import parse_shape_config
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.onnx.specs import DynamicRequest
+from winml.modelkit.ort.feeds import make_feeds
+from winml.modelkit.ort.sessions import run_onnx
 
 KEYS = ("winml.hierarchy.tag", "winml.hierarchy.depth")
 FUSIONS = {"optim": {"gelu_fusion": True, "matmul_add_fusion": True}, "quant": None, "compile": None}
@@ -337,9 +337,9 @@ from winml.modelkit.builds.build import run_build
 from winml.modelkit.builds.plan import plan_build
 from winml.modelkit.builds.stages import STAGES
 from winml.modelkit.builds.config import parse_build_config
-from winml.modelkit.graph.specs import DynamicRequest
-from winml.modelkit.load.inputs.options import parse_shape_config
-from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.onnx.specs import DynamicRequest
+from winml.modelkit.models.inputs.options import parse_shape_config
+from winml.modelkit.models.request import ModelRequest
 
 def die(task):
     (task.output.parent / ".winml-partial-abandoned").mkdir()

@@ -14,7 +14,7 @@ import torch
 from checkpoints import build_model
 from generating import save_decoder
 from winml.modelkit import build_hf_model
-from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.ort.sessions import Session
 
 NEW_TOKENS = 8
 

@@ -22,17 +22,17 @@ from integration.test_parts import stages_of, two_parts
 from winml.modelkit import BuildResult, build_hf_model, build_onnx_model
 from winml.modelkit.builds.build import run_build
 from winml.modelkit.builds.config import parse_build_config
+from winml.modelkit.builds.manifest_records import manifest_schema
 from winml.modelkit.builds.plan import plan_build
 from winml.modelkit.errors import UsageError, VerificationError
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.flows.export.export import HTPExporter
-from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, GraphHandover
-from winml.modelkit.flows.quantize.quantize import Quantization
-from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.export.exporting import HTPExporter
+from winml.modelkit.export.sidecar import sidecar_schema
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.ort.sessions import Session
+from winml.modelkit.quantize.file_quantization import Quantization
 from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.report.sidecar import sidecar_schema
-from winml.modelkit.results.build_manifest import manifest_schema
-from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.transform.graph_file import EXTERNAL_BYTES, GraphHandover
 
 
 @pytest.fixture(autouse=True)

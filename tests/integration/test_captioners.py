@@ -14,11 +14,11 @@ from transformers import BlipForConditionalGeneration
 from e2e.in_process import run_here
 from vision_language import save_image, save_vision_language, vision_language_processor
 from winml.modelkit import WinMLModelForImageTextToText, build_hf_model
-from winml.modelkit.graph.bundle import TextTokens, read_part_description
-from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.load.model import load_model
-from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.results.build_manifest import BuildResult
+from winml.modelkit.builds.manifest_records import BuildResult
+from winml.modelkit.models.model import load_model
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.onnx.bundle import TextTokens, read_part_description
+from winml.modelkit.onnx.specs import InputTensorSpec
 
 pytestmark = pytest.mark.usefixtures("libraries_may_warn")
 

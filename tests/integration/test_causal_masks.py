@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from checkpoints import build_model, save_checkpoint
 from winml.modelkit import HTPExporter
-from winml.modelkit.load.inputs.options import ShapeConfig
-from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.models.inputs.options import ShapeConfig
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.ort.sessions import Session
 
 LENGTH = 9
 BATCH = 2

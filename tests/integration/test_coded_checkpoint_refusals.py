@@ -17,8 +17,8 @@ from e2e.in_process import run_here
 from winml.modelkit import build_hf_model
 from winml.modelkit.errors import CheckpointError, ModelPathError, UsageError
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.flows.export.export import HTPExporter
-from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.export.exporting import HTPExporter
+from winml.modelkit.models.request import ModelRequest
 
 Tensors = dict[str, torch.Tensor]
 LAYER = "model.layers.0.mlp.up_proj"

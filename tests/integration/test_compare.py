@@ -16,12 +16,12 @@ from onnx import numpy_helper
 from checkpoints import build_model, save_checkpoint
 from e2e.in_process import run_here
 from winml.modelkit import CompareOptions, WinMLExportConfig, compare_models, optimize_onnx, quantize_onnx
+from winml.modelkit.compare.records import ModelComparison
 from winml.modelkit.errors import UsageError
-from winml.modelkit.flows.export.export import HTPExporter
-from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.export.exporting import HTPExporter
 from winml.modelkit.metadata_keys import MODEL_KEY, MODULE_KEY
-from winml.modelkit.results.comparison import ModelComparison
-from winml.modelkit.runtime.opened_model import RunOptions
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.ort.opened_model import RunOptions
 
 SIZES = {"bert": {"num_hidden_layers": 3}, "gpt2": {"n_layer": 3}, "vit": {"num_hidden_layers": 3}}
 """Three layers each, so that the planted one is neither the first nor the last."""

@@ -14,7 +14,7 @@ import pytest
 from checkpoints import save_checkpoint
 from e2e.in_process import run_here
 from winml.modelkit.file_names import is_data_of
-from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.ort.sessions import Session
 
 NET = """import torch
 
@@ -80,7 +80,7 @@ def test_model_that_is_too_large_for_one_file_names_data_of_its_own(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The summary tells of both with their sizes, and both are deployed."""
-    from winml.modelkit.graph.files import writing
+    from winml.modelkit.onnx.files import writing
 
     for writer in (writing.write_model, writing.place_self_contained):
         monkeypatch.setitem(writer.__kwdefaults__, "inline_limit_bytes", 1_000_000)
@@ -103,7 +103,7 @@ def test_model_that_shares_the_data_of_its_stage_is_placed_anew(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As builds of earlier versions left it; the stage is used again."""
-    from winml.modelkit.graph.files import writing
+    from winml.modelkit.onnx.files import writing
 
     monkeypatch.setitem(writing.write_model.__kwdefaults__, "inline_limit_bytes", 1_000_000)
     out = tmp_path / "out"

@@ -20,13 +20,13 @@ from dynamic_matrix import CASES, Case, Refused
 from winml.modelkit import HTPExporter, UsageError, WinMLExportConfig
 from winml.modelkit.builds.config import WinMLBuildConfig, parse_build_config
 from winml.modelkit.builds.config_resolution import resolve_build_config
-from winml.modelkit.graph.specs import DynamicDimension, DynamicRequest, InputTensorSpec
-from winml.modelkit.load.inputs.options import ShapeConfig
-from winml.modelkit.load.model import load_model
-from winml.modelkit.load.parts import LoadedModel
-from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.runtime.feeds import make_feeds
-from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.models.inputs.options import ShapeConfig
+from winml.modelkit.models.model import load_model
+from winml.modelkit.models.parts import LoadedModel
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.onnx.specs import DynamicDimension, DynamicRequest, InputTensorSpec
+from winml.modelkit.ort.feeds import make_feeds
+from winml.modelkit.ort.sessions import Session
 
 RELATIVE = 1e-4
 """As in the verification of an export."""

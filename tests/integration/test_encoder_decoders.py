@@ -20,25 +20,25 @@ from encoder_decoder import save_encoder_decoder
 from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig, compare_models
 from winml.modelkit.builds.layouts.genai import genai_texts
 from winml.modelkit.builds.layouts.layout import LAYOUTS, refuse_models
-from winml.modelkit.errors import UsageError, VerificationError
-from winml.modelkit.flows.quantize.calibration_data import calibration_of
-from winml.modelkit.graph.bundle import ModelBundle, PartFeed
-from winml.modelkit.graph.specs import DynamicDimension, DynamicRequest
-from winml.modelkit.inference.generation.seq2seq import EncoderDecoderModel
-from winml.modelkit.inference.generation.settings import part_position_limit
-from winml.modelkit.load.inputs.options import ShapeConfig
-from winml.modelkit.load.model import load_model
-from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.runtime.decoding.inputs import state_feeds
-from winml.modelkit.runtime.graph_inputs import graph_inputs
-from winml.modelkit.runtime.sessions import Session
-from winml.modelkit.verify.parts.encoder_decoder import (
+from winml.modelkit.compare.verification.parts.encoder_decoder import (
     EncoderDecoderParts,
     compare_encoder_decoder_generation,
     measure_encoder_decoder_text,
 )
-from winml.modelkit.verify.reference_run import prepared_part
+from winml.modelkit.compare.verification.reference_run import prepared_part
+from winml.modelkit.errors import UsageError, VerificationError
+from winml.modelkit.generate.generation.seq2seq import EncoderDecoderModel
+from winml.modelkit.generate.generation.settings import part_position_limit
+from winml.modelkit.models.inputs.options import ShapeConfig
+from winml.modelkit.models.model import load_model
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.onnx.bundle import ModelBundle, PartFeed
+from winml.modelkit.onnx.specs import DynamicDimension, DynamicRequest
+from winml.modelkit.ort.decoding.inputs import state_feeds
+from winml.modelkit.ort.graph_inputs import graph_inputs
+from winml.modelkit.ort.sessions import Session
+from winml.modelkit.quantize.calibration.calibration_data import calibration_of
+from winml.modelkit.quantize.options import QuantizeOptions
 
 CLASSES = {
     "t5": "T5ForConditionalGeneration",

@@ -35,13 +35,13 @@ from evaluation_checkpoints import (
 )
 from winml.modelkit import compare_models, quantize_onnx
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.evaluate.data_sets import DataSetRequest
+from winml.modelkit.evaluate.evaluated_models import Subject
+from winml.modelkit.evaluate.evaluation import evaluate
 from winml.modelkit.evaluate.options import EvaluationOptions
-from winml.modelkit.flows.evaluate.evaluate import evaluate
-from winml.modelkit.flows.evaluate.evaluated_models import Subject
-from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.results.evaluation import Evaluation, Limit
-from winml.modelkit.runtime.opened_model import RunOptions
+from winml.modelkit.evaluate.records import Evaluation, Limit
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.ort.opened_model import RunOptions
+from winml.modelkit.samples.data_sets import DataSetRequest
 
 EQUAL = 0.99
 """Share of samples with the pipeline's answer. Specified."""

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from winml.modelkit import HTPExporter, WinMLExportConfig
-from winml.modelkit.export.tensors import to_numpy
-from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.models.tensors import to_numpy
+from winml.modelkit.ort.sessions import Session
 
 ZERO = [0.0, -0.0]
 POINTS = torch.tensor([[y, x] for y in (*ZERO, 1.0, -2.0) for x in (*ZERO, 3.0, -1.0)])

@@ -14,10 +14,10 @@ from checkpoints import CONFIGS, save_checkpoint
 from oracle import ForwardOracle, observe
 from tag_checks import check_file
 from winml.modelkit import HTPExporter
-from winml.modelkit.load.model import load_model
-from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.report.sidecar import sidecar_schema
-from winml.modelkit.runtime.feeds import make_feeds
+from winml.modelkit.export.sidecar import sidecar_schema
+from winml.modelkit.models.model import load_model
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.ort.feeds import make_feeds
 
 
 def observe_checkpoint(folder: Path) -> tuple[torch.nn.Module, ForwardOracle]:

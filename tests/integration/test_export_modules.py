@@ -19,8 +19,8 @@ from hostile_modules import Leaf
 from oracle import observe
 from tag_checks import COUNTED, check_order, load_nodes
 from winml.modelkit import ExportResult, WinMLExportConfig, export_pytorch
-from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.runtime.sessions import run_onnx
+from winml.modelkit.onnx.specs import InputTensorSpec
+from winml.modelkit.ort.sessions import run_onnx
 
 ORDERED = COUNTED | {"Tanh", "Relu", "Sigmoid"}
 

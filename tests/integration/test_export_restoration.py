@@ -24,7 +24,7 @@ from winml.modelkit import (
     WinMLExportConfig,
     export_pytorch,
 )
-from winml.modelkit.export.state_restoration import module_left_as_found
+from winml.modelkit.models.state_restoration import module_left_as_found
 
 
 class Block(nn.Module):
@@ -269,7 +269,7 @@ def test_state_that_is_hard_to_put_back_loses_nothing_else() -> None:
 
 def test_large_buffer_is_not_copied_and_what_was_written_into_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """One limit stands for all tensors; the small ones are put back first."""
-    monkeypatch.setattr("winml.modelkit.export.state_restoration.LARGEST_COPY_BYTES", 64)
+    monkeypatch.setattr("winml.modelkit.models.state_restoration.LARGEST_COPY_BYTES", 64)
     model = nn.Linear(2, 2)
     model.register_buffer("table", torch.zeros(100))
     model.register_buffer("unchanged", torch.zeros(100))
@@ -404,7 +404,7 @@ def test_export_decision_in_python_is_caught_by_the_second_draw(tmp_path: Path) 
 def _seed_of_other_branch(model: Holder, values: torch.Tensor) -> int:
     """Return a seed whose second draw takes the other way than ``values``."""
     from winml.modelkit import InputTensorSpec
-    from winml.modelkit.runtime.feeds import make_feeds
+    from winml.modelkit.ort.feeds import make_feeds
 
     spec = InputTensorSpec(name="values", shape=(3, 4), dtype="float32")
     model.second.then = lambda hidden: hidden.argmax() % 2

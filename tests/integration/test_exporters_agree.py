@@ -21,16 +21,16 @@ from tag_checks import COUNTED
 from winml.modelkit import HTPExporter, WinMLExportConfig
 from winml.modelkit.export.capture import Capture, CaptureOptions, NodeTagger
 from winml.modelkit.export.dynamo.capturing import capture_dynamo
-from winml.modelkit.export.preparation import prepared_for_export
-from winml.modelkit.export.tensors import to_torch
 from winml.modelkit.export.torchscript.capturing import capture_torchscript
-from winml.modelkit.hierarchy.tagging import measure_coverage, read_tag
-from winml.modelkit.hierarchy.torch_modules import record_calls
-from winml.modelkit.hierarchy.tree import ModuleTree, build_tree
-from winml.modelkit.load.live_module import loaded_from_module
-from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.models.live_module import loaded_from_module
+from winml.modelkit.models.preparation import prepared_for_export
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.models.tensors import to_torch
 from winml.modelkit.normalize.pipeline import normalize
-from winml.modelkit.runtime.feeds import make_feeds
+from winml.modelkit.ort.feeds import make_feeds
+from winml.modelkit.tags.tagging import measure_coverage, read_tag
+from winml.modelkit.tags.torch_modules import record_calls
+from winml.modelkit.tags.tree import ModuleTree, build_tree
 
 Work = Counter[tuple[str, str]]
 """``(tag, operator family)`` → how many nodes."""
@@ -173,7 +173,7 @@ def test_large_checkpoint_is_traced_without_its_weights(tmp_path: Path, monkeypa
     folder = save_checkpoint("llama", tmp_path / "checkpoint", num_hidden_layers=1)
     small = export(folder)
     written = (tmp_path / "model.onnx").read_bytes()
-    monkeypatch.setattr("winml.modelkit.flows.export.loading.LARGE_WEIGHTS_BYTES", 0)
+    monkeypatch.setattr("winml.modelkit.export.loading.LARGE_WEIGHTS_BYTES", 0)
     for file in tmp_path.glob("model*"):
         file.unlink()
     large = export(folder)
@@ -186,7 +186,7 @@ def test_large_checkpoint_with_convolutions_is_exported_without_its_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TorchScript records the convolutions: nothing is captured twice. Weights are loaded for the comparison only."""
-    monkeypatch.setattr("winml.modelkit.flows.export.loading.LARGE_WEIGHTS_BYTES", 0)
+    monkeypatch.setattr("winml.modelkit.export.loading.LARGE_WEIGHTS_BYTES", 0)
     result = export(save_checkpoint("resnet", tmp_path / "checkpoint", **one_layer("resnet")))
     assert ("torchscript", "") == (result.only_part.exporter, result.only_part.exporter_reason)
     assert result.only_part.verification.is_verified

@@ -12,7 +12,7 @@ from torch import nn
 
 from winml.modelkit import HTPExporter, WinMLExportConfig
 from winml.modelkit.errors import VerificationError
-from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.onnx.specs import InputTensorSpec
 
 
 class Behind(nn.Module):

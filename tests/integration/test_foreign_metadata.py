@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from winml.modelkit import HTPExporter, WinMLExportConfig, optimize_onnx
-from winml.modelkit.flows.module_functions import graph_modules
-from winml.modelkit.hierarchy.tagging import clear_tag
-from winml.modelkit.verbs.quantize import quantize_onnx
+from winml.modelkit.quantize.verb import quantize_onnx
+from winml.modelkit.tags.tagging import clear_tag
+from winml.modelkit.transform.module_functions import graph_modules
 
 KEY = "layer_ann"
 """What ONNX Runtime reads to place nodes on devices."""

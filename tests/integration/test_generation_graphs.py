@@ -19,20 +19,20 @@ from numpy.typing import NDArray
 from checkpoints import build_model, save_checkpoint
 from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig, quantize_onnx
 from winml.modelkit.compare.outputs import GenerationInfo, Rounding
+from winml.modelkit.compare.verification.generated_text import GeneratedText, generate_reference
+from winml.modelkit.compare.verification.generation import compare_generation
+from winml.modelkit.compare.verification.reference_run import prepared_part, run_reference
 from winml.modelkit.errors import UsageError, VerificationError
-from winml.modelkit.flows.generated_samples import decoding_samples
-from winml.modelkit.graph.bundle import PartFeed, read_part_description
-from winml.modelkit.inference.generation.loop import generate_tokens
-from winml.modelkit.inference.generation.settings import GenerationSettings
-from winml.modelkit.load.caches.layout import loop_cache_name
-from winml.modelkit.load.inputs.options import ShapeConfig
-from winml.modelkit.load.model import load_model
-from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.runtime.decoding.decoder import DecoderGraph, rows_of
-from winml.modelkit.runtime.sessions import Session
-from winml.modelkit.verify.generated_text import GeneratedText, generate_reference
-from winml.modelkit.verify.generation import compare_generation
-from winml.modelkit.verify.reference_run import prepared_part, run_reference
+from winml.modelkit.generate.generation.loop import generate_tokens
+from winml.modelkit.generate.generation.settings import GenerationSettings
+from winml.modelkit.models.caches.layout import loop_cache_name
+from winml.modelkit.models.inputs.options import ShapeConfig
+from winml.modelkit.models.model import load_model
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.onnx.bundle import PartFeed, read_part_description
+from winml.modelkit.ort.decoding.decoder import DecoderGraph, rows_of
+from winml.modelkit.ort.sessions import Session
+from winml.modelkit.samples.generated_samples import decoding_samples
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -18,15 +18,15 @@ from winml.modelkit import build_hf_model, compile_onnx
 from winml.modelkit.compare.fidelity import measure_fidelity
 from winml.modelkit.compile.declared_options import DEFAULT_MIN_SQNR_DB
 from winml.modelkit.errors import UsageError
-from winml.modelkit.flows.modules.profile import profile_model
-from winml.modelkit.flows.perf import PerfOptions, measure_model
 from winml.modelkit.inspect.provider_check import check_provider
-from winml.modelkit.measure.latency import LatencyOptions
-from winml.modelkit.results.module_perf import ProfiledModules
-from winml.modelkit.results.perf import PerfResult
-from winml.modelkit.runtime.devices import choose_provider, present_providers
-from winml.modelkit.runtime.opened_model import RunOptions, values_for
-from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.ort.devices import choose_provider, present_providers
+from winml.modelkit.ort.opened_model import RunOptions, values_for
+from winml.modelkit.ort.sessions import Session
+from winml.modelkit.profile.by_module import profile_model
+from winml.modelkit.profile.latency import LatencyOptions
+from winml.modelkit.profile.module_records import ProfiledModules
+from winml.modelkit.profile.perf import PerfOptions, measure_model
+from winml.modelkit.profile.records import PerfResult
 
 pytestmark = pytest.mark.gpu
 

@@ -21,9 +21,9 @@ from winml.modelkit.builds.config import QuantSection, WinMLBuildConfig
 from winml.modelkit.compare.files import open_session
 from winml.modelkit.errors import UsageError
 from winml.modelkit.metadata_keys import INPUTS_KEY
-from winml.modelkit.runtime.decoding.decoder import DecoderGraph, rows_of
-from winml.modelkit.runtime.sessions import Session
-from winml.modelkit.verbs.quantize import quantize_onnx
+from winml.modelkit.ort.decoding.decoder import DecoderGraph, rows_of
+from winml.modelkit.ort.sessions import Session
+from winml.modelkit.quantize.verb import quantize_onnx
 
 pytestmark = QUANTIZED_CACHE
 

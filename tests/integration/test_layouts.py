@@ -37,8 +37,8 @@ from e2e.workplace import Outcome
 from encoder_decoder import save_encoder_decoder
 from generating import PROMPT, build_decoder, counting_graph, save_decoder, save_tokenizer
 from readers import folder_of, python_of
-from winml.modelkit.found_models import onnx_file
-from winml.modelkit.results.build_manifest import read_manifest
+from winml.modelkit.builds.found_models import onnx_file
+from winml.modelkit.builds.manifest_records import read_manifest
 
 NEW_TOKENS = 12
 PROGRAMS = {

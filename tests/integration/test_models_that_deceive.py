@@ -22,8 +22,8 @@ from torch.nn import functional
 
 from winml.modelkit import HTPExporter, WinMLExportConfig
 from winml.modelkit.errors import ExportError, UsageError, VerificationError, WinMLError
-from winml.modelkit.results.export_result import ExportedPart
-from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.export.records import ExportedPart
+from winml.modelkit.ort.sessions import Session
 
 Outcome = Literal["right", "bounded", "refused", "noted", "silent"]
 Tensors = Mapping[str, torch.Tensor]

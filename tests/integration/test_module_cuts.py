@@ -18,14 +18,14 @@ import torch
 from checkpoints import build_model, save_checkpoint
 from winml.modelkit.errors import InputError
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.flows.export.export import HTPExporter
-from winml.modelkit.flows.modules.extract import ExtractOptions, extract_modules
-from winml.modelkit.graph.specs import DynamicRequest, InputTensorSpec
-from winml.modelkit.hierarchy.carry.carrying import carry_tags
-from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.results.transformed_file import ExtractedModule, ExtractResult
-from winml.modelkit.runtime.feeds import make_feeds
-from winml.modelkit.runtime.opened_model import RunOptions
+from winml.modelkit.export.exporting import HTPExporter
+from winml.modelkit.extract.extraction import ExtractOptions, extract_modules
+from winml.modelkit.extract.records import ExtractedModule, ExtractResult
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.onnx.specs import DynamicRequest, InputTensorSpec
+from winml.modelkit.ort.feeds import make_feeds
+from winml.modelkit.ort.opened_model import RunOptions
+from winml.modelkit.tags.carry.carrying import carry_tags
 
 Exporter = Callable[..., Path]
 

@@ -18,14 +18,14 @@ import graphs
 from browser import Browser
 from winml.modelkit import WinMLExportConfig, export_pytorch
 from winml.modelkit.errors import UsageError
-from winml.modelkit.flows.modules.profile import profile_modules
-from winml.modelkit.graph.files.writing import write_model
-from winml.modelkit.measure.latency import LatencyOptions
+from winml.modelkit.onnx.files.writing import write_model
+from winml.modelkit.optimize.verb import optimize_onnx
+from winml.modelkit.ort.opened_model import RunOptions
+from winml.modelkit.profile.by_module import profile_modules
+from winml.modelkit.profile.latency import LatencyOptions
+from winml.modelkit.profile.module_records import ProfiledModules
+from winml.modelkit.profile.module_table import profile_document
 from winml.modelkit.report.html import render_html
-from winml.modelkit.report.module_times import profile_document
-from winml.modelkit.results.module_perf import ProfiledModules
-from winml.modelkit.runtime.opened_model import RunOptions
-from winml.modelkit.verbs.optimize import optimize_onnx
 
 
 class Block(nn.Module):

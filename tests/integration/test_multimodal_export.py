@@ -11,10 +11,10 @@ import pytest
 
 from winml.modelkit import HTPExporter
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.flows.inspect import inspect_model
-from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.runtime.graph_inputs import draw_feeds, graph_inputs
-from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.inspect.model_inspection import inspect_model
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.ort.graph_inputs import draw_feeds, graph_inputs
+from winml.modelkit.ort.sessions import Session
 
 pytestmark = pytest.mark.usefixtures("libraries_may_warn")
 

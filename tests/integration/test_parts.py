@@ -21,22 +21,22 @@ from two_parts import Translator, translator, two_parts
 from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig
 from winml.modelkit.builds.build import BuildCache, identify_plan, run_build
 from winml.modelkit.builds.config import parse_build_config
+from winml.modelkit.builds.manifest_records import BuildResult, build_lines, manifest_schema
 from winml.modelkit.builds.plan import BuildPlan, plan_build
 from winml.modelkit.builds.stage_runs import StageStore
 from winml.modelkit.builds.stages import STAGES, Stage, StageOutcome, StageTask, export_outcomes
 from winml.modelkit.errors import InternalError, OutputExistsError, UsageError, VerificationError, WinMLError
-from winml.modelkit.flows.export.loading import load_weightless
-from winml.modelkit.graph.bundle import ModelBundle, PartFeed, read_part_description
-from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
-from winml.modelkit.load.parts import LoadedModel
-from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.load.resolution import resolve_model
-from winml.modelkit.report.export import export_document
+from winml.modelkit.export.loading import load_weightless
+from winml.modelkit.export.sidecar import sidecar_schema
+from winml.modelkit.export.table import export_document
+from winml.modelkit.models.parts import LoadedModel
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.models.resolution import resolve_model
+from winml.modelkit.onnx.bundle import ModelBundle, PartFeed, read_part_description
+from winml.modelkit.onnx.specs import InputTensorSpec, OutputTensorSpec
+from winml.modelkit.ort.sessions import run_onnx
 from winml.modelkit.report.module_tree import TreeLimits
-from winml.modelkit.report.sidecar import sidecar_schema
 from winml.modelkit.report.terminal import console_for, print_document
-from winml.modelkit.results.build_manifest import BuildResult, build_lines, manifest_schema
-from winml.modelkit.runtime.sessions import run_onnx
 
 NAMES = ("encoder", "decoder")
 FEED = PartFeed("states", "decoder", "encoded")

@@ -18,9 +18,9 @@ from torch import nn
 
 from winml.modelkit import HTPExporter, WinMLExportConfig
 from winml.modelkit.errors import UsageError
+from winml.modelkit.ort.sessions import Session
 from winml.modelkit.quantize.placements import PLACEMENTS
-from winml.modelkit.runtime.sessions import Session
-from winml.modelkit.verbs.quantize import quantize_onnx
+from winml.modelkit.quantize.verb import quantize_onnx
 
 LEAST_DB = {"w8a8": 15.0, "w8a16": 35.0}
 """Chosen 10 dB below what the network shows with the placement that quantizes most."""

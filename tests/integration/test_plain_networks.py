@@ -16,10 +16,10 @@ from checkpoints import CONFIGS, build_model, make_distinct
 from oracle import observe
 from tag_checks import check_file, load_nodes, tagged_operators
 from winml.modelkit import ExportResult, WinMLExportConfig, export_pytorch, optimize_onnx
-from winml.modelkit.hierarchy.torch_modules import record_calls
-from winml.modelkit.hierarchy.tree import build_tree
-from winml.modelkit.load.live_module import loaded_from_module
-from winml.modelkit.runtime.feeds import make_feeds
+from winml.modelkit.models.live_module import loaded_from_module
+from winml.modelkit.ort.feeds import make_feeds
+from winml.modelkit.tags.torch_modules import record_calls
+from winml.modelkit.tags.tree import build_tree
 
 WORK = frozenset({"Conv", "ConvTranspose", "BatchNormalization", "LayerNormalization", "GRU", "LSTM"})
 PRODUCTS = WORK | {"MatMul"}

@@ -17,7 +17,7 @@ from winml.modelkit.builds.config import parse_build_config, quantize_options
 from winml.modelkit.inspect.onnx_inspection import inspect_onnx
 from winml.modelkit.quantize.placements import PLACEMENTS
 from winml.modelkit.quantize.precisions import MODES, PRECISIONS, Precision, problem_of
-from winml.modelkit.verbs.quantize import quantize_onnx
+from winml.modelkit.quantize.verb import quantize_onnx
 
 WEIGHTS = {
     "int8": {"INT8"},

@@ -13,22 +13,22 @@ import pytest
 from evaluation_checkpoints import export_open, save_task_checkpoint, sentences, text_tokenizer
 from winml.modelkit import build_hf_model
 from winml.modelkit.builds.evaluated_models import evaluate_model
+from winml.modelkit.compare.comparing import CompareOptions, compare_models
 from winml.modelkit.compare.fidelity import QualitySamples, SampleSpread, judged_outputs, measure_fidelity
 from winml.modelkit.compare.outputs import VerificationInfo
-from winml.modelkit.evaluate.data_sets import DataSetRequest
-from winml.modelkit.evaluate.drawn_samples import picture, recording, sentence
+from winml.modelkit.compare.quality_samples import SampleRequest, quality_values
+from winml.modelkit.compile.verb import compile_onnx
 from winml.modelkit.evaluate.options import EvaluationOptions
-from winml.modelkit.flows.compare.compare import CompareOptions, compare_models
-from winml.modelkit.flows.quality_samples import SampleRequest, quality_values
-from winml.modelkit.flows.quantize.sensitivity import quantization_sensitivity
-from winml.modelkit.results.quantization_sensitivity import QuantizationSensitivity
-from winml.modelkit.runtime.opened_model import RunOptions
-from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.optimize.verb import optimize_onnx
+from winml.modelkit.ort.opened_model import RunOptions
+from winml.modelkit.ort.sessions import Session
+from winml.modelkit.quantize.sensitivity import quantization_sensitivity
+from winml.modelkit.quantize.sensitivity_records import QuantizationSensitivity
+from winml.modelkit.quantize.verb import quantize_onnx
+from winml.modelkit.samples.data_sets import DataSetRequest
+from winml.modelkit.samples.drawn_samples import picture, recording, sentence
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.tuning import tune_model
-from winml.modelkit.verbs.compile import compile_onnx
-from winml.modelkit.verbs.optimize import optimize_onnx
-from winml.modelkit.verbs.quantize import quantize_onnx
 
 CLASSES = ("negative", "neutral", "positive")
 SEED = 5

@@ -13,10 +13,10 @@ from encoder_decoder import save_encoder_decoder
 from winml.modelkit import build_hf_model
 from winml.modelkit.compare.fidelity import FidelityInfo, OutputFidelity, output_fidelity
 from winml.modelkit.compare.files import refuse_below_minimum_sqnr
+from winml.modelkit.compare.verification.parts import part_files
 from winml.modelkit.compare.words import fidelity_words
 from winml.modelkit.errors import VerificationError
-from winml.modelkit.inference.generation.seq2seq import EncoderDecoderModel
-from winml.modelkit.verify.parts import part_files
+from winml.modelkit.generate.generation.seq2seq import EncoderDecoderModel
 
 CONFIG = {"export": {"exporter": "torchscript"}}
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from winml.modelkit import HTPExporter, WinMLExportConfig, optimize_onnx
 from winml.modelkit.errors import QuantizeError, UsageError
-from winml.modelkit.results.transformed_file import QuantizedFile
-from winml.modelkit.verbs.quantize import quantize_onnx
+from winml.modelkit.quantize.records import QuantizedFile
+from winml.modelkit.quantize.verb import quantize_onnx
 
 
 class Classifier(nn.Module):

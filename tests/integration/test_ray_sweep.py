@@ -17,7 +17,7 @@ from readers import folder_of
 from sweep_models import write_models
 from winml.modelkit import sweep_models
 from winml.modelkit.errors import StageError, UsageError
-from winml.modelkit.results.sweep import SweepResult
+from winml.modelkit.sweep.records import SweepResult
 from winml.modelkit.sweep.sweep import SweepOptions, read_results
 
 pytestmark = [

@@ -21,9 +21,9 @@ from e2e.in_process import run_here
 from generating import save_decoder
 from readers import python_of
 from winml.modelkit import HTPExporter, WinMLExportConfig
-from winml.modelkit.graph.specs import DynamicRequest
-from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.onnx.specs import DynamicRequest
+from winml.modelkit.ort.sessions import Session
 
 ANSWERED = """
 import sys, numpy as np, openvino

@@ -14,13 +14,13 @@ from winml.modelkit import HTPExporter
 from winml.modelkit.builds.config import WinMLBuildConfig, parse_build_config
 from winml.modelkit.builds.config_resolution import resolve_build_config
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.flows.inspect import RANDOM_WEIGHTS, WEIGHTLESS, inspect_model
-from winml.modelkit.graph.specs import DynamicRequest
-from winml.modelkit.hierarchy.torch_modules import record_calls
-from winml.modelkit.hierarchy.tree import build_tree
-from winml.modelkit.load.model import load_model
-from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.runtime.feeds import make_feeds
+from winml.modelkit.inspect.model_inspection import RANDOM_WEIGHTS, WEIGHTLESS, inspect_model
+from winml.modelkit.models.model import load_model
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.onnx.specs import DynamicRequest
+from winml.modelkit.ort.feeds import make_feeds
+from winml.modelkit.tags.torch_modules import record_calls
+from winml.modelkit.tags.tree import build_tree
 
 pytestmark = pytest.mark.usefixtures("libraries_may_warn")
 

@@ -27,10 +27,10 @@ from encoder_decoder import save_encoder_decoder
 from evaluation_checkpoints import WORDS, pipeline_of, save_task_checkpoint, sentences, text_tokenizer
 from installed_versions import PICTURES_WITHOUT_TORCHVISION
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.flows.export.export import HTPExporter
-from winml.modelkit.graph.specs import DynamicRequest
-from winml.modelkit.inference.task_inputs import run_task
-from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.export.exporting import HTPExporter
+from winml.modelkit.generate.task_inputs import run_task
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.onnx.specs import DynamicRequest
 
 TEXT = sentences(1)[0]
 OTHER = sentences(2, seed=5)[1]

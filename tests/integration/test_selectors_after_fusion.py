@@ -14,7 +14,7 @@ from torch import nn
 from winml.modelkit import HTPExporter, WinMLExportConfig, optimize_onnx
 from winml.modelkit.errors import UsageError
 from winml.modelkit.quantize.planning import constant_weight
-from winml.modelkit.verbs.quantize import quantize_onnx
+from winml.modelkit.quantize.verb import quantize_onnx
 
 
 class Block(nn.Module):

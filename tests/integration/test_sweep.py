@@ -19,8 +19,8 @@ import pytest
 from sweep_models import write_models
 from winml.modelkit import sweep_models
 from winml.modelkit.errors import UsageError
-from winml.modelkit.results.sweep import SweepResult
 from winml.modelkit.sweep.cells import Cell
+from winml.modelkit.sweep.records import SweepResult
 from winml.modelkit.sweep.sweep import SweepOptions
 from winml.modelkit.sweep.work_queue import SweepListener, SweepStoppedError
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from module_chains import save_chain
-from winml.modelkit.results.tuning import TuneResult
 from winml.modelkit.tune import contest
 from winml.modelkit.tune.options import TuneOptions
+from winml.modelkit.tune.records import TuneResult
 from winml.modelkit.tune.tuning import tune_model
 
 QUIET = [10.0, 10.2, 10.1, 10.3] * 6

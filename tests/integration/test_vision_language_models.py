@@ -25,15 +25,15 @@ from e2e.in_process import run_here
 from vision_language import PLACE, save_image, save_vision_language, vision_language_processor
 from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig, WinMLModelForImageTextToText, build_hf_model
 from winml.modelkit.errors import UsageError
-from winml.modelkit.flows.perf import pytorch_run
-from winml.modelkit.graph.bundle import ModelBundle
-from winml.modelkit.graph.specs import DynamicRequest
-from winml.modelkit.load.caches.layout import loop_cache_name
-from winml.modelkit.load.inputs.options import ShapeConfig
-from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.load.resolution import resolve_model
-from winml.modelkit.runtime.decoding.vision_language import VisionLanguageDecoder, VisionLanguageSessions
-from winml.modelkit.runtime.sessions import Session, run_onnx
+from winml.modelkit.models.caches.layout import loop_cache_name
+from winml.modelkit.models.inputs.options import ShapeConfig
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.models.resolution import resolve_model
+from winml.modelkit.onnx.bundle import ModelBundle
+from winml.modelkit.onnx.specs import DynamicRequest
+from winml.modelkit.ort.decoding.vision_language import VisionLanguageDecoder, VisionLanguageSessions
+from winml.modelkit.ort.sessions import Session, run_onnx
+from winml.modelkit.profile.perf import pytorch_run
 
 pytestmark = pytest.mark.usefixtures("libraries_may_warn")
 

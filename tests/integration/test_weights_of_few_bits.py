@@ -11,12 +11,12 @@ import pytest
 
 from graphs import parse
 from winml.modelkit.errors import QuantizeError, UsageError
-from winml.modelkit.flows.quantize import quantize as flow
-from winml.modelkit.graph.stage import all_nodes
-from winml.modelkit.hierarchy.tagging import NodeTag, read_tag, write_tag
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
-from winml.modelkit.results.transformed_file import QuantizedFile
-from winml.modelkit.verbs.quantize import quantize_onnx
+from winml.modelkit.onnx.stage import all_nodes
+from winml.modelkit.quantize import file_quantization as flow
+from winml.modelkit.quantize.records import QuantizedFile
+from winml.modelkit.quantize.verb import quantize_onnx
+from winml.modelkit.tags.tagging import NodeTag, read_tag, write_tag
 
 MODULES = ("embedding", "attention", "feed_forward", "norm", "head")
 BODY = """m (int64[batch,length] ids) => (float[batch,length,96] y)

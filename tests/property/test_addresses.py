@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml.modelkit.hierarchy import address
+from winml.modelkit.tags import address
 
 segments = st.text(st.characters(whitelist_categories=["L", "N"], whitelist_characters="._"), min_size=1, max_size=8)
 tags = st.lists(segments, min_size=1, max_size=6).map(address.format_tag)

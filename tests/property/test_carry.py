@@ -28,10 +28,10 @@ from foreign_tools import (
     ort_level,
     ort_transformers,
 )
-from winml.modelkit.graph.files.graph_reading import load_foreign
-from winml.modelkit.hierarchy import address
-from winml.modelkit.hierarchy.carry.carrying import carry_tags
-from winml.modelkit.hierarchy.tagging import NodeTag, all_nodes, clear_tag, measure_coverage, read_tag, write_tag
+from winml.modelkit.onnx.files.graph_reading import load_foreign
+from winml.modelkit.tags import address
+from winml.modelkit.tags.carry.carrying import carry_tags
+from winml.modelkit.tags.tagging import NodeTag, all_nodes, clear_tag, measure_coverage, read_tag, write_tag
 
 WIDTH = 4
 ROOT = ("Model",)

@@ -27,9 +27,9 @@ from fuzzed_commands import CommandProcess
 from graphs import parse
 from winml.modelkit.errors import WinMLError
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.flows.export.export import export_pytorch
-from winml.modelkit.load.checkpoints.companion_files import read_processor_files
-from winml.modelkit.load.request import check_folder
+from winml.modelkit.export.exporting import export_pytorch
+from winml.modelkit.models.checkpoints.companion_files import read_processor_files
+from winml.modelkit.models.request import check_folder
 
 EXAMPLES = int(os.environ.get("WINML_DAMAGED_FILES", "80"))
 """How many ways to damage each kind of file; once a week there are more (``canary.yml``)."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from winml.modelkit.errors import ConfigError
-from winml.modelkit.graph.specs import parse_dynamic_axes
+from winml.modelkit.onnx.specs import parse_dynamic_axes
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
 axes = st.dictionaries(names, st.dictionaries(st.integers(0, 5), names, min_size=1, max_size=4), min_size=1, max_size=4)

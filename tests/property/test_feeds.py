@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.runtime.feeds import make_feeds
+from winml.modelkit.onnx.specs import InputTensorSpec
+from winml.modelkit.ort.feeds import make_feeds
 
 _SHAPES = st.lists(st.integers(1, 7), max_size=4).map(tuple)
 _LIMITS = {"int8": 127, "int16": 32767, "int32": 2**31 - 1, "int64": 2**40}

@@ -11,9 +11,9 @@ import onnx_ir as ir
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml.modelkit.graph.files.writing import write_model
-from winml.modelkit.graph.fingerprint import fingerprint
-from winml.modelkit.graph.stage import all_nodes
+from winml.modelkit.onnx.files.writing import write_model
+from winml.modelkit.onnx.fingerprint import fingerprint
+from winml.modelkit.onnx.stage import all_nodes
 
 UNARY = ("Relu", "Neg", "Abs", "Tanh")
 BINARY = ("Add", "Mul", "Sub")

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from onnx_ir.passes.common import InlinePass
 
 from property.test_cutting import SHAPE, TAGS, tagged_models
-from winml.modelkit.graph.function_folding import FoldedModel, Sharing, fold_modules
-from winml.modelkit.graph.function_inlining import inline_module_functions
-from winml.modelkit.hierarchy.selector import ModuleAddress
-from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.metadata_keys import FUNCTIONS_KEY, TREE_KEY
-from winml.modelkit.runtime.sessions import run_onnx
+from winml.modelkit.onnx.function_folding import FoldedModel, Sharing, fold_modules
+from winml.modelkit.onnx.function_inlining import inline_module_functions
+from winml.modelkit.ort.sessions import run_onnx
+from winml.modelkit.tags.selector import ModuleAddress
+from winml.modelkit.tags.tagging import read_tag
 
 CLASSES = {"/M": "M", "/M/A": "Block", "/M/A/B": "B", "/M/C": "Block"}
 MODULES = [ModuleAddress(tag[3:].replace("/", "."), tag, CLASSES[tag]) for tag in TAGS]

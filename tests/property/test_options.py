@@ -10,9 +10,9 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from winml.modelkit import ConfigError, InputTensorSpec, OutputTensorSpec, WinMLExportConfig
-from winml.modelkit.graph.specs import DTYPES
-from winml.modelkit.hierarchy.torch_modules import RULES
+from winml.modelkit.onnx.specs import DTYPES
 from winml.modelkit.options import nearest, parse_options, read_json
+from winml.modelkit.tags.torch_modules import RULES
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml.modelkit.export.output_shapes import MOST_QUESTIONS, Observation, explain_output_shapes
+from winml.modelkit.models.output_shapes import MOST_QUESTIONS, Observation, explain_output_shapes
 
 Size = Callable[[dict[str, int]], int]
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml.modelkit.measure.race import choose, confidence_of_race, fastest, losers, ratio_between
+from winml.modelkit.profile.race import choose, confidence_of_race, fastest, losers, ratio_between
 
 NAMES = ("plain", "level", "int8", "mixed")
 CONFIDENCE = confidence_of_race(len(NAMES), 1)

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from house.sources import imports, modules
 from winml.modelkit import InputTensorSpec, OutputTensorSpec
-from winml.modelkit.graph.specs import StatedBounds
+from winml.modelkit.builds.manifest_records import BuildManifest
+from winml.modelkit.onnx.specs import StatedBounds
 from winml.modelkit.records import Record, record_keys
-from winml.modelkit.results.build_manifest import BuildManifest
 
 ENTRY = "entry"
 """Key of the metadata of a field."""

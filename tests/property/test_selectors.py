@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.hierarchy import address
-from winml.modelkit.hierarchy.selector import ModuleAddress, Selector, escape, select
+from winml.modelkit.tags import address
+from winml.modelkit.tags.selector import ModuleAddress, Selector, escape, select
 
 names = st.text(st.sampled_from("abM0[]*?!-"), min_size=1, max_size=4)
 modules = st.builds(

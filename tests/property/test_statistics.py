@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml.modelkit.measure.statistics import compare_pairs, percentile, summarize
+from winml.modelkit.profile.statistics import compare_pairs, percentile, summarize
 
 TIMES = st.floats(min_value=1e-3, max_value=1e6)
 SAMPLES = st.lists(TIMES, min_size=1, max_size=60)

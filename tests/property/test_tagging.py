@@ -15,8 +15,8 @@ from checkpoints import make_distinct
 from oracle import observe
 from tag_checks import check_order
 from winml.modelkit import WinMLExportConfig, export_pytorch
-from winml.modelkit.hierarchy import address
-from winml.modelkit.hierarchy.tagging import SOURCES, NodeTag, clear_tag, read_tag, write_tag
+from winml.modelkit.tags import address
+from winml.modelkit.tags.tagging import SOURCES, NodeTag, clear_tag, read_tag, write_tag
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 segments = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/"), min_size=1, max_size=8)

@@ -14,7 +14,7 @@ from winml.modelkit import ConfigError, UsageError, WinMLExportConfig, build_hf_
 from winml.modelkit.builds.build import BuildListener
 from winml.modelkit.cli._endings import exit_status
 from winml.modelkit.errors import WinMLError, missing_name, rename_options
-from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.models.request import ModelRequest
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_told_as_renames_whole_options_only() -> None:
 
 def test_key_that_an_object_lacks_is_no_matter_of_versions() -> None:
     """What a config or a module lacks may be ours to know."""
-    in_ours = {"__name__": "winml.modelkit.load.somewhere", "layer": torch.nn.Linear(1, 1), "library": torch.jit}
+    in_ours = {"__name__": "winml.modelkit.models.somewhere", "layer": torch.nn.Linear(1, 1), "library": torch.jit}
     for code, words in (
         ("layer.no_such", ""),
         ("library.no_such", f"torch {torch.__version__} has no torch.jit.no_such"),
@@ -83,7 +83,7 @@ def test_name_that_a_library_no_longer_has_is_told_with_its_version(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As if a newer torch had moved it; the module that imports it is one of ours, and fetched anew."""
-    module = "winml.modelkit.flows.inspect"
+    module = "winml.modelkit.inspect.model_inspection"
     monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.delattr(importlib.import_module("torch._subclasses.fake_tensor"), "FakeTensorMode")
     assert 1 == exit_status(lambda: importlib.import_module(module), debug=False)

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from winml.modelkit.builds.compared_models import compare_models
     from winml.modelkit.builds.config import WinMLBuildConfig
     from winml.modelkit.builds.evaluated_models import evaluate_model
+    from winml.modelkit.builds.manifest_records import BuildResult
+    from winml.modelkit.compare.comparing import CompareOptions
+    from winml.modelkit.compare.diff import diff_models
+    from winml.modelkit.compile.verb import compile_onnx
     from winml.modelkit.errors import (
         CheckpointError,
         ConfigError,
@@ -27,22 +31,18 @@ if TYPE_CHECKING:
         WinMLError,
     )
     from winml.modelkit.export.config import WinMLExportConfig
-    from winml.modelkit.flows.compare.compare import CompareOptions
-    from winml.modelkit.flows.diff import diff_models
-    from winml.modelkit.flows.export.export import HTPExporter, export_pytorch
-    from winml.modelkit.flows.optimize import check_optimization, run_optimize_analyze_loop
-    from winml.modelkit.flows.quantize.sensitivity import quantization_sensitivity
-    from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
-    from winml.modelkit.inference.auto_model import WinMLAutoModel
-    from winml.modelkit.results.build_manifest import BuildResult
-    from winml.modelkit.results.export_result import ExportResult
-    from winml.modelkit.results.tuning import TuneResult
+    from winml.modelkit.export.exporting import HTPExporter, export_pytorch
+    from winml.modelkit.export.records import ExportResult
+    from winml.modelkit.generate.auto_model import WinMLAutoModel
+    from winml.modelkit.onnx.specs import InputTensorSpec, OutputTensorSpec
+    from winml.modelkit.optimize.file_optimization import check_optimization, run_optimize_analyze_loop
+    from winml.modelkit.optimize.verb import optimize_onnx
+    from winml.modelkit.quantize.sensitivity import quantization_sensitivity
+    from winml.modelkit.quantize.verb import quantize_onnx
     from winml.modelkit.sweep.sweep import sweep_models
     from winml.modelkit.tune.options import TuneOptions
+    from winml.modelkit.tune.records import TuneResult
     from winml.modelkit.tune.tuning import tune_model
-    from winml.modelkit.verbs.compile import compile_onnx
-    from winml.modelkit.verbs.optimize import optimize_onnx
-    from winml.modelkit.verbs.quantize import quantize_onnx
 
 __all__ = [
     "BuildResult",
@@ -84,38 +84,38 @@ __all__ = [
 _INFERENCE_PREFIX = "WinMLModelFor"
 
 _HOMES = {
-    "BuildResult": "results.build_manifest",
+    "BuildResult": "builds.manifest_records",
     "CheckpointError": "errors",
     "ConfigError": "errors",
     "ExportError": "errors",
-    "ExportResult": "results.export_result",
-    "HTPExporter": "flows.export.export",
+    "ExportResult": "export.records",
+    "HTPExporter": "export.exporting",
     "InputError": "errors",
-    "InputTensorSpec": "graph.specs",
-    "OutputTensorSpec": "graph.specs",
+    "InputTensorSpec": "onnx.specs",
+    "OutputTensorSpec": "onnx.specs",
     "StageError": "errors",
     "UsageError": "errors",
     "VerificationError": "errors",
-    "WinMLAutoModel": "inference.auto_model",
+    "WinMLAutoModel": "generate.auto_model",
     "WinMLBuildConfig": "builds.config",
     "WinMLError": "errors",
     "WinMLExportConfig": "export.config",
     "build_hf_model": "builds.build_model",
     "build_onnx_model": "builds.build_model",
     "evaluate_model": "builds.evaluated_models",
-    "export_pytorch": "flows.export.export",
-    "CompareOptions": "flows.compare.compare",
-    "check_optimization": "flows.optimize",
+    "export_pytorch": "export.exporting",
+    "CompareOptions": "compare.comparing",
+    "check_optimization": "optimize.file_optimization",
     "compare_models": "builds.compared_models",
-    "compile_onnx": "verbs.compile",
-    "diff_models": "flows.diff",
-    "optimize_onnx": "verbs.optimize",
-    "quantization_sensitivity": "flows.quantize.sensitivity",
-    "quantize_onnx": "verbs.quantize",
-    "run_optimize_analyze_loop": "flows.optimize",
+    "compile_onnx": "compile.verb",
+    "diff_models": "compare.diff",
+    "optimize_onnx": "optimize.verb",
+    "quantization_sensitivity": "quantize.sensitivity",
+    "quantize_onnx": "quantize.verb",
+    "run_optimize_analyze_loop": "optimize.file_optimization",
     "sweep_models": "sweep.sweep",
     "TuneOptions": "tune.options",
-    "TuneResult": "results.tuning",
+    "TuneResult": "tune.records",
     "tune_model": "tune.tuning",
 }
 

@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from winml.modelkit.cli._streams import print_json
     from winml.modelkit.errors import InputError, StageError, UsageError, WinMLError
     from winml.modelkit.evaluate.metrics import Metric, SampleRows
-    from winml.modelkit.evaluate.preprocessing import Batch
     from winml.modelkit.evaluate.tasks.task import Evaluator, EvaluatorContext, TaskDefinition, named_output
-    from winml.modelkit.graph.stage import GraphPass
-    from winml.modelkit.load.checkpoints.config import CheckpointConfig
-    from winml.modelkit.load.families.family import Family, FoundParts, decide_model_inputs, part_of_decision
-    from winml.modelkit.load.parts import ModelPart
-    from winml.modelkit.load.request import ModelRequest
+    from winml.modelkit.models.checkpoints.config import CheckpointConfig
+    from winml.modelkit.models.families.family import Family, FoundParts, decide_model_inputs, part_of_decision
+    from winml.modelkit.models.parts import ModelPart
+    from winml.modelkit.models.request import ModelRequest
+    from winml.modelkit.onnx.stage import GraphPass
     from winml.modelkit.optimize.capabilities import Capability
+    from winml.modelkit.ort.execution_providers import ExecutionProvider
     from winml.modelkit.quantize.placements import OperatorRule, Placement
     from winml.modelkit.quantize.planning import EngineTask
     from winml.modelkit.quantize.precisions import ModeRules, Precision
-    from winml.modelkit.results.sweep import CellResult
-    from winml.modelkit.runtime.execution_providers import ExecutionProvider
+    from winml.modelkit.samples.preprocessing import Batch
     from winml.modelkit.sweep.cells import Cell
+    from winml.modelkit.sweep.records import CellResult
     from winml.modelkit.sweep.work_queue import Place, QueueKind, SweepListener, WorkQueue, do_cell
 
 __all__ = [
@@ -81,17 +81,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Batch": "evaluate.preprocessing",
+    "Batch": "samples.preprocessing",
     "Capability": "optimize.capabilities",
     "Cell": "sweep.cells",
-    "CellResult": "results.sweep",
-    "CheckpointConfig": "load.checkpoints.config",
+    "CellResult": "sweep.records",
+    "CheckpointConfig": "models.checkpoints.config",
     "ConfigReader": "builds.foreign_configs",
     "EngineTask": "quantize.planning",
-    "ExecutionProvider": "runtime.execution_providers",
-    "Family": "load.families.family",
-    "FoundParts": "load.families.family",
-    "GraphPass": "graph.stage",
+    "ExecutionProvider": "ort.execution_providers",
+    "Family": "models.families.family",
+    "FoundParts": "models.families.family",
+    "GraphPass": "onnx.stage",
     "InputError": "errors",
     "Evaluator": "evaluate.tasks.task",
     "EvaluatorContext": "evaluate.tasks.task",
@@ -99,8 +99,8 @@ _HOMES = {
     "LayoutFiles": "builds.layouts.layout",
     "Metric": "evaluate.metrics",
     "ModeRules": "quantize.precisions",
-    "ModelPart": "load.parts",
-    "ModelRequest": "load.request",
+    "ModelPart": "models.parts",
+    "ModelRequest": "models.request",
     "OperatorRule": "quantize.placements",
     "Place": "sweep.work_queue",
     "Placement": "quantize.placements",
@@ -115,11 +115,11 @@ _HOMES = {
     "WinMLError": "errors",
     "WorkQueue": "sweep.work_queue",
     "debug_option": "cli._options",
-    "decide_model_inputs": "load.families.family",
+    "decide_model_inputs": "models.families.family",
     "do_cell": "sweep.work_queue",
     "format_option": "cli._options",
     "named_output": "evaluate.tasks.task",
-    "part_of_decision": "load.families.family",
+    "part_of_decision": "models.families.family",
     "print_json": "cli._streams",
 }
 

@@ -33,12 +33,12 @@ CONTRACT = "v1"
 
 _REGISTRIES: Mapping[str, str] = {
     "configs": "winml.modelkit.builds.foreign_configs:CONFIG_READERS",
-    "families": "winml.modelkit.load.families.input_decisions:FAMILIES",
+    "families": "winml.modelkit.models.families.input_decisions:FAMILIES",
     "layouts": "winml.modelkit.builds.layouts.layout:LAYOUTS",
     "passes": "winml.modelkit.optimize.capabilities:CAPABILITIES",
     "placements": "winml.modelkit.quantize.placements:PLACEMENTS",
     "precisions": "winml.modelkit.quantize.precisions:PRECISIONS",
-    "providers": "winml.modelkit.runtime.execution_providers:EXECUTION_PROVIDERS",
+    "providers": "winml.modelkit.ort.execution_providers:EXECUTION_PROVIDERS",
     "queues": "winml.modelkit.sweep.work_queue:QUEUES",
     "tasks": "winml.modelkit.evaluate.tasks.table:TASK_DEFINITIONS",
     "verbs": "winml.modelkit.cli.main:VERBS",

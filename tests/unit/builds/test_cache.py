@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from winml.modelkit.builds.cache import digest, file_digest, library_versions
-from winml.modelkit.graph.files.named_paths import cache_root
-from winml.modelkit.graph.files.resumable_results import write_atomically
+from winml.modelkit.onnx.files.named_paths import cache_root
+from winml.modelkit.onnx.files.resumable_results import write_atomically
 
 
 @pytest.fixture(autouse=True)

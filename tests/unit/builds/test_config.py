@@ -18,7 +18,7 @@ from winml.modelkit.builds.config import (
 )
 from winml.modelkit.errors import ConfigError
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.options import parse_options
 
 DATA = Path(__file__).parents[2] / "data"

@@ -13,10 +13,10 @@ import pytest
 
 from winml.modelkit.builds.folder import BuildFolder, held_folder, refuse_input_as_output
 from winml.modelkit.builds.identity import FileRecords
+from winml.modelkit.builds.manifest_records import BuildManifest
 from winml.modelkit.errors import OutputExistsError, UsageError, WriteError
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME, OWNER_LOCK_NAME
-from winml.modelkit.graph.files.recovery import OwnedFolder
-from winml.modelkit.results.build_manifest import BuildManifest
+from winml.modelkit.onnx.files.recovery import OwnedFolder
 
 NAMES = ("export.onnx", "model.onnx")
 

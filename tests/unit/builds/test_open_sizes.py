@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from winml.modelkit.builds.build_model import build_in_cache, passed_build_config
+from winml.modelkit.builds.manifest_records import BuildResult
 from winml.modelkit.builds.open_sizes import build_most_open, build_with_open_sizes
 from winml.modelkit.builds.plan import BuildPlan, plan_build
 from winml.modelkit.errors import ModelPathError, VerificationError, WinMLError
-from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.results.build_manifest import BuildResult
+from winml.modelkit.models.request import ModelRequest
 
 _NET = """
 import torch

@@ -25,7 +25,7 @@ from winml.modelkit.builds.identity import ModelIdentity
 from winml.modelkit.builds.plan import BuildPlan, plan_build
 from winml.modelkit.builds.stages import STAGES
 from winml.modelkit.errors import ConfigError, UsageError
-from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.quantize.options import QuantizeOptions
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from winml.modelkit.cli._endings import resuming_words
 from winml.modelkit.file_names import unfinished_work_path
-from winml.modelkit.graph.files import named_paths
-from winml.modelkit.graph.files.resumable_results import write_atomically
+from winml.modelkit.onnx.files import named_paths
+from winml.modelkit.onnx.files.resumable_results import write_atomically
 
 
 def test_state_of_a_search_is_named_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,9 +23,9 @@ import soundfile
 from PIL import Image
 
 from winml.modelkit.errors import InputError, UsageError, WinMLError
-from winml.modelkit.evaluate.columns import match_columns
-from winml.modelkit.evaluate.data_sets import DataSetRequest, open_data_set
-from winml.modelkit.evaluate.media import Recording, Unreadable, open_image, open_recording
+from winml.modelkit.samples.columns import match_columns
+from winml.modelkit.samples.data_sets import DataSetRequest, open_data_set
+from winml.modelkit.samples.media import Recording, Unreadable, open_image, open_recording
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\nshowpage\n%%EOF\n"
 

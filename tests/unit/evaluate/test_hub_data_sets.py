@@ -15,7 +15,7 @@ import huggingface_hub.constants
 import pytest
 
 from winml.modelkit.errors import HubError
-from winml.modelkit.evaluate.data_sets import DataSetRequest, open_data_set
+from winml.modelkit.samples.data_sets import DataSetRequest, open_data_set
 
 COMMIT = "b" * 40
 

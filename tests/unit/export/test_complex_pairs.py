@@ -11,7 +11,7 @@ from torch import nn
 
 from winml.modelkit.export.complex_pairs import complex_as_pairs
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.flows.export.export import export_pytorch
+from winml.modelkit.export.exporting import export_pytorch
 
 
 class Rotated(nn.Module):

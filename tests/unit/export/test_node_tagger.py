@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from winml.modelkit.export.capture import NodeTagger, neighbours, shared_scope
-from winml.modelkit.hierarchy.tagging import read_tag
-from winml.modelkit.hierarchy.torch_modules import record_calls
-from winml.modelkit.hierarchy.tree import ModuleTree, build_tree
 from winml.modelkit.metadata_keys import NAMESPACE_KEY
+from winml.modelkit.tags.tagging import read_tag
+from winml.modelkit.tags.torch_modules import record_calls
+from winml.modelkit.tags.tree import ModuleTree, build_tree
 
 ROOT = ("",)
 BLOCK = ("", "block")

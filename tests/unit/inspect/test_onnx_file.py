@@ -12,8 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.inspect.module_costs import Cost
 from winml.modelkit.inspect.onnx_inspection import OnnxInspection, inspect_onnx
+from winml.modelkit.onnx.module_costs import Cost
 
 FLOAT = TensorProto.FLOAT
 

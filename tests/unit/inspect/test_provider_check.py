@@ -11,12 +11,12 @@ import pytest
 from onnx import TensorProto, helper
 
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.inspect.node_facts import read_facts
 from winml.modelkit.inspect.provider_check import check_provider
 from winml.modelkit.inspect.provider_fit import ProviderFit
 from winml.modelkit.metadata_keys import MODULE_KEY, TAG_KEY
-from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
-from winml.modelkit.runtime.kernels import (
+from winml.modelkit.onnx.node_facts import read_facts
+from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS
+from winml.modelkit.ort.kernels import (
     documented_providers,
     kernel_table,
     operator_table,

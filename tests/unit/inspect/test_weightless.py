@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from winml.modelkit.flows.inspect import run_weightless
-from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.inspect.model_inspection import run_weightless
+from winml.modelkit.onnx.specs import InputTensorSpec
 
 ROWS = (InputTensorSpec(name="rows", shape=(2, 8), dtype="float32"),)
 

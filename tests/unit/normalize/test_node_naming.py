@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from graphs import answer, parse, tags
-from winml.modelkit.graph.stage import all_nodes
 from winml.modelkit.normalize.passes import UniqueNodeNamesPass, ValueNamesPass
 from winml.modelkit.normalize.pipeline import normalize
+from winml.modelkit.onnx.stage import all_nodes
 
 BODY = """
 m (float[2] x, bool c) => (float[2] y)

@@ -12,10 +12,10 @@ import pytest
 
 from graphs import answer, operators, parse, tags
 from winml.modelkit.errors import NormalizeError
-from winml.modelkit.graph.files.writing import write_model
-from winml.modelkit.graph.fingerprint import is_normalized, stamp
 from winml.modelkit.metadata_keys import NORMALIZED_KEY
 from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
+from winml.modelkit.onnx.files.writing import write_model
+from winml.modelkit.onnx.fingerprint import is_normalized, stamp
 
 CAPTURED = """
 m (float[2,3] x, bool c) => (float[2,4] y, float[2,4] z, float[2,3] u, float[2] v)

@@ -10,9 +10,9 @@ import onnx_ir as ir
 import pytest
 
 from graphs import answer, parse, tags
-from winml.modelkit.graph.stage import all_nodes
 from winml.modelkit.normalize.passes import InferredShapesPass
 from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
+from winml.modelkit.onnx.stage import all_nodes
 
 BODY = """
 m (float[2,3] x, bool c) => (float[6] z) <float[3,4] w = {0,0,0,0,0,0,0,0,0,0,0,0}, int64[1] n = {1}>

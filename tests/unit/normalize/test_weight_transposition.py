@@ -11,8 +11,8 @@ import torch
 from onnx_ir import tensor_adapters
 
 from graphs import answer, operators, parse, tags
-from winml.modelkit.graph.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.normalize.passes import WeightTranspositionPass
+from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues
 
 TWICE = """
 m (float[2,3] x) => (float[2,4] y, float[2,4] z)

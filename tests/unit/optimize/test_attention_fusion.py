@@ -15,7 +15,7 @@ from winml.modelkit.optimize.attention_fusion import AttentionFusionPass
 from winml.modelkit.optimize.census import GraphCensus
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import optimize
-from winml.modelkit.runtime.sessions import run_onnx
+from winml.modelkit.ort.sessions import run_onnx
 
 MINUS_INFINITY = float("-inf")
 

@@ -13,12 +13,12 @@ import pytest
 from checkpoints import build_model
 from winml.modelkit import HTPExporter, optimize_onnx
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.hierarchy.tagging import measure_coverage, read_tag
-from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.metadata_keys import INPUTS_KEY
+from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import OptimizeResult, optimize
-from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.ort.sessions import Session
+from winml.modelkit.tags.tagging import measure_coverage, read_tag
 
 HEAD_SIZE, WINDOW = 16, 4
 SIZES = ((2, 5, 0), (2, 12, 0), (2, 1, 7), (1, 4, 6))

@@ -14,12 +14,12 @@ import pytest
 
 from graphs import answer, operators, parse, tags
 from winml.modelkit.errors import ConfigError, OptimizeError, UsageError
-from winml.modelkit.hierarchy.tagging import NodeTag, all_nodes, clear_tag, write_tag
 from winml.modelkit.optimize.capabilities import CAPABILITIES, LEVELS, UNUSED_TRANSFORMERS
 from winml.modelkit.optimize.census import GraphCensus
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import optimize, order_nodes
 from winml.modelkit.options import parse_options
+from winml.modelkit.tags.tagging import NodeTag, all_nodes, clear_tag, write_tag
 
 X = np.array([[1, -2, 3], [4, 5, -6]], np.float32)
 

@@ -10,11 +10,11 @@ import onnx_ir as ir
 
 from graphs import parse
 from winml.modelkit.arrays import Array
-from winml.modelkit.flows.quantize.activation_statistics import channel_rows, measure_channels, measure_ranges
-from winml.modelkit.graph.cutting import GraphModules
-from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
+from winml.modelkit.onnx.cutting import GraphModules
+from winml.modelkit.quantize.calibration.activation_statistics import channel_rows, measure_channels, measure_ranges
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import MeasuredValue, QuantizeResult, quantize
+from winml.modelkit.tags.tagging import NodeTag, write_tag
 
 
 class FixedSamples:
@@ -65,7 +65,7 @@ def tagged_graph(body: str, tags: Sequence[str], weights: Mapping[str, Sequence[
 
 def modules_of(model: ir.Model) -> GraphModules:
     """Return the modules of a tagged graph."""
-    from winml.modelkit.flows.quantize.quantize import graph_modules
+    from winml.modelkit.quantize.file_quantization import graph_modules
 
     return graph_modules(model, "m")
 

@@ -11,8 +11,8 @@ import pytest
 
 from unit.quantize.qdq_graphs import tagged_graph
 from winml.modelkit.errors import QuantizeError
-from winml.modelkit.flows.quantize import activation_statistics
-from winml.modelkit.flows.quantize.activation_statistics import (
+from winml.modelkit.quantize.calibration import activation_statistics
+from winml.modelkit.quantize.calibration.activation_statistics import (
     ValueStatistics,
     measure_ranges,
     measure_statistics,

@@ -14,13 +14,13 @@ import pytest
 from graphs import parse
 from unit.quantize.qdq_graphs import FixedSamples, modules_of, tagged_graph
 from weighted_graphs import weight
-from winml.modelkit.flows.quantize.calibration_data import Calibration, CalibrationStatistics
-from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.ort.graph_inputs import GraphInput
+from winml.modelkit.ort.sessions import Session
+from winml.modelkit.quantize.calibration.calibration_data import Calibration, CalibrationStatistics
 from winml.modelkit.quantize.equalization import Equalization, equalize
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import quantize
-from winml.modelkit.runtime.graph_inputs import GraphInput
-from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.tags.tagging import read_tag
 
 Array = np.ndarray[Any, Any]
 

@@ -8,9 +8,9 @@ import pytest
 
 from graphs import parse
 from weighted_graphs import weight
-from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.ort.sessions import run_onnx
 from winml.modelkit.quantize.fused_layers import separate_activations
-from winml.modelkit.runtime.sessions import run_onnx
+from winml.modelkit.tags.tagging import read_tag
 
 DOMAINS = ', "com.microsoft" : 1'
 CONVOLUTIONS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from winml.modelkit.quantize.qdq_engine import quantize_bias, scale_of_range
+from winml.modelkit.quantize.engines.qdq import quantize_bias, scale_of_range
 
 
 def test_bias_is_rounded_and_clipped_to_32_bits() -> None:

@@ -9,8 +9,8 @@ import pytest
 from graphs import parse
 from weighted_graphs import CONVOLUTION, PERCEPTRON, weight
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.flows.quantize.quantize import graph_modules
 from winml.modelkit.options import parse_options
+from winml.modelkit.quantize.file_quantization import graph_modules
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.planning import QuantizationPlan, plan_quantization
 

@@ -19,15 +19,15 @@ from onnxruntime.quantization.matmul_nbits_quantizer import (
 
 from graphs import parse
 from unit.quantize.qdq_graphs import tagged_graph
-from winml.modelkit.flows.quantize.activation_statistics import (
+from winml.modelkit.quantize.calibration.activation_statistics import (
     BINS,
     ENTROPY_BINS,
     PERCENTILE,
     QUANTIZED_BINS,
     measure_ranges,
 )
-from winml.modelkit.quantize.block_quantizers import BlockForm, quantize_blocks
-from winml.modelkit.quantize.dynamic_engine import quantize_dynamically
+from winml.modelkit.quantize.engines.block_quantizers import BlockForm, quantize_blocks
+from winml.modelkit.quantize.engines.dynamic import quantize_dynamically
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.planning import EngineTask
 

@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 
 from browser import Browser
-from winml.modelkit.hierarchy.tagging import Coverage
-from winml.modelkit.measure.statistics import Ratio, Summary
+from winml.modelkit.compare.diff_table import diff_document
+from winml.modelkit.compare.records import ChangedModule, ComparedFile, StructureDiff, WeightChange
+from winml.modelkit.evaluate.records import EvaluatedData, EvaluatedSide, Evaluation, Limit, MetricResult
+from winml.modelkit.evaluate.table import evaluation_document
+from winml.modelkit.profile.statistics import Ratio, Summary
+from winml.modelkit.quantize.budget_records import BudgetChoice, BudgetSearch, BudgetTrial
+from winml.modelkit.quantize.records import QuantizedFile
+from winml.modelkit.quantize.table import budget_document
 from winml.modelkit.report.document import (
     Bar,
     Bars,
@@ -26,16 +32,10 @@ from winml.modelkit.report.document import (
     Shades,
     Table,
 )
-from winml.modelkit.report.evaluation import evaluation_document
 from winml.modelkit.report.html import render_html
-from winml.modelkit.report.quantization import budget_document
-from winml.modelkit.report.structure_diff import diff_document
-from winml.modelkit.report.tuning import tuning_document
-from winml.modelkit.results.comparison import ChangedModule, ComparedFile, StructureDiff, WeightChange
-from winml.modelkit.results.evaluation import EvaluatedData, EvaluatedSide, Evaluation, Limit, MetricResult
-from winml.modelkit.results.quantization_budget import BudgetChoice, BudgetSearch, BudgetTrial
-from winml.modelkit.results.transformed_file import GraphSummary, QuantizedFile
-from winml.modelkit.results.tuning import (
+from winml.modelkit.tags.tagging import Coverage
+from winml.modelkit.transform.records import GraphSummary
+from winml.modelkit.tune.records import (
     Candidate,
     CandidateFacts,
     CandidateStatus,
@@ -44,6 +44,7 @@ from winml.modelkit.results.tuning import (
     TuneResult,
     Winner,
 )
+from winml.modelkit.tune.table import tuning_document
 
 NAMES = ("<script>document.title='run'</script>", "<img src=x onerror=alert(1)>", "</script><b>", '"quoted" & \u2028')
 LONG = "encoder.layer.11.attention.intermediate.dense_projection_of_everything_in_one_word_without_a_break"

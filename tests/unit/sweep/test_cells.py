@@ -13,11 +13,11 @@ import pytest
 
 from winml.modelkit.builds.cache import tool_versions
 from winml.modelkit.errors import OutputExistsError
-from winml.modelkit.results.sweep import CellResult
 from winml.modelkit.sweep.bounded_processes import Bounds
 from winml.modelkit.sweep.cells import cells_of, held_sweep, requests_of
 from winml.modelkit.sweep.plan import plan_from_record
 from winml.modelkit.sweep.ray_queue import RayQueue, _work
+from winml.modelkit.sweep.records import CellResult
 from winml.modelkit.sweep.work_queue import LocalQueue, Place, preloaded
 
 ALONE = {"threads": 2, "jobs": 1}

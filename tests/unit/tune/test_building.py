@@ -8,9 +8,9 @@ import onnx
 import pytest
 
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.results.tuning import Candidate
+from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.tune.building import CandidateBuilds, tuned_model
+from winml.modelkit.tune.records import Candidate
 
 OPEN = """
 <ir_version: 8, opset_import: ["" : 17]>

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from winml.modelkit.errors import ConfigError, UsageError
-from winml.modelkit.results.tuning import KINDS, Candidate
 from winml.modelkit.tune.candidates import (
     PLAIN,
     TuningMachine,
@@ -18,6 +17,7 @@ from winml.modelkit.tune.candidates import (
 from winml.modelkit.tune.declared_options import parse_kinds
 from winml.modelkit.tune.module_placement import placed_candidate
 from winml.modelkit.tune.options import DEFAULT_MIN_SQNR_DB, TuneOptions
+from winml.modelkit.tune.records import KINDS, Candidate
 
 MACHINE = TuningMachine(8, "x86_64 avx512f", True, ("cpu",), "1.31.1")
 

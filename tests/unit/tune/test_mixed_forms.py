@@ -8,12 +8,12 @@ from pathlib import Path
 
 from module_chains import save_chain
 from winml.modelkit.compare.fidelity import QualitySamples
-from winml.modelkit.results.tuning import Candidate, CandidateFacts
 from winml.modelkit.tune.candidates import PLAIN
 from winml.modelkit.tune.contestants import Contestants
 from winml.modelkit.tune.mixed_variants import MixedVariants
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.quality_limits import QualityLimits
+from winml.modelkit.tune.records import Candidate, CandidateFacts
 from winml.modelkit.tune.state import SharedValues, TuneState
 
 QUANT = {"precision": "int8", "mode": "dynamic"}

@@ -12,10 +12,10 @@ import pytest
 from module_chains import save_chain
 from winml.modelkit.compare.fidelity import QualitySamples
 from winml.modelkit.errors import InputError, MeasureError, OutputExistsError, UsageError
-from winml.modelkit.results.tuning import Candidate, CandidateFacts
 from winml.modelkit.tune.candidates import PLAIN
 from winml.modelkit.tune.contestants import Contestant, Contestants
 from winml.modelkit.tune.racing import Race
+from winml.modelkit.tune.records import Candidate, CandidateFacts
 from winml.modelkit.tune.state import Failure, SharedValues, TuneState, held_tune_folder, refuse_foreign_folder
 
 REQUEST = {"identity": {"files": {"model.onnx": "0" * 64}}, "target": "latency"}

@@ -27,6 +27,14 @@ from winml.modelkit.builds.folder import BuildFolder, held_folder, refuse_input_
 from winml.modelkit.builds.identity import FileRecords, ModelIdentity, identify_model, identify_onnx
 from winml.modelkit.builds.layouts.folder_layout import FolderLayout
 from winml.modelkit.builds.layouts.layout import find_layout
+from winml.modelkit.builds.manifest_records import (
+    BuildManifest,
+    BuildResult,
+    FileRecord,
+    PartRecord,
+    StageName,
+    StageRecord,
+)
 from winml.modelkit.builds.plan import BuildPlan, has_coded_weights, refuse_missing_compiler
 from winml.modelkit.builds.stage_runs import TOOL_NAME, BuildJob, BuiltPart, StageRunner, StageStore
 from winml.modelkit.builds.stages import (
@@ -42,6 +50,8 @@ from winml.modelkit.builds.stages import (
     skip_reason,
 )
 from winml.modelkit.errors import WinMLError
+from winml.modelkit.evaluate.records import evaluation_words
+from winml.modelkit.export.sidecar import DescribedFile, adapted_sidecar_json
 from winml.modelkit.file_names import (
     BUILD_CONFIG_NAME,
     BUILD_MANIFEST_NAME,
@@ -51,40 +61,30 @@ from winml.modelkit.file_names import (
     SIDECAR_SUFFIX,
     sidecar_path,
 )
-from winml.modelkit.graph.files.companions import (
+from winml.modelkit.onnx.files.companions import (
     Companions,
     is_in_the_way,
     outdated_companions,
     reserve_companions,
     settled_companions,
 )
-from winml.modelkit.graph.files.content_digest import hash_file
-from winml.modelkit.graph.files.named_paths import drop_read
-from winml.modelkit.graph.files.output_files import OutputFiles
-from winml.modelkit.graph.files.placing import external_files
-from winml.modelkit.graph.files.reading import read_structure
-from winml.modelkit.hierarchy.tagging import all_nodes, measure_coverage, read_tag
+from winml.modelkit.onnx.files.content_digest import hash_file
+from winml.modelkit.onnx.files.named_paths import drop_read
+from winml.modelkit.onnx.files.output_files import OutputFiles
+from winml.modelkit.onnx.files.placing import external_files
+from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.optimize.capabilities import LEVELS
 from winml.modelkit.options import read_json_file
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.quantize.precisions import MODES
-from winml.modelkit.report.sidecar import DescribedFile, adapted_sidecar_json
-from winml.modelkit.results.build_manifest import (
-    BuildManifest,
-    BuildResult,
-    FileRecord,
-    PartRecord,
-    StageName,
-    StageRecord,
-)
-from winml.modelkit.results.evaluation import evaluation_words
+from winml.modelkit.tags.tagging import all_nodes, measure_coverage, read_tag
 from winml.modelkit.version import __version__
 from winml.modelkit.words import message_words
 
 if TYPE_CHECKING:
-    from winml.modelkit.flows.graph_file import GraphHandover, GraphWork
-    from winml.modelkit.flows.quantize.quantize import Quantization
-    from winml.modelkit.results.export_result import ExportedPart
+    from winml.modelkit.export.records import ExportedPart
+    from winml.modelkit.quantize.file_quantization import Quantization
+    from winml.modelkit.transform.graph_file import GraphHandover, GraphWork
 
 # --- Puts config, tokenizer and processor files beside a built model, and knows those that the user changed since.
 #
@@ -252,7 +252,7 @@ def _run_with(
     task: StageTask, handover: GraphHandover, summary: Callable[[ExportedPart], str]
 ) -> tuple[StageOutcome, ...]:
     """Export with works on the graph in memory, and write what they made of it."""
-    from winml.modelkit.flows.export.export import HTPExporter
+    from winml.modelkit.export.exporting import HTPExporter
 
     config, request = task.plan.config.export, task.plan.request
     assert config is not None  # an export is planned
@@ -282,9 +282,9 @@ def _handover_of(
         names: Those of all parts, once they are known.
         quantizations: Gets the quantization of each part, by the name of its file.
     """
-    from winml.modelkit.flows.graph_file import GraphHandover, is_external
-    from winml.modelkit.flows.quantize.quantize import Quantization, SampleSource, equipped
-    from winml.modelkit.load.request import processor_folder
+    from winml.modelkit.models.request import processor_folder
+    from winml.modelkit.quantize.file_quantization import Quantization, SampleSource, equipped
+    from winml.modelkit.transform.graph_file import GraphHandover, is_external
 
     quant = plan.config.quant
     assert quant is not None  # the graph is handed to it
@@ -308,8 +308,8 @@ def _handover_of(
 
 
 def _handover_to_optimize(plan: BuildPlan) -> GraphHandover:
-    from winml.modelkit.flows.export.coded_checkpoints import handover_of_codes
-    from winml.modelkit.flows.graph_file import GraphHandover
+    from winml.modelkit.export.coded_checkpoints import handover_of_codes
+    from winml.modelkit.transform.graph_file import GraphHandover
 
     export = plan.config.export
     assert export is not None  # an export is planned
@@ -326,7 +326,7 @@ def _handover_to_optimize(plan: BuildPlan) -> GraphHandover:
 def _optimization(plan: BuildPlan, model: ir.Model) -> list[GraphWork[Any]]:
     """Return the optimization of a graph as a work; none where nothing is asked for."""
     from winml.modelkit.builds.decoder_fusions import optimization_of
-    from winml.modelkit.flows.optimize import SingleOptimization
+    from winml.modelkit.optimize.file_optimization import SingleOptimization
 
     optim = plan.config.optim
     chosen = None if optim is None else optimization_of(optim, model, plan)
@@ -841,8 +841,8 @@ def _compared_together(plan: BuildPlan, parts: Sequence[BuiltPart], earlier: Bui
         decoder.records[-1] = _with_words(decoder.records[-1], "")
     if len(parts) < 2 or len(paths) < len(parts) or not plan.verify or plan.onnx_path is not None:
         return
-    from winml.modelkit.flows.export.part_export import words_of_text_together
-    from winml.modelkit.flows.quantize.quantize import Quantization
+    from winml.modelkit.export.part_export import words_of_text_together
+    from winml.modelkit.quantize.file_quantization import Quantization
 
     config, section = plan.config.export, plan.config.quant
     assert config is not None  # there are several parts, which an export made

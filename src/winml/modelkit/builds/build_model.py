@@ -22,17 +22,17 @@ from winml.modelkit.builds.config import (
     with_precision,
 )
 from winml.modelkit.builds.identity import ModelIdentity
+from winml.modelkit.builds.manifest_records import BuildResult
 from winml.modelkit.builds.plan import BuildPlan, plan_build, request_record
 from winml.modelkit.builds.stage_runs import StageStore
 from winml.modelkit.builds.stages import STAGES, Stage
 from winml.modelkit.errors import UsageError, rename_options
 from winml.modelkit.export.config import COMMAND_OPTIONS, PYTHON_WORDS, WinMLExportConfig
-from winml.modelkit.graph.files.named_paths import cache_root, unrecorded
-from winml.modelkit.load.load_options import declared_options
-from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.models.load_options import declared_options
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.onnx.files.named_paths import cache_root, unrecorded
 from winml.modelkit.options import read_json
 from winml.modelkit.progress import StepEvent
-from winml.modelkit.results.build_manifest import BuildResult
 from winml.modelkit.version import __version__
 
 _KEY_VERSION = 1
@@ -72,7 +72,7 @@ def build_hf_model(
         deploy_only: Keep only the files to deploy and the manifest, which lists them in ``deploy``.
         listener: Receives the progress.
         **load: How the model is loaded, with the names of the command's options, such as ``task`` or ``dtype``; all of
-            them are fields of :class:`~winml.modelkit.load.load_options.LoadOptions`.
+            them are fields of :class:`~winml.modelkit.models.load_options.LoadOptions`.
 
     Raises:
         ConfigError: an unknown keyword, or a value of the wrong kind.
@@ -183,7 +183,7 @@ def exported_model(
         VerificationError: the outputs of ONNX Runtime and PyTorch differ.
         WriteError: the cache cannot be written to.
     """
-    from winml.modelkit.graph.bundle import only_part  # imports onnx
+    from winml.modelkit.onnx.bundle import only_part  # imports onnx
 
     stages = tuple(stage for stage in STAGES if stage.makes_graph)
     export_only = WinMLBuildConfig(export=config, optim=None, quant=None, compile=None)

@@ -25,18 +25,18 @@ from typing import Any
 
 import filelock
 
+from winml.modelkit.builds.cache_records import CacheContents, CachedBuild
 from winml.modelkit.builds.config import WinMLBuildConfig
 from winml.modelkit.builds.plan import is_onnx_path, plan_build
 from winml.modelkit.errors import WinMLError, WriteError, first_line, rename_options
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
-from winml.modelkit.graph.files.content_digest import hash_file
-from winml.modelkit.graph.files.named_paths import CACHE_VARIABLE, COPIES_FOLDER, cache_root, unrecorded
-from winml.modelkit.graph.files.output_files import refuse_existing
-from winml.modelkit.graph.files.resumable_results import write_atomically
-from winml.modelkit.load.request import ModelRequest, resolve_source
+from winml.modelkit.models.request import ModelRequest, resolve_source
+from winml.modelkit.onnx.files.content_digest import hash_file
+from winml.modelkit.onnx.files.named_paths import CACHE_VARIABLE, COPIES_FOLDER, cache_root, unrecorded
+from winml.modelkit.onnx.files.output_files import refuse_existing
+from winml.modelkit.onnx.files.resumable_results import write_atomically
 from winml.modelkit.options import read_json_file
-from winml.modelkit.results.cache_contents import CacheContents, CachedBuild
-from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep
+from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep
 from winml.modelkit.version import __version__
 
 CACHE_WORDS = {"another output path": f"another folder for the cache ({CACHE_VARIABLE})"}
@@ -187,7 +187,7 @@ def _files_below(folder: Path, is_left_out: Callable[[Path], bool]) -> Iterator[
 
 def _data_files(path: Path) -> tuple[Path, ...]:
     """Return the files that hold the weights of an ONNX file; none of a damaged one."""
-    from winml.modelkit.graph.files.placing import external_files
+    from winml.modelkit.onnx.files.placing import external_files
 
     try:
         return external_files(path) if is_onnx_path(str(path)) and path.is_file() else ()

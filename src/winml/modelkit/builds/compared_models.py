@@ -8,18 +8,18 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from winml.modelkit.builds.found_models import onnx_file, part_files, refuse_unknown_parts
 from winml.modelkit.errors import ConfigError, UsageError
 from winml.modelkit.file_names import ONLY_PART
-from winml.modelkit.found_models import onnx_file, part_files, refuse_unknown_parts
-from winml.modelkit.load.request import ModelRequest, resolve_source
+from winml.modelkit.models.request import ModelRequest, resolve_source
 from winml.modelkit.options import unknown_key_message
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from winml.modelkit.flows.compare.compare import CompareOptions, NamedSide
-    from winml.modelkit.load.live_module import ExampleInputs
-    from winml.modelkit.results.comparison import ModelComparison
+    from winml.modelkit.compare.comparing import CompareOptions, NamedSide
+    from winml.modelkit.compare.records import ModelComparison
+    from winml.modelkit.models.live_module import ExampleInputs
 
 
 def compare_models(
@@ -50,7 +50,7 @@ def compare_models(
         InputError: a file is damaged.
         StageError: one of the models cannot be run.
     """
-    from winml.modelkit.flows.compare import compare as flow
+    from winml.modelkit.compare import comparing as flow
 
     known = [field.name for field in fields(flow.CompareOptions)]
     for name in changes:
@@ -114,8 +114,8 @@ class FoundPairs:
         Raises:
             WinMLError: see :func:`compare_models`.
         """
-        from winml.modelkit.flows.compare import compare as flow
-        from winml.modelkit.flows.compare.compare import compare_parts
+        from winml.modelkit.compare import comparing as flow
+        from winml.modelkit.compare.comparing import compare_parts
 
         passed: dict[str, object] = {
             "step": options.step,
@@ -181,7 +181,7 @@ def _other_side(name: str, parts: Mapping[str, Path], requested: Sequence[str]) 
     side = found_side(name)
     if isinstance(side, ModelRequest):
         return dict.fromkeys(parts, side)
-    from winml.modelkit.graph.bundle import read_part_description  # imports onnx
+    from winml.modelkit.onnx.bundle import read_part_description  # imports onnx
 
     description = read_part_description(side)
     if description is not None and description.is_one_of_several:

@@ -18,13 +18,13 @@ from winml.modelkit.compile.options import CompileOptions
 from winml.modelkit.errors import ConfigError
 from winml.modelkit.evaluate.options import EvaluationOptions
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.load.load_options import declared_options
-from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.models.load_options import declared_options
+from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.options import Options, parse_options, unknown_key_message
+from winml.modelkit.ort.execution_providers import Device, find_execution_provider
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import FLOAT32, PRECISIONS, PrecisionName
-from winml.modelkit.runtime.execution_providers import Device, find_execution_provider
 
 SCHEMA_VERSION: Final = 1
 """Raised when a key changes its name or meaning; :data:`MIGRATIONS` then learns how to read the version before."""
@@ -47,7 +47,7 @@ class _ModelSection(Options):
 if TYPE_CHECKING:
     LoaderSection = _ModelSection
 else:
-    # What a request holds is declared in load/load_options.py, once; the keys of the section are made from it.
+    # What a request holds is declared in models/load_options.py, once; the keys of the section are made from it.
     LoaderSection = pydantic.create_model(
         "LoaderSection",
         __base__=_ModelSection,

@@ -1,6 +1,6 @@
 """What will a build of this model do? Fills a build config from the model, reading no weights.
 
-Task, class and inputs are decided by ``load/resolution.py``, where an export begins too.
+Task, class and inputs are decided by ``models/resolution.py``, where an export begins too.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import dataclasses
 from winml.modelkit.builds.config import WinMLBuildConfig, loader_section
 from winml.modelkit.builds.stages import without_idle_stages
 from winml.modelkit.export.config import first_choice
-from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.load.resolution import ResolvedModel, resolve_model
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.models.resolution import ResolvedModel, resolve_model
 
 
 def resolve_build_config(

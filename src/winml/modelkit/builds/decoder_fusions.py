@@ -14,12 +14,12 @@ import onnx_ir as ir
 from winml.modelkit.builds.config import idle_quantization, quantize_options
 from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.plan import BuildPlan
-from winml.modelkit.graph.coded_weights import CodedTensor
-from winml.modelkit.graph.files.graph_reading import load_by_reference
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
+from winml.modelkit.onnx.coded_weights import CodedTensor
+from winml.modelkit.onnx.files.graph_reading import load_by_reference
 from winml.modelkit.optimize.decoders.interface import DecoderInterface
 from winml.modelkit.optimize.options import OptimizeOptions
-from winml.modelkit.quantize.weight_only_engine import DOMAIN
+from winml.modelkit.quantize.engines.weight_only import DOMAIN
 
 _RUNTIME_MODE = "weight-only"
 """Way to quantize whose operators are those of ONNX Runtime."""

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.compared_models import found_side
 from winml.modelkit.errors import rename_options
-from winml.modelkit.evaluate.data_sources import find_source, source_files
 from winml.modelkit.evaluate.options import NO_BASELINE, PYTORCH, EvaluationOptions
-from winml.modelkit.load.load_options import declared_options
-from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.models.load_options import declared_options
+from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.options import parse_options, unknown_key_message
+from winml.modelkit.samples.data_sources import find_source, source_files
 
 if TYPE_CHECKING:
-    from winml.modelkit.flows.evaluate.evaluated_models import Subject
-    from winml.modelkit.flows.quantize.quantized_variants import VariantEvaluator
+    from winml.modelkit.evaluate.evaluated_models import Subject
+    from winml.modelkit.evaluate.records import Evaluation
+    from winml.modelkit.ort.opened_model import RunOptions
+    from winml.modelkit.ort.sessions import Session
     from winml.modelkit.progress import StepEvent
-    from winml.modelkit.results.evaluation import Evaluation
-    from winml.modelkit.runtime.opened_model import RunOptions
-    from winml.modelkit.runtime.sessions import Session
+    from winml.modelkit.quantize.quantized_variants import VariantEvaluator
 
 _NAME = "evaluate_model"
 _RUN_OPTIONS = ("ep", "device", "ep_options", "threads")
@@ -61,8 +61,8 @@ def evaluate_model(
         StageError: a model cannot be loaded, or cannot run a sample.
     """
     from winml.modelkit.errors import ConfigError, UsageError
-    from winml.modelkit.flows.evaluate.evaluate import evaluate
-    from winml.modelkit.runtime.opened_model import RunOptions
+    from winml.modelkit.evaluate.evaluation import evaluate
+    from winml.modelkit.ort.opened_model import RunOptions
 
     known = (*EvaluationOptions.model_fields, *_RUN_OPTIONS, *_LOAD_OPTIONS)
     for flag in flags:
@@ -102,7 +102,7 @@ def named_subject(name: str, options: EvaluationOptions, run: RunOptions, **load
     Raises:
         UsageError: a name means nothing.
     """
-    from winml.modelkit.flows.evaluate.evaluated_models import Subject
+    from winml.modelkit.evaluate.evaluated_models import Subject
 
     model = found_side(name)
     if isinstance(model, ModelRequest):
@@ -136,9 +136,9 @@ def refuse_unfit_limits(options: EvaluationOptions, task: str | None, *, is_sect
     Raises:
         UsageError: names the option.
     """
+    from winml.modelkit.evaluate.evaluated_models import task_name
+    from winml.modelkit.evaluate.evaluation import check_limits, refuse_limits_without_baseline
     from winml.modelkit.evaluate.tasks.table import task_definition
-    from winml.modelkit.flows.evaluate.evaluate import check_limits, refuse_limits_without_baseline
-    from winml.modelkit.flows.evaluate.evaluated_models import task_name
 
     with rename_options(_ENTRIES if is_section else {}):
         if options.baseline == NO_BASELINE:
@@ -175,9 +175,9 @@ def evaluate_build(
         InputError: a file is missing or damaged.
         StageError: a model cannot be loaded, or cannot run a sample.
     """
-    from winml.modelkit.flows.evaluate.evaluate import evaluate
-    from winml.modelkit.flows.evaluate.evaluated_models import Subject
-    from winml.modelkit.runtime.opened_model import RunOptions
+    from winml.modelkit.evaluate.evaluated_models import Subject
+    from winml.modelkit.evaluate.evaluation import evaluate
+    from winml.modelkit.ort.opened_model import RunOptions
 
     baseline = named_baseline(options.baseline)
     if baseline is None and request is not None:
@@ -202,14 +202,14 @@ def variant_evaluator(model: Path, options: EvaluationOptions, target: tuple[str
         UsageError: the task cannot be judged or has no such metric, a column is missing, or labels are not the model's.
         InputError: a file is missing or damaged.
     """
+    from winml.modelkit.evaluate.evaluated_models import Subject, opened_model
+    from winml.modelkit.evaluate.evaluation import prepared_data
+    from winml.modelkit.evaluate.sides import CachedBatches, OnnxSide
     from winml.modelkit.evaluate.tasks.table import chosen_metrics, task_definition
-    from winml.modelkit.flows.evaluate.evaluate import prepared_data
-    from winml.modelkit.flows.evaluate.evaluated_models import Subject, opened_model
-    from winml.modelkit.flows.evaluate.sides import CachedBatches, OnnxSide
-    from winml.modelkit.flows.quantize.quantized_variants import VariantEvaluator
-    from winml.modelkit.graph.files.placing import file_digest
-    from winml.modelkit.results.quantization_sensitivity import MetricTarget
-    from winml.modelkit.runtime.opened_model import RunOptions
+    from winml.modelkit.onnx.files.placing import file_digest
+    from winml.modelkit.ort.opened_model import RunOptions
+    from winml.modelkit.quantize.quantized_variants import VariantEvaluator
+    from winml.modelkit.quantize.sensitivity_records import MetricTarget
 
     name, value = target
     with ExitStack() as stack:

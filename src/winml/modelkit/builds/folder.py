@@ -17,19 +17,19 @@ from typing import Any
 
 import filelock
 
-from winml.modelkit.errors import OutputExistsError, UsageError
-from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
-from winml.modelkit.graph.files.foreign_names import lies_within
-from winml.modelkit.graph.files.output_files import refuse_existing, refuse_special, waiting_files, write_error
-from winml.modelkit.graph.files.recovery import settle_interrupted
-from winml.modelkit.graph.files.resumable_results import write_atomically
-from winml.modelkit.options import read_json_file, read_text_file
-from winml.modelkit.results.build_manifest import (
+from winml.modelkit.builds.manifest_records import (
     MANIFEST_VERSION,
     READABLE_VERSIONS,
     BuildManifest,
     read_manifest,
 )
+from winml.modelkit.errors import OutputExistsError, UsageError
+from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
+from winml.modelkit.onnx.files.foreign_names import lies_within
+from winml.modelkit.onnx.files.output_files import refuse_existing, refuse_special, waiting_files, write_error
+from winml.modelkit.onnx.files.recovery import settle_interrupted
+from winml.modelkit.onnx.files.resumable_results import write_atomically
+from winml.modelkit.options import read_json_file, read_text_file
 
 
 class BuildFolder:
@@ -165,7 +165,7 @@ class BuildFolder:
 
     def remove_all_but(self, retained: Iterable[str]) -> None:
         """Remove the files of earlier builds that this one did not make."""
-        from winml.modelkit.graph.files.placing import remove_unused, replaceable_data  # imports onnx
+        from winml.modelkit.onnx.files.placing import remove_unused, replaceable_data  # imports onnx
 
         outdated = self._owned - {BUILD_MANIFEST_NAME, *retained}
         # A build that was killed may not have written down the data of what it made last.

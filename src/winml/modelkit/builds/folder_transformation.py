@@ -16,22 +16,22 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
+from winml.modelkit.builds.found_models import FoundFolder
 from winml.modelkit.builds.identity import FileRecords
 from winml.modelkit.builds.layouts.layout import find_layout
+from winml.modelkit.builds.manifest_records import BuildManifest, FileRecord, PartRecord, read_manifest
 from winml.modelkit.builds.stage_runs import TOOL_NAME
 from winml.modelkit.errors import UsageError
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME
-from winml.modelkit.flows.graph_file import GraphFileTask
-from winml.modelkit.flows.module_functions import graph_modules
-from winml.modelkit.found_models import FoundFolder
-from winml.modelkit.graph.files.graph_reading import load_by_reference
-from winml.modelkit.graph.files.output_files import OutputFiles, recover, refuse_existing, refuse_inputs
-from winml.modelkit.graph.files.placing import external_files
-from winml.modelkit.graph.files.writing import place_self_contained
-from winml.modelkit.hierarchy.selector import HasAddress, Selector, select
+from winml.modelkit.onnx.files.graph_reading import load_by_reference
+from winml.modelkit.onnx.files.output_files import OutputFiles, recover, refuse_existing, refuse_inputs
+from winml.modelkit.onnx.files.placing import external_files
+from winml.modelkit.onnx.files.writing import place_self_contained
 from winml.modelkit.options import Options, read_text_file
-from winml.modelkit.results.build_manifest import BuildManifest, FileRecord, PartRecord, read_manifest
-from winml.modelkit.results.transformed_file import RecordT, TransformedFolder
+from winml.modelkit.tags.selector import HasAddress, Selector, select
+from winml.modelkit.transform.graph_file import GraphFileTask
+from winml.modelkit.transform.module_functions import graph_modules
+from winml.modelkit.transform.records import RecordT, TransformedFolder
 from winml.modelkit.version import __version__
 
 OptionsT = TypeVar("OptionsT", bound=Options)

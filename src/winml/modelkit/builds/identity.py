@@ -16,13 +16,13 @@ from types import MappingProxyType
 from typing import Any
 
 from winml.modelkit.builds.cache import file_digest, read_digest
+from winml.modelkit.builds.manifest_records import FileRecord
 from winml.modelkit.errors import InputError
-from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_below
-from winml.modelkit.graph.files.placing import external_files
-from winml.modelkit.load.checkpoints.adapters import adapter_files, read_adapters
-from winml.modelkit.load.checkpoints.companion_files import card_files, companion_files
-from winml.modelkit.load.request import ModelRequest, ModelSource, checkpoint_path, resolve_source
-from winml.modelkit.results.build_manifest import FileRecord
+from winml.modelkit.models.checkpoints.adapters import adapter_files, read_adapters
+from winml.modelkit.models.checkpoints.companion_files import card_files, companion_files
+from winml.modelkit.models.request import ModelRequest, ModelSource, checkpoint_path, resolve_source
+from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
+from winml.modelkit.onnx.files.placing import external_files
 
 _READ_SUFFIXES = (".json", ".txt")
 """Config, tokenizer and processor files, by which class, sizes and inputs are decided."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from winml.modelkit.builds.build import identify_plan
 from winml.modelkit.builds.build_model import build_in_cache, cache_key, passed_build_config
 from winml.modelkit.builds.config import WinMLBuildConfig
+from winml.modelkit.builds.manifest_records import BuildResult
 from winml.modelkit.builds.plan import BuildPlan, plan_build
 from winml.modelkit.errors import (
     ModelPathError,
@@ -26,12 +27,11 @@ from winml.modelkit.errors import (
     WinMLError,
     WriteError,
 )
-from winml.modelkit.graph.files.named_paths import cache_root, unrecorded
-from winml.modelkit.graph.files.resumable_results import write_atomically
-from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.onnx.files.named_paths import cache_root, unrecorded
+from winml.modelkit.onnx.files.resumable_results import write_atomically
 from winml.modelkit.options import read_json_file
-from winml.modelkit.results.build_manifest import BuildResult
-from winml.modelkit.runtime.execution_providers import find_execution_provider
+from winml.modelkit.ort.execution_providers import find_execution_provider
 
 _CHOICES: tuple[dict[str, bool], ...] = (
     {"dynamic_batch": True, "dynamic_sequence": True},

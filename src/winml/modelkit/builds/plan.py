@@ -23,15 +23,15 @@ from winml.modelkit.builds.evaluated_models import refuse_missing_evaluations, r
 from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.errors import CheckpointError, ConfigError, ModelPathError, UsageError, WinMLError, rename_options
 from winml.modelkit.export.config import DEFAULT_OPSETS, WinMLExportConfig
-from winml.modelkit.flows.quantize.calibration_files import refuse_missing_files
-from winml.modelkit.graph.files.named_paths import named_path
-from winml.modelkit.load.checkpoints.hub import cached_snapshot
-from winml.modelkit.load.checkpoints.quantized.formats import folder_format
-from winml.modelkit.load.load_options import declared_options, is_not_default
-from winml.modelkit.load.request import ModelRequest, resolve_source
+from winml.modelkit.models.checkpoints.hub import cached_snapshot
+from winml.modelkit.models.checkpoints.quantized.formats import folder_format
+from winml.modelkit.models.load_options import declared_options, is_not_default
+from winml.modelkit.models.request import ModelRequest, resolve_source
+from winml.modelkit.onnx.files.named_paths import named_path
 from winml.modelkit.optimize.options import CONFIG_WORDS, OptimizeOptions
+from winml.modelkit.ort.execution_providers import find_execution_provider, refuse_dynamic, short_name
+from winml.modelkit.quantize.calibration.calibration_files import refuse_missing_files
 from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.runtime.execution_providers import find_execution_provider, refuse_dynamic, short_name
 
 WITHOUT_COMPILATION = " --no-compile skips the stage."
 """What can be done besides, where the last stage cannot."""
@@ -279,7 +279,7 @@ def refuse_missing_compiler(plan: BuildPlan, passed: Collection[str] = ()) -> No
     section = plan.config.compile
     if section is None or section.ep is None or idle_compilation(plan.config):
         return
-    from winml.modelkit.runtime.devices import choose_compiler
+    from winml.modelkit.ort.devices import choose_compiler
 
     keys = {"--ep": "compile.ep", "--device": "compile.device", "--ep-options": "compile.ep_options"}
     words = {option: key for option, key in keys.items() if option not in passed}

@@ -24,6 +24,7 @@ from winml.modelkit.builds.folder import BuildFolder, refuse_input_as_output
 from winml.modelkit.builds.identity import FileRecords, ModelIdentity
 from winml.modelkit.builds.layouts.folder_layout import FolderLayout
 from winml.modelkit.builds.layouts.layout import find_layout
+from winml.modelkit.builds.manifest_records import StageRecord
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stage_runs import FROM_CACHE, BuildJob, BuiltPart, StageRunner, StageStore
 from winml.modelkit.builds.stages import STAGES, Stage, adapter_names, skip_reason
@@ -36,14 +37,13 @@ from winml.modelkit.file_names import (
     part_path,
     sidecar_path,
 )
-from winml.modelkit.flows.quantize.calibration_files import calibration_files
-from winml.modelkit.graph.files.named_paths import cache_root
-from winml.modelkit.graph.files.placing import external_files
-from winml.modelkit.load.checkpoints.adapters import adapter_files, read_adapters
-from winml.modelkit.load.checkpoints.hub import cached_snapshot
-from winml.modelkit.load.request import resolve_source
-from winml.modelkit.results.build_manifest import StageRecord
-from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interruptions_beside, planned_data
+from winml.modelkit.models.checkpoints.adapters import adapter_files, read_adapters
+from winml.modelkit.models.checkpoints.hub import cached_snapshot
+from winml.modelkit.models.request import resolve_source
+from winml.modelkit.onnx.files.named_paths import cache_root
+from winml.modelkit.onnx.files.placing import external_files
+from winml.modelkit.quantize.calibration.calibration_files import calibration_files
+from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside, planned_data
 
 _OUTSIDE = "the model has external data"
 _EVAL = "eval"

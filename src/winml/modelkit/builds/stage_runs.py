@@ -18,21 +18,21 @@ import pydantic
 from winml.modelkit.builds.cache import digest, library_versions
 from winml.modelkit.builds.folder import BuildFolder
 from winml.modelkit.builds.identity import FileRecords, ModelIdentity
+from winml.modelkit.builds.manifest_records import BuildManifest, CoverageRecord, FileRecord, Origin, StageRecord
 from winml.modelkit.builds.plan import BuildPlan, open_sizes_words
 from winml.modelkit.builds.stages import Stage, StageOutcome, StageTask, names_of
 from winml.modelkit.errors import WriteError, rename_options
 from winml.modelkit.file_names import ONLY_PART, SIDECAR_SUFFIX, part_path
-from winml.modelkit.graph.files.graph_reading import graph_of
-from winml.modelkit.graph.files.named_paths import unrecorded
-from winml.modelkit.graph.files.output_files import OutputFiles
-from winml.modelkit.graph.files.placing import copy_data, link_or_copy
-from winml.modelkit.graph.files.reading import read_structure
-from winml.modelkit.graph.files.resumable_results import write_atomically
-from winml.modelkit.hierarchy.tagging import measure_coverage
+from winml.modelkit.onnx.files.graph_reading import graph_of
+from winml.modelkit.onnx.files.named_paths import unrecorded
+from winml.modelkit.onnx.files.output_files import OutputFiles
+from winml.modelkit.onnx.files.placing import copy_data, link_or_copy
+from winml.modelkit.onnx.files.reading import read_structure
+from winml.modelkit.onnx.files.resumable_results import write_atomically
 from winml.modelkit.options import read_json_file
+from winml.modelkit.ort.host import PeakMemory
 from winml.modelkit.progress import StepEvent
-from winml.modelkit.results.build_manifest import BuildManifest, CoverageRecord, FileRecord, Origin, StageRecord
-from winml.modelkit.runtime.host import PeakMemory
+from winml.modelkit.tags.tagging import measure_coverage
 from winml.modelkit.version import __version__
 
 # --- Finds the result of a stage that some build in the cache made already.

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.config import auto_words, idle_quantization, quantize_options
 from winml.modelkit.builds.layouts.layout import find_layout, refuse_task
+from winml.modelkit.builds.manifest_records import StageName, StageRecord
 from winml.modelkit.builds.plan import WITHOUT_COMPILATION, BuildPlan, idle_compilation, request_record
 from winml.modelkit.errors import StageError, UsageError, rename_options
-from winml.modelkit.evaluate.processors import processor_files
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.file_names import (
     ADAPTER_SUFFIX,
@@ -35,22 +35,24 @@ from winml.modelkit.file_names import (
     part_path,
     sidecar_path,
 )
-from winml.modelkit.flows.quantize.calibration_files import calibration_files, calibration_kind
-from winml.modelkit.graph.specs import current_name
-from winml.modelkit.load.checkpoints.adapters import named_adapter
+from winml.modelkit.models.checkpoints.adapters import named_adapter
+from winml.modelkit.onnx.specs import current_name
+from winml.modelkit.quantize.calibration.calibration_files import calibration_files, calibration_kind
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import FLOAT32
 from winml.modelkit.registries import installed_sources
-from winml.modelkit.results.build_manifest import StageName, StageRecord
+from winml.modelkit.samples.processors import processor_files
 from winml.modelkit.version import __version__
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.config import OptimSection, WinMLBuildConfig
-    from winml.modelkit.load.resolution import ResolvedModel
+    from winml.modelkit.compile.records import CompiledFile
+    from winml.modelkit.export.records import ExportedPart, ExportResult
+    from winml.modelkit.models.resolution import ResolvedModel
     from winml.modelkit.optimize.options import OptimizeOptions
+    from winml.modelkit.optimize.records import OptimizedFile
     from winml.modelkit.progress import StepEvent
-    from winml.modelkit.results.export_result import ExportedPart, ExportResult
-    from winml.modelkit.results.transformed_file import CompiledFile, OptimizedFile, QuantizedFile
+    from winml.modelkit.quantize.records import QuantizedFile
 
 _GRAPH_LIBRARIES = ("onnx", "onnx-ir", "onnxruntime", "onnxscript")
 
@@ -185,7 +187,7 @@ def _put_back(request: dict[str, object], before: Mapping[str, object], *keys: s
 
 
 def _run_export(task: StageTask) -> tuple[StageOutcome, ...]:
-    from winml.modelkit.flows.export.export import HTPExporter
+    from winml.modelkit.export.exporting import HTPExporter
 
     config, request = task.plan.config.export, task.plan.request
     assert config is not None  # skipped otherwise
@@ -215,8 +217,8 @@ def refuse_resolved(plan: BuildPlan, resolved: ResolvedModel) -> None:
 
 def export_outcomes(plan: BuildPlan, result: ExportResult) -> tuple[StageOutcome, ...]:
     """Return what an export means for a build: one outcome for each part."""
+    from winml.modelkit.compare.verification_words import verification_words
     from winml.modelkit.compare.words import fidelity_words
-    from winml.modelkit.results.words import verification_words
 
     resolved = _resolved_sections(plan, result)
     is_single = len(result.parts) == 1
@@ -265,9 +267,9 @@ def _optimize_options(plan: BuildPlan) -> dict[str, object]:
 
 
 def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
-    from winml.modelkit.flows.graph_file import CopyRules, GraphFileTask
-    from winml.modelkit.flows.optimize import optimization, optimize_file
+    from winml.modelkit.optimize.file_optimization import optimization, optimize_file
     from winml.modelkit.optimize.options import CONFIG_WORDS
+    from winml.modelkit.transform.graph_file import CopyRules, GraphFileTask
 
     section = task.plan.config.optim
     assert section is not None  # skipped otherwise
@@ -305,7 +307,7 @@ def _optimization_of(section: OptimSection, task: StageTask) -> OptimizeOptions:
     if not find_layout(task.plan.config.layout).for_onnxruntime and task.plan.onnx_path is not None:
         return section
     from winml.modelkit.builds.decoder_fusions import optimization_of
-    from winml.modelkit.graph.files.graph_reading import load_by_reference
+    from winml.modelkit.onnx.files.graph_reading import load_by_reference
 
     assert task.source is not None  # there is a graph to optimize
     return optimization_of(section, load_by_reference(task.source), task.plan)
@@ -316,7 +318,7 @@ _IGNORED_SKIP = "--skip-pre-normalization is ignored: the requested optimization
 
 def _copied_by_reference(result: OptimizedFile) -> StageOutcome:
     """Return the outcome where nothing was asked for that would change the source."""
-    from winml.modelkit.graph.files.placing import external_files
+    from winml.modelkit.onnx.files.placing import external_files
 
     return StageOutcome(
         files=(result.model_path, *external_files(result.model_path)),
@@ -369,9 +371,9 @@ def _idle_quantization(config: WinMLBuildConfig) -> str:
 
 
 def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
-    from winml.modelkit.flows.graph_file import GraphFileTask
-    from winml.modelkit.flows.quantize.quantize import Quantization, quantize_file
-    from winml.modelkit.load.request import processor_folder
+    from winml.modelkit.models.request import processor_folder
+    from winml.modelkit.quantize.file_quantization import Quantization, quantize_file
+    from winml.modelkit.transform.graph_file import GraphFileTask
 
     section = task.plan.config.quant
     assert section is not None  # skipped otherwise
@@ -415,9 +417,9 @@ def _quantized_words(result: QuantizedFile) -> str:
 
 
 def _compile_options(plan: BuildPlan) -> dict[str, object]:
-    from winml.modelkit.runtime.devices import provider_version
-    from winml.modelkit.runtime.execution_providers import find_execution_provider
-    from winml.modelkit.runtime.host import instruction_sets
+    from winml.modelkit.ort.devices import provider_version
+    from winml.modelkit.ort.execution_providers import find_execution_provider
+    from winml.modelkit.ort.host import instruction_sets
 
     section = plan.config.compile
     assert section is not None  # skipped otherwise
@@ -433,9 +435,9 @@ def _compile_options(plan: BuildPlan) -> dict[str, object]:
 
 
 def _run_compile(task: StageTask) -> tuple[StageOutcome, ...]:
-    from winml.modelkit.flows.compile import compilation, compile_file
-    from winml.modelkit.flows.graph_file import GraphFileTask
-    from winml.modelkit.load.request import processor_folder
+    from winml.modelkit.compile.file_compilation import compilation, compile_file
+    from winml.modelkit.models.request import processor_folder
+    from winml.modelkit.transform.graph_file import GraphFileTask
 
     section, seed = task.plan.config.compile, task.plan.request.seed
     assert section is not None  # skipped otherwise
@@ -598,7 +600,7 @@ def external_from_bytes(plan: BuildPlan, writer: StageName) -> int:
         plan: What the build is to do.
         writer: The stage.
     """
-    from winml.modelkit.flows.graph_file import EXTERNAL_BYTES
+    from winml.modelkit.transform.graph_file import EXTERNAL_BYTES
 
     later = STAGES[[stage.name for stage in STAGES].index(writer) + 1 :]
     is_last = all(skip_reason(stage, plan) for stage in later)

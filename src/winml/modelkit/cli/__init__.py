@@ -1,5 +1,5 @@
 """How is a verb called from a shell?
 
-One file per verb, imported when its verb is typed. The only room that knows click; turns errors into words and exit
-codes, once.
+Finds the command of a verb, which is in its subject, and imports it when the verb is typed. Shared options, streams,
+progress, and the sentence and exit code of an error.
 """

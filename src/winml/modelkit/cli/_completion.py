@@ -52,13 +52,13 @@ class _Listed(click.types.StringParamType):
 
 
 def _providers(_ctx: click.Context) -> Iterable[str]:
-    from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
+    from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS
 
     return EXECUTION_PROVIDERS.names
 
 
 def _tasks(_ctx: click.Context) -> Iterable[str]:
-    from winml.modelkit.load.checkpoints.task import TASK_ALIASES, TASK_VARIANTS, TASKS
+    from winml.modelkit.models.checkpoints.task import TASK_ALIASES, TASK_VARIANTS, TASKS
 
     return sorted({*TASKS, *TASK_VARIANTS, *TASK_ALIASES})
 
@@ -70,7 +70,7 @@ def _precisions(_ctx: click.Context) -> Iterable[str]:
 
 
 def _candidate_kinds(_ctx: click.Context) -> Iterable[str]:
-    from winml.modelkit.results.tuning import KINDS
+    from winml.modelkit.tune.records import KINDS
 
     return KINDS
 
@@ -102,8 +102,8 @@ def _parts(ctx: click.Context) -> Iterable[str]:
 
 def _files(ctx: click.Context) -> Mapping[str, Path]:
     """Return the ONNX files of the model that the command line names, by part; nothing is fetched from the Hub."""
+    from winml.modelkit.builds.found_models import onnx_file_in, part_files
     from winml.modelkit.file_names import ONLY_PART
-    from winml.modelkit.found_models import onnx_file_in, part_files
 
     path = Path(next((str(ctx.params[name]) for name in _MODELS if ctx.params.get(name)), os.devnull))
     if path.is_file():

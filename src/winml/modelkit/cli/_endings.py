@@ -173,7 +173,7 @@ def _declared_versions(library: str) -> str:
 
 def resuming_words() -> str:
     """Return where an interrupted search saved its measurements; empty if nothing was saved."""
-    from winml.modelkit.graph.files.named_paths import committed_files
+    from winml.modelkit.onnx.files.named_paths import committed_files
 
     saved = next(filter(None, map(_unfinished_folder, committed_files())), None)
     return "" if saved is None else f"measurements are saved in {_shown(saved)}; the same command resumes there"
@@ -187,7 +187,7 @@ def _unfinished_folder(file: Path) -> Path | None:
 
 
 def _committed_words() -> str:
-    from winml.modelkit.graph.files.named_paths import committed_files
+    from winml.modelkit.onnx.files.named_paths import committed_files
 
     files = [file for file in committed_files() if _unfinished_folder(file) is None]
     if not files:
@@ -198,11 +198,11 @@ def _committed_words() -> str:
 
 def tell_settled() -> None:
     """Tell what became of files that a command which was killed had left unfinished, and which are still so."""
-    from winml.modelkit.graph.files.named_paths import taken_read, taken_settled
+    from winml.modelkit.onnx.files.named_paths import taken_read, taken_settled
 
     notes = taken_settled()
     if paths := taken_read():
-        from winml.modelkit.graph.files.recovery import unfinished_notes
+        from winml.modelkit.onnx.files.recovery import unfinished_notes
 
         notes += unfinished_notes(paths)
     for words in notes:
@@ -224,7 +224,7 @@ def end_process(status: int, *, is_own_process: bool) -> None:
         is_own_process: Whether nothing else runs in this process. Then one that a signal asked to end, ends by it, so
             that a shell's loop ends, too.
     """
-    from winml.modelkit.graph.files.named_paths import committed_files
+    from winml.modelkit.onnx.files.named_paths import committed_files
 
     problem = finish_streams()
     # Who closes stdout wants no words of a work that was to write files.

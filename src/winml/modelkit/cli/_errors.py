@@ -122,7 +122,7 @@ class WinMLCommand(click.Command):
         """
         if not (libraries := ctx.params.pop("ep_library", ())):
             return
-        from winml.modelkit.runtime.execution_providers import LIBRARY_VARIABLE, with_library
+        from winml.modelkit.ort.execution_providers import LIBRARY_VARIABLE, with_library
 
         before = os.environ.get(LIBRARY_VARIABLE, "")
         named = functools.reduce(lambda value, text: with_library(text, value), libraries, before)

@@ -13,8 +13,8 @@ from winml.modelkit.cli._streams import library_output_to_stderr, show_result, s
 if TYPE_CHECKING:
     from winml.modelkit.options import Options
     from winml.modelkit.report.document import Document
-    from winml.modelkit.results.plan import Plan
-    from winml.modelkit.results.transformed_file import RecordT, TransformedFolder
+    from winml.modelkit.report.plan import Plan
+    from winml.modelkit.transform.records import RecordT, TransformedFolder
     from winml.modelkit.verbs.file_to_file import FileRequest, FileVerb
 
     OptionsT = TypeVar("OptionsT", bound=Options)
@@ -46,7 +46,7 @@ def named_parts(options: Mapping[str, Any], *, beside_weights: bool = False) -> 
     passed = [value for value in (options["target"], options["model"]) if value is not None]
     if len(passed) != 1:
         return {}
-    from winml.modelkit.found_models import chosen_parts
+    from winml.modelkit.builds.found_models import chosen_parts
 
     return chosen_parts(passed[0], options["submodel"], beside_weights=beside_weights)
 
@@ -88,7 +88,7 @@ def run_verb(
     if options["dry_run"]:
         show_plan(plan, options)
         return
-    from winml.modelkit.results.transformed_file import TransformedFolder
+    from winml.modelkit.transform.records import TransformedFolder
 
     with library_output_to_stderr():
         result = verb.run(plan, None if options["quiet"] else show_step)
@@ -102,6 +102,6 @@ def run_verb(
 
 def show_plan(plan: Plan, options: Mapping[str, object]) -> None:
     """Print what a verb would do, in the form that is asked for."""
-    from winml.modelkit.report.files import plan_document
+    from winml.modelkit.report.plan_table import plan_document
 
     show_result(plan.as_record(), options, lambda: plan_document(plan), is_answer=True)

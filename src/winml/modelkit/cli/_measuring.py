@@ -25,7 +25,7 @@ def refuse_unknown_ep(name: str | None) -> None:
         UsageError: there is none of this name.
     """
     if name is not None:
-        from winml.modelkit.runtime.execution_providers import find_execution_provider
+        from winml.modelkit.ort.execution_providers import find_execution_provider
 
         find_execution_provider(name)
 

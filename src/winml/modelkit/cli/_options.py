@@ -13,8 +13,8 @@ from winml.modelkit.cli._help import GroupedArgument, GroupedOption
 from winml.modelkit.errors import ModelPathError
 from winml.modelkit.export.declared_options import DynamicFields
 from winml.modelkit.fields import DEVICE, GENERAL, MODEL, OUTPUT, SIZES, Field, fields_of
-from winml.modelkit.graph.files.named_paths import named_path
-from winml.modelkit.load.load_options import Group, declared_options
+from winml.modelkit.models.load_options import Group, declared_options
+from winml.modelkit.onnx.files.named_paths import named_path
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -54,7 +54,7 @@ def model_option(*, required: bool, help: str) -> Callable[[_F], _F]:
 
 
 def _load_options(offered_with: Group) -> Callable[[_F], _F]:
-    """Return the options that load/load_options.py declares as offered together."""
+    """Return the options that models/load_options.py declares as offered together."""
     return declared_options_of(option for option in declared_options() if option.offered_with == offered_with)
 
 

@@ -12,8 +12,8 @@ from winml.modelkit.cli._streams import own_stderr, tell
 
 if TYPE_CHECKING:
     from winml.modelkit.progress import RunningStep, StepEvent
-    from winml.modelkit.results.sweep import CellResult
     from winml.modelkit.sweep.cells import Cell
+    from winml.modelkit.sweep.records import CellResult
     from winml.modelkit.sweep.work_queue import SweepListener
 
 
@@ -129,7 +129,7 @@ def sweep_progress(ended: list[str], *, quiet: bool) -> Iterator[SweepListener]:
     from rich.live import Live
     from rich.text import Text
 
-    from winml.modelkit.results.sweep import settings_words
+    from winml.modelkit.sweep.records import settings_words
     from winml.modelkit.sweep.work_queue import SweepListener
     from winml.modelkit.words import printable
 

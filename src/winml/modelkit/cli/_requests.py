@@ -17,15 +17,15 @@ from winml.modelkit.cli._options import grouped_option
 from winml.modelkit.cli._streams import tell
 from winml.modelkit.errors import ConfigError, UsageError
 from winml.modelkit.fields import MODEL, fields_of
-from winml.modelkit.load.load_options import declared_options, is_not_default
+from winml.modelkit.models.load_options import declared_options, is_not_default
 from winml.modelkit.verbs.file_to_file import FileRequest, read_sizes
 from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.config import WinMLBuildConfig
+    from winml.modelkit.builds.found_models import FoundModel
     from winml.modelkit.export.config import WinMLExportConfig
-    from winml.modelkit.found_models import FoundModel
-    from winml.modelkit.load.request import ModelRequest
+    from winml.modelkit.models.request import ModelRequest
     from winml.modelkit.progress import StepEvent
 
 
@@ -47,9 +47,9 @@ def model_request(options: Mapping[str, Any]) -> ModelRequest:
     Raises:
         ConfigError: ``--input-specs``, ``--shape-config`` or ``--dynamic-axes`` is malformed.
     """
-    from winml.modelkit.graph.specs import DynamicRequest, parse_dynamic_axes
-    from winml.modelkit.load.inputs.options import parse_input_specs, parse_shape_config
-    from winml.modelkit.load.request import ModelRequest
+    from winml.modelkit.models.inputs.options import parse_input_specs, parse_shape_config
+    from winml.modelkit.models.request import ModelRequest
+    from winml.modelkit.onnx.specs import DynamicRequest, parse_dynamic_axes
 
     dynamic = DynamicRequest(
         batch=options.get("dynamic_batch", False),
@@ -212,8 +212,8 @@ def with_sizes(export: WinMLExportConfig, options: Mapping[str, Any]) -> WinMLEx
     """
     if export.input_tensors is None or not (options["shape_config"] or options["batch_size"]) or options["input_specs"]:
         return export
-    from winml.modelkit.graph.specs import names_among
-    from winml.modelkit.load.inputs.options import parse_shape_config
+    from winml.modelkit.models.inputs.options import parse_shape_config
+    from winml.modelkit.onnx.specs import names_among
 
     sizes = parse_shape_config(options["shape_config"]) if options["shape_config"] else None
     keys = {*(sizes.fixed() if sizes is not None else ()), *(["batch_size"] if options["batch_size"] else ())}
@@ -279,15 +279,15 @@ def runnable_model(options: Mapping[str, Any]) -> tuple[FoundModel, dict[str, An
         UsageError: no model or two, nothing at its path, or an option that has no meaning for an ONNX file.
     """
     name = model_name(options, "an ONNX file, a build folder, a Hub id, a checkpoint folder or file.py:factory")
-    from winml.modelkit.found_models import FoundModel, onnx_file
-    from winml.modelkit.graph.files.named_paths import refuse_missing_values
+    from winml.modelkit.builds.found_models import FoundModel, onnx_file
+    from winml.modelkit.onnx.files.named_paths import refuse_missing_values
 
     input_data = Path(options["input_data"]) if options["input_data"] else None
     refuse_missing_values(input_data)
     common = {"shown": name, "seed": options["seed"], "input_data": input_data}
     path = onnx_file(name)
     if path is None:
-        from winml.modelkit.load.request import resolve_source
+        from winml.modelkit.models.request import resolve_source
 
         model = model_request({**options, "model": name})
         resolve_source(model)

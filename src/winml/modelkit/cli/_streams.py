@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from winml.modelkit.graph.files.named_paths import restored_working_directory
+from winml.modelkit.onnx.files.named_paths import restored_working_directory
 from winml.modelkit.words import json_printable, message_words
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ def write_files(texts: Mapping[Path, Callable[[], str]], *, overwrite: bool) -> 
     Raises:
         WriteError: one cannot be written.
     """
-    from winml.modelkit.graph.files.output_files import OutputFiles
+    from winml.modelkit.onnx.files.output_files import OutputFiles
 
     with OutputFiles() as files:
         for path, text in texts.items():

@@ -36,12 +36,26 @@ COMMANDS = {
     "sys": "Show versions, execution providers, devices and memory.",
     "tune": "Find the fastest variant of a model on this machine within a quality limit.",
 }
-"""Verb → what it does. Each is the ``command`` of the module of its name in ``verbs``."""
+"""Verb → what it does."""
+
+_ELSEWHERE = {
+    "build": "builds.command",
+    "cache": "builds.cache_command",
+    "config": "builds.config_command",
+    "diff": "compare.diff_command",
+    "eval": "evaluate.command",
+    "perf": "profile.command",
+    "retag": "transform.retag_command",
+    "run": "generate.run_command",
+    "sys": "builds.sys_command",
+}
+MODULES = {name: _ELSEWHERE.get(name, f"{name}.command") for name in COMMANDS}
+"""Verb → module of its ``command``."""
 
 VERBS: Registry[click.Command] = Registry(
     "verbs",
     "verb",
-    {name: f"winml.modelkit.cli.verbs.{name}:command" for name in COMMANDS},
+    {name: f"winml.modelkit.{module}:command" for name, module in MODULES.items()},
     lambda: click.Command,
     refuse=lambda name, verb: "" if verb.name == name else f"it calls itself {verb.name}",
 )

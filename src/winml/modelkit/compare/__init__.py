@@ -1,1 +1,1 @@
-"""Do two sets of outputs agree, and where do they diverge?"""
+"""Do two models agree, and which module is the first that differs?"""

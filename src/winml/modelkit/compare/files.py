@@ -22,14 +22,13 @@ from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, measur
 from winml.modelkit.compare.outputs import ROUNDING_FACTOR, TEXT_KINDS, Rounding, VerificationInfo, compare_outputs
 from winml.modelkit.compare.words import difference_words, fidelity_words, samples_words
 from winml.modelkit.errors import StageError, UsageError, VerificationError
-from winml.modelkit.graph.contexts import proto_nodes
-from winml.modelkit.graph.files.placing import external_files
-from winml.modelkit.graph.files.reading import read_referring, read_structure
-from winml.modelkit.graph.specs import current_name
-from winml.modelkit.graph.weights import ROUNDING_OPERATORS
-from winml.modelkit.progress import counted
-from winml.modelkit.runtime.default_sizes import default_size
-from winml.modelkit.runtime.graph_inputs import (
+from winml.modelkit.onnx.contexts import proto_nodes
+from winml.modelkit.onnx.files.placing import external_files
+from winml.modelkit.onnx.files.reading import read_referring, read_structure
+from winml.modelkit.onnx.specs import current_name
+from winml.modelkit.onnx.weights import ROUNDING_OPERATORS
+from winml.modelkit.ort.default_sizes import default_size
+from winml.modelkit.ort.graph_inputs import (
     SIZES_OPTION,
     GraphInput,
     bounds_by_name,
@@ -38,10 +37,11 @@ from winml.modelkit.runtime.graph_inputs import (
     sizes_by_key,
     with_sums,
 )
-from winml.modelkit.runtime.ir_versions import newest_ir_version, runnable
-from winml.modelkit.runtime.plug_ins import missing_kernel_hint
-from winml.modelkit.runtime.quantized_states import QuantizedStates
-from winml.modelkit.runtime.sessions import Session, refuse_crashing_file
+from winml.modelkit.ort.ir_versions import newest_ir_version, runnable
+from winml.modelkit.ort.plug_ins import missing_kernel_hint
+from winml.modelkit.ort.quantized_states import QuantizedStates
+from winml.modelkit.ort.sessions import Session, refuse_crashing_file
+from winml.modelkit.progress import counted
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -141,8 +141,8 @@ def _refuse_crashing(reference: Path, candidate: Path) -> None:
 def _probabilities_of(path: Path) -> frozenset[str]:
     """Return the names of the outputs of a file that Sigmoid or Softmax makes."""
     # Read where a comparison fails only.
-    from winml.modelkit.graph.files.graph_reading import graph_of
-    from winml.modelkit.graph.probabilities import probability_outputs
+    from winml.modelkit.onnx.files.graph_reading import graph_of
+    from winml.modelkit.onnx.probabilities import probability_outputs
 
     return probability_outputs(graph_of(read_structure(path), path).graph)
 
@@ -281,7 +281,7 @@ def open_session(path: Path, *, as_written: bool) -> Session:
     A file that computes in bfloat16 is opened to compute in float32.
     """
     if (widened := _widened(path)) is not None:
-        from winml.modelkit.runtime.graph_sessions import session_of_graph
+        from winml.modelkit.ort.graph_sessions import session_of_graph
 
         return session_of_graph(widened, path, optimize=not as_written)
     if as_written:
@@ -303,8 +303,8 @@ def _widened(path: Path) -> ir.Model | None:
     kinds = {value.type.tensor_type.elem_type for value in values} | {tensor.data_type for tensor in graph.initializer}
     if onnx.TensorProto.BFLOAT16 not in kinds:
         return None
-    from winml.modelkit.graph.bfloat16 import widen_bfloat16
-    from winml.modelkit.graph.files.graph_reading import load_by_reference
+    from winml.modelkit.onnx.bfloat16 import widen_bfloat16
+    from winml.modelkit.onnx.files.graph_reading import load_by_reference
 
     model = load_by_reference(path)
     return model if widen_bfloat16(model) else None

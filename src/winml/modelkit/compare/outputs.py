@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.graph.assumptions import Assumption
+from winml.modelkit.onnx.assumptions import Assumption
 from winml.modelkit.records import Record, entry, recorded
 
 THRESHOLDS: Mapping[str, float] = {

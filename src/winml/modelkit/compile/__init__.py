@@ -1,5 +1,4 @@
 """How is a graph compiled for one EP?
 
-What it makes is for the provider, device and version it was made with. How it is compared with its source is decided in
-``flows``.
+What it makes is for the provider, device and version it was made with.
 """

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from winml.modelkit.fields import DEVICE, VERIFICATION, declare
-from winml.modelkit.runtime.execution_providers import Device, parse_ep_options
+from winml.modelkit.ort.execution_providers import Device, parse_ep_options
 
 DEFAULT_MIN_SQNR_DB = 20.0
 """Ratio of signal to error that is required where a provider computes with fewer bits than the graph says, as NPUs do.

@@ -18,21 +18,21 @@ import onnx_ir.passes.common
 from winml.modelkit.compile.options import CompileOptions
 from winml.modelkit.errors import CompileError, InputError, UsageError
 from winml.modelkit.file_names import unfinished_data_path
-from winml.modelkit.graph.contexts import context_nodes, is_context, refuse_compiled
-from winml.modelkit.graph.files.graph_reading import load_foreign
-from winml.modelkit.graph.pinning import open_dimensions
-from winml.modelkit.graph.specs import stated_sums
-from winml.modelkit.graph.stage import StageResult, restore_description
-from winml.modelkit.hierarchy.address import common_ancestor
-from winml.modelkit.hierarchy.carry.carrying import carry_tags
-from winml.modelkit.hierarchy.tagging import NodeTag, all_nodes, listed_modules, measure_coverage, read_tag, write_tag
 from winml.modelkit.metadata_keys import COMPILE_KEY, MODULES_KEY
+from winml.modelkit.onnx.contexts import context_nodes, is_context, refuse_compiled
+from winml.modelkit.onnx.files.graph_reading import load_foreign
+from winml.modelkit.onnx.pinning import open_dimensions
+from winml.modelkit.onnx.specs import stated_sums
+from winml.modelkit.onnx.stage import StageResult, restore_description
+from winml.modelkit.ort.default_sizes import fixing_command
+from winml.modelkit.ort.devices import ChosenProvider, missing_option_hint, provider_version
+from winml.modelkit.ort.host import instruction_sets
+from winml.modelkit.ort.kernels import compile_to_file
+from winml.modelkit.ort.sessions import onnxruntime_version, rewrite_file
 from winml.modelkit.records import Record, entry
-from winml.modelkit.runtime.default_sizes import fixing_command
-from winml.modelkit.runtime.devices import ChosenProvider, missing_option_hint, provider_version
-from winml.modelkit.runtime.host import instruction_sets
-from winml.modelkit.runtime.kernels import compile_to_file
-from winml.modelkit.runtime.sessions import onnxruntime_version, rewrite_file
+from winml.modelkit.tags.address import common_ancestor
+from winml.modelkit.tags.carry.carrying import carry_tags
+from winml.modelkit.tags.tagging import NodeTag, all_nodes, listed_modules, measure_coverage, read_tag, write_tag
 
 _SENT, _RETURNED = "sent.onnx", "returned.onnx"
 

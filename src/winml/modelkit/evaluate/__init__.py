@@ -1,1 +1,1 @@
-"""How well does a model perform its task? Samples of datasets, their preparation, and metrics of the outputs."""
+"""How well does a model perform its task? Tasks, metrics and limits."""

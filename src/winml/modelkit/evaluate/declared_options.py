@@ -12,12 +12,12 @@ from winml.modelkit.fields import DATASET, declare
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from winml.modelkit.evaluate.data_sets import DataSetRequest
     from winml.modelkit.options import Drop
+    from winml.modelkit.samples.data_sets import DataSetRequest
 
 
 def _read_columns(texts: tuple[str, ...]) -> dict[str, str]:
-    from winml.modelkit.evaluate.columns import parse_columns
+    from winml.modelkit.samples.columns import parse_columns
 
     return parse_columns(texts)
 
@@ -85,9 +85,9 @@ def requested_samples(request: DataSetFields, *, most: int, seed: int) -> DataSe
             passed = "--columns" if request.columns else "--split"
             raise UsageError(f"{passed} requires --dataset", hint="Omit it, or pass a dataset.")
         return None
-    from winml.modelkit.evaluate.data_sets import DataSetRequest
-    from winml.modelkit.evaluate.data_sources import find_source
-    from winml.modelkit.evaluate.datasets_library import refuse_missing_datasets
+    from winml.modelkit.samples.data_sets import DataSetRequest
+    from winml.modelkit.samples.data_sources import find_source
+    from winml.modelkit.samples.datasets_library import refuse_missing_datasets
 
     find_source(request.dataset)
     found = DataSetRequest(
@@ -104,6 +104,6 @@ def requested_samples(request: DataSetFields, *, most: int, seed: int) -> DataSe
 
 def data_set_files(request: DataSetFields) -> tuple[Path, ...]:
     """Return the files on this disk of the data set that ``--dataset`` names; nothing may be written over them."""
-    from winml.modelkit.evaluate.data_sources import find_source, source_files
+    from winml.modelkit.samples.data_sources import find_source, source_files
 
     return () if request.dataset is None else source_files(find_source(request.dataset))

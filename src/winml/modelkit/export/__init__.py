@@ -1,6 +1,5 @@
 """How does a torch module become a graph?
 
-Prepares a live module and restores it (``preparation``), captures its forward as an ``onnx_ir`` graph with the module
-stack of every node (``torchscript``, ``dynamo``), and tags the nodes (``node_tagger``). Does not load models, normalize
-graphs, write or verify files.
+Captures the forward of a module as an ``onnx_ir`` graph with the module stack of every node (``torchscript``,
+``dynamo``), tags the nodes (``graph_making``), writes and verifies the file of each part (``part_export``).
 """

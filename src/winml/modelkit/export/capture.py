@@ -11,10 +11,10 @@ from typing import Literal
 import onnx_ir as ir
 
 from winml.modelkit.export.config import DEFAULT_OPSETS
-from winml.modelkit.graph.assumptions import Assumption
-from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
-from winml.modelkit.hierarchy.tree import ModuleTree
 from winml.modelkit.metadata_keys import NAMESPACE_KEY
+from winml.modelkit.onnx.assumptions import Assumption
+from winml.modelkit.tags.tagging import NodeTag, write_tag
+from winml.modelkit.tags.tree import ModuleTree
 
 
 @dataclass(frozen=True)

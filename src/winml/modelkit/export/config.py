@@ -14,9 +14,9 @@ import pydantic
 
 from winml.modelkit.errors import VerificationError
 from winml.modelkit.export.declared_options import DynamicFields, ExportFields
-from winml.modelkit.graph.specs import DynamicAxes, DynamicDimension, DynamicRequest, InputTensorSpec, OutputTensorSpec
-from winml.modelkit.hierarchy.torch_modules import normalized_torch_modules
+from winml.modelkit.onnx.specs import DynamicAxes, DynamicDimension, DynamicRequest, InputTensorSpec, OutputTensorSpec
 from winml.modelkit.options import Options, record_of
+from winml.modelkit.tags.torch_modules import normalized_torch_modules
 
 ExporterName = Literal["torchscript", "dynamo"]
 

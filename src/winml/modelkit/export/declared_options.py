@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from winml.modelkit.errors import ConfigError
 from winml.modelkit.fields import ADVANCED, DEVICE, EXPORT, QUANTIZATION, SIZES, VERIFICATION, declare
-from winml.modelkit.hierarchy.torch_modules import TorchModules, normalized_torch_modules
+from winml.modelkit.tags.torch_modules import TorchModules, normalized_torch_modules
 
 ExporterChoice = Literal["auto", "torchscript", "dynamo"]
 Activations = Literal["float32", "int8"]

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from winml.modelkit.runtime.shared_settings import attribute_replaced
+from winml.modelkit.ort.shared_settings import attribute_replaced
 
 _ROUNDS, _COUNTED = "_winml_rounds", "_winml_counted"
 """Attributes of tensors: how many rounds a loop over one has; that its length is the number of places not zero."""

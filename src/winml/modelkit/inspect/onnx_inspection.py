@@ -14,15 +14,9 @@ from typing import Any
 import onnx
 
 from winml.modelkit.file_names import sidecar_path
-from winml.modelkit.graph.assumptions import Assumption
-from winml.modelkit.graph.files.content_digest import hash_file
-from winml.modelkit.graph.files.reading import check_data_file, inline_functions, read_structure
-from winml.modelkit.graph.specs import StatedBounds, damaged_bounds_notes, stated_bounds
-from winml.modelkit.graph.validity import cycle_words
-from winml.modelkit.hierarchy import address
-from winml.modelkit.hierarchy.selector import select
-from winml.modelkit.hierarchy.tagging import Coverage
-from winml.modelkit.inspect.contents import (
+from winml.modelkit.metadata_keys import OUR_PREFIX, TREE_KEY
+from winml.modelkit.onnx.assumptions import Assumption
+from winml.modelkit.onnx.contents import (
     Contents,
     DataLocation,
     PlacedNode,
@@ -33,12 +27,18 @@ from winml.modelkit.inspect.contents import (
     qualified_name,
     read_contents,
 )
-from winml.modelkit.inspect.module_costs import Cost, ModuleCost, charge_modules, count_node_macs, read_shapes
-from winml.modelkit.inspect.onnx_tree import OnnxTree, TreeSource, read_tree
-from winml.modelkit.inspect.quantized_weights import count_parameters
-from winml.modelkit.metadata_keys import OUR_PREFIX, TREE_KEY
+from winml.modelkit.onnx.files.content_digest import hash_file
+from winml.modelkit.onnx.files.reading import check_data_file, inline_functions, read_structure
+from winml.modelkit.onnx.module_costs import Cost, ModuleCost, charge_modules, count_node_macs, read_shapes
+from winml.modelkit.onnx.module_tree import OnnxTree, TreeSource, read_tree
+from winml.modelkit.onnx.quantized_weights import count_parameters
+from winml.modelkit.onnx.specs import StatedBounds, damaged_bounds_notes, stated_bounds
+from winml.modelkit.onnx.validity import cycle_words
 from winml.modelkit.options import load_metadata, read_json_file
 from winml.modelkit.records import Record, entry, json_value, recorded
+from winml.modelkit.tags import address
+from winml.modelkit.tags.selector import select
+from winml.modelkit.tags.tagging import Coverage
 from winml.modelkit.words import count_noun
 
 

@@ -17,23 +17,23 @@ import onnx
 import onnxruntime as ort
 
 from winml.modelkit.errors import StageError, UsageError
-from winml.modelkit.graph.contexts import refuse_compiled
-from winml.modelkit.graph.files.foreign_names import ForeignNameError, file_below
-from winml.modelkit.graph.files.graph_reading import flat_file, graph_of
-from winml.modelkit.graph.files.reading import read_structure
-from winml.modelkit.inspect.node_facts import GraphFacts, NodeFacts, read_facts
 from winml.modelkit.inspect.provider_fit import Basis, Finding, FindingKind, ListedLimit, ProviderFit
 from winml.modelkit.metadata_keys import FLOAT_SOURCE_KEY
+from winml.modelkit.onnx.contexts import refuse_compiled
+from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
+from winml.modelkit.onnx.files.graph_reading import flat_file, graph_of
+from winml.modelkit.onnx.files.reading import read_structure
+from winml.modelkit.onnx.node_facts import GraphFacts, NodeFacts, read_facts
 from winml.modelkit.options import load_metadata
-from winml.modelkit.runtime.devices import (
+from winml.modelkit.ort.devices import (
     PROCESSOR_HINT,
     ChosenProvider,
     choose_provider,
     present_providers,
     provider_version,
 )
-from winml.modelkit.runtime.execution_providers import Device, find_execution_provider, short_name
-from winml.modelkit.runtime.kernels import (
+from winml.modelkit.ort.execution_providers import Device, find_execution_provider, short_name
+from winml.modelkit.ort.kernels import (
     KernelTable,
     OperatorTable,
     TypedNode,
@@ -44,7 +44,7 @@ from winml.modelkit.runtime.kernels import (
     operator_table,
     reports_placement,
 )
-from winml.modelkit.runtime.sessions import CPU
+from winml.modelkit.ort.sessions import CPU
 
 _ON_CPU = "It runs on the CPU, with copies to and from the device"
 _AT_THE_EDGE = ("consume a graph input", "produce a graph output", "generate a graph output")

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from winml.modelkit.graph.operators import is_operator
 from winml.modelkit.normalize.size_propagation import (
     KnownSizes,
     Shape,
@@ -21,6 +20,7 @@ from winml.modelkit.normalize.size_propagation import (
     is_whole_slice,
 )
 from winml.modelkit.normalize.sizes import ONE, ZERO, Size, constant
+from winml.modelkit.onnx.operators import is_operator
 
 _COMPARISONS = ("GreaterOrEqual", "Greater", "LessOrEqual", "Less")
 

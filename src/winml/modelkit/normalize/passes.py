@@ -11,11 +11,11 @@ import onnx_ir as ir
 from onnx_ir import tensor_adapters
 from onnx_ir.passes.common import NameFixPass, _c_api_utils
 
-from winml.modelkit.graph.coded_weights import CodedTensor
-from winml.modelkit.graph.files.stored_tensors import StoredTensor
-from winml.modelkit.graph.fresh_names import FreshNames, cast_node
-from winml.modelkit.graph.operators import ONNX_DOMAINS, is_operator, producer_of
-from winml.modelkit.hierarchy.tagging import all_nodes
+from winml.modelkit.onnx.coded_weights import CodedTensor
+from winml.modelkit.onnx.files.stored_tensors import StoredTensor
+from winml.modelkit.onnx.fresh_names import FreshNames, cast_node
+from winml.modelkit.onnx.operators import ONNX_DOMAINS, is_operator, producer_of
+from winml.modelkit.tags.tagging import all_nodes
 
 
 class GeluOrderingPass(ir.passes.InPlacePass):

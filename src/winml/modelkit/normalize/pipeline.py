@@ -17,9 +17,6 @@ from onnx_ir.passes import common
 from onnxscript.optimizer import FOLDED_FROM_KEY, fold_constants_ir
 
 from winml.modelkit.errors import NormalizeError
-from winml.modelkit.graph.operators import ONNX_DOMAINS, is_operator
-from winml.modelkit.graph.stage import DeclaredPass, StageResult, run_passes
-from winml.modelkit.hierarchy.tagging import all_nodes, measure_coverage, read_tag, write_tag
 from winml.modelkit.normalize.passes import (
     BFloat16WideningPass,
     GeluOrderingPass,
@@ -33,7 +30,10 @@ from winml.modelkit.normalize.passes import (
     WeightTranspositionPass,
 )
 from winml.modelkit.normalize.size_simplification import SizeSimplificationPass
+from winml.modelkit.onnx.operators import ONNX_DOMAINS, is_operator
+from winml.modelkit.onnx.stage import DeclaredPass, StageResult, run_passes
 from winml.modelkit.options import Options
+from winml.modelkit.tags.tagging import all_nodes, measure_coverage, read_tag, write_tag
 
 MAX_ROUNDS = 5
 """Chosen: two rounds settle every graph tried, the second finding nothing; more guard against passes that undo each

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import onnx_ir as ir
 
-from winml.modelkit.graph.operators import ONNX_DOMAINS, is_operator, producer_of
 from winml.modelkit.normalize.sizes import ONE, ZERO, Size, constant, product, symbol
+from winml.modelkit.onnx.operators import ONNX_DOMAINS, is_operator, producer_of
 
 _T = TypeVar("_T")
 Shape = tuple[Size, ...]

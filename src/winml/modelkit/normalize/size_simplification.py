@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from winml.modelkit.graph.operators import ONNX_DOMAINS, is_operator, producer_of
 from winml.modelkit.normalize.grids import Grids, counts_flat, counts_through
 from winml.modelkit.normalize.size_propagation import (
     KnownSizes,
@@ -21,6 +20,7 @@ from winml.modelkit.normalize.size_propagation import (
     reduced_axes,
 )
 from winml.modelkit.normalize.sizes import ONE, Size, constant, product
+from winml.modelkit.onnx.operators import ONNX_DOMAINS, is_operator, producer_of
 
 _MOST_READ = 1 << 16
 """Elements. Chosen: a mask of 256 tokens; a weight is not read."""

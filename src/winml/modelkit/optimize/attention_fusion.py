@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from winml.modelkit.graph.operators import is_operator, producer_of
-from winml.modelkit.graph.stage import GraphPass
+from winml.modelkit.onnx.operators import is_operator, producer_of
+from winml.modelkit.onnx.stage import GraphPass
 from winml.modelkit.optimize.graph_matching import (
     CONTRIB_DOMAIN,
     SWAPPED,

@@ -64,7 +64,7 @@ class Capability:
     needs_layouts: bool = False
     """Whether the result is fast only on processors like the one it was made on."""
     implementation: str = ""
-    """Of the engine ``winml``: ``module:class`` of its :class:`~winml.modelkit.graph.stage.GraphPass`, which is made
+    """Of the engine ``winml``: ``module:class`` of its :class:`~winml.modelkit.onnx.stage.GraphPass`, which is made
     without arguments. Imported when it runs, so that listing capabilities imports no graph library."""
     sets: tuple[str, str] | None = None
     """Of one without a pass of its own: a capability whose pass it changes, and the keyword that is then true."""

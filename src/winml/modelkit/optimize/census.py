@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from winml.modelkit.hierarchy.tagging import all_nodes, operator_name, read_tag
 from winml.modelkit.optimize.capabilities import Capability
+from winml.modelkit.tags.tagging import all_nodes, operator_name, read_tag
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.graph.operators import is_operator, producer_of
-from winml.modelkit.hierarchy.tagging import Source, read_tag, write_tag
 from winml.modelkit.metadata_keys import MODULES_KEY
+from winml.modelkit.onnx.operators import is_operator, producer_of
+from winml.modelkit.tags.tagging import Source, read_tag, write_tag
 
 CONTRIB_DOMAIN = "com.microsoft"
 """Specified by ONNX Runtime: the domain of its own operators."""

@@ -15,13 +15,13 @@ import onnx_ir as ir
 
 from winml.modelkit.errors import OptimizeError, StageError, first_line
 from winml.modelkit.file_names import unfinished_data_path
-from winml.modelkit.graph.files.graph_reading import load_foreign
-from winml.modelkit.graph.files.output_files import FULL_DISK_ERRORS
-from winml.modelkit.graph.files.recovery import temporary_folder
-from winml.modelkit.graph.stage import restore_description
-from winml.modelkit.hierarchy.carry.carrying import carry_tags
+from winml.modelkit.onnx.files.graph_reading import load_foreign
+from winml.modelkit.onnx.files.output_files import FULL_DISK_ERRORS
+from winml.modelkit.onnx.files.recovery import temporary_folder
+from winml.modelkit.onnx.stage import restore_description
 from winml.modelkit.optimize.capabilities import CAPABILITIES, UNUSED_TRANSFORMERS, Capability
-from winml.modelkit.runtime.sessions import rewrite_file
+from winml.modelkit.ort.sessions import rewrite_file
+from winml.modelkit.tags.carry.carrying import carry_tags
 
 _SENT, _RETURNED = "sent.onnx", "returned.onnx"
 

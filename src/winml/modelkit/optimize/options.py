@@ -20,7 +20,7 @@ from winml.modelkit.optimize.capabilities import (
 )
 from winml.modelkit.optimize.declared_options import OptimizeFields
 from winml.modelkit.options import Options, record_of
-from winml.modelkit.runtime.execution_providers import find_execution_provider, short_name
+from winml.modelkit.ort.execution_providers import find_execution_provider, short_name
 
 CONFIG_WORDS: Mapping[str, str] = {
     **{f"--enable-{entry.flag}": f"optim.{entry.name}" for entry in CAPABILITIES.values()},

@@ -8,9 +8,9 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from winml.modelkit.errors import OptimizeError
-from winml.modelkit.graph.stage import DeclaredPass, GraphPass, run_passes
-from winml.modelkit.hierarchy.carry.carrying import carry_tags
+from winml.modelkit.onnx.stage import DeclaredPass, GraphPass, run_passes
 from winml.modelkit.optimize.capabilities import CAPABILITIES, Capability
+from winml.modelkit.tags.carry.carrying import carry_tags
 
 _ORDER = (
     # First: what turns queries by position reads their normalization as one operator.

@@ -6,8 +6,6 @@ what it did is counted, and that no tag was lost is checked.
 
 from __future__ import annotations
 
-import logging
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,13 +15,12 @@ from itertools import takewhile
 import onnx
 import onnx_ir as ir
 
-from winml.modelkit.errors import OptimizeError, UsageError, first_line
-from winml.modelkit.graph.fingerprint import fingerprint
-from winml.modelkit.graph.fresh_names import FreshNames
-from winml.modelkit.graph.stage import StageResult
-from winml.modelkit.graph.validity import OLDEST_OPSET
-from winml.modelkit.hierarchy.carry.carrying import carry_tags
-from winml.modelkit.hierarchy.tagging import Coverage, all_nodes, measure_coverage, read_tag
+from winml.modelkit.errors import OptimizeError, UsageError
+from winml.modelkit.normalize.opset_conversion import convert_opset
+from winml.modelkit.onnx.fingerprint import fingerprint
+from winml.modelkit.onnx.fresh_names import FreshNames
+from winml.modelkit.onnx.stage import StageResult
+from winml.modelkit.onnx.validity import OLDEST_OPSET
 from winml.modelkit.optimize.capabilities import CAPABILITIES, Engine
 from winml.modelkit.optimize.census import GraphCensus
 from winml.modelkit.optimize.graph_matching import CONTRIB_DOMAIN
@@ -31,6 +28,7 @@ from winml.modelkit.optimize.onnxruntime_engine import rewrite_with_onnxruntime
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pass_engine import rewrite_with_passes
 from winml.modelkit.optimize.selected_nodes import Rewrite, rewrite_selected
+from winml.modelkit.tags.tagging import Coverage, all_nodes, measure_coverage, read_tag
 
 
 class _ModuleScopes:
@@ -272,10 +270,6 @@ def _interface_words(model: ir.Model) -> str:
     return f"{', '.join(inputs)} → {', '.join(str(value.name) for value in model.graph.outputs)}"
 
 
-_ASSERTION = re.compile(r"^\S+:\d+: (?:\w+: )?(?:Assertion `.*` failed: )?")
-"""Location of an error in onnx's own source, which does not help the user."""
-
-
 def refuse_unknown_opset(target: int | None) -> None:
     """Refuse a version of ONNX's operators that is not among those the installed onnx knows.
 
@@ -288,57 +282,3 @@ def refuse_unknown_opset(target: int | None) -> None:
             f"opset {target}: ONNX has no such opset",
             hint=f"Use an opset from {OLDEST_OPSET} to {newest}, the range that onnx {onnx.__version__} supports.",
         )
-
-
-def convert_opset(model: ir.Model, target: int) -> tuple[ir.Model, tuple[str, ...]]:
-    """Return the model at another opset, newer or older, and notes on its tags.
-
-    onnxscript converts what it can, and onnx's own converter the rest. The latter drops all metadata, so tags are
-    carried across. Local functions are inlined. The given model is not changed.
-
-    Args:
-        model: The model.
-        target: Version of the operators of ONNX itself.
-
-    Raises:
-        OptimizeError: neither can convert some operator.
-    """
-    current_opset = model.opset_imports.get("")
-    if current_opset == target:
-        return model, ()
-    converted = model.clone()
-    reason = _convert_in_place(converted, target)
-    if converted.opset_imports.get("") != target:
-        raise OptimizeError(
-            f"cannot convert opset {current_opset} to {target}: {reason}",
-            hint="Choose an opset nearer to that of the model, or export the model with the requested opset.",
-        )
-    return converted, carry_tags(model, converted).notes
-
-
-def _convert_in_place(model: ir.Model, target: int) -> str:
-    """Convert in place as far as possible; return the last failure, for the case that the opset was not reached."""
-    # Imported where it is needed: most graphs keep their opset, and the library takes a third of a second.
-    from onnxscript import version_converter
-
-    failures: list[str] = []
-
-    def collect(log_record: logging.LogRecord) -> bool:
-        # The library only logs its failure and returns the model unchanged.
-        if log_record.exc_info and log_record.exc_info[1]:
-            failures.append(_failure_reason(log_record.exc_info[1]))
-        return False
-
-    logger = logging.getLogger(version_converter.__name__)
-    logger.addFilter(collect)
-    try:
-        version_converter.convert_version(model, target, fallback=True)
-    except (ValueError, RuntimeError) as error:
-        failures.append(_failure_reason(error))
-    finally:
-        logger.removeFilter(collect)
-    return failures[-1] if failures else "no converter supports both versions"
-
-
-def _failure_reason(error: BaseException) -> str:
-    return _ASSERTION.sub("", first_line(error)) or type(error).__name__

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from winml.modelkit.errors import OptimizeError
-from winml.modelkit.graph.cutting import Cutter, cut_model
-from winml.modelkit.graph.fresh_names import FreshNames
+from winml.modelkit.onnx.cutting import Cutter, cut_model
+from winml.modelkit.onnx.fresh_names import FreshNames
 from winml.modelkit.optimize.graph_matching import take_over
 
 Rewrite = Callable[[ir.Model], tuple[ir.Model, tuple[str, ...]]]

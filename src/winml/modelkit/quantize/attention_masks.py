@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from winml.modelkit.graph.fresh_names import FreshNames
+from winml.modelkit.onnx.fresh_names import FreshNames
 
 _MASKING = -1e4
 """Values from here on down mask. Chosen: checkpoints use -1e4, -1e9, the smallest float16 or float32, and infinity; no

@@ -24,7 +24,8 @@ import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.graph.coded_weights import (
+from winml.modelkit.metadata_keys import QUANTIZATION_KEY
+from winml.modelkit.onnx.coded_weights import (
     CODE_TABLES,
     CodedParts,
     CodedTensor,
@@ -32,18 +33,13 @@ from winml.modelkit.graph.coded_weights import (
     pack_codes,
     unpack_codes,
 )
-from winml.modelkit.graph.files.stored_tensors import StoredTensor
-from winml.modelkit.graph.fresh_names import FreshNames, cast_node
-from winml.modelkit.graph.stage import StageResult
-from winml.modelkit.hierarchy.tagging import measure_coverage, read_tag
-from winml.modelkit.metadata_keys import QUANTIZATION_KEY
-from winml.modelkit.quantize.block_quantizers import BlockForm, WeightMatrix
+from winml.modelkit.onnx.files.stored_tensors import StoredTensor
+from winml.modelkit.onnx.fresh_names import FreshNames, cast_node
+from winml.modelkit.onnx.stage import StageResult
 from winml.modelkit.quantize.declared_options import Algorithm, BlockSize
-from winml.modelkit.quantize.integer_weights import WeightUse
-from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.planning import EngineTask, ModulePrecision, constant_weight, float_name
-from winml.modelkit.quantize.precisions import PRECISIONS
-from winml.modelkit.quantize.weight_only_engine import (
+from winml.modelkit.quantize.engines.block_quantizers import BlockForm, WeightMatrix
+from winml.modelkit.quantize.engines.integer_weights import WeightUse
+from winml.modelkit.quantize.engines.weight_only import (
     COMPUTE_IN_INT8,
     DOMAIN,
     Operand,
@@ -52,6 +48,10 @@ from winml.modelkit.quantize.weight_only_engine import (
     PackingDesk,
     operand_of,
 )
+from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.planning import EngineTask, ModulePrecision, constant_weight, float_name
+from winml.modelkit.quantize.precisions import PRECISIONS
+from winml.modelkit.tags.tagging import measure_coverage, read_tag
 from winml.modelkit.words import count_noun
 
 _COMPUTE_IN_FLOAT = 1

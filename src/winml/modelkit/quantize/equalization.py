@@ -29,10 +29,10 @@ import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.graph.fresh_names import FreshNames
-from winml.modelkit.graph.weights import give_products_own_weights, read_once
-from winml.modelkit.hierarchy.tagging import NodeTag, read_tag, write_tag
+from winml.modelkit.onnx.fresh_names import FreshNames
+from winml.modelkit.onnx.weights import give_products_own_weights, read_once
 from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.tags.tagging import NodeTag, read_tag, write_tag
 
 _OUTLIERS = 4.0
 """Ratio of the largest channel to the median channel from which on a Mul is inserted. Chosen: below it a channel loses

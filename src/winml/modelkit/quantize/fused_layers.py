@@ -17,7 +17,7 @@ from collections.abc import Container, Mapping
 
 import onnx_ir as ir
 
-from winml.modelkit.graph.fresh_names import FreshNames
+from winml.modelkit.onnx.fresh_names import FreshNames
 from winml.modelkit.quantize.planning import SEPARABLE_LAYERS
 
 _DOMAIN = "com.microsoft"

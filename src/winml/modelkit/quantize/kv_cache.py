@@ -25,8 +25,8 @@ import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import QuantizeError, UsageError
-from winml.modelkit.graph.fresh_names import FreshNames
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
+from winml.modelkit.onnx.fresh_names import FreshNames
 from winml.modelkit.options import JsonError, load_metadata
 from winml.modelkit.words import count_noun
 

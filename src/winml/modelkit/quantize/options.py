@@ -14,6 +14,7 @@ import pydantic
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.options import Drop, Options, drop_words, read_drop, record_of
+from winml.modelkit.ort.execution_providers import find_execution_provider, short_name
 from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, Algorithm, QuantizeFields
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.precisions import (
@@ -26,7 +27,6 @@ from winml.modelkit.quantize.precisions import (
     Precision,
     mode_for,
 )
-from winml.modelkit.runtime.execution_providers import find_execution_provider, short_name
 from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:

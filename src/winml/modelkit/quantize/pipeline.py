@@ -16,21 +16,20 @@ import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InternalError, QuantizeError
-from winml.modelkit.graph.cutting import Cutter, GraphModules
-from winml.modelkit.graph.stage import StageResult
-from winml.modelkit.graph.weights import QUANTIZED_OPERATORS, give_products_own_weights
-from winml.modelkit.hierarchy.carry.carrying import carry_tags
-from winml.modelkit.hierarchy.tagging import all_nodes, measure_coverage
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
+from winml.modelkit.onnx.cutting import Cutter, GraphModules
+from winml.modelkit.onnx.stage import StageResult
+from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS, give_products_own_weights
 from winml.modelkit.options import load_json
 from winml.modelkit.quantize.attention_masks import make_masks_finite, mask_values, narrow_masks
-from winml.modelkit.quantize.calibrated_quantizers import SolvedWeight
-from winml.modelkit.quantize.equalization import Equalization, equalize
-from winml.modelkit.quantize.integer_weights import (
+from winml.modelkit.quantize.engines.calibrated_quantizers import SolvedWeight
+from winml.modelkit.quantize.engines.integer_weights import (
     has_non_finite_scales,
     refuse_non_finite_weights,
     shared_weight_notes,
 )
+from winml.modelkit.quantize.engines.weight_only import BlockWeight, algorithm_notes, block_weights
+from winml.modelkit.quantize.equalization import Equalization, equalize
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.placements import Placement, placement_for
 from winml.modelkit.quantize.planning import (
@@ -48,7 +47,8 @@ from winml.modelkit.quantize.planning import (
 from winml.modelkit.quantize.precisions import FLOAT32, INTEGER_ACTIVATIONS, MODES, PRECISIONS, Mode, Precision
 from winml.modelkit.quantize.qdq_placement import QdqPlacement, place_quantized_values
 from winml.modelkit.quantize.unit_placement import place_units
-from winml.modelkit.quantize.weight_only_engine import BlockWeight, algorithm_notes, block_weights
+from winml.modelkit.tags.carry.carrying import carry_tags
+from winml.modelkit.tags.tagging import all_nodes, measure_coverage
 
 # --- Finds in a quantized graph what became of the planned nodes, and writes it on the nodes.
 #

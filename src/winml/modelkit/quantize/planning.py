@@ -14,17 +14,17 @@ from typing import NamedTuple, TypeVar
 import onnx_ir as ir
 
 from winml.modelkit.errors import InputError, QuantizeError, UsageError
-from winml.modelkit.graph.cutting import GraphModules, fused_error
-from winml.modelkit.graph.weights import QUANTIZED_OPERATORS, ROUNDING_OPERATORS
-from winml.modelkit.hierarchy.selector import nearest_paths
-from winml.modelkit.hierarchy.tagging import all_nodes
-from winml.modelkit.quantize.calibrated_quantizers import SolvedWeight
+from winml.modelkit.onnx.cutting import GraphModules, fused_error
+from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS, ROUNDING_OPERATORS
 from winml.modelkit.quantize.declared_options import Algorithm
+from winml.modelkit.quantize.engines.calibrated_quantizers import SolvedWeight
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.placements import Placement, placement_for
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, Mode, Precision
 from winml.modelkit.quantize.qdq_placement import COMPANIONS, QdqPlacement
 from winml.modelkit.records import Record, entry, recorded
+from winml.modelkit.tags.selector import nearest_paths
+from winml.modelkit.tags.tagging import all_nodes
 
 _T = TypeVar("_T")
 

@@ -83,13 +83,13 @@ class ModeRules:
 CALIBRATION_OPTIONS = frozenset({"calibration_data", "split", "columns", "samples", "method", "calibration_cache"})
 """Fields of the options that say where statistics of activations come from."""
 
-_ENGINES = "winml.modelkit.quantize"
+_ENGINES = "winml.modelkit.quantize.engines"
 _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
     "dynamic": ModeRules(
         "8-bit weights, and activations that are quantized to 8 bits at run time; needs no calibration",
         frozenset({"MatMul", "Gemm", "Gather"}),
         least_opset=13,
-        engine=f"{_ENGINES}.dynamic_engine:quantize_dynamically",
+        engine=f"{_ENGINES}.dynamic:quantize_dynamically",
         options=frozenset({"per_channel", "symmetric", "smooth_quant", "cross_layer_equalization"})
         | CALIBRATION_OPTIONS,
         remedies={"smooth_quant": "balance channels (--smooth-quant)"},
@@ -102,7 +102,7 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         "weights and activations in 8 or 16 bits, with ranges from calibration (QuantizeLinear, DequantizeLinear)",
         frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Gather"}),
         least_opset=13,
-        engine=f"{_ENGINES}.qdq_engine:quantize_statically",
+        engine=f"{_ENGINES}.qdq:quantize_statically",
         needs_ranges=True,
         bits=((8, 8), (8, 16), (16, 16)),
         float_types=frozenset({"FLOAT"}),  # what its integers are turned back into
@@ -115,7 +115,7 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         "weights in 2, 4 or 8 bits by block, float activations (MatMulNBits)",
         frozenset({"MatMul", "Gemm", "Gather"}),
         least_opset=13,
-        engine=f"{_ENGINES}.weight_only_engine:quantize_weights",
+        engine=f"{_ENGINES}.weight_only:quantize_weights",
         options=frozenset(
             {"symmetric", "block_size", "block_sizes", "algorithm", "algorithms", "budget", "max_size", "max_drop"}
         ),
@@ -127,7 +127,7 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         "16-bit floating point: fp16 weights and activations, or bf16 weights and float32 computation",
         frozenset(),
         least_opset=13,
-        engine=f"{_ENGINES}.half_float_engine:convert_floats",
+        engine=f"{_ENGINES}.half_float:convert_floats",
         is_by_tensor=True,
         changes_every_node=True,
     ),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from winml.modelkit.graph.weights import transposed_weight
+from winml.modelkit.onnx.weights import transposed_weight
 from winml.modelkit.quantize.placements import Role
 
 _WITH_QUANTIZED_OUTPUT = frozenset({"Conv", "ConvTranspose"})

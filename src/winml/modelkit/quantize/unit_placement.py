@@ -11,7 +11,7 @@ from collections import defaultdict
 
 import onnx_ir as ir
 
-from winml.modelkit.graph.cutting import Cutter
+from winml.modelkit.onnx.cutting import Cutter
 from winml.modelkit.quantize.placements import OperatorRule, Placement
 from winml.modelkit.quantize.qdq_placement import QdqPlacement, QuantizedConstant, QuantizedValue
 

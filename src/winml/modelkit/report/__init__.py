@@ -1,5 +1,5 @@
 """How are results rendered: console, Markdown, HTML, JSON?
 
-Turns finished records into tables, pages, reports and files for other tools. Reads records only: runs nothing and
+The document that the tables of all subjects are made of, and its renderers. Reads records only: runs nothing and
 computes no result.
 """

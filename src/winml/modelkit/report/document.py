@@ -11,12 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from winml.modelkit.words import count_words, decibel_words, size_words, time_words
-
-if TYPE_CHECKING:
-    from winml.modelkit.results.transformed_file import WrittenFile
 
 MISSING = "–"
 """Written where a number was not measured."""
@@ -478,11 +475,6 @@ def first_of(words: Sequence[str], count: int, more: str) -> Shortened:
 def note_fields(notes: Iterable[str]) -> list[Field]:
     """Return a field for each note."""
     return [("note", note) for note in notes]
-
-
-def written_fields(files: Iterable[WrittenFile]) -> list[Field]:
-    """Return a field for each written file."""
-    return [("wrote", f"{file.path} ({size_words(file.size_bytes)})") for file in files]
 
 
 _Part = TypeVar("_Part")

@@ -17,6 +17,7 @@ from pathlib import Path
 import onnx_ir as ir
 import torch
 
+from winml.modelkit.compare.verification.reference_run import prepared_part
 from winml.modelkit.errors import (
     CheckpointError,
     ExportError,
@@ -28,20 +29,19 @@ from winml.modelkit.errors import (
     import_error,
 )
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.export.tensors import to_torch
-from winml.modelkit.flows.export.export import HTPExporter
-from winml.modelkit.hierarchy.tagging import all_nodes, read_tag
-from winml.modelkit.load.caches.decision import CACHED_TASKS
-from winml.modelkit.load.checkpoints.task import canonical_task
-from winml.modelkit.load.model import load_resolved
-from winml.modelkit.load.parts import ModelPart
-from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.load.resolution import resolve_model
-from winml.modelkit.results.architectures import Architecture, Attempt
-from winml.modelkit.results.export_result import ExportResult
-from winml.modelkit.runtime.feeds import make_feeds
+from winml.modelkit.export.exporting import HTPExporter
+from winml.modelkit.export.records import ExportResult
+from winml.modelkit.models.caches.decision import CACHED_TASKS
+from winml.modelkit.models.checkpoints.task import canonical_task
+from winml.modelkit.models.model import load_resolved
+from winml.modelkit.models.parts import ModelPart
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.models.resolution import resolve_model
+from winml.modelkit.models.tensors import to_torch
+from winml.modelkit.ort.feeds import make_feeds
+from winml.modelkit.sweep.architecture_records import Architecture, Attempt
 from winml.modelkit.sweep.small_configs import WAYS, Aspect, default_content, shrink
-from winml.modelkit.verify.reference_run import prepared_part
+from winml.modelkit.tags.tagging import all_nodes, read_tag
 
 _MOST_PARAMETERS = 160_000_000
 """Chosen: a model of 640 MB is exported in seconds; a larger one does not count as small."""

@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 import psutil
 
-from winml.modelkit.runtime.processes import process_context, start_process
+from winml.modelkit.ort.processes import process_context, start_process
 
 
 @contextmanager

@@ -20,15 +20,15 @@ from winml.modelkit.builds.cache import digest, tool_versions
 from winml.modelkit.builds.plan import is_onnx_path
 from winml.modelkit.errors import ExportError, InputError, UsageError, WinMLError, WriteError, error_chain, first_line
 from winml.modelkit.file_names import BUILT_MODEL_NAME, SWEEP_LOG_NAME
-from winml.modelkit.graph.files.named_paths import named_path
-from winml.modelkit.graph.files.output_files import FULL_DISK_ERRORS
-from winml.modelkit.results.architectures import Architecture
-from winml.modelkit.results.sweep import CellResult, Measure
+from winml.modelkit.onnx.files.named_paths import named_path
+from winml.modelkit.onnx.files.output_files import FULL_DISK_ERRORS
+from winml.modelkit.sweep.architecture_records import Architecture
 from winml.modelkit.sweep.cells import Cell
 from winml.modelkit.sweep.plan import RANDOM_PREFIX, request_of
+from winml.modelkit.sweep.records import CellResult, Measure
 
 if TYPE_CHECKING:
-    from winml.modelkit.load.request import ModelRequest
+    from winml.modelkit.models.request import ModelRequest
 
 
 def joined(place: str, name: str) -> str:
@@ -96,7 +96,7 @@ PRELOAD = (
     "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.processing_auto",
-    "winml.modelkit.flows.export.export",
+    "winml.modelkit.export.exporting",
     "winml.modelkit.export.torchscript.capturing",
 )
 """Modules that every export of a PyTorch model imports."""
@@ -300,8 +300,8 @@ class _CellWork:
         from winml.modelkit.builds.build import BuildCache, identify_plan, run_build
         from winml.modelkit.builds.plan import plan_build
         from winml.modelkit.builds.stage_runs import StageStore
-        from winml.modelkit.graph.files.named_paths import unrecorded
-        from winml.modelkit.load.request import ModelRequest
+        from winml.modelkit.models.request import ModelRequest
+        from winml.modelkit.onnx.files.named_paths import unrecorded
 
         config = self.order.cell.work.build.model_copy(update={"eval": None})
         plan = plan_build(config, self.request or ModelRequest(str(self.path)))
@@ -328,9 +328,9 @@ class _CellWork:
         return self.path
 
     def _perf(self) -> None:
-        from winml.modelkit.flows.perf import PerfOptions, measure_model
-        from winml.modelkit.measure.latency import LatencyOptions
-        from winml.modelkit.runtime.opened_model import RunOptions
+        from winml.modelkit.ort.opened_model import RunOptions
+        from winml.modelkit.profile.latency import LatencyOptions
+        from winml.modelkit.profile.perf import PerfOptions, measure_model
 
         requested = self.order.cell.work.perf
         run = RunOptions(
@@ -352,7 +352,7 @@ class _CellWork:
 
     def _eval(self) -> None:
         from winml.modelkit.builds.evaluated_models import evaluate_build
-        from winml.modelkit.results.evaluation import evaluation_words
+        from winml.modelkit.evaluate.records import evaluation_words
 
         requested = self.order.cell.work.build.eval
         assert requested is not None  # refused with the plan
@@ -363,8 +363,8 @@ class _CellWork:
             raise _UnsuccessfulStepError(evaluation_words(result), 3)
 
     def _compare(self) -> None:
-        from winml.modelkit.flows.compare.compare import CompareOptions, compare_models
-        from winml.modelkit.runtime.opened_model import RunOptions
+        from winml.modelkit.compare.comparing import CompareOptions, compare_models
+        from winml.modelkit.ort.opened_model import RunOptions
 
         requested = self.order.cell.work.compare
         run = RunOptions(self.order.cell.model, sizes=requested.sizes, seed=requested.seed)

@@ -18,11 +18,10 @@ from winml.modelkit import file_names
 from winml.modelkit.builds.cache import digest, place_state, resume_identity
 from winml.modelkit.builds.plan import is_onnx_path
 from winml.modelkit.errors import OutputExistsError, UsageError
-from winml.modelkit.graph.files.output_files import write_error
-from winml.modelkit.graph.files.resumable_results import ResumableResults, locked_folder, write_atomically
-from winml.modelkit.load.checkpoints.task import canonical_task
+from winml.modelkit.models.checkpoints.task import canonical_task
+from winml.modelkit.onnx.files.output_files import write_error
+from winml.modelkit.onnx.files.resumable_results import ResumableResults, locked_folder, write_atomically
 from winml.modelkit.options import nearest
-from winml.modelkit.results.sweep import CellResult, CellState
 from winml.modelkit.sweep.plan import (
     RANDOM_PREFIX,
     ListedModel,
@@ -33,6 +32,7 @@ from winml.modelkit.sweep.plan import (
     parse_work,
     settings_of_onnx,
 )
+from winml.modelkit.sweep.records import CellResult, CellState
 
 _ALL = "*"
 _GENERATION = "text-generation"

@@ -19,9 +19,9 @@ from winml.modelkit.builds.config import SECTIONS, WinMLBuildConfig, parse_build
 from winml.modelkit.builds.plan import is_onnx_path, plan_build
 from winml.modelkit.errors import ConfigError, UsageError
 from winml.modelkit.evaluate.options import MetricLimits
-from winml.modelkit.graph.files.named_paths import named_path
-from winml.modelkit.load.load_options import declared_options
-from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.models.load_options import declared_options
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.onnx.files.named_paths import named_path
 from winml.modelkit.options import Options, parse_options, read_json, unknown_key_message
 
 StepName = Literal["export", "build", "perf", "eval", "compare"]

@@ -21,8 +21,8 @@ from typing import Any
 
 from winml.modelkit.builds.cache import tool_versions
 from winml.modelkit.errors import StageError, UsageError, first_line
-from winml.modelkit.results.sweep import CellResult
 from winml.modelkit.sweep.cells import Cell
+from winml.modelkit.sweep.records import CellResult
 from winml.modelkit.sweep.work_queue import Place, QueueKind, SweepListener, SweepStoppedError, do_cell
 from winml.modelkit.version import install_command
 

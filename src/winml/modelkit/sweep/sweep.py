@@ -19,15 +19,15 @@ import psutil
 from winml.modelkit import file_names
 from winml.modelkit.builds.cache import tool_versions
 from winml.modelkit.errors import UsageError
-from winml.modelkit.graph.files.output_files import refuse_existing
+from winml.modelkit.onnx.files.output_files import refuse_existing
 from winml.modelkit.options import JsonError, read_json_file
+from winml.modelkit.ort.host import available_bytes, available_cores
 from winml.modelkit.report.html import render_html
-from winml.modelkit.report.sweep import sweep_document, sweep_table
-from winml.modelkit.results.sweep import CellResult, SweepLimit, SweepResult
-from winml.modelkit.runtime.host import available_bytes, available_cores
 from winml.modelkit.sweep.bounded_processes import Bounds
 from winml.modelkit.sweep.cells import Cell, SweepFolder, cells_of, held_sweep, refuse_foreign_sweep, requests_of
 from winml.modelkit.sweep.plan import SweepPlan, plan_from_record, read_plan, refuse_unusable
+from winml.modelkit.sweep.records import CellResult, SweepLimit, SweepResult
+from winml.modelkit.sweep.table import sweep_document, sweep_table
 from winml.modelkit.sweep.work_queue import (
     QUEUES,
     LocalQueue,

@@ -15,13 +15,13 @@ import psutil
 
 from winml.modelkit.builds.plan import is_onnx_path
 from winml.modelkit.errors import StageError
+from winml.modelkit.ort.host import available_cores
 from winml.modelkit.registries import Registry
-from winml.modelkit.results.sweep import CellResult
-from winml.modelkit.runtime.host import available_cores
 from winml.modelkit.sweep.bounded_processes import Bounds, Call, Ending, run_bounded
 from winml.modelkit.sweep.cell_work import PRELOAD, PRELOAD_DYNAMO, CellOrder, joined, run_cell
 from winml.modelkit.sweep.cells import Cell, SweepFolder
 from winml.modelkit.sweep.plan import StepName
+from winml.modelkit.sweep.records import CellResult
 
 _MEMORY_SHARE = 0.9
 """Chosen: what the machine itself needs stays free."""
@@ -31,12 +31,12 @@ _STEP_MODULES: Mapping[StepName, Sequence[str]] = {
     "export": ("winml.modelkit.sweep.architecture_export",),
     "build": (
         "winml.modelkit.builds.build",
-        "winml.modelkit.flows.optimize",
-        "winml.modelkit.flows.quantize.quantize",
+        "winml.modelkit.optimize.file_optimization",
+        "winml.modelkit.quantize.file_quantization",
     ),
-    "perf": ("winml.modelkit.flows.perf",),
-    "eval": ("winml.modelkit.flows.evaluate.evaluate",),
-    "compare": ("winml.modelkit.flows.compare.compare",),
+    "perf": ("winml.modelkit.profile.perf",),
+    "eval": ("winml.modelkit.evaluate.evaluation",),
+    "compare": ("winml.modelkit.compare.comparing",),
 }
 """What each step imports."""
 

@@ -15,17 +15,17 @@ from typing import Any
 from winml.modelkit.builds.build import BuildCache, identify_plan, run_build
 from winml.modelkit.builds.config import CompileSection, OptimSection, QuantSection, WinMLBuildConfig
 from winml.modelkit.builds.identity import ModelIdentity
+from winml.modelkit.builds.manifest_records import BuildResult
 from winml.modelkit.builds.plan import BuildPlan, plan_build
 from winml.modelkit.builds.stage_runs import StageStore
 from winml.modelkit.errors import UsageError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.file_names import TUNE_CANDIDATES_NAME, TUNE_EXPORT_NAME, TUNE_FIXED_NAME
-from winml.modelkit.flows.pin import pin_model
-from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.options import parse_options
-from winml.modelkit.results.build_manifest import BuildResult
-from winml.modelkit.results.tuning import Candidate
+from winml.modelkit.transform.pin import pin_model
 from winml.modelkit.tune.candidates import PLAIN
+from winml.modelkit.tune.records import Candidate
 from winml.modelkit.tune.state import TuneState
 
 
@@ -129,7 +129,7 @@ class CandidateBuilds:
         """Return the model with its open dimensions fixed: a file in the folder of the tuning, made if it is missing.
 
         Raises:
-            WinMLError: as :func:`~winml.modelkit.flows.pin.pin_model`.
+            WinMLError: as :func:`~winml.modelkit.transform.pin.pin_model`.
         """
         path = self.folder / TUNE_EXPORT_NAME / TUNE_FIXED_NAME
         if not path.is_file():

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS
+from winml.modelkit.ort.host import available_cores
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.precisions import PRECISIONS
 from winml.modelkit.records import Record
-from winml.modelkit.results.tuning import Candidate, CandidateKind
-from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
-from winml.modelkit.runtime.host import available_cores
 from winml.modelkit.tune.options import TuneOptions
+from winml.modelkit.tune.records import Candidate, CandidateKind
 from winml.modelkit.words import count_noun
 
 PLAIN: Final = "plain"
@@ -54,9 +54,9 @@ class TuningMachine(Record):
 
 def look_at_tuning_machine() -> TuningMachine:
     """Return what of this machine decides the plan."""
-    from winml.modelkit.runtime.devices import present_providers
-    from winml.modelkit.runtime.host import has_integer_dot_products, instruction_sets
-    from winml.modelkit.runtime.sessions import onnxruntime_version
+    from winml.modelkit.ort.devices import present_providers
+    from winml.modelkit.ort.host import has_integer_dot_products, instruction_sets
+    from winml.modelkit.ort.sessions import onnxruntime_version
 
     present = present_providers()
     others = [short for short, item in EXECUTION_PROVIDERS.items() if item.name in present and short != _RUN_BY_CPU]

@@ -20,11 +20,10 @@ from pathlib import Path
 from winml.modelkit.compare.fidelity import QualitySamples
 from winml.modelkit.errors import InternalError, VerificationError, WinMLError, WriteError
 from winml.modelkit.file_names import BUILT_MODEL_NAME, TUNED_NAME
-from winml.modelkit.load.request import processor_folder
-from winml.modelkit.measure.race import RUNGS, Choice, choose
+from winml.modelkit.models.request import processor_folder
+from winml.modelkit.profile.race import RUNGS, Choice, choose
 from winml.modelkit.progress import StepClock
 from winml.modelkit.quantize.precisions import FLOAT32
-from winml.modelkit.results.tuning import Candidate, CandidateFacts, TuneResult
 from winml.modelkit.tune.building import CandidateBuilds, TunedModel
 from winml.modelkit.tune.candidates import INSTEAD_OF, PLAIN, TuningMachine, is_requested, plan_variations
 from winml.modelkit.tune.contestants import Contestants
@@ -33,6 +32,7 @@ from winml.modelkit.tune.module_placement import faster_in_float, group_candidat
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.quality_limits import QualityLimits
 from winml.modelkit.tune.racing import Race, block_size
+from winml.modelkit.tune.records import Candidate, CandidateFacts, TuneResult
 from winml.modelkit.tune.state import Failure, SharedValues, TuneState
 from winml.modelkit.tune.tune_result import Answer
 from winml.modelkit.tune.worker import values_path

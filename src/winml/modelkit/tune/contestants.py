@@ -18,9 +18,9 @@ from typing import IO, Any
 
 from winml.modelkit.compare.fidelity import QualitySamples
 from winml.modelkit.errors import MeasureError, WriteError
-from winml.modelkit.results.tuning import Candidate
-from winml.modelkit.runtime.host import available_bytes
-from winml.modelkit.runtime.processes import start_python
+from winml.modelkit.ort.host import available_bytes
+from winml.modelkit.ort.processes import start_python
+from winml.modelkit.tune.records import Candidate
 
 _LONGEST_S = 600.0
 """Chosen: a provider that compiles a large model when a session opens takes minutes; one that hangs never ends."""

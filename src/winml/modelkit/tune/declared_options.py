@@ -9,8 +9,8 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.declared_options import DataSetFields, declare_limits
 from winml.modelkit.fields import CALIBRATION, DATASET, DEVICE, INPUTS, LIMITS, declare
 from winml.modelkit.options import Drop
-from winml.modelkit.results.tuning import KINDS, CandidateKind, TuneTarget
-from winml.modelkit.runtime.execution_providers import parse_ep_options
+from winml.modelkit.ort.execution_providers import parse_ep_options
+from winml.modelkit.tune.records import KINDS, CandidateKind, TuneTarget
 
 _SEARCH = "Search"
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from winml.modelkit.errors import InternalError, WinMLError, WriteError
 from winml.modelkit.file_names import measured_path
-from winml.modelkit.measure.race import fastest, ratio_between
-from winml.modelkit.measure.statistics import NOISE
-from winml.modelkit.results.tuning import Candidate, CandidateFacts
+from winml.modelkit.profile.race import fastest, ratio_between
+from winml.modelkit.profile.statistics import NOISE
 from winml.modelkit.tune.candidates import PLAIN
 from winml.modelkit.tune.quality_limits import QualityLimits
 from winml.modelkit.tune.racing import times_of_runs
+from winml.modelkit.tune.records import Candidate, CandidateFacts
 from winml.modelkit.tune.state import Failure, TuneState
 
 FORMATS = "forms"

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from winml.modelkit.flows.module_functions import graph_modules
-from winml.modelkit.graph.files.graph_reading import load_by_reference
-from winml.modelkit.measure.race import Times, ratio_between
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
+from winml.modelkit.onnx.files.graph_reading import load_by_reference
+from winml.modelkit.profile.race import Times, ratio_between
 from winml.modelkit.quantize.precisions import FLOAT32
-from winml.modelkit.results.tuning import Candidate
+from winml.modelkit.transform.module_functions import graph_modules
+from winml.modelkit.tune.records import Candidate
 
 _MOST_GROUPS = 16
 """Chosen: a transformer has six to ten groups. Of more, those with the most quantized nodes are tried."""

@@ -11,10 +11,10 @@ import pydantic
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.options import EvaluationOptions
-from winml.modelkit.graph.files.named_paths import refuse_missing_values
+from winml.modelkit.onnx.files.named_paths import refuse_missing_values
 from winml.modelkit.options import Options, drop_words, record_of
-from winml.modelkit.runtime.devices import choose_provider
-from winml.modelkit.runtime.execution_providers import find_execution_provider, short_name
+from winml.modelkit.ort.devices import choose_provider
+from winml.modelkit.ort.execution_providers import find_execution_provider, short_name
 from winml.modelkit.tune.declared_options import TuneFields
 
 DEFAULT_MIN_SQNR_DB = 30.0
@@ -127,6 +127,6 @@ class TuneOptions(_Fields):  # type: ignore[misc]  # as above
     def _refuse_missing_files(self) -> None:
         refuse_missing_values(self.input_data)
         if self.calibration_data is not None:
-            from winml.modelkit.flows.quantize.calibration_files import calibration_kind
+            from winml.modelkit.quantize.calibration.calibration_files import calibration_kind
 
             calibration_kind(self.calibration_data)

@@ -14,16 +14,16 @@ from typing import Any
 from winml.modelkit.builds.evaluated_models import evaluate_model, variant_evaluator
 from winml.modelkit.compare.fidelity import QualitySamples
 from winml.modelkit.evaluate.options import NO_BASELINE
-from winml.modelkit.flows.quantize.sensitivity import quantization_sensitivity
-from winml.modelkit.flows.quantize.sensitivity_options import SensitivityOptions
-from winml.modelkit.graph.files.placing import external_files
+from winml.modelkit.evaluate.records import SLACK
+from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.options import drop_at, drop_words, parse_options
 from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.results.evaluation import SLACK
-from winml.modelkit.results.quantization_sensitivity import ExcludeList, QuantizationSensitivity
-from winml.modelkit.results.tuning import Candidate, CandidateFacts
+from winml.modelkit.quantize.sensitivity import quantization_sensitivity
+from winml.modelkit.quantize.sensitivity_options import SensitivityOptions
+from winml.modelkit.quantize.sensitivity_records import ExcludeList, QuantizationSensitivity
 from winml.modelkit.tune.contestants import Contestant, Contestants
 from winml.modelkit.tune.options import TuneOptions
+from winml.modelkit.tune.records import Candidate, CandidateFacts
 from winml.modelkit.tune.worker import sample_path
 
 _MARGIN_DB = 0.1

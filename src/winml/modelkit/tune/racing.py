@@ -1,6 +1,6 @@
 """Runs a race: candidates in turns, each in its own process, and who loses drops out.
 
-Which one loses is decided in ``measure/statistics.py``. After each turn the times are on disk.
+Which one loses is decided in ``profile/statistics.py``. After each turn the times are on disk.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from winml.modelkit.errors import MeasureError
-from winml.modelkit.measure.race import RUNGS, confidence_of_race, is_decided, losers
-from winml.modelkit.measure.statistics import Ratio, percentile
-from winml.modelkit.results.tuning import Candidate
+from winml.modelkit.profile.race import RUNGS, confidence_of_race, is_decided, losers
+from winml.modelkit.profile.statistics import Ratio, percentile
 from winml.modelkit.tune.candidates import PLAIN
 from winml.modelkit.tune.contestants import Contestants
+from winml.modelkit.tune.records import Candidate
 from winml.modelkit.tune.state import Failure, TuneState
 
 _BLOCK_MS = 200.0

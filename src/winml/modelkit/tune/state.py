@@ -18,11 +18,11 @@ import pydantic
 from winml.modelkit import file_names
 from winml.modelkit.compare.fidelity import QualitySamples
 from winml.modelkit.errors import OutputExistsError, UsageError
-from winml.modelkit.graph.files.foreign_names import file_within
-from winml.modelkit.graph.files.output_files import recover, refuse_existing, waiting_files
-from winml.modelkit.graph.files.resumable_results import OtherRequest, ResumableResults, locked_folder
+from winml.modelkit.onnx.files.foreign_names import file_within
+from winml.modelkit.onnx.files.output_files import recover, refuse_existing, waiting_files
+from winml.modelkit.onnx.files.resumable_results import OtherRequest, ResumableResults, locked_folder
 from winml.modelkit.options import Options, parse_options
-from winml.modelkit.results.tuning import CandidateFacts, CandidateStatus
+from winml.modelkit.tune.records import CandidateFacts, CandidateStatus
 
 _VERSION = 2
 """Raised when an earlier state must not be used any more."""

@@ -8,12 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from winml.modelkit.builds.manifest_records import BuildResult
 from winml.modelkit.file_names import BUILD_CONFIG_NAME
-from winml.modelkit.measure.race import Choice, ratio_between
-from winml.modelkit.measure.statistics import NOISE, Ratio, median_interval, summarize
+from winml.modelkit.ort.sessions import onnxruntime_version
+from winml.modelkit.profile.race import Choice, ratio_between
+from winml.modelkit.profile.statistics import NOISE, Ratio, median_interval, summarize
 from winml.modelkit.progress import StepTiming
-from winml.modelkit.results.build_manifest import BuildResult
-from winml.modelkit.results.tuning import (
+from winml.modelkit.tune.candidates import PLAIN, TuningMachine
+from winml.modelkit.tune.options import TuneOptions
+from winml.modelkit.tune.quality_limits import QualityLimits
+from winml.modelkit.tune.racing import times_of_runs
+from winml.modelkit.tune.records import (
     Candidate,
     CandidateFacts,
     CandidateStatus,
@@ -23,11 +28,6 @@ from winml.modelkit.results.tuning import (
     Winner,
     on_front,
 )
-from winml.modelkit.runtime.sessions import onnxruntime_version
-from winml.modelkit.tune.candidates import PLAIN, TuningMachine
-from winml.modelkit.tune.options import TuneOptions
-from winml.modelkit.tune.quality_limits import QualityLimits
-from winml.modelkit.tune.racing import times_of_runs
 from winml.modelkit.tune.state import Failure, TuneState
 from winml.modelkit.version import __version__
 

@@ -15,29 +15,29 @@ from typing import Any
 
 from winml.modelkit.builds.cache import only_looking, resume_identity
 from winml.modelkit.builds.config import WinMLBuildConfig
+from winml.modelkit.builds.found_models import onnx_file
 from winml.modelkit.builds.identity import file_digests
 from winml.modelkit.builds.plan import is_onnx_path, plan_build, request_record
 from winml.modelkit.builds.planned_build import is_to_be_fetched
 from winml.modelkit.errors import UsageError, WinMLError
-from winml.modelkit.evaluate.data_sources import find_source, source_files
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.file_names import TUNE_CANDIDATES_NAME, TUNE_PAGE_NAME, TUNE_RESULT_NAME, TUNE_STATE_NAME
-from winml.modelkit.flows.quantize.calibration_files import calibration_files
-from winml.modelkit.found_models import onnx_file
-from winml.modelkit.graph.files.output_files import refuse_existing
-from winml.modelkit.graph.files.resumable_results import write_atomically
-from winml.modelkit.load.load_options import declared_options
-from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.models.load_options import declared_options
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.onnx.files.output_files import refuse_existing
+from winml.modelkit.onnx.files.resumable_results import write_atomically
 from winml.modelkit.options import options_of
 from winml.modelkit.progress import StepClock, StepEvent
+from winml.modelkit.quantize.calibration.calibration_files import calibration_files
 from winml.modelkit.report.html import render_html
-from winml.modelkit.report.tuning import tuning_document
-from winml.modelkit.results.tuning import Candidate, TuneResult
+from winml.modelkit.samples.data_sources import find_source, source_files
 from winml.modelkit.tune.building import TunedModel, exported_once, tuned_model
 from winml.modelkit.tune.candidates import TuningMachine, look_at_tuning_machine, plan_candidates
 from winml.modelkit.tune.contest import Contest
 from winml.modelkit.tune.options import TuneOptions
+from winml.modelkit.tune.records import Candidate, TuneResult
 from winml.modelkit.tune.state import TuneState, held_tune_folder, measured_candidates, refuse_foreign_folder
+from winml.modelkit.tune.table import tuning_document
 
 TUNE_STEPS = ("plain file", "forms", "modules in float", "race", "placement", "variations", "answer")
 

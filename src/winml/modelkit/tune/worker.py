@@ -23,11 +23,10 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import QualitySamples, measure_fidelity
 from winml.modelkit.compare.outputs import TEXT_KINDS
 from winml.modelkit.errors import MeasureError, WinMLError, WriteError
-from winml.modelkit.graph.files.output_files import OutputFiles
-from winml.modelkit.measure.latency import LatencyOptions, measure_block, measure_latency
-from winml.modelkit.runtime.graph_inputs import batch_of, graph_inputs
-from winml.modelkit.runtime.host import peak_bytes, resident_bytes
-from winml.modelkit.runtime.opened_model import (
+from winml.modelkit.onnx.files.output_files import OutputFiles
+from winml.modelkit.ort.graph_inputs import batch_of, graph_inputs
+from winml.modelkit.ort.host import peak_bytes, resident_bytes
+from winml.modelkit.ort.opened_model import (
     OpenedModel,
     RunOptions,
     open_model,
@@ -36,7 +35,8 @@ from winml.modelkit.runtime.opened_model import (
     values_for,
     with_fitting_sizes,
 )
-from winml.modelkit.runtime.sessions import PreparedRun
+from winml.modelkit.ort.sessions import PreparedRun
+from winml.modelkit.profile.latency import LatencyOptions, measure_block, measure_latency
 
 _FIRST_RUNS = 3
 """Runs after which memory is read. Chosen: ONNX Runtime plans its memory in the first and has it after the second."""
@@ -129,8 +129,8 @@ class _Runner:
             fed: Fields of ``RunOptions`` that say what it is fed.
         """
         # Needed by the first process alone.
-        from winml.modelkit.flows.quality_samples import SampleRequest, quality_values
-        from winml.modelkit.runtime.decoding.inputs import decoder_run, inputs_of_file
+        from winml.modelkit.compare.quality_samples import SampleRequest, quality_values
+        from winml.modelkit.ort.decoding.inputs import decoder_run, inputs_of_file
 
         input_data = fed["input_data"]
         options = RunOptions(displayed, **{**fed, "input_data": None if input_data is None else Path(input_data)})

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from winml.modelkit.errors import UsageError
 from winml.modelkit.fields import OUTPUT, declare, fields_of
 from winml.modelkit.file_names import ONLY_PART, part_path
-from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
+from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
 
 if TYPE_CHECKING:
-    from winml.modelkit.load.request import ModelRequest
+    from winml.modelkit.models.request import ModelRequest
 
 SubjectT = TypeVar("SubjectT")
 
@@ -81,7 +81,7 @@ def plan_answer(
         OutputExistsError: a file is there already.
         WriteError: a directory, or the cache, cannot be written.
     """
-    from winml.modelkit.graph.files.output_files import refuse_existing, refuse_inputs
+    from winml.modelkit.onnx.files.output_files import refuse_existing, refuse_inputs
 
     reads = tuple(dict.fromkeys(reads))
     files = dict(_files(request, parts))

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from winml.modelkit.errors import ConfigError, ModelPathError, UsageError
 from winml.modelkit.fields import MODEL, OUTPUT, VERIFICATION, declare
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, MODEL_SUFFIX, ONLY_PART, data_path
-from winml.modelkit.results.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
+from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
 from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from winml.modelkit.flows.graph_file import CheckedSource, GraphFileTask, GraphWork
-    from winml.modelkit.found_models import FoundFolder
+    from winml.modelkit.builds.found_models import FoundFolder
     from winml.modelkit.options import Options
     from winml.modelkit.progress import StepEvent
-    from winml.modelkit.results.transformed_file import RecordT, TransformedFolder
+    from winml.modelkit.transform.graph_file import CheckedSource, GraphFileTask, GraphWork
+    from winml.modelkit.transform.records import RecordT, TransformedFolder
 else:
     RecordT = TypeVar("RecordT")
 
@@ -176,7 +176,7 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
 
     def task(self, request: RequestT, source: Path, output: Path) -> GraphFileTask:
         """Return from which file to which, and how."""
-        from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, GraphFileTask
+        from winml.modelkit.transform.graph_file import EXTERNAL_BYTES, GraphFileTask
 
         task = GraphFileTask(source, output, overwrite=request.overwrite, verify=request.verify, seed=request.seed)
         if not isinstance(request, WeightsRequest):
@@ -247,7 +247,7 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
 
     def plan_file(self, request: RequestT) -> FilePlan[RequestT, WorkT]:
         """Return what would be done with one file; raises as :meth:`plan` does."""
-        from winml.modelkit.graph.files.output_files import ExportPaths, refuse_existing, refuse_inputs, waiting_files
+        from winml.modelkit.onnx.files.output_files import ExportPaths, refuse_existing, refuse_inputs, waiting_files
 
         assert request.model is not None
         model, (output, notes) = request.model, self._output(request, request.model)
@@ -274,7 +274,7 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
 
     def _plan_folder(self, request: RequestT, found: FoundFolder) -> FilePlan[RequestT, WorkT]:
         from winml.modelkit.builds.folder_transformation import options_by_part, refuse_folder_outputs
-        from winml.modelkit.graph.files.placing import external_files
+        from winml.modelkit.onnx.files.placing import external_files
 
         folder, notes = self._output(request, found.path)
         refuse_folder_outputs(found, folder, overwrite=request.overwrite)
@@ -322,7 +322,7 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
         self, request: RequestT, source: Path, output: Path, options: OptionsT, *, is_waiting: bool
     ) -> tuple[PlannedPart[WorkT], tuple[PlannedFile, ...], tuple[PlannedStep, ...]]:
         """Return what would become of one file, what would be written of it, and in which steps."""
-        from winml.modelkit.flows.graph_file import check_source
+        from winml.modelkit.transform.graph_file import check_source
 
         task = self.task(request, source, output)
         work = self.work(request, task, options)
@@ -374,7 +374,7 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
 
 
 def _read_plain(part: PlannedPart[Any]) -> ir.Model:
-    from winml.modelkit.flows.graph_file import read_plain
+    from winml.modelkit.transform.graph_file import read_plain
 
     model, _ = read_plain(part.task.source, folds_constants=part.work.folds_constants)
     return model
@@ -392,7 +392,7 @@ def find_source(request: FileRequest[Any]) -> FoundFolder | Path:
     if model is None:
         raise UsageError("no model is specified", hint="Specify an ONNX file with --model.")
     if model.is_dir():
-        from winml.modelkit.found_models import found_folder
+        from winml.modelkit.builds.found_models import found_folder
 
         return found_folder(model, request.submodel)
     if request.submodel:
@@ -402,7 +402,7 @@ def find_source(request: FileRequest[Any]) -> FoundFolder | Path:
         )
     if model.suffix.lower() != MODEL_SUFFIX or (model.exists() and not model.is_symlink()):
         return model
-    from winml.modelkit.found_models import readable_file
+    from winml.modelkit.builds.found_models import readable_file
 
     return readable_file(model)
 
@@ -435,7 +435,7 @@ def _named_steps(
 
 
 def _is_copy(task: GraphFileTask, work: GraphWork[Any], checked: CheckedSource) -> bool:
-    from winml.modelkit.flows.graph_file import may_be_copy
+    from winml.modelkit.transform.graph_file import may_be_copy
 
     return not work.may_be_requested and task.functions is None and may_be_copy(task, checked)
 
@@ -450,8 +450,8 @@ def _planned_steps(
     if checked is None:
         reading, normalization = "recovery puts it in place first; it is checked then", "unless it is normalized"
     else:
-        from winml.modelkit.graph.fingerprint import is_normalized
-        from winml.modelkit.hierarchy.tagging import all_nodes
+        from winml.modelkit.onnx.fingerprint import is_normalized
+        from winml.modelkit.tags.tagging import all_nodes
 
         opset = checked.model.opset_imports.get("", 0)
         reading = f"{sum(1 for _ in all_nodes(checked.model))} nodes, opset {opset}"
@@ -471,7 +471,7 @@ def _planned_steps(
 
 def orphaned_data(outputs: Iterable[Path], reads: Iterable[Path]) -> tuple[Path, ...]:
     """Return the weights of models that would be replaced, which go with them unless something is made of them."""
-    from winml.modelkit.graph.files.placing import replaceable_data
+    from winml.modelkit.onnx.files.placing import replaceable_data
 
     retained = {path.absolute() for path in reads}
     named = [output.with_name(name) for output in outputs if output.is_file() for name in replaceable_data(output)]

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.fields import DEVICE, declare
-from winml.modelkit.runtime.execution_providers import parse_ep_options
+from winml.modelkit.ort.execution_providers import parse_ep_options
 
 if TYPE_CHECKING:
-    from winml.modelkit.measure.latency import LatencyOptions
-    from winml.modelkit.runtime.devices import ChosenProvider
+    from winml.modelkit.ort.devices import ChosenProvider
+    from winml.modelkit.profile.latency import LatencyOptions
 
 _MOST_THREADS = 1024
 """Chosen: more than any processor has cores; ONNX Runtime starts as many as it is told, and dies of too many."""
@@ -65,7 +65,7 @@ class ProviderFields:
             UsageError: there is none of this name.
         """
         if self.ep is not None:
-            from winml.modelkit.runtime.execution_providers import find_execution_provider
+            from winml.modelkit.ort.execution_providers import find_execution_provider
 
             find_execution_provider(self.ep)
 
@@ -75,7 +75,7 @@ class ProviderFields:
         Raises:
             UsageError: it is unknown or not installed.
         """
-        from winml.modelkit.runtime.devices import choose_provider
+        from winml.modelkit.ort.devices import choose_provider
 
         return choose_provider(self.ep, self.device, self.ep_options)
 
@@ -121,6 +121,6 @@ class LatencyFields:
                 f"--iterations {self.iterations} and --duration {self.duration:g} cannot be combined",
                 hint="Use one of them.",
             )
-        from winml.modelkit.measure.latency import LatencyOptions
+        from winml.modelkit.profile.latency import LatencyOptions
 
         return LatencyOptions(self.iterations or 100, self.warmup, self.duration)

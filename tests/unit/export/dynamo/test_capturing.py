@@ -18,10 +18,10 @@ from checkpoints import make_distinct
 from winml.modelkit.errors import ExportError, InternalError
 from winml.modelkit.export.capture import Capture, CaptureOptions
 from winml.modelkit.export.dynamo.capturing import ModuleStacks, capture_dynamo
-from winml.modelkit.export.preparation import prepared_for_export
-from winml.modelkit.hierarchy.torch_modules import record_calls
-from winml.modelkit.hierarchy.tree import build_tree
 from winml.modelkit.metadata_keys import CLASSES_KEY, SCOPES_KEY, STACK_TRACE_KEY
+from winml.modelkit.models.preparation import prepared_for_export
+from winml.modelkit.tags.torch_modules import record_calls
+from winml.modelkit.tags.tree import build_tree
 
 
 class Leaf(nn.Module):

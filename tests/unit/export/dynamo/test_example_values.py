@@ -18,9 +18,9 @@ from expert_loops import Experts
 from winml.modelkit.errors import ExportError
 from winml.modelkit.export.capture import Capture, CaptureOptions
 from winml.modelkit.export.dynamo.capturing import capture_dynamo
-from winml.modelkit.export.preparation import prepared_for_export
-from winml.modelkit.hierarchy.torch_modules import record_calls
-from winml.modelkit.hierarchy.tree import build_tree
+from winml.modelkit.models.preparation import prepared_for_export
+from winml.modelkit.tags.torch_modules import record_calls
+from winml.modelkit.tags.tree import build_tree
 
 Tensors = Mapping[str, torch.Tensor]
 Act = Callable[..., torch.Tensor]

@@ -14,7 +14,7 @@ from torch.onnx._internal.exporter import _fx_passes, _registration
 
 from installed_versions import STACK_TRACE_SETTING
 from winml.modelkit.export.dynamo.shortcuts import shortcuts
-from winml.modelkit.export.state_restoration import quiet_torch
+from winml.modelkit.models.state_restoration import quiet_torch
 from winml.modelkit.normalize.pipeline import normalize
 
 

@@ -12,12 +12,12 @@ from torch import nn
 
 from checkpoints import make_distinct
 from winml.modelkit.export.capture import Capture, CaptureOptions
-from winml.modelkit.export.preparation import prepared_for_export
 from winml.modelkit.export.torchscript.capturing import capture_torchscript
-from winml.modelkit.hierarchy.torch_modules import record_calls
-from winml.modelkit.hierarchy.tree import build_tree
 from winml.modelkit.metadata_keys import STACK_TRACE_KEY
+from winml.modelkit.models.preparation import prepared_for_export
 from winml.modelkit.progress import RunningStep, running_step
+from winml.modelkit.tags.torch_modules import record_calls
+from winml.modelkit.tags.tree import build_tree
 
 
 class Leaf(nn.Module):

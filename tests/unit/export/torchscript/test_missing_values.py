@@ -15,11 +15,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from winml.modelkit.errors import ExportError, InternalError
 from winml.modelkit.export.capture import Capture, CaptureOptions
-from winml.modelkit.export.preparation import prepared_for_export
 from winml.modelkit.export.torchscript.capturing import capture_torchscript
 from winml.modelkit.export.torchscript.tracing import untraced_shape_computation
-from winml.modelkit.hierarchy.torch_modules import record_calls
-from winml.modelkit.hierarchy.tree import build_tree
+from winml.modelkit.models.preparation import prepared_for_export
+from winml.modelkit.tags.torch_modules import record_calls
+from winml.modelkit.tags.tree import build_tree
 
 MODE = FakeTensorMode(allow_non_fake_inputs=True)
 

@@ -17,12 +17,12 @@ from winml.modelkit.builds.layouts.layout import (
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stage_runs import BuiltPart
 from winml.modelkit.builds.stages import adapter_names, built_name
-from winml.modelkit.evaluate.processors import missing_processors
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, files_folder, is_data_of, numbered_data_path
-from winml.modelkit.graph.files.output_files import OutputFiles
-from winml.modelkit.load.checkpoints.companion_files import companion_files
-from winml.modelkit.load.checkpoints.task import canonical_task
-from winml.modelkit.load.request import resolve_source
+from winml.modelkit.models.checkpoints.companion_files import companion_files
+from winml.modelkit.models.checkpoints.task import canonical_task
+from winml.modelkit.models.request import resolve_source
+from winml.modelkit.onnx.files.output_files import OutputFiles
+from winml.modelkit.samples.processors import missing_processors
 
 
 class FolderLayout:
@@ -87,8 +87,8 @@ class FolderLayout:
             The names of the files in the folder, the model first; without data that the part shares with its stages,
             where nobody takes the model out of the folder.
         """
-        from winml.modelkit.graph.files.placing import place_copy
-        from winml.modelkit.graph.files.writing import (
+        from winml.modelkit.onnx.files.placing import place_copy
+        from winml.modelkit.onnx.files.writing import (
             place_numbered,  # imports onnx
             place_self_contained,
         )
@@ -136,7 +136,7 @@ class FolderLayout:
         """
         if self._layout is PLAIN or not self._plan.with_companions:
             return ()
-        from winml.modelkit.runtime.decoding.inputs import inputs_of_file
+        from winml.modelkit.ort.decoding.inputs import inputs_of_file
 
         models = [part.current for part in parts if part.current is not None]
         inputs = {item.name: item.shape for model in models for item in inputs_of_file(model)}
@@ -178,7 +178,7 @@ class FolderLayout:
         names = adapter_names(self._plan)
         if not names:
             return
-        from winml.modelkit.flows.export.adapter_files import swappable_adapters, write_adapters
+        from winml.modelkit.export.adapter_files import swappable_adapters, write_adapters
 
         adapters = swappable_adapters(self._plan.request.adapter)
         for part in parts:  # of which there is one

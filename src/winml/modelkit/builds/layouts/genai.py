@@ -145,7 +145,7 @@ def _speech_config(
         UsageError: onnxruntime-genai has no type for the graphs, or the config does not say how long a text may be;
             names what is in the way.
     """
-    from winml.modelkit.graph.files.reading import read_structure  # imports onnx
+    from winml.modelkit.onnx.files.reading import read_structure  # imports onnx
 
     graphs = [read_structure(path).graph for path, _ in (encoder, decoder)]
     layers, heads, head_size = _refuse_others(*graphs)
@@ -330,7 +330,7 @@ def genai_config(
     Raises:
         UsageError: onnxruntime-genai has no type for the graph; names the input that is in the way.
     """
-    from winml.modelkit.graph.files.reading import read_structure, required_inputs  # imports onnx
+    from winml.modelkit.onnx.files.reading import read_structure, required_inputs  # imports onnx
 
     graph = read_structure(model).graph
     inputs = {value.name: value for value in required_inputs(graph)}

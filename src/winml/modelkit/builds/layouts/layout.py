@@ -16,8 +16,8 @@ from typing import Annotated, Any, Final, Literal
 
 from winml.modelkit.errors import InputError, TaskError, UsageError
 from winml.modelkit.file_names import DECODER, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, built_part_name
-from winml.modelkit.graph.bundle import model_record
 from winml.modelkit.metadata_keys import MODEL_KEY
+from winml.modelkit.onnx.bundle import model_record
 from winml.modelkit.options import JsonError, read_json_file
 from winml.modelkit.registries import Registry
 
@@ -216,7 +216,7 @@ def refuse_models(layout: Layout, models: Sequence[Path], config: Path | None = 
         UsageError: they have another decoder in mind.
         TaskError: they do not know the task.
     """
-    from winml.modelkit.graph.files.reading import read_structure  # imports onnx
+    from winml.modelkit.onnx.files.reading import read_structure  # imports onnx
 
     computing = (path for path in models if layout.cross_keys == DECODER and _reads_cross_attention_cache(path))
     if decoder := next(computing, None):
@@ -238,7 +238,7 @@ def refuse_models(layout: Layout, models: Sequence[Path], config: Path | None = 
 
 def _reads_cross_attention_cache(model: Path) -> bool:
     """Say whether a graph takes keys and values that another part computes."""
-    from winml.modelkit.graph.files.reading import read_structure  # imports onnx
+    from winml.modelkit.onnx.files.reading import read_structure  # imports onnx
 
     names = [value.name for value in read_structure(model).graph.input]
     return _ENCODER_STATES not in names and any(

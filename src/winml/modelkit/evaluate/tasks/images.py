@@ -14,10 +14,10 @@ import numpy as np
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.labels import LabelMap, label_names, match_labels, model_labels
-from winml.modelkit.evaluate.preprocessing import Batch
 from winml.modelkit.evaluate.tasks.box_metrics import BOX_METRICS, Boxes
 from winml.modelkit.evaluate.tasks.pixel_metrics import IGNORED, MEAN_IOU, PIXEL_ACCURACY, count_pairs
 from winml.modelkit.evaluate.tasks.task import Evaluator, EvaluatorContext, Outputs, Sample, TaskDefinition
+from winml.modelkit.samples.preprocessing import Batch
 
 _SURE = 0.5
 """Score from which on a box is part of the answer. Specified: the default of the pipeline."""

@@ -16,7 +16,6 @@ from winml.modelkit.evaluate.metrics import (
     PEARSON,
     SPEARMAN,
 )
-from winml.modelkit.evaluate.preprocessing import Batch
 from winml.modelkit.evaluate.tasks.task import (
     Evaluator,
     EvaluatorContext,
@@ -26,8 +25,9 @@ from winml.modelkit.evaluate.tasks.task import (
     named_output,
     token_masks,
 )
-from winml.modelkit.graph.files.foreign_names import file_below
+from winml.modelkit.onnx.files.foreign_names import file_below
 from winml.modelkit.options import read_json_file
+from winml.modelkit.samples.preprocessing import Batch
 
 ALIKE = 0.01
 """Largest difference of two cosines that counts as agreement. Chosen: far below the steps of human scores (0.05 of the

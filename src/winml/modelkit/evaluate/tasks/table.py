@@ -10,12 +10,8 @@ from typing import Any
 import numpy as np
 
 from winml.modelkit.errors import TaskError, UsageError
-from winml.modelkit.evaluate.columns import ROLES
 from winml.modelkit.evaluate.labels import LabelMap, label_names, match_labels, model_labels
-from winml.modelkit.evaluate.media import install_hint
 from winml.modelkit.evaluate.metrics import CHARACTER_ERROR_RATE, CLASS_METRICS, WORD_ERROR_RATE, Metric
-from winml.modelkit.evaluate.preprocessing import Batch
-from winml.modelkit.evaluate.processors import tokenizer_call
 from winml.modelkit.evaluate.tasks.images import IMAGE_SEGMENTATION, OBJECT_DETECTION
 from winml.modelkit.evaluate.tasks.similarity import FEATURE_EXTRACTION
 from winml.modelkit.evaluate.tasks.task import (
@@ -29,6 +25,10 @@ from winml.modelkit.evaluate.tasks.task import (
 from winml.modelkit.evaluate.tasks.texts import FILL_MASK, QUESTION_ANSWERING, TEXT_GENERATION, TOKEN_CLASSIFICATION
 from winml.modelkit.options import nearest
 from winml.modelkit.registries import Registry
+from winml.modelkit.samples.columns import ROLES
+from winml.modelkit.samples.media import install_hint
+from winml.modelkit.samples.preprocessing import Batch
+from winml.modelkit.samples.processors import tokenizer_call
 
 
 @dataclass(frozen=True)

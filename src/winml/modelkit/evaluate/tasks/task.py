@@ -15,10 +15,10 @@ import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.evaluate.data_sets import DataSet
 from winml.modelkit.evaluate.metrics import Metric
-from winml.modelkit.evaluate.preprocessing import Batch, Preprocessor
-from winml.modelkit.evaluate.processors import ProcessorKind, open_processor
+from winml.modelkit.samples.data_sets import DataSet
+from winml.modelkit.samples.preprocessing import Batch, Preprocessor
+from winml.modelkit.samples.processors import ProcessorKind, open_processor
 
 Outputs = Arrays
 """Output → array, one row for each row of the batch."""

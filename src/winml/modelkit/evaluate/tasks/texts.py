@@ -22,8 +22,6 @@ from winml.modelkit.evaluate.metrics import (
     SampleRows,
     ratio_of_sums,
 )
-from winml.modelkit.evaluate.preprocessing import Batch, Row
-from winml.modelkit.evaluate.processors import tokenizer_call
 from winml.modelkit.evaluate.tasks.task import (
     Evaluator,
     EvaluatorContext,
@@ -34,6 +32,8 @@ from winml.modelkit.evaluate.tasks.task import (
     refuse_slow_tokenizer,
     token_masks,
 )
+from winml.modelkit.samples.preprocessing import Batch, Row
+from winml.modelkit.samples.processors import tokenizer_call
 
 
 @dataclass(frozen=True)

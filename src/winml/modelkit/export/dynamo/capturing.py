@@ -37,13 +37,7 @@ from winml.modelkit.export.dynamo.example_values import ExportedLoops, decided_b
 from winml.modelkit.export.dynamo.operator_forms import operator_forms
 from winml.modelkit.export.dynamo.shortcuts import shortcuts
 from winml.modelkit.export.dynamo.transformers_patches import library_repairs
-from winml.modelkit.export.fake_parameters import fresh_shape_envs, is_fake, weight_by_reference
-from winml.modelkit.export.preparation import FlatForward
-from winml.modelkit.export.state_restoration import quiet_torch, unprinted_failures
 from winml.modelkit.export.value_loops import call_replaced
-from winml.modelkit.graph.assumptions import Assumption
-from winml.modelkit.hierarchy.torch_modules import module_of_error
-from winml.modelkit.hierarchy.tree import ModuleTree
 from winml.modelkit.metadata_keys import (
     CLASSES_KEY,
     FX_NODE_KEY,
@@ -52,7 +46,13 @@ from winml.modelkit.metadata_keys import (
     STACK_TRACE_KEY,
     TORCH_PREFIX,
 )
-from winml.modelkit.runtime.shared_settings import attribute_replaced
+from winml.modelkit.models.fake_parameters import fresh_shape_envs, is_fake, weight_by_reference
+from winml.modelkit.models.preparation import FlatForward
+from winml.modelkit.models.state_restoration import quiet_torch, unprinted_failures
+from winml.modelkit.onnx.assumptions import Assumption
+from winml.modelkit.ort.shared_settings import attribute_replaced
+from winml.modelkit.tags.torch_modules import module_of_error
+from winml.modelkit.tags.tree import ModuleTree
 
 # --- Translates the exceptions of torch's dynamo exporter into an ExportError with operator and module.
 #

@@ -28,10 +28,10 @@ from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 
-from winml.modelkit.export.source_lines import asserts_only
 from winml.modelkit.export.value_loops import ValueLoops, call_replaced
-from winml.modelkit.graph.assumptions import Assumption, branch_taken
-from winml.modelkit.runtime.shared_settings import attribute_replaced
+from winml.modelkit.models.source_lines import asserts_only
+from winml.modelkit.onnx.assumptions import Assumption, branch_taken
+from winml.modelkit.ort.shared_settings import attribute_replaced
 
 _TAKES_A_NUMBER = torch.ops.aten._local_scalar_dense.default
 _INSTALLED = "site-packages"

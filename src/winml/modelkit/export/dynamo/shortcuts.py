@@ -22,7 +22,7 @@ from torch._export.utils import _is_cia_op, _is_preservable_cia_op
 from torch._prims_common import is_contiguous_or_false
 from torch.onnx._internal.exporter import _fx_passes, _registration
 
-from winml.modelkit.runtime.shared_settings import attribute_replaced
+from winml.modelkit.ort.shared_settings import attribute_replaced
 
 _Form = tuple[Any, tuple[Any, ...], dict[str, Any]]
 """An operator with its arguments and keyword arguments."""

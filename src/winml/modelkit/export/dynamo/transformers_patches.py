@@ -20,7 +20,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from winml.modelkit.runtime.shared_settings import attribute_replaced
+from winml.modelkit.ort.shared_settings import attribute_replaced
 
 _MODEL_FILES = "transformers.models."
 _STACK = "nn_module_stack"

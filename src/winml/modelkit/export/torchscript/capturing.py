@@ -47,10 +47,6 @@ from winml.modelkit.export.capture import (
     place_operands,
 )
 from winml.modelkit.export.complex_pairs import complex_as_pairs
-from winml.modelkit.export.fake_parameters import fresh_shape_envs, weight_by_reference
-from winml.modelkit.export.preparation import FlatForward
-from winml.modelkit.export.source_lines import asserts_only
-from winml.modelkit.export.state_restoration import quiet_torch
 from winml.modelkit.export.torchscript.tracing import (
     ModuleScopes,
     NumbersTaken,
@@ -63,10 +59,14 @@ from winml.modelkit.export.torchscript.tracing import (
     tensors_rounded_as_numbers,
     untraced_shape_computation,
 )
-from winml.modelkit.graph.assumptions import Assumption, branch_taken, size_taken, values_taken
-from winml.modelkit.hierarchy.torch_modules import module_of_error
-from winml.modelkit.hierarchy.tree import ModuleTree
 from winml.modelkit.metadata_keys import STACK_TRACE_KEY
+from winml.modelkit.models.fake_parameters import fresh_shape_envs, weight_by_reference
+from winml.modelkit.models.preparation import FlatForward
+from winml.modelkit.models.source_lines import asserts_only
+from winml.modelkit.models.state_restoration import quiet_torch
+from winml.modelkit.onnx.assumptions import Assumption, branch_taken, size_taken, values_taken
+from winml.modelkit.tags.torch_modules import module_of_error
+from winml.modelkit.tags.tree import ModuleTree
 
 # --- Merges equal computations of one call of a module in a captured graph.
 #

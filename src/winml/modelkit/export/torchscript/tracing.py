@@ -27,14 +27,14 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.onnx._internal.torchscript_exporter import utils as exporter
 
 from winml.modelkit.errors import ExportError
-from winml.modelkit.export.fake_parameters import is_fake
-from winml.modelkit.export.preparation import has_hooks
-from winml.modelkit.export.source_lines import asserts_only
 from winml.modelkit.export.value_loops import ValueLoops, call_replaced
-from winml.modelkit.graph.assumptions import Place
-from winml.modelkit.hierarchy.torch_modules import module_of_error
+from winml.modelkit.models.fake_parameters import is_fake
+from winml.modelkit.models.preparation import has_hooks
+from winml.modelkit.models.source_lines import asserts_only
+from winml.modelkit.onnx.assumptions import Place
+from winml.modelkit.ort.shared_settings import attribute_replaced
 from winml.modelkit.progress import count_progress
-from winml.modelkit.runtime.shared_settings import attribute_replaced
+from winml.modelkit.tags.torch_modules import module_of_error
 
 # --- Which lines take a traced tensor for a number: ``if n > 3``, ``range(n)``, ``len(x)``? Is it a value, or a size?
 

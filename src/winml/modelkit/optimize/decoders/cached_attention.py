@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from winml.modelkit.graph.operators import is_operator, producer_of
+from winml.modelkit.onnx.operators import is_operator, producer_of
 from winml.modelkit.optimize.graph_matching import (
     SWAPPED,
     HeadJoin,

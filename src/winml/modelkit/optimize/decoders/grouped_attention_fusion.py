@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from winml.modelkit.graph.operators import is_operator, producer_of
-from winml.modelkit.graph.stage import GraphPass
+from winml.modelkit.onnx.operators import is_operator, producer_of
+from winml.modelkit.onnx.stage import GraphPass
 from winml.modelkit.optimize.decoders.cached_attention import CachedAttention, match_cached_attention
 from winml.modelkit.optimize.decoders.causal_masks import CausalMask, MaskWriter, find_mask, is_blind
 from winml.modelkit.optimize.decoders.interface import DecoderInterface

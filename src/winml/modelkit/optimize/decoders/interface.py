@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.graph.specs import stated_inputs
+from winml.modelkit.onnx.specs import stated_inputs
 from winml.modelkit.optimize.graph_matching import shape_of
 
 _TOKENS, _EMBEDDED, _MASK, _POSITIONS = "input_ids", "inputs_embeds", "attention_mask", "position_ids"

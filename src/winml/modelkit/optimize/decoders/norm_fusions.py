@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from winml.modelkit.graph.operators import is_operator, producer_of
-from winml.modelkit.graph.stage import GraphPass
+from winml.modelkit.onnx.operators import is_operator, producer_of
+from winml.modelkit.onnx.stage import GraphPass
 from winml.modelkit.optimize.graph_matching import (
     CONTRIB_DOMAIN,
     constant_number,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.ort.sessions import Session
 
 _LARGEST_CONSTANT = 1 << 26
 """Bytes. Chosen: tables of cosines stay below, weights of matrices of a large model do not."""

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import StageError
-from winml.modelkit.graph.operators import producer_of
+from winml.modelkit.onnx.operators import producer_of
 from winml.modelkit.optimize.decoders.probing import Probe, probe_between
 from winml.modelkit.optimize.graph_matching import TO_HEADS, before_transpose, rank_of
 

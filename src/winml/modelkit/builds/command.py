@@ -1,0 +1,251 @@
+"""``winml build``: a model becomes a folder with everything that was made of it, stage by stage."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from winml.modelkit.builds.verb import BuildRequest, plan_requested_build, refuse_unloadable, run_planned_build
+from winml.modelkit.cli._endings import Interrupted, resuming_words
+from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
+from winml.modelkit.cli._folders import show_plan
+from winml.modelkit.cli._options import (
+    declared_options_of,
+    dynamic_options,
+    input_options,
+    model_option,
+    output_options,
+    random_options,
+    request_options,
+    source_options,
+    weight_options,
+)
+from winml.modelkit.cli._requests import (
+    config_option,
+    configured_options,
+    export_section_keys,
+    model_request,
+    read_build_config,
+    stated_fields,
+    with_sizes,
+)
+from winml.modelkit.cli._streams import library_output_to_stderr, show_result, silence_library_warnings, tell
+from winml.modelkit.errors import TaskError, UsageError, rename_options
+from winml.modelkit.fields import fields_of
+from winml.modelkit.file_names import DECODER
+from winml.modelkit.quantize.declared_options import QuantizeFields
+from winml.modelkit.quantize.precisions import PRECISIONS
+
+if TYPE_CHECKING:
+    from winml.modelkit.builds.build import BuildListener
+    from winml.modelkit.builds.config import QuantSection
+    from winml.modelkit.builds.manifest_records import BuildResult
+    from winml.modelkit.progress import StepEvent
+
+_FIELDS = tuple(field for field in fields_of(QuantizeFields) if field.name != "ep")
+"""Those that an option here states; the execution provider is one of the verb as a whole."""
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _quantization_options(precisions: Sequence[str], help: str) -> Callable[[_F], _F]:
+    """Return the options that say how modules are quantized.
+
+    Args:
+        precisions: Those the verb takes.
+        help: What ``--precision`` means there.
+    """
+    own: dict[str, dict[str, Any]] = {
+        "precision": {"only": tuple(precisions), "help": help, "default_words": "no quantization"}
+    }
+    return declared_options_of(replace(field, default=None, **own.get(field.name, {})) for field in _FIELDS)
+
+
+def _filled_section(section: QuantSection | None, options: Mapping[str, object]) -> QuantSection | None:
+    """Return a section with what the options say; an option wins, and begins a section that is null.
+
+    Raises:
+        ConfigError: a value is wrong.
+        UsageError: columns are no pairs of a role and a column.
+    """
+    from winml.modelkit.builds.config import QuantSection
+    from winml.modelkit.options import parse_options
+
+    stated = {
+        field.name: options[field.name] if field.read is None else field.read(options[field.name])
+        for field in _stated(options)
+    }
+    if not stated:
+        return section
+    base = {} if section is None else section.model_dump(mode="json", exclude_unset=True)
+    return parse_options(QuantSection, {**base, **stated}, "options")
+
+
+def _refuse_flags_without_stage(options: Mapping[str, object], *, may_compile: bool) -> None:
+    """Refuse options about quantization where the stage is left out.
+
+    Args:
+        options: Those of the command.
+        may_compile: Whether a provider is named, so that the minimum SQNR applies to the compiled file.
+
+    Raises:
+        UsageError: names the first of them.
+    """
+    if stated := [field for field in _stated(options) if not (may_compile and field.name == "min_sqnr_db")]:
+        flags = {item.name: item.opts[-1] for item in click.get_current_context().command.params}
+        raise UsageError(f"{flags[stated[0].name]} has no effect with --no-quant", hint="Omit one of them.")
+
+
+def _stated(options: Mapping[str, object]) -> list[Any]:
+    return [field for field in _FIELDS if options.get(field.name) not in (None, ())]
+
+
+EPILOG = """\b
+Examples:
+  winml build -m sentence-transformers/all-MiniLM-L6-v2 -o built --level basic
+  winml config -m ./checkpoint -o config.json && winml build -c config.json -o built
+  winml build -m model.onnx -o built --level extended --ep dml
+  winml build -m ./checkpoint -o built --ep qnn --ep-options soc_model=60
+  winml build -m ./checkpoint -o built --precision int8 --exclude BertPooler
+  winml build -m ./checkpoint --use-cache --format json
+"""
+
+
+@click.command(name="build", cls=WinMLCommand, epilog=EPILOG)
+@model_option(
+    required=False,
+    help="Hub id, checkpoint, Python factory or ONNX file. A checkpoint is a folder or its config.json; a factory is "
+    "file.py:function or package.module:function.",
+)
+@config_option("Build config, as winml config writes it. A file or JSON text; options take precedence over it.")
+@request_options(BuildRequest)
+@_quantization_options(
+    [*PRECISIONS, "auto"],
+    "Precision of the quantized modules. auto: the usual one of the device in the config.",
+)
+@source_options
+@weight_options
+@random_options
+@input_options
+@dynamic_options
+@output_options
+@click.pass_context
+def command(context: click.Context, /, **options: Any) -> None:
+    """Export, optimize, quantize and compile a model into one folder.
+
+    Each stage writes an ONNX file; the last one is model.onnx. Up-to-date stages are skipped.
+
+    Exit codes: 0 success, 1 failure, 2 usage error, 3 a stage changed the outputs beyond tolerance, or the result
+    misses a limit of the eval section.
+    """
+    silence_library_warnings(debug=options["debug"])
+    request = _read_request(context, options)
+    with library_output_to_stderr():
+        plan = plan_requested_build(request)
+    if options["dry_run"]:
+        with library_output_to_stderr():
+            refuse_unloadable(plan, request)
+        show_plan(plan, options)
+        return
+    retained: list[str] = []
+    try:
+        with library_output_to_stderr():
+            result = run_planned_build(plan, request, _listener(options, retained))
+    except KeyboardInterrupt:
+        ending = (
+            f"completed: {', '.join(retained)}; the same command resumes there"
+            if retained
+            else resuming_words() or "no stage was completed"
+        )
+        raise Interrupted(ending) from None
+    _show_result(result, options)
+    if result.evaluation is not None and not result.evaluation.is_good_enough:
+        context.exit(NEGATIVE_RESULT)
+
+
+def _read_request(context: click.Context, options: dict[str, Any]) -> BuildRequest:
+    """Return what the command line requests, over the config."""
+    from winml.modelkit.builds.plan import is_onnx_path, refuse_sizes
+
+    config = read_build_config(options["config"])
+    configured = configured_options(context, options, config)
+    model = configured.options["model"]
+    if not model:
+        raise UsageError("no model is specified", hint="Use -m, or a config whose loader section names a model.")
+    # Before its text is read: the names of an ONNX file are not the keys of a checkpoint.
+    for option in ("shape_config", "batch_size"):
+        if is_onnx_path(model) and options[option]:
+            refuse_sizes(model, f"--{option.replace('_', '-')}", str(options[option]))
+    if options["quant"] is False:
+        names_provider = options["ep"] or (config.compile is not None and config.compile.ep)
+        _refuse_flags_without_stage(options, may_compile=bool(names_provider))
+    words = {**configured.words, **export_section_keys(config.export, options, "export.{}")}
+    with rename_options(words):
+        changed: dict[str, Any] = {"quant": _filled_section(config.quant, options)}
+        if config.export is not None:
+            open_anyway = {"allow_dynamic": True} if options["allow_dynamic"] else {}
+            changed["export"] = with_sizes(config.export, options).model_copy(update=open_anyway)
+        if options["min_sqnr_db"] is not None and config.compile is not None:
+            # The limit of every stage that runs: the compiled file is compared as well.
+            changed["compile"] = config.compile.model_copy(update={"min_sqnr_db": options["min_sqnr_db"]})
+        return BuildRequest(
+            model=model_request(configured.options),
+            config=config.model_copy(update=changed),
+            words=words,
+            **stated_fields(BuildRequest, options),
+        )
+
+
+def _listener(options: Mapping[str, object], retained: list[str]) -> BuildListener:
+    """Return what shows progress; the names of stages whose results are there go to ``retained``."""
+    from winml.modelkit.builds.build import BuildListener
+    from winml.modelkit.cli._progress import show_step
+
+    def show_finished(event: StepEvent) -> None:
+        # The line of the running stage would stand between those of its steps.
+        if event.finished is not None:
+            show_step(event)
+
+    verbose, quiet = options["verbose"], options["quiet"]
+    return BuildListener(
+        on_stage=None if quiet else show_finished if verbose else show_step,
+        on_step=show_step if verbose and not quiet else None,
+        on_kept=retained.append,
+        tell=tell,
+    )
+
+
+def _show_result(result: BuildResult, options: Mapping[str, object]) -> None:
+    from winml.modelkit.builds.manifest_records import build_lines
+    from winml.modelkit.report.document import Document, Fields
+
+    def lines() -> Document:
+        return Document([Fields([*build_lines(result), ("next", _next_command(result))])])
+
+    show_result(result.as_record(), options, lines)
+
+
+def _next_command(result: BuildResult) -> str:
+    """Return a command that runs what was built, or shows it."""
+    import onnx
+
+    from winml.modelkit.generate.run_verb import example_command
+    from winml.modelkit.generate.task_inputs import run_task
+    from winml.modelkit.onnx.bundle import described_model
+    from winml.modelkit.onnx.files.reading import read_structure
+
+    folder, parts = shlex.quote(str(result.folder)), result.part_paths
+    path = parts.get(DECODER) or next(iter(parts.values()))
+    graph = read_structure(path).graph
+    if any(value.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16 for value in (*graph.input, *graph.output)):
+        return f"winml inspect {folder}"  # the CPU, where these commands run it, does not
+    inputs = tuple(value.name for value in graph.input)
+    try:
+        command = example_command(folder, *run_task(described_model(path).get("task") or "", inputs), parts)
+    except TaskError:  # a script's model: it has no task
+        command = None
+    return command or f"winml run {folder} --schema"

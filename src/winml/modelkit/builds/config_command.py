@@ -1,0 +1,185 @@
+"""``winml config``: what a build of a model will do, as a file to read, change and keep."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from winml.modelkit.builds.config_verb import ConfigRequest, plan_config, run_config
+from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._folders import show_plan
+from winml.modelkit.cli._options import (
+    debug_option,
+    dynamic_options,
+    grouped_option,
+    input_options,
+    model_option,
+    random_options,
+    request_options,
+    source_options,
+    weight_options,
+)
+from winml.modelkit.cli._requests import (
+    config_option,
+    configured_options,
+    export_section_keys,
+    model_request,
+    read_build_config,
+    stated_fields,
+    with_sizes,
+)
+from winml.modelkit.cli._streams import (
+    json_text,
+    library_output_to_stderr,
+    plain_json_text,
+    print_json,
+    print_json_text,
+    silence_library_warnings,
+    tell,
+    write_files,
+)
+from winml.modelkit.errors import UsageError, rename_options
+from winml.modelkit.fields import MODEL, OUTPUT
+from winml.modelkit.words import printable
+
+EPILOG = """\b
+Examples:
+  winml config -m sentence-transformers/all-MiniLM-L6-v2 -o config.json
+  winml config -m ./checkpoint --task text-classification --no-quant
+  winml config -c config.json --batch-size 4 -o config4.json
+  winml config -m ./checkpoint | winml config --check -
+  winml config --schema
+"""
+
+STDIN = "-"
+
+
+@click.command(name="config", cls=WinMLCommand, epilog=EPILOG)
+@model_option(
+    required=False,
+    help="Hub id, checkpoint, Python factory or ONNX file. A checkpoint is a folder or its config.json; a factory is "
+    "file.py:function or package.module:function.",
+)
+@config_option("Build config to start from. A file or JSON text; options take precedence over it.")
+@source_options
+@weight_options
+@random_options
+@input_options
+@dynamic_options
+@request_options(ConfigRequest)
+@grouped_option("--schema", is_flag=True, group=OUTPUT, is_common=True, help="Print the JSON Schema of configs.")
+@grouped_option("--check", metavar="FILE", group=MODEL, is_common=True, help="Validate this config; - reads stdin.")
+@grouped_option(
+    "-f",
+    "--format",
+    "format_",
+    type=click.Choice(["table", "json"]),
+    group=OUTPUT,
+    default_words="table",
+    help="Output format of --dry-run; a config is always JSON.",
+)
+@debug_option
+@click.pass_context
+def command(context: click.Context, /, **options: Any) -> None:
+    """Write the build config of a model as JSON.
+
+    Task, class, inputs and opset are chosen as in winml export. No weights are read.
+
+    Exit codes: 0 success, 1 invalid files, 2 usage error or invalid config.
+    """
+    makes_config = any(options[name] for name in ("model", "model_type", "config"))
+    exclusive = [name for name in ("model", "model_type", "check", "schema") if options[name]]
+    if len(exclusive) > 1 or (options["config"] and (options["check"] or options["schema"])):
+        first, second = [*(["config"] if options["config"] else []), *exclusive][:2]
+        flags = [f"--{name.replace('_', '-')}" for name in (first, second)]
+        raise UsageError(f"{flags[0]} and {flags[1]} cannot be combined", hint="Use one of them.")
+    for name, flag in (("output", "-o"), ("dry_run", "--dry-run")):
+        if options[name] and not makes_config:
+            raise UsageError(
+                f"--{name.replace('_', '-')} applies to the config of a model only",
+                hint=f"Specify the model with -m, or omit {flag}.",
+            )
+    if options["format_"] == "table" and not options["dry_run"]:
+        raise UsageError(
+            "--format table requires --dry-run, since a config is JSON", hint="Add --dry-run, or omit --format."
+        )
+    if options["schema"]:
+        print_json_text(plain_json_text(_json_schema()))
+    elif options["check"] is not None:
+        _check_config(options["check"])
+    elif not makes_config:
+        raise UsageError(
+            "no model is specified",
+            hint="Use -m or --model-type; or --check FILE to validate a config, or --schema for the schema.",
+        )
+    else:
+        _write_config(context, options)
+
+
+def _json_schema() -> dict[str, object]:
+    from winml.modelkit.builds.config import WinMLBuildConfig
+
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **WinMLBuildConfig.model_json_schema()}
+
+
+def _check_config(place: str) -> None:
+    from winml.modelkit.builds.config import SECTIONS, parse_build_config
+    from winml.modelkit.options import parse_json, read_json
+
+    value, source = parse_json(sys.stdin.read(), "stdin") if place == STDIN else read_json(place, "--check")
+    config, notes = parse_build_config(value, source)
+    if config.eval is not None:
+        from winml.modelkit.builds.evaluated_models import refuse_unfit_limits
+
+        loader = config.loader.model_dump() if config.loader is not None else {}
+        refuse_unfit_limits(config.eval, loader.get("task"))
+    for note in notes:
+        tell(f"note: {note}")
+    skipped = [name for name in SECTIONS if getattr(config, name) is None]
+    click.echo(f"{printable(source)}: valid, schema version {config.schema_version}")
+    click.echo(f"sections: {', '.join(name for name in SECTIONS if name not in skipped) or 'none'}")
+    click.echo(f"skipped: {', '.join(skipped) or 'none'}")
+
+
+def _write_config(context: click.Context, options: dict[str, Any]) -> None:
+    silence_library_warnings(debug=options["debug"])
+    request = _read_request(context, options)
+    plan = plan_config(request)
+    if options["dry_run"]:
+        show_plan(plan, {**options, "format_": options["format_"] or "table"})
+        return
+    for note in plan.notes:
+        tell(f"note: {note}")
+    with library_output_to_stderr():
+        config, notes = run_config(plan)
+    for note in notes:
+        tell(f"note: {note}")
+    if request.output is None:
+        print_json(config.as_record())
+        return
+    write_files({request.output: lambda: f"{json_text(config.as_record())}\n"}, overwrite=True)
+    tell(f"wrote {request.output}")
+
+
+def _read_request(context: click.Context, options: dict[str, Any]) -> ConfigRequest:
+    """Return what the command line requests, over the config.
+
+    Raises:
+        UsageError: nothing names a model.
+        ConfigError: the config or a size is wrong.
+    """
+    config = read_build_config(options["config"])
+    configured = configured_options(context, options, config)
+    if not options["model_type"] and not configured.options["model"]:
+        raise UsageError("no model is specified", hint="Use -m or --model-type: the config names no model.")
+    name = "" if options["model_type"] else configured.options["model"]
+    words = {**configured.words, **export_section_keys(config.export, options, "export.{}")}
+    with rename_options(words):
+        if config.export is not None:
+            open_anyway = {"allow_dynamic": True} if options["allow_dynamic"] else {}
+            export = with_sizes(config.export, options).model_copy(update=open_anyway)
+            config = config.model_copy(update={"export": export})
+        model = model_request({**configured.options, "model": name})
+    return ConfigRequest(model=model, config=config, words=words, **stated_fields(ConfigRequest, options))

@@ -1,0 +1,185 @@
+"""What does ``winml config`` do with a request? Decides what a build of a model will do; no weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from winml.modelkit.errors import UsageError, rename_options
+from winml.modelkit.fields import DEVICE, MODEL, OUTPUT, QUANTIZATION, declare
+from winml.modelkit.quantize.precisions import PRECISIONS
+from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
+
+if TYPE_CHECKING:
+    from winml.modelkit.builds.config import QuantSection, WinMLBuildConfig
+    from winml.modelkit.models.request import ModelRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigRequest:
+    """What is requested of ``winml config``, of the config of a model."""
+
+    model: ModelRequest
+    """Which model; without a name where ``model_type`` stands in its place."""
+    config: WinMLBuildConfig
+    """The config to begin with, before the options below are laid over it."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """Option → the key of the config that stands in its place, for messages."""
+
+    model_type: str | None = declare(
+        None, "Architecture, such as bert, instead of a model.", MODEL, metavar="TYPE", is_common=True
+    )
+    device: Literal["cpu", "gpu", "npu"] | None = declare(
+        None, "Kind of device to run on.", DEVICE, short="-d", is_common=True
+    )
+    ep: str | None = declare(None, "Execution provider to run on, such as qnn.", DEVICE, metavar="NAME", is_common=True)
+    precision: str | None = declare(
+        None,
+        f"Precision, or auto for the usual one of the device. Values: {', '.join(PRECISIONS)}, auto.",
+        QUANTIZATION,
+        short="-p",
+        metavar="NAME",
+        is_common=True,
+    )
+    no_quant: bool = declare(False, "Do not quantize.", QUANTIZATION, is_common=True)
+    no_compile: bool = declare(False, "Do not compile.", DEVICE, is_common=True)
+    output: Path | None = declare(
+        None, "JSON file to write.", OUTPUT, short="-o", default_words="stdout", is_common=True
+    )
+    overwrite: bool = declare(False, "Overwrite an existing file.", OUTPUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigPlan(Plan):
+    """What deciding a config would do."""
+
+    request: ConfigRequest
+    config: WinMLBuildConfig
+    """With the options of the request; what they leave open is decided from the model."""
+
+
+def plan_config(request: ConfigRequest) -> ConfigPlan:
+    """Return what would be done. Imports no model library, writes nothing and fetches nothing.
+
+    Raises:
+        UsageError: options do not go together, a path is wrong, or the output exists.
+        ConfigError: an option has no valid value.
+        InputError: nothing usable stands at the path of the model.
+        WriteError: the output cannot be written.
+    """
+    from winml.modelkit.onnx.files.output_files import refuse_existing, refuse_inputs
+
+    with rename_options(request.words):
+        config, notes = _config_of(request)
+        reads = _files_read(request, config)
+    outputs = [] if request.output is None else [request.output]
+    if outputs:
+        refuse_inputs(outputs, reads)
+        refuse_existing(outputs, overwrite=request.overwrite)
+    model = request.model_type or request.model.model
+    return ConfigPlan(
+        verb="config",
+        reads=tuple(path for path in reads if path.is_file()),
+        writes=tuple(PlannedFile(path, path.exists()) for path in outputs),
+        steps=(
+            PlannedStep("deciding", f"{model}: task, class, inputs and opset, as in winml export"),
+            PlannedStep("writing", str(request.output or "stdout")),
+        ),
+        notes=notes,
+        interrupted=interruptions_beside(outputs),
+        request=request,
+        config=config,
+    )
+
+
+def run_config(plan: ConfigPlan) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
+    """Recover what killed commands left, then decide the config; whoever calls writes it.
+
+    Returns:
+        The config, and what was decided because nobody stated it, without the notes of the plan.
+
+    Raises:
+        WinMLError: the model cannot be read, or is none that can be exported.
+    """
+    from winml.modelkit.builds.plan import is_onnx_path, plan_build
+
+    plan.recover()
+    request = plan.request
+    with rename_options(request.words):
+        if is_onnx_path(request.model.model):
+            from winml.modelkit.builds.stages import without_idle_stages
+
+            # Decided by the file alone: nothing of it has to be read.
+            return without_idle_stages(plan_build(plan.config, request.model).config)
+        from winml.modelkit.builds.config_resolution import resolve_build_config
+
+        return resolve_build_config(plan.config, request.model, model_type=request.model_type)
+
+
+def _files_read(request: ConfigRequest, config: WinMLBuildConfig) -> tuple[Path, ...]:
+    """Return the files of the model, after what names and paths show to be wrong was refused."""
+    from winml.modelkit.builds.plan import is_onnx_path, plan_build
+    from winml.modelkit.models.request import resolve_source
+    from winml.modelkit.ort.execution_providers import refuse_dynamic
+
+    model, export = request.model, config.export
+    if is_onnx_path(model.model):
+        onnx_path = plan_build(config, model).onnx_path
+        return () if onnx_path is None else (onnx_path,)
+    is_dynamic = model.is_dynamic or (export is not None and not export.dynamic.is_empty)
+    refuse_dynamic(request.ep, is_dynamic=is_dynamic, allow_dynamic=export is not None and export.allow_dynamic)
+    return () if request.model_type else resolve_source(model, needs_weights=False).files
+
+
+def _config_of(request: ConfigRequest) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
+    """Return the config with what the options say, which win, and what they leave to be decided.
+
+    Raises:
+        UsageError: an option asks for something of a stage that is skipped.
+        ConfigError: an option has no valid value.
+    """
+    from winml.modelkit.builds.config import parse_build_config
+    from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS
+
+    stated = {"device": request.device, "ep": request.ep}
+    place = {key: value for key, value in stated.items() if value is not None}
+    precision = {} if request.precision is None else {"precision": request.precision}
+    if precision and request.no_quant:
+        raise UsageError("--precision has no effect with --no-quant", hint="Omit one of them.")
+    if place and request.no_quant and request.no_compile:
+        raise UsageError(
+            f"--{next(iter(place))} has no effect with --no-quant and --no-compile",
+            hint="Omit it.",
+        )
+    passed = {"quant": {**precision, **place}, "compile": place}
+    requested = parse_build_config({name: values for name, values in passed.items() if values}, "options")[0]
+    changed: dict[str, Any] = {}
+    for name, values in passed.items():
+        if getattr(request, f"no_{name}"):
+            changed[name] = None
+        # A place alone begins no quantization that the config leaves out.
+        elif values and not (name == "quant" and request.config.quant is None and not precision):
+            section = getattr(request.config, name) or getattr(requested, name)
+            changed[name] = section.model_copy(update=values)
+    export = request.config.export
+    is_dynamic = request.model.is_dynamic or (export is not None and not export.dynamic.is_empty)
+    notes: tuple[str, ...] = ()
+    if request.device == "npu" and request.ep is None and is_dynamic:
+        fixed = ", ".join(name for name, provider in EXECUTION_PROVIDERS.items() if not provider.takes_dynamic)
+        notes = (f"--device npu with dynamic dimensions: {fixed} require fixed sizes. Name the provider with --ep.",)
+    if changed.get("quant") is not None:
+        changed["quant"], decided = _with_decided_precision(changed["quant"])
+        notes = (*notes, *decided)
+    return request.config.model_copy(update=changed), notes
+
+
+def _with_decided_precision(section: QuantSection) -> tuple[QuantSection, tuple[str, ...]]:
+    """Return a section with the precision that the device decides where none is named, and a note on which."""
+    from winml.modelkit.builds.config import AUTO_PRECISION, auto_words, quantize_options, with_precision
+
+    if section.precision is None:
+        section = with_precision(section, AUTO_PRECISION)
+    words = auto_words(section)
+    return with_precision(section, quantize_options(section).base.name), (words,) if words else ()

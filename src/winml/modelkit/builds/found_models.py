@@ -1,0 +1,348 @@
+"""Which files does a model name refer to? A file, those of a build or an export, or a PyTorch model.
+
+Flows take paths; this is where a name becomes one. Builds nothing: ``builds.build_model`` exports a PyTorch model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from winml.modelkit.errors import CheckpointError, InputError, ModelPathError, UsageError
+from winml.modelkit.file_names import (
+    BUILD_MANIFEST_NAME,
+    BUILT_MODEL_NAME,
+    CHECKPOINT_CONFIG_NAME,
+    MODEL_SUFFIX,
+    ONLY_PART,
+    files_folder,
+)
+from winml.modelkit.models.checkpoints.companion_files import companion_files
+from winml.modelkit.models.checkpoints.hub import hub_file
+from winml.modelkit.models.checkpoints.weight_files import find_weights
+from winml.modelkit.models.request import ModelRequest, resolve_source
+from winml.modelkit.onnx.files.foreign_names import file_within, name_problem
+from winml.modelkit.onnx.files.named_paths import COPIES_FOLDER, cache_root, named_path
+from winml.modelkit.options import read_text_file
+from winml.modelkit.words import message_words
+
+if TYPE_CHECKING:
+    from winml.modelkit.builds.manifest_records import BuildManifest
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """What a name means, for a verb that runs ONNX files."""
+
+    name: str
+    """As passed by the user."""
+    path: Path | None = None
+    """The ONNX file; None where it is still to be exported."""
+    request: ModelRequest | None = None
+    """The PyTorch model, where the name means one."""
+
+    def files_read(self) -> tuple[Path, ...]:
+        """Return the files it is made of; nothing of this may be replaced by what is made from it.
+
+        Raises:
+            WinMLError: the name means nothing that can be used.
+        """
+        if self.request is not None:
+            return resolve_source(self.request).files
+        from winml.modelkit.onnx.files.output_files import files_of_model
+
+        assert self.path is not None
+        return files_of_model(self.path)
+
+
+@dataclass(frozen=True)
+class FoundFolder:
+    """The folder of a build or of an export, for a verb that makes files of its files."""
+
+    path: Path
+    parts: Mapping[str, Path]
+    """Name of the part → its file, in the order in which they run; ``model`` alone for a model of one part."""
+    chosen: tuple[str, ...]
+    """The parts that are worked on."""
+    companions: Mapping[str, Path]
+    """What readers look for beside the models: name in the folder, ``/`` between parts → file."""
+    layout: str | None = None
+    """Tool whose readers it is laid out for."""
+
+    def name_of(self, part: str) -> str:
+        """Return the name of the file of a part in the folder, ``/`` between parts."""
+        return self.parts[part].relative_to(self.path).as_posix()
+
+
+def found_folder(path: Path, submodel: Sequence[str] = ()) -> FoundFolder:
+    """Return what the folder of a build or of an export holds.
+
+    Args:
+        path: The folder.
+        submodel: The parts that are meant; empty: all.
+
+    Raises:
+        ModelPathError: it is none, is a checkpoint, or lacks its model.
+        UsageError: it has no part of a name.
+        InputError: a file in it is damaged.
+    """
+    parts = part_files(str(path))
+    if not parts:
+        model = onnx_file(str(path))
+        if model is None:
+            raise ModelPathError(
+                f"{path}: is a checkpoint, expected an ONNX model",
+                hint=f"Build it first, and pass the build folder: winml build -m {path} -o built",
+            )
+        parts = {ONLY_PART: model}
+    refuse_unknown_parts(submodel, parts, str(path))
+    chosen = tuple(part for part in parts if not submodel or part in submodel)
+    manifest = _manifest_in(path)
+    if manifest is None or not manifest.deploy:
+        return FoundFolder(path, parts, chosen, companion_files(path), None if manifest is None else manifest.layout)
+    models = {file.name for part in manifest.parts for file in part.model}
+    names = [file.name for file in manifest.deploy if file.name not in models]
+    beside = {name: path / name for name in names if name_problem(path, name) is None}
+    return FoundFolder(path, parts, chosen, beside, manifest.layout)
+
+
+def chosen_parts(name: str, submodel: Sequence[str] = (), *, beside_weights: bool = False) -> Mapping[str, Path]:
+    """Return the files of the parts that are meant, where a name is the folder of several parts; else nothing.
+
+    Args:
+        name: As passed by the user.
+        submodel: The parts that are meant; empty: all.
+        beside_weights: See :func:`part_files`.
+
+    Raises:
+        UsageError: the folder has no part of a name.
+    """
+    try:
+        parts = part_files(name, beside_weights=beside_weights)
+    except InputError:  # a file in it is damaged: what is to be named is told as of any other folder
+        return {}
+    if parts:
+        refuse_unknown_parts(submodel, parts, name)
+    return {part: path for part, path in parts.items() if not submodel or part in submodel}
+
+
+def refuse_unknown_parts(submodel: Iterable[str], parts: Mapping[str, object], name: str) -> None:
+    """Refuse parts that a folder does not have.
+
+    Raises:
+        UsageError: names the part, and those there are.
+    """
+    for part in submodel:
+        if part not in parts:
+            raise UsageError(f"--submodel {part}: {name} has no such part", hint=f"It has {', '.join(parts)}.")
+
+
+def onnx_file(name: str) -> Path | None:
+    """Return the ONNX file a name means; None where it means a model that is still to be exported.
+
+    A file of the Hub (``owner/name/path/model.onnx``) is fetched where it is not in the Hub cache.
+
+    Raises:
+        ModelPathError: there is no such file, a folder of a build lacks its model, or a folder is neither a build nor a
+            checkpoint.
+        HubError: the file cannot be fetched.
+    """
+    path = named_path(name.strip())
+    if path.is_dir():
+        return _built_model(path)
+    if path.suffix.lower() != MODEL_SUFFIX:
+        return None
+    found = readable_file(name.strip())
+    if not found.is_file():
+        problem = "is not a regular file" if path.exists() else "no such file"
+        raise ModelPathError(f"{path}: {problem}", hint="Pass the path of an ONNX file.")
+    return found
+
+
+def readable_file(name: str | os.PathLike[str]) -> Path:
+    """Return the file on this disk that the name of an ONNX file means, there or not: fetched from the Hub, no links.
+
+    Raises:
+        HubError: it cannot be fetched.
+        InputError: it is a link, and no ONNX file, or a data file is missing.
+        WriteError: the cache cannot be written.
+    """
+    path = named_path(name)
+    remote = None if path.exists() else hub_file(name)
+    if remote is not None:
+        path = remote.local_path()
+    return _without_links(path) if path.is_file() else path
+
+
+def _without_links(path: Path) -> Path:
+    """Return a file whose data files are no links: the file itself, or a copy of it and its data in winml's cache.
+
+    In the Hub cache every file is a link to a blob. onnx_ir follows no link from a model to its data, symbolic or hard,
+    and ONNX Runtime none that leads to another folder. The model's configs and tokenizer are copied as well.
+
+    Raises:
+        InputError: it is no ONNX file, or a data file is missing.
+        WriteError: the cache cannot be written.
+    """
+    if not path.is_symlink():
+        return path
+    from winml.modelkit.onnx.files.output_files import write_error
+    from winml.modelkit.onnx.files.placing import copy_data, external_files
+
+    data = external_files(path)
+    if not any(file.is_symlink() for file in data):
+        return path
+    above = files_folder(path)
+    files = {file.relative_to(above).as_posix(): file.resolve() for file in (path, *data)}
+    files |= {name: file.resolve() for name, file in companion_files(above).items()}
+    key = hashlib.sha256("\n".join(f"{name}:{file}" for name, file in sorted(files.items())).encode()).hexdigest()
+    folder = cache_root() / COPIES_FOLDER / key[:32]
+    if not folder.is_dir():
+        unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")
+        try:
+            for name, file in files.items():
+                (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
+                copy_data(file, unfinished / name)
+            with contextlib.suppress(OSError):  # another process was faster
+                unfinished.rename(folder)
+        except OSError as error:
+            raise write_error(folder, error) from error
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    return folder / path.relative_to(above)
+
+
+def onnx_file_in(name: str) -> Path | None:
+    """Return the ONNX file where a name is the folder of a build or of an export; None where it is anything else.
+
+    Raises:
+        ModelPathError: it is such a folder, and which file in it is meant does not show.
+    """
+    folder = _named_folder(name)
+    return _built_model(folder) if folder is not None and any(folder.glob(f"*{MODEL_SUFFIX}")) else None
+
+
+def _named_folder(name: str) -> Path | None:
+    """Return the folder of a name; None where it means none: whoever reads the name says what is wrong with it."""
+    try:
+        folder = named_path(name.strip())
+    except ModelPathError:
+        return None
+    return folder if folder.is_dir() else None
+
+
+def part_files(name: str, *, beside_weights: bool = True) -> Mapping[str, Path]:
+    """Return the files of a model of several parts in the folder of a build or of an export, by the name of the part.
+
+    Empty where the name means anything else: a file, a checkpoint, a model of one part, or nothing that can be used.
+
+    Args:
+        name: As passed by the user.
+        beside_weights: Also those that were exported into the folder of their checkpoint.
+
+    Raises:
+        InputError: a file in it is damaged.
+    """
+    folder = _named_folder(name)
+    if folder is None:
+        return {}
+    if (folder / BUILD_MANIFEST_NAME).is_file():
+        parts = _built_parts(folder)
+        return parts if len(parts) > 1 and all(path.is_file() for path in parts.values()) else {}
+    files = sorted(folder.glob(f"*{MODEL_SUFFIX}"))
+    if len(files) < 2 or (not beside_weights and _holds_weights(folder)):
+        return {}
+    from winml.modelkit.onnx.bundle import ModelBundle, read_part_description  # imports onnx
+
+    described = {path: read_part_description(path) for path in files}
+    of_several = [path for path, about in described.items() if about is not None and about.is_one_of_several]
+    return ModelBundle.read(of_several).paths if len(of_several) > 1 else {}
+
+
+def _manifest_in(folder: Path) -> BuildManifest | None:
+    """Return the manifest of a build in a folder; None where there is none that can be read."""
+    from winml.modelkit.builds.manifest_records import read_manifest
+
+    try:
+        return read_manifest(read_text_file(folder / BUILD_MANIFEST_NAME))
+    except (OSError, ValueError):
+        return None
+
+
+def _built_model(folder: Path) -> Path | None:
+    is_built = (folder / BUILD_MANIFEST_NAME).is_file()
+    models = sorted(folder.glob(f"*{MODEL_SUFFIX}"))
+    # An export has the name the user gave it.
+    model = models[0] if len(models) == 1 and not is_built else folder / BUILT_MODEL_NAME
+    if model.is_file():
+        # A checkpoint may hold an export beside its weights; the weights are the model then.
+        return None if not is_built and _holds_weights(folder) else model
+    if is_built:
+        parts = [*_built_parts(folder).values()]
+        if len(parts) == 1 and parts[0].is_file():
+            return parts[0]  # the layout of the build gave it another place
+        if len(parts) > 1:
+            raise ModelPathError(
+                f"{folder}: holds a model of several parts: {', '.join(path.name for path in parts)}",
+                hint=f"Pass one of them: {parts[0]}",
+            )
+        manifest = _manifest_in(folder)
+        if manifest is not None and manifest.status == "unfinished":
+            if manifest.failed:
+                reason = f": {message_words(manifest.reason)}" if manifest.reason else ""
+                raise ModelPathError(
+                    f"{folder}: its build failed in the stage {manifest.failed}{reason}",
+                    hint="Correct that, then run winml build again, which reuses the finished stages.",
+                )
+            raise ModelPathError(
+                f"{folder}: its build is unfinished",
+                hint="Repeat its winml build command, which reuses the finished stages.",
+            )
+        raise ModelPathError(
+            f"{folder}: is a build folder without {BUILT_MODEL_NAME}", hint="Build it again: winml build."
+        )
+    if not any((folder / pattern).is_file() for pattern in _OF_CHECKPOINTS) and not any(
+        folder.glob(f"*/{CHECKPOINT_CONFIG_NAME}")
+    ):
+        raise ModelPathError(
+            f"{folder}: is neither a checkpoint (no {CHECKPOINT_CONFIG_NAME}) nor a build (no {BUILD_MANIFEST_NAME})",
+            hint=f"Pass one of the files in it: {', '.join(path.name for path in models[:5])}."
+            if models
+            else "Pass an ONNX file, a build folder or a checkpoint folder.",
+        )
+    return None
+
+
+def _holds_weights(folder: Path) -> bool:
+    try:
+        return find_weights(folder) is not None
+    except CheckpointError:
+        return True  # damaged ones: whoever loads them says what is wrong
+
+
+_OF_CHECKPOINTS = (CHECKPOINT_CONFIG_NAME, "adapter_config.json")
+"""Files of which a folder has one where it is a checkpoint; what is missing there is said when it is loaded."""
+
+
+def _built_parts(folder: Path) -> dict[str, Path]:
+    """Return the files that the manifest of a finished build names, by part; empty of any other.
+
+    Raises:
+        InputError: it names a file that is not below the folder.
+    """
+    manifest = _manifest_in(folder)
+    if manifest is None:
+        return {}
+    return {
+        part.name: file_within(
+            folder, part.model[0].name, f"{folder / BUILD_MANIFEST_NAME}: part {part.name!r}", missing_ok=True
+        )
+        for part in manifest.parts
+        if part.model and manifest.status == "done"
+    }

@@ -1,0 +1,281 @@
+"""The records of ``build_manifest.json``: what was built, from what, by which stages.
+
+They validate what they read; the JSON Schema beside this file is made from them (``scripts/build_manifest_schema.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import pydantic
+
+from winml.modelkit.file_names import ONLY_PART, is_plain_name
+from winml.modelkit.onnx.bundle import only_part
+from winml.modelkit.options import Options, load_json
+from winml.modelkit.records import Record, entry
+from winml.modelkit.words import size_words
+
+if TYPE_CHECKING:
+    from winml.modelkit.evaluate.records import Evaluation
+
+MANIFEST_VERSION: Final = 2
+"""Raised when a key changes its name or meaning. ``manifest_version`` and ``files`` stay what they are in every one."""
+READABLE_VERSIONS: Final = (1, 2)
+"""Version 1 has ``model`` and ``stages`` of the only part at the top."""
+
+StageName = Literal["export", "optimize", "quantize", "compile"]
+
+
+class FileRecord(Options):
+    """One file."""
+
+    name: str
+    """Relative to the build folder."""
+    size_bytes: int
+    sha256: str
+
+
+class CoverageRecord(Options):
+    """How many nodes of a file carry a tag."""
+
+    tagged: int
+    percent: float | None
+    """Null if the source model has no tags."""
+    at_root_percent: float | None = None
+    """Share of the nodes that belong to the root; null if unknown."""
+
+
+class Origin(Options):
+    """Everything that the result of a stage depends on; the result is reused while this is unchanged."""
+
+    options: dict[str, Any]
+    """Options of the stage."""
+    source: dict[str, Any]
+    """Digests of its inputs."""
+    versions: dict[str, str]
+    """Versions of this tool and of the libraries used."""
+
+
+class StageRecord(Options):
+    """What one stage did."""
+
+    name: StageName
+    status: Literal["run", "reused", "skipped"]
+    reason: str = ""
+    """Why it ran again or was skipped."""
+    origin: Origin | None = None
+    """Null if the stage was skipped."""
+    files: tuple[FileRecord, ...] = ()
+    """Files that it wrote, the model first."""
+    seconds: float | None = None
+    """Wall time of the run that made the files."""
+    peak_memory_bytes: int | None = None
+    """Peak resident memory of the process during that run, mapped files included; null if it was skipped."""
+    nodes: int | None = None
+    """Nodes of its model, subgraphs and functions included."""
+    coverage: CoverageRecord | None = None
+    normalizations: int = 0
+    """How often it normalized the graph."""
+    summary: str = ""
+    assumed: tuple[dict[str, Any], ...] = ()
+    """Of an export: assumptions of the graph about its inputs, as in ``verification.assumed``."""
+    together: str = ""
+    """Quality of the text that all parts generate together, compared with PyTorch; in the part with the logits."""
+    resolved: dict[str, Any] = pydantic.Field(default_factory=dict)
+    """Sections of the config as resolved by this stage."""
+    notes: tuple[str, ...] = ()
+
+
+class PartRecord(Options):
+    """One part of the model."""
+
+    name: str
+    """Name of the part; ``model`` if there is only one."""
+    model: tuple[FileRecord, ...] = ()
+    """The result of the last stage and its data files: ``model.onnx``, or ``<part>.onnx`` of several parts."""
+    sidecar: FileRecord | None = None
+    """The sidecar: that of the export, with the nodes of the result; null without one."""
+    stages: tuple[StageRecord, ...] = ()
+
+    @pydantic.field_validator("name")
+    @classmethod
+    def _name_files(cls, name: str) -> str:
+        """Refuse a name that cannot be that of files in the folder, as it is made into them.
+
+        Raises:
+            ValueError: it cannot.
+        """
+        if not is_plain_name(name):
+            raise ValueError(f"{name!r} is not a valid name of a part")
+        return name
+
+    def stage(self, name: str) -> StageRecord | None:
+        """Return the record of a stage, or None if there is no such stage."""
+        return next((stage for stage in self.stages if stage.name == name), None)
+
+    @property
+    def last_files(self) -> tuple[FileRecord, ...]:
+        """Files of the last stage that ran; empty if all were skipped."""
+        return next((stage.files for stage in reversed(self.stages) if stage.files), ())
+
+
+class BuildManifest(Options):
+    """The content of a build folder."""
+
+    manifest_version: Literal[2] = MANIFEST_VERSION
+    status: Literal["unfinished", "done"]
+    """``unfinished``: a build is running, failed or was interrupted; its finished stages are reused."""
+    failed: StageName | None = None
+    """Stage that failed; null if the build is done, running or was interrupted."""
+    reason: str | None = None
+    """Error message of the stage that failed; null if none did."""
+    files: tuple[str, ...]
+    """All files of the build; other files in the folder are never changed."""
+    parts: tuple[PartRecord, ...] = ()
+    """The parts of the model, in the order in which they run; empty until they are known."""
+    companions: tuple[FileRecord, ...] = ()
+    """Config, tokenizer and processor files of the checkpoint, as the build wrote them; one that was changed since then
+    is never replaced."""
+    deploy: tuple[FileRecord, ...] = ()
+    """The files to deploy: the models with their data files, and the files that runtimes need beside them. All other
+    files are used by later builds only. Empty until the build is finished."""
+    layout: str | None = None
+    """Runtime that the folder is arranged for; null: none."""
+    input: dict[str, Any] = pydantic.Field(default_factory=dict)
+    """The source model: its name as passed by the user, and digests of its files."""
+    started: str = ""
+    """Time at which the build started, with its offset from UTC."""
+    seconds: float = 0.0
+    """Wall time of the whole build."""
+    normalizations: int = 0
+    """How often a graph was normalized, in the runs that made the files."""
+    versions: dict[str, str] = pydantic.Field(default_factory=dict)
+    """Versions of this tool, of Python and of the libraries that the result depends on."""
+    notes: tuple[str, ...] = ()
+    """Notes for users of the folder, such as required files that the checkpoint lacks."""
+
+    @property
+    def only_part(self) -> PartRecord:
+        """The part, if the model has one.
+
+        Raises:
+            UsageError: the model has several parts.
+        """
+        return only_part(self.parts)
+
+    @property
+    def model(self) -> tuple[FileRecord, ...]:
+        """The files of the only part."""
+        return self.only_part.model
+
+    @property
+    def stages(self) -> tuple[StageRecord, ...]:
+        """The stages of the only part."""
+        return self.only_part.stages
+
+    def part(self, name: str) -> PartRecord | None:
+        """Return the record of a part, or None if there is no such part."""
+        return next((part for part in self.parts if part.name == name), None)
+
+    def stage(self, name: str) -> StageRecord | None:
+        """Return the record of a stage of the only part, or None if there is no such stage."""
+        return self.only_part.stage(name)
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the JSON object, as written."""
+        return self.model_dump(mode="json")
+
+
+def read_manifest(content: bytes | str) -> BuildManifest:
+    """Read a manifest of any readable version.
+
+    Raises:
+        ValueError: it is of another version, or damaged.
+    """
+    record = load_json(content if isinstance(content, str) else content.decode())
+    if isinstance(record, dict) and record.get("manifest_version") == 1:
+        model, stages = record.pop("model", []), record.pop("stages", [])
+        parts = [{"name": ONLY_PART, "model": model, "stages": stages}] if model or stages else []
+        record = {**record, "manifest_version": MANIFEST_VERSION, "parts": parts}
+    return BuildManifest.model_validate_json(json.dumps(record))
+
+
+def manifest_schema() -> Mapping[str, Any]:
+    """Return the JSON Schema every manifest satisfies."""
+    text = resources.files(__package__).joinpath("build_manifest.schema.json").read_text(encoding="utf-8")
+    schema: dict[str, object] = json.loads(text)
+    return schema
+
+
+@dataclass(frozen=True)
+class BuildResult(Record):
+    """A finished build."""
+
+    folder: Path
+    manifest: BuildManifest = field(metadata=entry(inline=True))
+    notes: tuple[str, ...] = field(metadata=entry(skip=True))
+    """Notes, one sentence each."""
+    evaluation: Evaluation | None = field(default=None, metadata=entry(omit_none=True))
+    """Evaluation of the result, if the config requests one."""
+
+    @property
+    def model_path(self) -> Path:
+        """The model file of the last stage, if the model has one part."""
+        return self.folder / self.manifest.model[0].name
+
+    @property
+    def part_paths(self) -> Mapping[str, Path]:
+        """The model file of each part, by name of the part."""
+        return {part.name: self.folder / part.model[0].name for part in self.manifest.parts}
+
+
+def build_lines(result: BuildResult) -> Iterator[tuple[str, str]]:
+    """Yield the summary of a build as lines: a heading, and its text."""
+    parts = result.manifest.parts
+    for part in parts:
+        prefix = f"{part.name} " if len(parts) > 1 else ""
+        yield from ((f"{prefix}{stage.name}", _stage_words(stage)) for stage in part.stages)
+        last = next((stage for stage in reversed(part.stages) if stage.status != "skipped"), None)
+        model = " and ".join(_file_words(file, result.folder) for file in part.model)
+        yield f"{prefix}model", f"{model}, from {last.name if last else 'the unchanged input'}"
+    yield "deploy", _deploy_words(result.manifest)
+    if result.evaluation is not None:
+        # Numbers as arrays, which reading a manifest needs not.
+        from winml.modelkit.evaluate.records import evaluation_words
+
+        yield "judged", evaluation_words(result.evaluation)
+    yield from (("note", note) for note in result.notes)
+
+
+def _file_words(file: FileRecord, folder: Path = Path()) -> str:
+    return f"{folder / file.name} ({size_words(file.size_bytes)})"
+
+
+def _deploy_words(manifest: BuildManifest) -> str:
+    """Return which files of the folder are needed where the model is used: each model, and how many beside them."""
+    models = {file.name for part in manifest.parts for file in part.model}
+    beside = [file for file in manifest.deploy if file.name not in models]
+    words = [_file_words(file) for file in manifest.deploy if file.name in models]
+    if beside:
+        size = size_words(sum(file.size_bytes for file in beside))
+        several = f"{len(beside)} config and tokenizer files ({size})"
+        words.append(several if len(beside) > 1 else _file_words(beside[0]))
+    total = size_words(sum(file.size_bytes for file in manifest.deploy))
+    return ", ".join(words) + (f"; {total} in total" if len(words) > 1 else "")
+
+
+def _stage_words(stage: StageRecord) -> str:
+    if stage.status == "skipped":
+        return f"skipped: {stage.reason}"
+    percent = stage.coverage.percent if stage.coverage is not None else None
+    at_root = stage.coverage.at_root_percent if stage.coverage is not None else None
+    tagged = "coverage unknown" if percent is None else f"{percent:.4g} % tagged"
+    tagged += "" if at_root is None else f", {at_root:.0f} % at the root"
+    memory = "" if stage.peak_memory_bytes is None else f", process memory peak {size_words(stage.peak_memory_bytes)}"
+    done = "reused" if stage.status == "reused" else f"{stage.seconds:.1f} s{memory}"
+    return f"{stage.nodes} nodes, {tagged}, {done}{f' ({stage.reason})' if stage.reason else ''}"

@@ -1,0 +1,31 @@
+"""``winml sys``: what a bug report needs to say about the machine."""
+
+from __future__ import annotations
+
+import click
+
+from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._options import debug_option, format_option
+from winml.modelkit.cli._streams import show_result
+
+EPILOG = """\b
+Examples:
+  winml sys
+  winml sys --format json
+"""
+
+
+@click.command(name="sys", cls=WinMLCommand, epilog=EPILOG)
+@format_option
+@debug_option
+def command(**options: object) -> None:
+    """Show versions, execution providers, devices and memory.
+
+    The output is meant for bug reports. It contains no paths, user names or host names.
+    """
+    from winml.modelkit.ort.machine import look_at_machine
+
+    machine = look_at_machine()
+    from winml.modelkit.builds.machine_table import machine_document
+
+    show_result(machine.as_record(), options, lambda: machine_document(machine))

@@ -1,0 +1,280 @@
+"""What does ``winml build`` do with a request? Makes a folder of a model, stage by stage; what is up to date stays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from winml.modelkit.builds.layouts.layout import LAYOUTS
+from winml.modelkit.errors import UsageError, rename_options
+from winml.modelkit.export.declared_options import ACCEPT_ASSUMPTIONS, EXPORTER, ExporterChoice
+from winml.modelkit.fields import DEVICE, OUTPUT, VERIFICATION, declare
+from winml.modelkit.optimize.capabilities import LEVELS
+
+if TYPE_CHECKING:
+    from winml.modelkit.builds.build import BuildListener
+    from winml.modelkit.builds.config import CompileSection, WinMLBuildConfig
+    from winml.modelkit.builds.manifest_records import BuildResult
+    from winml.modelkit.builds.plan import BuildPlan
+    from winml.modelkit.builds.planned_build import PlannedBuild
+    from winml.modelkit.models.request import ModelRequest
+
+STAGES = "Stages"
+
+_SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
+"""Option that leaves a stage out → section of the config."""
+
+_PLACE = {"--ep": "ep", "--ep-options": "ep_options"}
+"""Option that says where the model is to run → key of the section ``compile`` that says the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildRequest:
+    """What is requested of ``winml build``."""
+
+    model: ModelRequest
+    config: WinMLBuildConfig
+    """What every stage is to do, before the options below are laid over it."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """Option → the key of the config that stands in its place, for messages."""
+
+    output: Path | None = declare(None, "Folder to build in.", OUTPUT, short="-o", is_common=True)
+    use_cache: bool = declare(False, "Build in the cache. It has one folder per model and config.", OUTPUT)
+    rebuild: bool = declare(
+        False,
+        "Run all stages, including up-to-date ones, and replace the build of another model. Files that were not "
+        "written by a build are preserved.",
+        OUTPUT,
+    )
+    layout: str | None = declare(
+        None,
+        "Arrange the folder for this runtime, which then loads it directly.",
+        OUTPUT,
+        only=LAYOUTS.names,
+    )
+    deploy_only: bool = declare(
+        False,
+        "Retain only the files to deploy: the model, and the files that runtimes need beside it.",
+        OUTPUT,
+    )
+    tokenizer: bool = declare(
+        True, "Copy the config, tokenizer and processor files of the checkpoint into the folder.", OUTPUT
+    )
+    optimize: bool = declare(True, "Run the optimization stage.", STAGES)
+    quant: bool = declare(True, "Run the quantization stage, if a precision is requested.", STAGES)
+    compile: bool | None = declare(
+        None, "Run the compilation stage.", STAGES, default_words="if --ep or compile.ep names an execution provider"
+    )
+    level: str | None = declare(
+        None,
+        "Optimization level. winml optimize --list shows the optimizations of each level.",
+        STAGES,
+        only=LEVELS,
+        default_words="none",
+        is_common=True,
+    )
+    exporter: ExporterChoice = declare(**EXPORTER, group=STAGES)
+    skip_pre_normalization: bool = declare(
+        False, "Do not normalize an .onnx file if no optimization is requested.", STAGES
+    )
+    ep: str | None = declare(
+        None,
+        "Target execution provider, such as qnn. If it compiles models, the model is compiled for it.",
+        DEVICE,
+        metavar="NAME",
+        default_words="any",
+        is_common=True,
+    )
+    ep_options: tuple[str, ...] = declare((), "Option of the execution provider.", DEVICE, metavar="KEY=VALUE")
+    verify: bool = declare(
+        True,
+        "Verify the outputs of each stage. They are compared with those of its input.",
+        VERIFICATION,
+        is_common=True,
+    )
+
+    accept_assumptions: bool = declare(**ACCEPT_ASSUMPTIONS, group=VERIFICATION)
+
+    @property
+    def sections_off(self) -> dict[str, str]:
+        """Section of the config that an option leaves out → the option."""
+        return {section: f"--no-{name}" for name, section in _SWITCHES.items() if getattr(self, name) is False}
+
+
+def plan_requested_build(request: BuildRequest) -> PlannedBuild:
+    """Return what a build would do: its stages, what is up to date, and the files. Writes nothing, fetches nothing.
+
+    Raises:
+        UsageError: an option, a path or the config is wrong, or the folder is the model.
+        OutputExistsError: a file is there that no build wrote.
+        ConfigError: the config lacks a section that the model needs.
+        InputError: a file of the model is missing, or is none.
+        WriteError: the folder cannot be written.
+    """
+    if (request.output is None) != request.use_cache:
+        both = "-o and --use-cache cannot be combined" if request.use_cache else "no output folder is specified"
+        raise UsageError(both, hint="Use -o FOLDER or --use-cache.")
+    with rename_options(_build_words(request)):
+        plan = _refused_early(request)
+        from winml.modelkit.builds.open_sizes import opened_first
+        from winml.modelkit.builds.planned_build import planned_build
+
+        return planned_build(opened_first(plan), request.output, rebuild=request.rebuild, requested=plan)
+
+
+def refuse_unloadable(plan: PlannedBuild, request: BuildRequest) -> None:
+    """Refuse a model that the build refuses before it loads weights, for a plan that is not run.
+
+    A factory is not called. Of a Hub id that is not on this machine, the small files are fetched.
+
+    Raises:
+        WinMLError: as :func:`run_planned_build` raises.
+    """
+    from winml.modelkit.models.request import CHECKPOINT_KINDS, resolve_source
+
+    config = plan.build.config
+    if not plan.is_exported or config.export is None:
+        return
+    if resolve_source(plan.build.request).kind not in CHECKPOINT_KINDS:
+        return
+    from winml.modelkit.builds.stages import refuse_resolved
+    from winml.modelkit.export.loading import resolve_for_export
+
+    with rename_options(_build_words(request)):
+        resolve_for_export(plan.build.request, config.export, partial(refuse_resolved, plan.build))
+
+
+def run_planned_build(plan: PlannedBuild, request: BuildRequest, listener: BuildListener) -> BuildResult:
+    """Recover what killed commands left, then build.
+
+    Args:
+        plan: What is to be done.
+        request: What it was made of.
+        listener: Who is told.
+
+    Raises:
+        WinMLError: as :func:`winml.modelkit.builds.build.run_build` raises.
+    """
+    from winml.modelkit.builds.build import run_build
+    from winml.modelkit.builds.build_model import build_in_cache
+    from winml.modelkit.builds.open_sizes import build_most_open, is_free_to_open
+
+    plan.recover()
+
+    def build(planned: BuildPlan) -> BuildResult:
+        if request.output is None:
+            return build_in_cache(planned, rebuild=request.rebuild, listener=listener)
+        return run_build(planned, request.output, rebuild=request.rebuild, listener=listener)
+
+    with rename_options(_build_words(request)):
+        return build_most_open(plan.build, build) if is_free_to_open(plan.build) else build(plan.build)
+
+
+def _build_words(request: BuildRequest) -> dict[str, str]:
+    """Return option → the key of the config that stands in its place, for messages."""
+    section = request.config.compile
+    place = {
+        option: f"compile.{key}"
+        for option, key in _PLACE.items()
+        if not getattr(request, key) and section is not None and getattr(section, key)
+    }
+    return {**request.words, **place}
+
+
+def _refused_early(request: BuildRequest) -> BuildPlan:
+    """Return the build, after what names and paths show to be wrong was refused: no model library is imported."""
+    from winml.modelkit.builds.folder import BuildFolder, refuse_input_as_output
+    from winml.modelkit.builds.plan import plan_build, refuse_missing_compiler
+    from winml.modelkit.builds.stages import STAGES as ALL_STAGES
+    from winml.modelkit.builds.stages import names_of
+    from winml.modelkit.models.request import resolve_source
+    from winml.modelkit.ort.execution_providers import refuse_dynamic
+
+    plan = plan_build(
+        _config_of(request),
+        request.model,
+        switched_off=request.sections_off,
+        skip_pre_normalization=request.skip_pre_normalization,
+        verify=request.verify,
+        with_companions=request.tokenizer,
+        deploy_only=request.deploy_only,
+    )
+    refuse_missing_compiler(plan, [option for option, key in _PLACE.items() if getattr(request, key)])
+    places = [plan.onnx_path] if plan.onnx_path is not None else []
+    if plan.config.export is not None:
+        config, model = plan.config.export, plan.request
+        refuse_dynamic(config.ep, is_dynamic=model.is_dynamic, allow_dynamic=config.allow_dynamic)
+        source = resolve_source(model)
+        places += [source.path] if source.path is not None else []
+    if request.output is not None:
+        names = names_of(ALL_STAGES, config=plan.config)
+        refuse_input_as_output(request.output, places, names)
+        BuildFolder(request.output, names, is_cache=False)
+    else:
+        from winml.modelkit.builds.build_model import refuse_deploying
+
+        refuse_deploying(plan)
+    return plan
+
+
+def _config_of(request: BuildRequest) -> WinMLBuildConfig:
+    """Return the config with what the options say of stages; an option wins.
+
+    Raises:
+        UsageError: an option speaks of a stage that is left out.
+    """
+    from winml.modelkit.ort.execution_providers import find_execution_provider, parse_ep_options, short_name
+
+    config = request.config
+    sections: dict[str, dict[str, Any]] = {"export": {}, "optim": {}, "quant": {}, "compile": {}}
+    if request.level is not None:
+        if "optim" in request.sections_off:
+            raise UsageError("--level has no effect with --no-optimize", hint="Omit one of them.")
+        sections["optim"]["level"] = request.level
+    if request.ep is not None:
+        provider = short_name(find_execution_provider(request.ep).name)
+        for stated in sections.values():
+            stated["ep"] = provider
+    if request.ep_options:
+        sections["compile"]["ep_options"] = parse_ep_options(request.ep_options)
+    if request.exporter != "auto":
+        sections["export"]["exporter"] = request.exporter
+    if request.accept_assumptions:
+        sections["export"]["accept_assumptions"] = True
+    changed: dict[str, Any] = {}
+    if request.compile or request.ep_options:
+        changed["compile"] = _requested_compilation(request)
+    if request.layout is not None:
+        changed["layout"] = request.layout
+    for name, stated in sections.items():
+        section = changed.get(name, getattr(config, name))
+        if stated and section is not None:
+            # Not made anew: what was left out of the config is to stay left out.
+            changed[name] = section.model_copy(update=stated)
+    return config.model_copy(update=changed)
+
+
+def _requested_compilation(request: BuildRequest) -> CompileSection:
+    """Return the section of the stage that options request.
+
+    Raises:
+        UsageError: the stage is left out, or nothing names a provider that it can compile for.
+    """
+    from winml.modelkit.builds.config import CompileSection
+    from winml.modelkit.ort.execution_providers import refuse_uncompilable
+
+    flag = "--compile" if request.compile else "--ep-options"
+    if request.compile is False:
+        raise UsageError(f"{flag} has no effect with --no-compile", hint="Omit one of them.")
+    section = request.config.compile or CompileSection()
+    ep = request.ep or section.ep
+    if ep is None:
+        raise UsageError(
+            f"{flag}: no execution provider to compile for is specified",
+            hint="Use --ep; winml compile --list lists them.",
+        )
+    refuse_uncompilable(ep)
+    return section

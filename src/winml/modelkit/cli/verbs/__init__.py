@@ -1,1 +1,0 @@
-"""Which verbs are there? One file for each."""

@@ -1,0 +1,316 @@
+"""An ONNX file as one side of a comparison: its modules, the values at their boundaries, and a session for them.
+
+Runs the graph node by node as it is written, so that every value that is asked for exists.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
+
+import onnx_ir as ir
+
+from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.compare.by_module.sides import GROUP_BYTES, CallKey, ModuleBoundary
+from winml.modelkit.compare.files import open_session
+from winml.modelkit.errors import InputError
+from winml.modelkit.metadata_keys import MODULE_KEY
+from winml.modelkit.onnx.contents import PlacedNode, read_contents
+from winml.modelkit.onnx.contexts import refuse_compiled_modules
+from winml.modelkit.onnx.cutting import RANDOM_OPERATORS, ModuleParts, Refusal
+from winml.modelkit.onnx.files.graph_reading import graph_of, merge_duplicate_keys
+from winml.modelkit.onnx.files.reading import read_structure
+from winml.modelkit.onnx.module_tree import OnnxModule, OnnxTree, read_tree
+from winml.modelkit.onnx.validity import refuse_cycles
+from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS
+from winml.modelkit.ort.devices import ChosenProvider
+from winml.modelkit.ort.graph_inputs import graph_inputs
+from winml.modelkit.ort.ir_versions import open_with_outputs
+from winml.modelkit.ort.quantized_states import QuantizedStates
+from winml.modelkit.ort.sessions import CPU, Session
+from winml.modelkit.tags import address
+from winml.modelkit.tags.address import ModuleIdentity
+from winml.modelkit.tags.tagging import listed_modules
+
+_FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE, None})
+"""Types of values that have an error; None is unknown before a run."""
+
+
+_FLOAT_BYTES = 4
+"""Of most values that are recorded."""
+
+
+class OnnxSide:
+    """One ONNX file.
+
+    Attributes:
+        path: The file.
+        structure: The file without its larger weights.
+        shown: The side, for people.
+        boundaries: Every call of every module, by tag and number.
+        value_names: Values of the main graph.
+        nodes: Every node, those of subgraphs included.
+        tree: The modules, and the one each of ``nodes`` belongs to; None where modules are not asked for.
+        is_rounded: Whether nodes compute with fewer bits than float32.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        by_module: bool,
+        shown: str = "",
+        as_written: bool = True,
+        provider: ChosenProvider | None = None,
+    ) -> None:
+        """Read the file; with ``by_module`` its modules as well.
+
+        Args:
+            path: The file.
+            by_module: Whether its modules are asked for.
+            shown: The side, for people; the path where left out.
+            as_written: Whether it runs node by node as it is written; else with the optimizations that users get. Where
+                values inside of it are asked for, it does in any case.
+            provider: Where it runs; None: the CPU provider.
+
+        Raises:
+            UsageError: its modules are asked for, and a provider compiled them.
+            InputError: it is no ONNX model, or its graph has a cycle.
+        """
+        self.path = path
+        self.shown = shown or str(path)
+        self.boundaries: dict[CallKey, ModuleBoundary] = {}
+        self.value_names: frozenset[str] = frozenset()
+        self.nodes: Sequence[PlacedNode] = ()
+        self.tree: OnnxTree | None = None
+        self.is_rounded = False
+        self._session: Session | None = None
+        self._as_written = as_written or provider is not None
+        self._place = (CPU, {}) if provider is None else (provider.names, provider.options)
+        self._states = QuantizedStates()
+        self._tapped: frozenset[str] = frozenset()
+        self._shapes: dict[str, tuple[int | str | None, ...]] = {}
+        self.structure = read_structure(path)
+        self._declared = [value.name for value in self.structure.graph.output]
+        if by_module:
+            refuse_compiled_modules(self.structure, path)
+            self._read_modules()
+        # A provider of its own computes with the bits that its device has.
+        self.is_rounded = self.is_rounded or provider is not None
+
+    @functools.cached_property
+    def module_classes(self) -> Mapping[str, str]:
+        """Path of each module the file tells of → its class, ``""`` where that is unknown; the root is ``""``."""
+        tree = self.tree or self._tree_of(self._placed_nodes())
+        return {item.path: item.class_name for item in tree.modules if item.path or address.depth(item.tag) == 1}
+
+    @functools.cached_property
+    def input_dtypes(self) -> Mapping[str, str]:
+        """Name of each input → its type, in numpy's words."""
+        return {item.name: item.dtype for item in graph_inputs(self.session())}
+
+    @property
+    def input_names(self) -> Sequence[str]:
+        """Names of its inputs."""
+        initialized = {tensor.name for tensor in self.structure.graph.initializer}
+        return [value.name for value in self.structure.graph.input if value.name not in initialized]
+
+    @property
+    def output_names(self) -> Sequence[str]:
+        """Names of its outputs."""
+        return self._declared
+
+    @property
+    def drawing_nodes(self) -> list[str]:
+        """Names of nodes that draw random numbers, in any graph."""
+        found = [item.proto for item in read_contents(self.structure).nodes if item.proto.op_type in RANDOM_OPERATORS]
+        return [f"{node.name or 'a node without a name'} ({node.op_type})" for node in found]
+
+    def session(self, tapped: Sequence[str] = ()) -> Session:
+        """Return the session, opened the first time with these values as further outputs.
+
+        ONNX Runtime holds every output until a run ends. Where these are too many to be held, each group of values has
+        a session of its own, and there is one session at a time.
+
+        Raises:
+            StageError: ONNX Runtime cannot load the file.
+        """
+        return self._opened(tapped) if self._session is None else self._session
+
+    def value_bytes(self, names: Sequence[str], feeds: Arrays) -> Sequence[int | None]:
+        """Return how large inner values are, counted in float32; None where a shape is not known before a run."""
+        known = {
+            size: length
+            for key, shape in self.session().input_shapes.items()
+            for size, length in zip(shape, feeds[key].shape, strict=True)
+            if isinstance(size, str)
+        }
+
+        def size_of(name: str) -> int | None:
+            shape = self._shapes.get(name, (None,))
+            sizes = [known.get(size) if isinstance(size, str) else size for size in shape]
+            return None if None in sizes else _FLOAT_BYTES * math.prod(size for size in sizes if size is not None)
+
+        return list(map(size_of, names))
+
+    def outputs(self, feeds: Arrays) -> dict[str, Array]:
+        """Run the model, and return what it answers."""
+        session = self.session() if self._fits_memory_limit(feeds) else self._opened(())
+        return self._states.dequantized(session.run(self._states.quantized(feeds), self._declared))
+
+    def values(self, feeds: Arrays, names: Sequence[str]) -> dict[str, Array]:
+        """Run the model, and return inner values by name."""
+        if not names:
+            return {}
+        requested = frozenset(names).difference(self._declared)
+        is_ready = requested == self._tapped or (requested < self._tapped and self._fits_memory_limit(feeds))
+        session = self.session() if is_ready else self._opened(names)
+        return self._states.dequantized(session.run(self._states.quantized(feeds), list(names)))
+
+    def _fits_memory_limit(self, feeds: Arrays) -> bool:
+        """Say whether a run of the open session holds no more of inner values than one side may."""
+        self.session()
+        sizes = self.value_bytes(sorted(self._tapped), feeds)
+        return None not in sizes and 2 * sum(size for size in sizes if size is not None) <= GROUP_BYTES
+
+    def _opened(self, tapped: Sequence[str]) -> Session:
+        """Open a session that returns these values as well, in place of the one that is open."""
+        names = [name for name in dict.fromkeys(tapped) if name not in self._declared]
+        self._session = None  # two would hold the weights twice
+        is_as_written = self._as_written or bool(names)
+        self._session = (
+            open_with_outputs(self.path, names, *self._place)
+            if is_as_written
+            else open_session(self.path, as_written=False)
+        )
+        self._states = QuantizedStates.of(self.path, self._session)
+        self._tapped = frozenset(names)
+        self._shapes.update(self._session.output_shapes)
+        return self._session
+
+    def node_tags(self) -> dict[str, str]:
+        """Return the tag of every node that has a name, by that name."""
+        if self.tree is None:
+            return {}
+        return {
+            item.proto.name: tag
+            for item, tag in zip(self.nodes, self.tree.tags, strict=True)
+            if item.proto.name and tag
+        }
+
+    def _placed_nodes(self) -> Sequence[PlacedNode]:
+        merge_duplicate_keys(self.structure)
+        return read_contents(self.structure).nodes
+
+    def _tree_of(self, nodes: Sequence[PlacedNode]) -> OnnxTree:
+        metadata = {item.key: item.value for item in self.structure.metadata_props}
+        root = self.structure.graph.name.strip("/") or "graph"
+        return read_tree([node.proto for node in nodes], metadata, root)
+
+    def _read_modules(self) -> None:
+        refuse_cycles(self.structure, self.path)
+        self.nodes = self._placed_nodes()
+        self.tree = self._tree_of(self.nodes)
+        model = graph_of(self.structure, self.path)
+        self.value_names = frozenset(str(value.name) for node in model.graph for value in node.outputs)
+        self.is_rounded = any(map(_has_few_bits, model.graph))
+        parts = ModuleParts(model)
+        position = {node: number for number, node in enumerate(model.graph)}
+        try:
+            taken_in = _taken_in(model)
+        except ValueError as error:
+            raise InputError(f"{self.path}: {error}", hint="Write the file again.") from error
+        for module in self.tree.modules:
+            for boundary in _boundaries(module, parts, position):
+                self.boundaries[boundary.key] = replace(boundary, ends_in=taken_in.get(module.path, ""))
+
+
+def _taken_in(model: ir.Model) -> dict[str, str]:
+    """Return module path → node in which its last operators are fused with those of other modules."""
+    found: dict[str, str] = {}
+    for node in model.graph:
+        listed = listed_modules(node)
+        if not listed:
+            continue
+        owner = node.metadata_props.get(MODULE_KEY, "")
+        common = _common_path([owner, *listed])
+        makers = [value.producer() for value in node.inputs if value is not None]
+        read = [maker.metadata_props.get(MODULE_KEY, "") for maker in makers if maker is not None]
+        for path in {owner, *listed}:
+            # Up to the common module: each that owns the node, or made something the node reads, ends in it.
+            while path and path != common:
+                if any(_is_inside(other, path) for other in (owner, *read)):
+                    found[path] = node.name or node.op_type
+                path = path.rpartition(".")[0]
+    return found
+
+
+def _is_inside(path: str, module: str) -> bool:
+    return f"{path}.".startswith(f"{module}.")
+
+
+def _common_path(paths: Sequence[str]) -> str:
+    """Return the longest module path that contains all of these."""
+    levels = zip(*(path.split(".") for path in paths), strict=False)
+    return ".".join(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
+
+
+def _boundaries(module: OnnxModule, parts: ModuleParts, position: Mapping[ir.Node, int]) -> list[ModuleBoundary]:
+    calls = parts.cut(module.tag)
+    if not calls:
+        identity = ModuleIdentity(module.path, module.tag, module.class_name)
+        return [ModuleBoundary(identity, reason="it has no nodes: fused into another, or a container only")]
+    found = []
+    for item in calls:
+        identity = ModuleIdentity(module.path, module.tag, module.class_name, item.call, item.calls)
+        if isinstance(item.result, Refusal):
+            found.append(ModuleBoundary(identity, reason=item.result.reason))
+            continue
+        fed = dict.fromkeys(map(_as_float, item.result.inputs))
+        # What is given to the model is the same on both sides; whole numbers are positions and masks.
+        inputs = [value for value in fed if value.dtype in _FLOATS and value.producer() is not None]
+        outputs = [value for value in dict.fromkeys(map(_as_float, item.result.outputs)) if value.dtype in _FLOATS]
+        makers = [maker for value in outputs if (maker := value.producer()) is not None]
+        found.append(
+            ModuleBoundary(
+                identity,
+                tuple(str(value.name) for value in inputs),
+                tuple(str(value.name) for value in outputs),
+                max((position[maker] for maker in makers if maker in position), default=0),
+                "" if outputs else "it computes no floating-point value that is read outside",
+            )
+        )
+    return found
+
+
+def _as_float(value: ir.Value) -> ir.Value:
+    """Return the floating-point value that a quantized one, its scale or its zero point was made of.
+
+    What was not made of one, such as rows of a quantized table, is a number again where it is dequantized.
+    """
+    found = value
+    while (producer := value.producer()) is not None and producer.op_type in _QUANTIZING:
+        first = producer.inputs[0]
+        if first is None or first.is_initializer():
+            break
+        value = first
+        found = found if producer.op_type == "DequantizeLinear" else value
+    return found
+
+
+_QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+"""Operators that change how a value is written, not what it is."""
+
+
+def _has_few_bits(node: ir.Node) -> bool:
+    return node.op_type in QUANTIZED_OPERATORS or any(
+        value is not None and value.const_value is not None and value.const_value.dtype in _HALVES
+        for value in node.inputs
+    )
+
+
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)

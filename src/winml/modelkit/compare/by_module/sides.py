@@ -1,0 +1,156 @@
+"""The contract of the two models of a comparison, and their inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from winml.modelkit.arrays import Array, Arrays, numpy_dtype
+from winml.modelkit.compare.fidelity import FidelitySum
+from winml.modelkit.compare.records import ComparedOutput
+from winml.modelkit.errors import UsageError
+from winml.modelkit.progress import counted
+from winml.modelkit.tags.address import ModuleIdentity
+
+CallKey = tuple[str, int]
+"""Tag of a module and number of its call, from 1."""
+NamesOfBoth = tuple[str, str]
+"""Name of a value in the reference and in the candidate."""
+GROUP_BYTES = 256_000_000
+"""Values recorded at a time, of both sides. Chosen: small beside a model, large enough that few groups are needed."""
+
+
+@dataclass(frozen=True)
+class ModuleBoundary:
+    """What goes into one call of a module, and what comes out of it."""
+
+    identity: ModuleIdentity
+    inputs: tuple[str, ...] = ()
+    """Names of floating-point values that are computed before, in the order they are first read."""
+    outputs: tuple[str, ...] = ()
+    """Names of values, in the order they are computed."""
+    position: int = 0
+    """When the last of them is computed, beside the other boundaries of one side."""
+    reason: str = ""
+    """Why there is no such boundary."""
+    ends_in: str = ""
+    """Name of a node in which its last operators are fused with those of other modules, so that ``outputs`` are not
+    the values that it returns; empty if there is none."""
+
+    @property
+    def key(self) -> CallKey:
+        """Which call of which module."""
+        return self.identity.tag, self.identity.call
+
+
+class Side(Protocol):
+    """One of the two models."""
+
+    @property
+    def shown(self) -> str:
+        """The side, for people."""
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether it computes with fewer bits than float32."""
+
+    @property
+    def input_dtypes(self) -> Mapping[str, str]:
+        """Name of each input → its type, in numpy's words."""
+
+    @property
+    def module_classes(self) -> Mapping[str, str]:
+        """Path of each module that is known → its class, ``""`` where that is unknown; the root is ``""``."""
+
+    def value_bytes(self, names: Sequence[str], feeds: Arrays) -> Sequence[int | None]:
+        """Return how large inner values are; None where that is not known before a run."""
+
+    def outputs(self, feeds: Arrays) -> dict[str, Array]:
+        """Run the model, and return what it answers."""
+
+    def values(self, feeds: Arrays, names: Sequence[str]) -> dict[str, Array]:
+        """Run the model, and return inner values by name."""
+
+
+@dataclass(frozen=True)
+class SidePair:
+    """Two sides and what they are fed."""
+
+    reference: Side
+    candidate: Side
+    draws: Sequence[Arrays]
+    """Sets of values, by the names of the candidate."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Name in the reference → name in the candidate, of inputs and outputs with different names."""
+
+    def compared_outputs(self) -> tuple[tuple[ComparedOutput, ...], tuple[Sequence[str], Sequence[str]]]:
+        """Run both on all draws, and return how near their outputs are, and the outputs of each side alone.
+
+        Raises:
+            UsageError: they have no output in common.
+        """
+        compared: dict[str, tuple[str, FidelitySum]] = {}
+        missing: tuple[Sequence[str], Sequence[str]] = ((), ())
+        for feeds in counted(self.draws, "sample"):
+            expected = self.reference.outputs(self.reference_feeds(feeds))
+            outputs = self.candidate.outputs(self.candidate_feeds(feeds))
+            if not compared:
+                common, missing = self._common_names(expected, outputs)
+                compared = {name: (other, FidelitySum(name)) for name, other in common.items()}
+            for name, (other, total) in compared.items():
+                total.add(expected[name], outputs[other])
+        return tuple(ComparedOutput(total.of_output()) for _, total in compared.values()), missing
+
+    def _common_names(
+        self, expected: Arrays, outputs: Arrays
+    ) -> tuple[dict[str, str], tuple[Sequence[str], Sequence[str]]]:
+        """Return name in the reference → name in the candidate, and the outputs of each side alone, in their order."""
+        names = {name: self.names.get(name, name) for name in expected}
+        common = {name: other for name, other in names.items() if other in outputs}
+        if not common:
+            raise UsageError(
+                f"the models have no output in common: {self.reference.shown} has {', '.join(expected)}, "
+                f"{self.candidate.shown} {', '.join(outputs)}",
+                hint="Map names with --map reference=candidate.",
+            )
+        theirs = set(common.values())
+        alone = [name for name in names if name not in common], [name for name in outputs if name not in theirs]
+        return common, alone
+
+    def value_bytes(self, taps: Sequence[NamesOfBoth]) -> list[int | None]:
+        """Return what recording each value takes on both sides, in one draw; None where that is not known."""
+        feeds = max(self.draws, key=lambda draw: sum(array.nbytes for array in draw.values()))
+        left = self.reference.value_bytes([name for name, _ in taps], self.reference_feeds(feeds))
+        right = self.candidate.value_bytes([name for _, name in taps], self.candidate_feeds(feeds))
+        known = (one if one is not None else other for one, other in zip(left, right, strict=True))
+        return [None if size is None else 2 * size for size in known]
+
+    def recorded(self, group: Sequence[NamesOfBoth]) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
+        """Run both on each draw, and yield the inner values of a group, by their names on each side."""
+        left, right = (list(dict.fromkeys(names[side] for names in group)) for side in (0, 1))
+        for feeds in self.draws:
+            yield (
+                self.reference.values(self.reference_feeds(feeds), left),
+                self.candidate.values(self.candidate_feeds(feeds), right),
+            )
+
+    def reference_feeds(self, feeds: Arrays) -> dict[str, Array]:
+        """Return the values of a draw under the names and in the types of the reference."""
+        original = {other: name for name, other in self.names.items()}
+        return _typed({original.get(name, name): array for name, array in feeds.items()}, self.reference)
+
+    def candidate_feeds(self, feeds: Arrays) -> dict[str, Array]:
+        """Return the values of a draw in the types of the candidate."""
+        return _typed(feeds, self.candidate)
+
+
+def _typed(feeds: Arrays, side: Side) -> dict[str, Array]:
+    """Return floating-point values in the types a side takes, which may compute in another one."""
+    dtypes = side.input_dtypes
+
+    def typed(name: str, array: Array) -> Array:
+        is_other = name in dtypes and "float" in dtypes[name] and str(array.dtype) != dtypes[name]
+        return array.astype(numpy_dtype(dtypes[name])) if is_other and "float" in str(array.dtype) else array
+
+    return {name: typed(name, array) for name, array in feeds.items()}

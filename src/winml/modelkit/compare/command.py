@@ -1,0 +1,99 @@
+"""``winml compare``: do two models answer alike, and which module is the first to part?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
+from winml.modelkit.cli._folders import show_plan
+from winml.modelkit.cli._options import debug_option, format_option, request_options, verbose_option
+from winml.modelkit.cli._progress import shown_wait
+from winml.modelkit.cli._requests import stated_fields
+from winml.modelkit.cli._streams import (
+    json_text,
+    library_output_to_stderr,
+    show_result,
+    silence_library_warnings,
+    write_files,
+)
+from winml.modelkit.compare.verb import CompareRequest, plan_comparison, run_comparison
+from winml.modelkit.file_names import ONLY_PART
+
+if TYPE_CHECKING:
+    from winml.modelkit.compare.records import ModelComparison
+
+EPILOG = """\b
+Examples:
+  winml compare model.onnx int8.onnx
+  winml compare ./checkpoint model.onnx --by-module
+  winml compare model.onnx fp16.onnx --by-module --input-data sample.npz -o where.json
+  winml compare model.onnx int8.onnx --by-module --depth 4 --report where.html
+  winml compare model.onnx int8.onnx --dataset sentences.parquet --samples 32
+  winml compare model.onnx int8.onnx --threshold 0.2
+  winml compare ./checkpoint ./finetuned --by-module
+  winml compare ./checkpoint int4.onnx --by-module --step 8
+  winml compare built built_int8 --submodel decoder
+"""
+
+
+@click.command(name="compare", cls=WinMLCommand, epilog=EPILOG)
+@request_options(CompareRequest)
+@verbose_option("Show more detail: every module.")
+@format_option
+@debug_option
+def command(**options: Any) -> None:
+    """Run two models on the same inputs and find the first module whose outputs diverge.
+
+    Each model is an ONNX file, a build folder, or a checkpoint or Hub id, which PyTorch runs. In folders with several
+    parts, parts of the same name are compared.
+
+    Exit codes: 0 success, 1 failure, 2 usage error, 3 the error of an output exceeds --threshold.
+    """
+    silence_library_warnings(debug=options["debug"])
+    request = CompareRequest(**stated_fields(CompareRequest, options))
+    plan = plan_comparison(request)
+    if options["dry_run"]:
+        show_plan(plan, options)
+        return
+    with library_output_to_stderr(), shown_wait("comparing"):
+        result = run_comparison(plan, request)
+    _show(result, _write(result, plan.files, request), request.depth, options)
+    if not result.is_within:
+        click.get_current_context().exit(NEGATIVE_RESULT)
+
+
+def _write(result: ModelComparison, files: Mapping[str, Sequence[Path]], request: CompareRequest) -> list[Path]:
+    """Write the files that are requested: the answer, and of every part what shows its modules."""
+    from winml.modelkit.cli._pages import page_text
+    from winml.modelkit.compare.table import comparison_document
+    from winml.modelkit.profile.node_data import comparison_node_data
+
+    depth = request.depth
+    parts = list((result.parts or {ONLY_PART: result}).values())
+
+    def page(number: int) -> str:
+        beside = {option: paths[number : number + 1] or paths for option, paths in files.items()}
+        return page_text(comparison_document(parts[number], depth=depth), files["report"][number], beside)
+
+    texts_of: dict[str, Callable[[int], str]] = {
+        "output": lambda _: f"{json_text(result.as_record(depth=depth))}\n",
+        "report": page,
+        "node_data": lambda number: comparison_node_data(parts[number]),
+    }
+    # The answer is one file for all parts.
+    texts = {
+        path: partial(texts_of[option], number) for option, paths in files.items() for number, path in enumerate(paths)
+    }
+    return write_files(texts, overwrite=request.overwrite)
+
+
+def _show(result: ModelComparison, written: list[Path], depth: int | None, options: Mapping[str, Any]) -> None:
+    from winml.modelkit.compare.table import comparison_document
+
+    record = result.as_record(depth=depth)
+    show_result(record, options, lambda: comparison_document(result, depth=depth).with_files(written))

@@ -1,0 +1,545 @@
+"""Runs two models on the same inputs, compares their outputs, and finds the first module that diverges.
+
+Each is an ONNX file, a PyTorch model that is loaded, or a live module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from winml.modelkit.arrays import Array
+from winml.modelkit.compare.by_module.module_comparison import TOLERANCE, compare_modules, unchanged_modules
+from winml.modelkit.compare.by_module.onnx_side import OnnxSide
+from winml.modelkit.compare.by_module.sides import Side, SidePair
+from winml.modelkit.compare.by_module.value_matching import (
+    MatchedBoundary,
+    match_calls,
+    match_files,
+    match_with_torch,
+    turned,
+)
+from winml.modelkit.compare.fidelity import QualitySource
+from winml.modelkit.compare.quality_samples import SampleRequest, SampleValues, data_set_values, quality_values
+from winml.modelkit.compare.records import ModelComparison
+from winml.modelkit.compare.refusals import (
+    few_shared_notes,
+    fixed_sizes,
+    folder_of_processors,
+    refuse_no_module,
+    refuse_no_tree,
+    refuse_other_inputs,
+    refuse_random_outputs,
+    refuse_unknown_names,
+    value_files,
+)
+from winml.modelkit.errors import UsageError
+from winml.modelkit.models.request import ModelRequest, with_recorded_seed
+from winml.modelkit.onnx.files.reading import read_structure, required_inputs
+from winml.modelkit.onnx.specs import names_among
+from winml.modelkit.ort.decoding.inputs import (
+    SCORES,
+    TOKEN_IDS,
+    decoder_feeds,
+    inputs_of_file,
+    next_feeds,
+    prompt_before,
+    state_feeds,
+)
+from winml.modelkit.ort.feeds import make_feeds
+from winml.modelkit.ort.graph_inputs import GraphInput, graph_inputs, inputs_of_specs, load_feeds, sizes_by_key
+from winml.modelkit.ort.opened_model import RunOptions, Values, refusals_explained, values_for
+from winml.modelkit.ort.sessions import Session
+from winml.modelkit.samples.data_sets import DataSetRequest
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from winml.modelkit.compare.by_module.torch_side import TorchSide
+    from winml.modelkit.models.live_module import ExampleInputs
+    from winml.modelkit.models.parts import LoadedModel, ModelPart
+
+Comparable: TypeAlias = "Path | ModelRequest | nn.Module"
+"""An ONNX file, what says which PyTorch model to load, or a live module."""
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Options of a comparison."""
+
+    run: RunOptions = field(default_factory=lambda: RunOptions(""))
+    """Inputs of both models."""
+    by_module: bool = False
+    threshold: float | None = None
+    """Maximum relative error of an output."""
+    tolerance: float = TOLERANCE
+    """Relative error of a module that is considered rounding."""
+    draws: int | None = None
+    """Number of generated samples; None: the default of all verbs for a file of this size."""
+    step: int | None = None
+    """Token of a text at which decoders are compared: the reference writes it greedily with its own cache, and both are
+    fed what it is fed there; 0 is the prompt. None: one run on random values."""
+    data_set: DataSetRequest | None = None
+    """Dataset that both models run, in place of generated samples."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Name in the reference → name in the candidate, of inputs and outputs with different names."""
+
+
+def compare_models(
+    reference: Comparable, candidate: Comparable, options: CompareOptions, *, inputs: ExampleInputs | None = None
+) -> ModelComparison:
+    """Run two models on the same inputs and compare their outputs; with ``by_module``, module by module.
+
+    Args:
+        reference: What is right: an ONNX file, or a PyTorch model.
+        candidate: What is compared with it.
+        options: What both are fed, and what is compared.
+        inputs: Example inputs of a live module, where its own config does not say what it takes; of two PyTorch models,
+            both are fed them.
+
+    Raises:
+        UsageError: inputs or outputs do not match, values do not fit, no module is on both sides, or a model answers
+            otherwise each time.
+        InputError: a file is damaged.
+        StageError: one of the models cannot be run.
+    """
+    if reference is candidate and not isinstance(reference, (Path, ModelRequest)):
+        raise UsageError(
+            f"reference and candidate are the same {type(reference).__name__} object",
+            hint="Pass a copy as one of them: copy.deepcopy(model).",
+        )
+    reference, candidate = _with_seed_of(candidate, reference), _with_seed_of(reference, candidate)
+    with ExitStack() as stack:
+        inverse = {name: original for original, name in options.names.items()}
+        left = stack.enter_context(_opened(reference, inputs, options, _InputNames.of(candidate, options.names)))
+        names_there = _InputNames.of(reference, inverse)
+        right = stack.enter_context(_opened(candidate, inputs, options, names_there, is_candidate=True))
+        refuse_unknown_names(left, right, options.names)
+        matched = _match_before_running(left, right, options)
+        folder = folder_of_processors((candidate, reference), options.data_set)
+        few = few_shared_notes(left, right)
+        stack.enter_context(_with_likely_reason(few))
+        samples, notes = _drawn_values(left, right, options, folder)
+        values, notes = samples.values, (*notes, *few)
+        pair = SidePair(left, right, [draw.feeds for draw in values], options.names)
+        if options.step is not None:
+            pair = at_step(pair, options.step)
+            notes = (*notes, _step_words(pair, options.step))
+        with refusals_explained(values[0]) if options.data_set is None else nullcontext():
+            result = _whole(pair, samples, notes, options)
+        if options.by_module:
+            # Every value of every module is recorded: where nobody asks for more, one sample shows where they part.
+            if options.draws is None and samples.source in ("processor", "random"):
+                pair = replace(pair, draws=pair.draws[:1])
+            result = _by_module(result, pair, matched if matched is not None else _match_with_torch(pair), options)
+        return result
+
+
+def _with_seed_of(file: Comparable, model: Comparable) -> Comparable:
+    """Return a model with the seed that the file on the other side records, if these are a request and a file."""
+    if not isinstance(file, Path) or not isinstance(model, ModelRequest):
+        return model
+    return with_recorded_seed(model, {entry.key: entry.value for entry in read_structure(file).metadata_props})
+
+
+@contextmanager
+def _with_likely_reason(notes: Sequence[str]) -> Iterator[None]:
+    """Add to a refusal what may be the reason for it."""
+    try:
+        yield
+    except UsageError as error:
+        error.hint = " ".join(filter(None, (error.hint, *notes)))
+        raise
+
+
+@dataclass(frozen=True)
+class _InputNames:
+    """What the other side takes."""
+
+    inputs: frozenset[str] | None
+    """None where that is not known before it is loaded."""
+    renamed: Mapping[str, str]
+    """Name here → name there, where it is another one."""
+
+    @classmethod
+    def of(cls, model: Comparable, renamed: Mapping[str, str]) -> _InputNames:
+        """Read the names from a file; a PyTorch model does not tell them."""
+        if not isinstance(model, Path):
+            return cls(None, renamed)
+        return cls(frozenset(item.name for item in required_inputs(read_structure(model).graph)), renamed)
+
+    def has(self, name: str) -> bool:
+        """Say whether an input of this side is one of the other."""
+        return self.inputs is None or self.renamed.get(name, name) in self.inputs
+
+    def part_of(self, loaded: LoadedModel) -> ModelPart | None:
+        """Return the part of a model that takes the same; None where at most the model without a cache does."""
+        if len(loaded.parts) == 1:
+            part = loaded.only_part
+            return part if all(self.has(spec.name) for spec in part.inputs if spec.cache is not None) else None
+        if self.inputs is None:
+            return None
+        original = {name: own for own, name in self.renamed.items()}
+        return loaded.part_taking([original.get(name, name) for name in self.inputs])
+
+
+@contextmanager
+def _opened(
+    model: Comparable,
+    inputs: ExampleInputs | None,
+    options: CompareOptions,
+    other: _InputNames,
+    *,
+    is_candidate: bool = False,
+) -> Iterator[Side]:
+    """Yield one side, ready to be run; without its cache where the other side takes none.
+
+    The candidate is run as users run it, with the optimizations of ONNX Runtime, unless modules are asked for.
+    """
+    if isinstance(model, Path):
+        yield OnnxSide(model, by_module=options.by_module, as_written=options.by_module or not is_candidate)
+        return
+    from winml.modelkit.compare.by_module.torch_side import opened_torch_side
+
+    if isinstance(model, ModelRequest):
+        displayed = model.model or "the model"
+        part = _part_for(model, other)
+        with opened_torch_side(part, displayed) as side:
+            yield side
+        return
+    from winml.modelkit.models.live_module import loaded_from_module
+    from winml.modelkit.models.state_restoration import module_left_as_found
+
+    # Deciding the inputs of a live module may run it as well.
+    with module_left_as_found(model):
+        part = loaded_from_module(model, inputs).only_part
+        with opened_torch_side(part, type(model).__name__) as side:
+            yield side
+
+
+def _part_for(model: ModelRequest, other: _InputNames) -> ModelPart:
+    """Load a PyTorch model, and return the part that takes what the other side takes; else all of it, without cache."""
+    from winml.modelkit.models.model import load_model
+
+    loaded = load_model(model)
+    if (part := other.part_of(loaded)) is not None:
+        return part
+    if len(loaded.parts) > 1 and other.inputs is not None:
+        # The file may be of a layout whose decoder computes the keys and values of what was encoded.
+        part = other.part_of(load_model(replace(model, cross_keys="decoder")))
+    return part or load_model(replace(model, cache=False)).only_part
+
+
+def _match_before_running(left: Side, right: Side, options: CompareOptions) -> list[MatchedBoundary] | None:
+    """Open the sessions of files with the values that are to be recorded; return what they have in common.
+
+    With PyTorch on one side, it is not known before it runs what its modules take; then all values that modules of the
+    file hand on can be recorded, and None is returned.
+    """
+    files = [side for side in (left, right) if isinstance(side, OnnxSide)]
+    if not options.by_module:
+        return []
+    if isinstance(left, OnnxSide) and isinstance(right, OnnxSide):
+        matched = match_files(left, right)
+        refuse_no_module(left, right, matched)
+        for number, side in enumerate((left, right)):
+            side.session(list(dict.fromkeys(names[number] for item in matched for names in item.taps)))
+        return matched
+    for side in files:
+        refuse_no_tree(side)
+        values = [name for item in side.boundaries.values() for name in (*item.inputs, *item.outputs)]
+        side.session(list(dict.fromkeys(values)))
+    return None
+
+
+def _match_with_torch(pair: SidePair) -> list[MatchedBoundary]:
+    """Run the PyTorch models once, and return what both sides have in common."""
+    left, right = pair.reference, pair.candidate
+    if isinstance(right, OnnxSide):
+        return match_with_torch(_as_torch(left).calls(pair.reference_feeds(pair.draws[0])).counts, right)
+    calls = _as_torch(right).calls(pair.candidate_feeds(pair.draws[0]))
+    if isinstance(left, OnnxSide):
+        return turned(match_with_torch(calls.counts, left))
+    reference = _as_torch(left).calls(pair.reference_feeds(pair.draws[0]))
+    matched = match_calls(reference.identities, reference.counts, calls.counts)
+    refuse_no_module(left, right, matched)
+    return matched
+
+
+def _as_torch(side: Side) -> TorchSide:
+    assert not isinstance(side, OnnxSide)  # a side is a file, or a model in PyTorch
+    return cast("TorchSide", side)
+
+
+def _drawn_values(
+    left: Side, right: Side, options: CompareOptions, folder: Path | None
+) -> tuple[SampleValues, tuple[str, ...]]:
+    """Return what both are fed, by the names of the candidate, and what is to be said of that.
+
+    Args:
+        left: The reference.
+        right: The candidate.
+        options: What is asked for.
+        folder: Where what makes arrays of the samples of a data set lies.
+    """
+    if isinstance(right, OnnxSide):
+        sizes, notes = fixed_sizes(left, right, options.names, options.run) if isinstance(left, OnnxSide) else ({}, ())
+        return _draws(right.session(), _with_sizes(options, sizes), folder, left), notes
+    if isinstance(left, OnnxSide):
+        samples = _draws(left.session(), options, folder, left)
+        renamed = (replace(draw, feeds=_renamed(draw.feeds, options.names)) for draw in samples.values)
+        return replace(samples, values=tuple(renamed)), ()
+    draws = _torch_draws(_as_torch(right).part, options, folder)
+    source: QualitySource = "dataset" if options.data_set else "random" if draws[0].file is None else "file"
+    return SampleValues(tuple(draws), source, options.run.seed), ()
+
+
+def _with_sizes(options: CompareOptions, sizes: Mapping[str, int]) -> CompareOptions:
+    return replace(options, run=replace(options.run, sizes={**sizes, **options.run.sizes}))
+
+
+def _renamed(feeds: Mapping[str, Array], names: Mapping[str, str]) -> dict[str, Array]:
+    return {names.get(name, name): array for name, array in feeds.items()}
+
+
+def _draws(session: Session, options: CompareOptions, folder: Path | None, reference: Side) -> SampleValues:
+    run = options.run
+    if run.input_data is not None and options.data_set is None:
+        files = value_files(run.input_data)
+        return SampleValues(
+            tuple(values_for(session, replace(run, input_data=file)) for file in files), "file", run.seed
+        )
+    count = options.draws
+    if options.step is not None:
+        run = replace(run, decoding=prompt_before(graph_inputs(session), run.sizes, options.step))
+        count = count or 1
+    model = reference.path if isinstance(reference, OnnxSide) else None
+    return quality_values(session, SampleRequest(run, folder, options.data_set, count, model=model))
+
+
+def _torch_draws(part: ModelPart, options: CompareOptions, folder: Path | None) -> list[Values]:
+    """Return what two PyTorch models are fed: the values of a file, the examples that were given, or random ones."""
+    run = options.run
+    inputs = inputs_of_specs(part.inputs)
+    if options.data_set is not None and folder is not None:
+        return data_set_values(inputs, run.sizes, options.data_set, folder)
+    if run.input_data is not None:
+        return [Values(inputs, load_feeds(file, inputs), file=file) for file in value_files(run.input_data)]
+    if options.step is not None:
+        prompt = prompt_before(inputs, run.sizes, options.step)
+        seeds = [run.seed + number for number in range(options.draws or 1)]
+        drawn = (decoder_feeds(inputs, prompt, run.sizes, batch_size=None, seed=seed) for seed in seeds)
+        return [Values(inputs, feeds, notes) for feeds, notes in drawn]
+    traced = part.trace_sizes
+    sizes = {**traced, **{own: size for name, size in run.sizes.items() for own in names_among(name, traced)}}
+    draws = [make_feeds(part.inputs, run.seed + number, sizes=sizes) for number in range(options.draws or 1)]
+    if part.example is not None:
+        from winml.modelkit.models.tensors import to_numpy
+
+        draws[0] = {name: to_numpy(tensor) for name, tensor in part.example.items()}
+    return [Values(inputs, feeds) for feeds in draws]
+
+
+def _whole(pair: SidePair, samples: SampleValues, notes: tuple[str, ...], options: CompareOptions) -> ModelComparison:
+    """Compare what both answer."""
+    if isinstance(pair.reference, OnnxSide) and isinstance(pair.candidate, OnnxSide):
+        refuse_other_inputs(pair.reference, pair.candidate, options.names)
+    outputs, missing = pair.compared_outputs()
+    result = ModelComparison(
+        reference=pair.reference.shown,
+        candidate=pair.candidate.shown,
+        samples=samples.about,
+        outputs=outputs,
+        threshold=options.threshold,
+        step=options.step,
+        tolerance=options.tolerance,
+        notes=(*samples.values[0].notes, *notes, *_missing_notes(pair, missing)),
+    )
+    refuse_random_outputs(pair, result.worst.fidelity, options.tolerance)
+    return result
+
+
+def _missing_notes(pair: SidePair, missing: tuple[Sequence[str], Sequence[str]]) -> tuple[str, ...]:
+    """Say which outputs of each side were not compared, and what may be done."""
+    sides = (pair.reference, pair.candidate)
+    words = [f"of {side.shown} only: {', '.join(names)}" for side, names in zip(sides, missing, strict=True) if names]
+    if not words:
+        return ()
+    advice = " To compare two outputs with different names, use --map reference=candidate." if all(missing) else ""
+    return (f"Outputs {'; '.join(words)}.{advice}",)
+
+
+def _by_module(
+    complete: ModelComparison, pair: SidePair, matched: Sequence[MatchedBoundary], options: CompareOptions
+) -> ModelComparison:
+    """Return the comparison with that of every module."""
+    left, right = pair.reference, pair.candidate
+    unchanged = None
+    if isinstance(left, OnnxSide) and isinstance(right, OnnxSide):
+        unchanged = unchanged_modules(left, right)
+    compared = compare_modules(pair, matched, complete.worst.fidelity, unchanged=unchanged)
+    file = next((side for side in (right, left) if isinstance(side, OnnxSide)), None)
+    trees = {side.shown: side.tree.source for side in (left, right) if isinstance(side, OnnxSide) and side.tree}
+    untagged = [
+        f"{displayed} has no tags: modules were read from {source}."
+        for displayed, source in trees.items()
+        if source != "winml tags"
+    ]
+    return replace(
+        complete,
+        notes=(*complete.notes, *untagged),
+        modules=compared.modules,
+        divergence=compared.divergence(options.tolerance),
+        graph_name=file.structure.graph.name if file is not None else "",
+        node_tags=file.node_tags() if file is not None else {},
+    )
+
+
+NamedSide: TypeAlias = "Path | ModelRequest"
+"""What a name means: an ONNX file, or what says which PyTorch model to load."""
+
+
+def compare_parts(
+    parts: Mapping[str, tuple[NamedSide, NamedSide]],
+    displayed: tuple[str, str],
+    options: CompareOptions,
+    notes: Sequence[str] = (),
+) -> ModelComparison:
+    """Compare every part of a model with that of the same name.
+
+    Args:
+        parts: Name of the part → reference and candidate, in the order the parts run; one of the two is a file.
+        displayed: Both models, for people.
+        options: What both are fed, and what is compared; a size counts in the parts that have its name.
+        notes: Sentences on what is not compared.
+
+    Raises:
+        UsageError: no part has a dimension of that name, or a part cannot be compared.
+        InputError: a file is damaged.
+        StageError: a part cannot be run.
+    """
+    sizes = _sizes_by_part(parts, options.run.sizes)
+    compared = {
+        name: compare_models(*sides, replace(options, run=replace(options.run, sizes=sizes[name])))
+        for name, sides in parts.items()
+    }
+    return ModelComparison.of_parts(*displayed, compared, notes)
+
+
+def _sizes_by_part(
+    parts: Mapping[str, tuple[NamedSide, NamedSide]], sizes: Mapping[str, int]
+) -> dict[str, dict[str, int]]:
+    """Return the sizes that each part has a dimension for.
+
+    Raises:
+        UsageError: no part has a dimension of that name.
+    """
+    if not sizes:
+        return {name: {} for name in parts}
+    inputs = {name: _inputs_of(sides) for name, sides in parts.items()}
+    fitting = {name: {key: size for key, size in sizes.items() if _has(inputs[name], key)} for name in parts}
+    for key, size in sizes.items():
+        if not any(key in known for known in fitting.values()):
+            sizes_by_key([item for items in inputs.values() for item in items], {key: size})  # says what there is
+    return fitting
+
+
+def _inputs_of(sides: tuple[NamedSide, NamedSide]) -> tuple[GraphInput, ...]:
+    # What the candidate leaves open may be fixed in the reference, as in the comparison of two files.
+    return next(inputs_of_file(side) for side in reversed(sides) if isinstance(side, Path))
+
+
+def _has(inputs: Sequence[GraphInput], key: str) -> bool:
+    try:
+        sizes_by_key(inputs, {key: 1})
+    except UsageError:
+        return False
+    return True
+
+
+def at_step(pair: SidePair, step: int) -> SidePair:
+    """Return two sides with what the reference is fed at a step of each text.
+
+    Args:
+        pair: Both, with prompts.
+        step: Tokens that the reference writes greedily, with its own cache; 0 leaves the prompts.
+
+    Raises:
+        UsageError: the model has no cache, takes no token ids, or answers no scores of tokens.
+        WinMLError: whatever a run raises.
+    """
+    _refuse_without_ids(pair, step)
+    states, shapes = _states(pair), _shapes(pair)
+    texts = []
+    for prompt in pair.draws:
+        feeds = dict(prompt)
+        for _ in range(step):
+            outputs = pair.reference.outputs(pair.reference_feeds(feeds))
+            output = {pair.names.get(name, name): array for name, array in outputs.items()}
+            _refuse_without_scores(pair, list(output), step)
+            feeds = next_feeds(feeds, output, states, shapes)
+        texts.append(feeds)
+    return replace(pair, draws=texts)
+
+
+def _step_words(pair: SidePair, step: int) -> str:
+    """Say what both are fed."""
+    tokens = pair.draws[0][TOKEN_IDS].shape[1]
+    if step == 0:
+        return f"Compared at step 0: a prompt of {tokens} tokens."
+    return (
+        f"Compared at step {step}: token {step} of the text that {pair.reference.shown} generates greedily. "
+        "Each model uses the cache of its previous runs."
+    )
+
+
+def _refuse_without_ids(pair: SidePair, step: int) -> None:
+    """Refuse, before anything is run, what the reference cannot write a text with.
+
+    Raises:
+        UsageError: the model takes no token ids, or a file answers no scores.
+    """
+    if TOKEN_IDS not in pair.candidate.input_dtypes:
+        raise UsageError(
+            f"--step {step}: {pair.candidate.shown} has no input {TOKEN_IDS!r} for the next token",
+            hint="--step requires a decoder with token ids as input. Compare other models on the inputs of a file: "
+            "--input-data, without --step.",
+        )
+    if step and isinstance(pair.reference, OnnxSide):
+        _refuse_without_scores(pair, [pair.names.get(name, name) for name in pair.reference.output_names], step)
+
+
+def _refuse_without_scores(pair: SidePair, outputs: Sequence[str], step: int) -> None:
+    if SCORES not in outputs:
+        raise UsageError(
+            f"--step {step}: {pair.reference.shown} has no output {SCORES!r} to select the next token from",
+            hint="Name the output with --map, or compare without --step.",
+        )
+
+
+def _shapes(pair: SidePair) -> Mapping[str, Sequence[int | str | None]]:
+    """Return the sizes of the inputs as the candidate states them."""
+    side = pair.candidate
+    if isinstance(side, OnnxSide):
+        return side.session().input_shapes
+    return {spec.name: spec.shape for spec in _as_torch(side).part.inputs}
+
+
+def _states(pair: SidePair) -> Mapping[str, str]:
+    """Return which input of the candidate takes which output, as a file or the exporter's decision says.
+
+    Raises:
+        UsageError: nothing does.
+    """
+    for side in (pair.candidate, pair.reference):
+        if isinstance(side, OnnxSide):
+            states: Mapping[str, str] = state_feeds(side.session())
+        else:
+            cache = _as_torch(side).part.cache
+            states = {} if cache is None else {state.input: state.output for state in cache.states}
+        if states:
+            return states
+    raise UsageError("--step: the models have no KV cache", hint="Compare decoders that were exported with a KV cache.")

@@ -1,0 +1,101 @@
+"""``winml diff``: what changed between two ONNX files, module by module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
+from winml.modelkit.cli._folders import show_plan
+from winml.modelkit.cli._options import debug_option, grouped_option, request_options, verbose_option
+from winml.modelkit.cli._progress import shown_wait
+from winml.modelkit.cli._requests import stated_fields
+from winml.modelkit.cli._streams import json_text, show_result, write_files
+from winml.modelkit.compare.diff_verb import DiffRequest, plan_diff, run_diff
+from winml.modelkit.fields import OUTPUT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from winml.modelkit.compare.records import StructureDiff
+
+EPILOG = """\b
+Examples:
+  winml diff export.onnx optimized.onnx
+  winml diff old.onnx new.onnx --format markdown > comment.md
+  winml diff old.onnx new.onnx --exit-zero -o changes.json --report changes.html
+"""
+
+
+@click.command(name="diff", cls=WinMLCommand, epilog=EPILOG)
+@request_options(DiffRequest)
+@grouped_option(
+    "--exit-zero", is_flag=True, group=OUTPUT, is_common=True, help="Exit with 0 even if the models differ."
+)
+@grouped_option(
+    "-f",
+    "--format",
+    "format_",
+    type=click.Choice(["table", "json", "markdown"]),
+    default="table",
+    show_default=True,
+    group=OUTPUT,
+    is_common=True,
+    help="Output format.",
+)
+@verbose_option("Show more detail: every module, and names of weights.")
+@debug_option
+def command(**options: Any) -> None:
+    """Show the changes between two ONNX models by module: operators, weights, types and sizes.
+
+    The models are not run. Weights are compared by content; their values are not shown.
+
+    Exit codes: 0 equal, 1 invalid files, 2 usage error, 3 different.
+    """
+    plan = plan_diff(DiffRequest(**stated_fields(DiffRequest, options)))
+    if options["dry_run"]:
+        show_plan(plan, options)
+        return
+    with shown_wait("comparing"):
+        diff = run_diff(plan)
+    texts_of: dict[str, Callable[[Path], str]] = {
+        "output": partial(_file_text, diff),
+        "report": partial(_page_text, diff, plan.files),
+    }
+    texts = {path: partial(texts_of[option], path) for option, paths in plan.files.items() for path in paths}
+    _show(diff, write_files(texts, overwrite=options["overwrite"]), options)
+    if not (diff.is_same or options["exit_zero"]):
+        click.get_current_context().exit(NEGATIVE_RESULT)
+
+
+def _file_text(diff: StructureDiff, output: Path) -> str:
+    return _markdown(diff) if output.suffix == ".md" else f"{json_text(diff.as_record())}\n"
+
+
+def _page_text(diff: StructureDiff, files: Mapping[str, Sequence[Path]], page: Path) -> str:
+    from winml.modelkit.cli._pages import page_text
+    from winml.modelkit.compare.diff_table import diff_document
+
+    return page_text(diff_document(diff, folds=False), page, files)
+
+
+def _show(diff: StructureDiff, written: list[Path], options: Mapping[str, Any]) -> None:
+    from winml.modelkit.compare.diff_table import diff_document
+
+    if options["format_"] == "markdown":
+        click.echo(_markdown(diff), nl=False)
+    else:
+        document = diff_document(diff, folds=not options["verbose"])
+        show_result(diff.as_record(), options, lambda: document.with_files(written))
+
+
+def _markdown(diff: StructureDiff) -> str:
+    """Return what changed as Markdown that fits a comment: a summary, and the modules that changed most."""
+    from winml.modelkit.compare.diff_table import diff_document
+    from winml.modelkit.report.document import Detail
+    from winml.modelkit.report.markdown import render_markdown
+
+    return render_markdown(diff_document(diff, by_change=True), level=3, detail=Detail.ALWAYS)

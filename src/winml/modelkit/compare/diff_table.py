@@ -1,0 +1,197 @@
+"""Describes what changed in the structure and the weights of a model."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from winml.modelkit.compare.records import (
+    ChangedModule,
+    ComparedFile,
+    StructureDiff,
+)
+from winml.modelkit.compare.table import DISPLAYED_BARS
+from winml.modelkit.report import document as doc
+from winml.modelkit.words import count_words, first_words, size_words
+
+DISPLAYED_ROWS = 20
+"""Rows unless all are asked for. Chosen: a table that fits on a screen and in a comment."""
+_STATUSES = ("changed", "added", "removed", "renamed")
+DISPLAYED_OPERATORS = 8
+"""Operators named in a line. Chosen: they fit on it."""
+_NUMBER = re.compile(r"\.\d+(?=/|$)")
+"""The number of a module among its siblings, in a tag."""
+
+
+def diff_document(diff: StructureDiff, *, folds: bool = True, by_change: bool = False) -> doc.Document:
+    """Describe what changed.
+
+    Args:
+        diff: The changes.
+        folds: Whether modules of equal layers that changed alike share a row.
+        by_change: Put the modules that changed most first, as for a comment that shows only these; else in the order
+            of the file.
+    """
+    modules = sorted(diff.modules, key=_weight_of_change, reverse=True) if by_change else diff.modules
+    rows = _rows(modules, folds=folds)
+    hidden = sum(row.modules for row in rows[DISPLAYED_ROWS:])
+    weights = [
+        (
+            f"{weight.renamed_from} → {weight.name}" if weight.renamed_from else weight.name,
+            weight.status,
+            weight.before,
+            weight.after,
+        )
+        for module in modules
+        for weight in module.weights
+    ]
+    return doc.Document(
+        [
+            doc.Fields(list(_diff_fields(diff))),
+            *_diff_bars(diff),
+            doc.Table(
+                doc.columns(
+                    "change", ("module", "name"), ("nodes", "count"), "operators", "weights", ("size", "bytes")
+                ),
+                [row.cells for row in rows],
+                name="modules",
+                heading="Modules that differ",
+                is_searched=True,
+                brief=range(DISPLAYED_ROWS),
+                rest=f"{hidden} more modules changed less."
+                if by_change
+                else f"… and {hidden} more modules (--verbose shows all)",
+            ),
+            doc.Table(
+                doc.columns(("weight", "name"), "change", "before", "after"),
+                weights,
+                name="weights",
+                heading="Weights that differ",
+                detail=doc.Detail.VERBOSE,
+            ),
+        ],
+        title=f"{diff.before.path.name} → {diff.after.path.name}",
+        subject="structure and weights",
+        introduction="Neither file was run: nodes, attributes and the content of weights were compared, module by "
+        "module.",
+        figures=list(_diff_figures(diff)),
+    )
+
+
+def _diff_figures(diff: StructureDiff) -> Iterator[doc.Figure]:
+    before, after = diff.before, diff.after
+    if diff.is_same:
+        yield doc.Figure("files", "equal", f"every node and weight of {diff.same_modules} modules", "good")
+    else:
+        statuses = Counter(module.status for module in diff.modules)
+        words = ", ".join(f"{count} {status}" for status, count in statuses.items())
+        meaning = f"{words}; {diff.same_modules} are equal" if words else f"{diff.same_modules} are equal"
+        yield doc.Figure("modules that differ", str(len(diff.modules)), meaning)
+    yield doc.Figure("nodes", f"{after.nodes - before.nodes:+,}", f"{before.nodes:,} before, {after.nodes:,} after")
+    change = after.size_bytes - before.size_bytes
+    sizes = f"{size_words(before.size_bytes)} before, {size_words(after.size_bytes)} after, weights included"
+    yield doc.Figure("size", f"{'-' if change < 0 else '+'}{size_words(abs(change))}", sizes)
+    weights = sum(len(module.weights) for module in diff.modules)
+    yield doc.Figure("weights that differ", str(weights), "by content, name, type or shape")
+
+
+def _diff_bars(diff: StructureDiff) -> Iterator[doc.Block]:
+    changes = sorted(diff.operators.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:DISPLAYED_BARS]
+    yield doc.Bars(
+        [
+            doc.Bar(name, after - before, f"{after - before:+d}", f"{before} → {after}")
+            for name, (before, after) in changes
+        ],
+        heading="Operators: nodes after minus nodes before",
+    )
+    sizes: dict[str, list[int]] = {}
+    for module in diff.modules:
+        for kind, (before, after) in module.dtypes.items():
+            pair = sizes.setdefault(kind, [0, 0])
+            pair[0] += before
+            pair[1] += after
+    yield doc.Bars(
+        [
+            doc.Bar(
+                kind,
+                after - before,
+                f"{'-' if after < before else '+'}{size_words(abs(after - before))}",
+                f"{size_words(before)} → {size_words(after)}",
+            )
+            for kind, (before, after) in sorted(sizes.items(), key=lambda item: -abs(item[1][1] - item[1][0]))
+        ],
+        heading="Weights of modules that differ, by type",
+    )
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row of the table: a module, or several that changed alike."""
+
+    cells: tuple[doc.Cell, ...]
+    modules: int
+
+
+def _rows(modules: Iterable[ChangedModule], *, folds: bool) -> list[_Row]:
+    """Return a row for each module, or, if folded, for each kind of change of modules that differ in numbers only."""
+    groups: dict[tuple[str, str | int, tuple[doc.Cell, ...]], list[str]] = {}
+    for number, module in enumerate(modules):
+        name = module.tag or module.class_name
+        if module.renamed_from:
+            name = f"{module.renamed_from} → {name}"
+        kind = _NUMBER.sub(".*", name) if folds else number
+        groups.setdefault((module.status, kind, _cells(module)), []).append(name)
+    return [
+        _Row((status, names[0] if len(names) == 1 else f"{kind} × {len(names)}", *cells), len(names))
+        for (status, kind, cells), names in groups.items()
+    ]
+
+
+def _diff_fields(diff: StructureDiff) -> Iterator[doc.Field]:
+    yield "before", _file_words(diff.before)
+    yield "after", _file_words(diff.after)
+    if diff.is_same:
+        yield "same", f"every node and every weight of {diff.same_modules} modules"
+        return
+    counts = Counter[str](module.status for module in diff.modules)
+    counted = [f"{count} {status}" for status in _STATUSES if (count := counts[status])]
+    yield "modules", ", ".join([*counted, f"{diff.same_modules} the same"])
+    if diff.operators:
+        yield "operators", _operator_words(diff.operators)
+    yield from (("interface", change) for change in diff.interface)
+    if diff.is_rewired:
+        yield "wiring", "nodes and weights of every module are as before, and read each other otherwise"
+    yield from doc.note_fields(diff.notes)
+
+
+def _file_words(file: ComparedFile) -> str:
+    return (
+        f"{file.path} · {file.nodes} nodes, {count_words(file.parameters)} parameters, "
+        f"{size_words(file.size_bytes)}, opset {file.opset}"
+    )
+
+
+def _cells(module: ChangedModule) -> tuple[doc.Cell, ...]:
+    attributes = f"attributes of {module.attributes_changed}" if module.attributes_changed else ""
+    operators = ", ".join(filter(None, [_operator_words(module.operators), attributes]))
+    nodes, (size_before, size_after) = module.nodes, module.size_bytes
+    nodes_words = str(nodes[1]) if nodes[0] == nodes[1] else f"{nodes[0]} → {nodes[1]}"
+    size: doc.Cell = ""
+    if size_before != size_after:
+        size = doc.Number(size_after - size_before, f"{size_words(size_before)} → {size_words(size_after)}")
+    statuses = Counter(weight.status for weight in module.weights)
+    weights = ", ".join(f"{count} {status}" for status, count in statuses.items())
+    return doc.Number(nodes[1], nodes_words), operators, weights, size
+
+
+def _operator_words(operators: Mapping[str, tuple[int, int]]) -> str:
+    words = [f"{name} {after - before:+d}" for name, (before, after) in operators.items()]
+    return first_words(words, DISPLAYED_OPERATORS, "others")
+
+
+def _weight_of_change(module: ChangedModule) -> int:
+    """Return how much changed, to put the largest change first: bytes of weights, then nodes."""
+    bytes_changed = sum(abs(after - before) for before, after in module.dtypes.values())
+    return bytes_changed + sum(abs(after - before) for before, after in module.operators.values()) + len(module.weights)

@@ -1,0 +1,62 @@
+"""What does ``winml diff`` do with a request? Compares the structure and the weights of two ONNX files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from winml.modelkit.errors import ModelPathError
+from winml.modelkit.fields import MODEL, OUTPUT, declare
+from winml.modelkit.report.plan import PlannedStep
+from winml.modelkit.verbs.answers import AnswerPlan, PageAnswerRequest, plan_answer
+
+if TYPE_CHECKING:
+    from winml.modelkit.compare.records import StructureDiff
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffRequest(PageAnswerRequest):
+    """What is requested of ``winml diff``."""
+
+    before: Path = declare(None, "ONNX file or build folder before the change.", MODEL, is_argument=True)
+    after: Path = declare(None, "ONNX file or build folder after the change.", MODEL, is_argument=True)
+    output: Path | None = declare(
+        None, "Also write the result to this file: JSON, or Markdown for .md.", OUTPUT, short="-o", is_common=True
+    )
+
+
+def plan_diff(request: DiffRequest) -> AnswerPlan[tuple[Path, Path]]:
+    """Return what would be compared. Nothing is written.
+
+    Raises:
+        ModelPathError: a folder has no ONNX file.
+        UsageError, OutputExistsError, WriteError: as :func:`winml.modelkit.verbs.answers.plan_answer` raises.
+    """
+    before, after = _found(request.before), _found(request.after)
+    step = PlannedStep("comparing", f"{before} and {after}, by module, without running them")
+    return plan_answer("diff", (before, after), request, reads=(before, after), steps=(step,))
+
+
+def run_diff(plan: AnswerPlan[tuple[Path, Path]]) -> StructureDiff:
+    """Recover what killed commands left, and compare.
+
+    Raises:
+        InputError: a file is no ONNX model, or its data is missing.
+    """
+    from winml.modelkit.compare.diff import diff_models
+
+    plan.recover()
+    return diff_models(*plan.subject)
+
+
+def _found(path: Path) -> Path:
+    """Return the file that a path means; the folder of a build means its model."""
+    from winml.modelkit.builds.found_models import onnx_file
+
+    if path.is_dir() and not any(path.glob("**/*.onnx")):
+        raise ModelPathError(
+            f"{path}: the folder contains no ONNX file",
+            hint="Specify an ONNX file or a build folder; export checkpoints first.",
+        )
+    return onnx_file(str(path)) or path  # what is no model at all is said by who reads it

@@ -1,0 +1,182 @@
+"""What is the quality of a file judged on? The same samples in every verb that tells it.
+
+A user's arrays or data set, or samples as the model gets them in use: sentences of the words of its tokenizer, pictures
+and recordings with natural spectra, made arrays by what lies beside the model. Where nothing lies there, random values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from winml.modelkit.arrays import Arrays
+from winml.modelkit.compare.fidelity import QualitySamples, QualitySource
+from winml.modelkit.compare.files import accepted_sizes
+from winml.modelkit.errors import UsageError, WinMLError
+from winml.modelkit.file_names import files_folder
+from winml.modelkit.onnx.files.placing import external_files
+from winml.modelkit.ort.decoding.inputs import DecoderRun, decoder_tokens
+from winml.modelkit.ort.graph_inputs import GraphInput, graph_inputs
+from winml.modelkit.ort.opened_model import RunOptions, Values, values_for, with_fitting_sizes
+from winml.modelkit.ort.sessions import Session
+from winml.modelkit.samples.data_sets import DataSetRequest, open_data_set
+from winml.modelkit.samples.generated_samples import decoding_samples, has_processors, made_values, with_fixed_sizes
+
+MOST_SAMPLES = 16
+"""Samples where no number is given. Chosen: the ends of the interval are none of single samples, in a second or two."""
+_FEWEST_SAMPLES = 2
+_RUNS_BETWEEN_SAMPLES = 7
+"""Chosen: so that samples are of several texts, and of different places in them."""
+_BYTES_OF_ALL_SAMPLES = 16_000_000_000
+"""Weights read by all samples together where no number is given. Chosen: a model of 1 GB is run on 16 samples, one of
+8 GB on 2."""
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """Which samples are asked for."""
+
+    run: RunOptions
+    """Sizes, the file of a user's arrays, and the seed."""
+    folder: Path | None = None
+    """Folder of what makes arrays of texts, pictures and recordings; None: there is none."""
+    data_set: DataSetRequest | None = None
+    count: int | None = None
+    """Samples, where they are made or drawn; None: :func:`default_samples`."""
+    tries_sizes: bool = False
+    """Whether sizes are tried of dimensions whose names say nothing; else they are refused."""
+    model: Path | None = None
+    """File of the reference, whose size decides how many samples are made."""
+
+    @property
+    def samples(self) -> int:
+        """Samples that are made or drawn."""
+        if self.count is not None:
+            return self.count
+        files = () if self.model is None else (self.model, *external_files(self.model))
+        return default_samples(sum(file.stat().st_size for file in files))
+
+    def read(self, session: Session) -> tuple[Sequence[Arrays], QualitySamples]:
+        """Return the samples alone, and what they are; as :func:`quality_values`."""
+        found = quality_values(session, self)
+        return [values.feeds for values in found.values], found.about
+
+
+@dataclass(frozen=True)
+class SampleValues:
+    """Samples as arrays."""
+
+    values: tuple[Values, ...]
+    """At least one."""
+    source: QualitySource
+    seed: int
+    note: str = ""
+    """Why they are random although a processor lies beside the model."""
+
+    @property
+    def about(self) -> QualitySamples:
+        """What is told of them beside a quality."""
+        return QualitySamples(self.source, len(self.values), self.seed, self.note)
+
+
+def default_samples(model_bytes: int) -> int:
+    """Return how many samples a file is judged on where nobody says; fewer where each takes long.
+
+    >>> default_samples(400_000_000), default_samples(28_000_000_000)
+    (16, 2)
+    """
+    return max(_FEWEST_SAMPLES, min(MOST_SAMPLES, _BYTES_OF_ALL_SAMPLES // max(model_bytes, 1)))
+
+
+def quality_values(session: Session, request: SampleRequest) -> SampleValues:
+    """Return the samples that a file is judged on.
+
+    Args:
+        session: The reference, opened: what is made has to run on it.
+        request: Which samples.
+
+    Raises:
+        UsageError: sizes or values do not fit the inputs of the graph.
+        InputError: a user's file or data set is damaged.
+    """
+    run, inputs = request.run, graph_inputs(session)
+    if run.input_data is not None:
+        return SampleValues((values_for(session, run),), "file", run.seed)
+    if request.data_set is not None:
+        assert request.folder is not None  # whoever asks for a data set has refused models without one
+        return SampleValues(
+            tuple(data_set_values(inputs, run.sizes, request.data_set, request.folder)), "dataset", run.seed
+        )
+    if run.decoding is None and (decoded := _decoded_values(inputs, request)) is not None:
+        return decoded
+    note = ""
+    if run.decoding is None and request.folder is not None and has_processors(inputs, request.folder):
+        try:
+            made = made_values(inputs, request.folder, request.samples, run)
+            session.run(made[0].feeds)
+            return SampleValues(made, "processor", run.seed)
+        except WinMLError as error:
+            note = (
+                f"Compared on random values, since the model cannot run on samples of its processor: {error.message}."
+            )
+    drawn = _random_values(session, request)
+    if note:
+        first = replace(drawn.values[0], notes=(*drawn.values[0].notes, note))
+        return replace(drawn, values=(first, *drawn.values[1:]), note=note)
+    return drawn
+
+
+def data_set_values(
+    inputs: Sequence[GraphInput], sizes: Mapping[str, int], request: DataSetRequest, folder: Path
+) -> list[Values]:
+    """Return the values of each sample of a data set, as what lies beside a model makes arrays of them.
+
+    Args:
+        inputs: What the models take.
+        sizes: Sizes of dynamic dimensions that samples are brought to; others are as each sample has them.
+        request: Which samples.
+        folder: Where what makes arrays of them lies.
+
+    Raises:
+        UsageError: no such data set, or it does not fit the models.
+        InputError: a file is damaged.
+    """
+    with open_data_set(request) as data_set:
+        from winml.modelkit.samples.sample_feeds import SampleFeeds
+
+        samples = SampleFeeds(data_set, folder)
+        draws = list(samples.read(with_fixed_sizes(inputs, sizes)))
+        return [Values(tuple(inputs), feeds, samples.notes if not number else ()) for number, feeds in enumerate(draws)]
+
+
+def _decoded_values(inputs: Sequence[GraphInput], request: SampleRequest) -> SampleValues | None:
+    """Return runs of a decoder whose cache has a fixed length, while it continues texts; None of another graph."""
+    run = request.run
+    is_fixed = any(item.cache for item in inputs) and decoder_tokens(inputs, run.sizes) is None
+    if not is_fixed or request.model is None:
+        return None
+    folder = request.folder or files_folder(request.model)
+    try:
+        feeds = [
+            *decoding_samples(request.model, folder, run.sizes, request.samples, run.seed, every=_RUNS_BETWEEN_SAMPLES)
+        ]
+    except WinMLError:
+        return None
+    source: QualitySource = "processor" if has_processors([i for i in inputs if not i.cache], folder) else "random"
+    return SampleValues(tuple(Values(tuple(inputs), values) for values in feeds), source, run.seed)
+
+
+def _random_values(session: Session, request: SampleRequest) -> SampleValues:
+    """Return random values; of a decoder with a cache, whole prompts: nobody feeds it a random cache."""
+    run, inputs = request.run, graph_inputs(session)
+    if run.decoding is None and (tokens := decoder_tokens(inputs, run.sizes)) is not None:
+        run = replace(run, decoding=DecoderRun(tokens, 0))
+    try:
+        run = with_fitting_sizes(session, run)
+    except UsageError:
+        if not request.tries_sizes:
+            raise
+        run = replace(run, sizes=accepted_sizes(session, run.sizes), decoding=None)
+    drawn = (values_for(session, replace(run, seed=run.seed + number)) for number in range(request.samples))
+    return SampleValues(tuple(drawn), "random", request.run.seed)

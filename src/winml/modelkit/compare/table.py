@@ -1,0 +1,275 @@
+"""How two models agree and which module diverges first; how well a model does its task; what it generated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from winml.modelkit.compare.fidelity import OutputFidelity
+from winml.modelkit.compare.records import (
+    ComparedModule,
+    ComparedOutput,
+    ModelComparison,
+)
+from winml.modelkit.compare.words import interval_words, nearness_words, samples_words
+from winml.modelkit.report import document as doc
+from winml.modelkit.tags import address
+from winml.modelkit.version import __version__
+from winml.modelkit.words import count_noun, decibel_words, percent_words
+
+DISPLAYED_BARS = 10
+"""Modules in a chart of bars. Chosen: it fits on a screen beside the numbers above it."""
+DISPLAYED_MODULES = 12
+"""Rows of the module table unless all are asked for. Chosen: the answer fits on a screen."""
+LEAST, MOST = 1e-8, 1.0
+"""Chosen: ends of the colour scale: below rounding of float32, and an error as large as the value."""
+
+_ERRORS = (
+    doc.Column("error", "error"),
+    doc.Column("SQNR dB", "decibels"),
+    doc.Column("cosine", "cosine"),
+    doc.Column("largest difference", "error", doc.Detail.PAGE),
+)
+
+
+def comparison_document(result: ModelComparison, *, depth: int | None = None) -> doc.Document:
+    """Describe a comparison; of several parts what is farthest off in all of them first, then each part by itself.
+
+    Args:
+        result: The comparison.
+        depth: Levels of the module tree. None: all.
+    """
+    parts = [doc.Section(name, comparison_document(part, depth=depth).blocks) for name, part in result.parts.items()]
+    return doc.Document(
+        [
+            doc.Fields(list(_fields(result))),
+            *parts,
+            *(_module_blocks(result, depth) if result.modules is not None else ()),
+            doc.Table(
+                doc.columns(("output", "name"), *_ERRORS, ("same top-1", "share"), "remark"),
+                list(map(_output_row, result.outputs)),
+                name="outputs",
+                heading="Outputs",
+                detail=doc.Detail.PAGE,
+            ),
+        ],
+        title=f"{Path(result.candidate).name} compared with {Path(result.reference).name}",
+        subject="error by module",
+        introduction="Both models were run on the same inputs. The own error of a module is the part of its relative "
+        "error that does not come from its inputs.",
+        figures=list(_figures(result)),
+    )
+
+
+def _figures(result: ModelComparison) -> Iterator[doc.Figure]:
+    worst = result.worst
+    fidelity, first = worst.fidelity, result.first_divergence
+    of_part = f" of {worst.part}" if worst.part else ""
+    where = f"{'output' if len(result.outputs) == 1 else 'worst output,'} {fidelity.name}{of_part}"
+    if fidelity.problem:
+        value = "not finite" if "finity" in fidelity.problem else "not comparable"
+        yield doc.Figure("outputs", value, f"{where}: {fidelity.problem}", "bad")
+    else:
+        meaning = f"{where}: power of the signal over that of the error; 20 dB more is a tenth of the error"
+        yield doc.Figure("SQNR", f"{decibel_words(fidelity.sqnr_db)} dB".replace("equal dB", "equal"), meaning)
+        meaning = "size of the error over the size of the reference"
+        if result.threshold is not None:
+            meaning += f"; {'within' if result.is_within else 'above'} the threshold of {result.threshold:g}"
+        tone: doc.Tone = "" if result.threshold is None else "good" if result.is_within else "bad"
+        yield doc.Figure("relative error", f"{fidelity.relative_error:.1e}", meaning, tone)
+    if worst.top1_agreement is not None:
+        meaning = "of the positions have their largest value at the same index"
+        yield doc.Figure("top-1 agreement", percent_words(worst.top1_agreement), meaning)
+    if first is not None:
+        own = first.own_error
+        error = f"{own:.1e}" if own is not None and math.isfinite(own) else "not finite"
+        meaning = f"own error of the first module that diverges: {first.identity.words}"
+        yield doc.Figure("first divergence", error, meaning, "bad")
+    elif result.modules is not None:
+        yield doc.Figure("first divergence", "none", _first_words(result))
+    if result.modules is not None:
+        compared = sum(module.fidelity is not None for module in result.modules)
+        is_all = compared == len(result.modules)
+        meaning = "every module" if is_all else "the others are fused, or have no value that both models compute"
+        yield doc.Figure("modules compared", f"{compared} of {len(result.modules)}", meaning)
+
+
+def _fields(result: ModelComparison) -> Iterator[doc.Field]:
+    yield "reference", result.reference
+    yield "candidate", result.candidate
+    yield "inputs", samples_words(result.samples)
+    if result.parts:
+        yield "worst", output_words(result.worst)
+    for output in result.outputs if not result.parts else ():
+        yield "output", output_words(output)
+    if result.threshold is not None:
+        yield "threshold", _threshold_words(result, result.threshold)
+    if result.modules is not None or result.first_divergence is not None:
+        yield "first", _first_words(result)
+    if result.modules is not None:
+        reasons = [module.reason for module in result.modules if module.fidelity is None]
+        for reason in dict.fromkeys(reasons):
+            yield "not compared", f"{count_noun(reasons.count(reason), 'module')}: {reason}"
+    yield "made by", f"winml {__version__}", doc.Detail.PAGE
+    yield from doc.note_fields(result.notes)
+
+
+def _threshold_words(result: ModelComparison, threshold: float) -> str:
+    """Return whether the relative error of every output is within the threshold, and how large the largest is."""
+    outputs = [output.fidelity for output in result.outputs]
+    largest = max(outputs, key=lambda output: math.inf if output.problem else output.relative_error)
+    problem, name = largest.problem, largest.name
+    error = problem or f"relative error {largest.relative_error:.1e}"
+    relation = "within" if result.is_within else "not within" if problem else "above"
+    verdict = "met" if result.is_within else "exceeded"
+    return f"{verdict}: {error} of {name} is {relation} {threshold:g}"
+
+
+def output_words(output: ComparedOutput) -> str:
+    """Return how near one output is."""
+    fidelity = output.fidelity
+    name = f"{fidelity.name} of {output.part}" if output.part else fidelity.name
+    if fidelity.problem:
+        return f"{name}: {fidelity.problem}"
+    if fidelity.equal_share is not None:
+        return f"{name}: {nearness_words(fidelity)}, largest difference {fidelity.max_abs_diff:g}"
+    words = (
+        f"{name}: relative error {fidelity.relative_error:.1e}, SQNR {fidelity.sqnr_db:.1f} dB"
+        f"{interval_words(fidelity)}, cosine {fidelity.cosine:.6f}, largest difference {fidelity.max_abs_diff:.1e}"
+    )
+    if output.top1_agreement is None:
+        return words
+    return f"{words}, top-1 agreement {100 * output.top1_agreement:.1f} %"
+
+
+def _first_words(result: ModelComparison) -> str:
+    """Return which module diverges first; where none does, how large the errors are that add up."""
+    first = result.first_divergence
+    if first is None or first.fidelity is None:
+        modules = result.modules or ()
+        largest = max(modules, key=lambda module: module.own_error or 0.0, default=None)
+        if largest is None or (largest.own_error or 0.0) <= result.tolerance:
+            return f"no module has an own error above the tolerance of {result.tolerance:g}"
+        words = f"{largest.own_error:.1e} in {largest.identity.words}"
+        return f"no single module diverges: the error builds up; largest own error {words}"
+    problem = f": {first.fidelity.problem}" if first.fidelity.problem else ""
+    return f"{first.identity.words} diverges first{problem} ({first.identity.tag})"
+
+
+def _module_blocks(result: ModelComparison, depth: int | None) -> Iterator[doc.Block]:
+    modules, first = result.modules_within(depth), result.first_divergence
+    compared = [module for module in modules if module.fidelity is not None]
+    wrong = [module for module in compared if module.own_error or (module.fidelity and module.fidelity.problem)]
+    worst = sorted(wrong, key=lambda module: -(module.own_error or 0.0))[:DISPLAYED_MODULES]
+    places = {id(module): number for number, module in enumerate(compared)}
+    brief = list(dict.fromkeys(places[id(module)] for module in (*worst, first) if id(module) in places))
+    outline = "" if first is None else "; ▶ and an outline mark the first module that diverges"
+    yield doc.Boxes(
+        list(_boxes(modules, first)),
+        heading=f"Own error by module{outline}",
+        size_title="number of modules",
+        size_unit="modules",
+        shades=doc.Shades("own error", LEAST, MOST, is_logarithmic=True),
+    )
+    erring = sorted(
+        (module for module in compared if module.own_error is not None and math.isfinite(module.own_error)),
+        key=lambda module: -(module.own_error or 0.0),
+    )
+    yield doc.Bars(
+        [
+            doc.Bar(
+                module.identity.words,
+                module.own_error or 0.0,
+                f"{module.own_error:.1e}",
+                f"{module.identity.class_name}{', first to diverge' if module is first else ''}",
+            )
+            for module in erring[:DISPLAYED_BARS]
+            if module.own_error
+        ],
+        heading="Modules with the largest own error",
+        caption="part of the relative error that the inputs do not explain",
+    )
+    names = (doc.Column("module", "name"), doc.Column("class", detail=doc.Detail.PAGE))
+    error, *others = _ERRORS
+    numbers = (doc.Column("own error", "error"), error, doc.Column("input error", "error"), *others)
+    yield doc.Table(
+        doc.columns(*names, *numbers, "remark"),
+        [_module_row(module, is_first=module is first) for module in compared],
+        name="modules",
+        heading="Modules, in the order they are computed",
+        brief=brief,
+        rest=f"{len(brief)} of {len(modules)} modules are listed, those with the largest own error; --verbose lists "
+        "all, in the order they are computed, and why others are not compared",
+        is_searched=True,
+    )
+    yield doc.Table(
+        doc.columns(*names, "reason"),
+        [
+            (module.identity.words, module.identity.class_name, module.reason)
+            for module in modules
+            if module.fidelity is None
+        ],
+        name="missing",
+        heading="Modules that are not compared",
+        detail=doc.Detail.VERBOSE,
+    )
+
+
+def _module_row(module: ComparedModule, *, is_first: bool) -> list[doc.Cell]:
+    error, *others = _error_cells(module.fidelity)
+    own_error = None if error is None else module.own_error
+    numbers = (own_error, error, module.input_error, *others)
+    return [module.identity.words, module.identity.class_name, *numbers, _remark(module, is_first=is_first)]
+
+
+def _error_cells(fidelity: OutputFidelity | None) -> tuple[float | None, ...]:
+    """Return the cells of the columns :data:`_ERRORS`."""
+    if fidelity is None or fidelity.problem:
+        return (None,) * len(_ERRORS)
+    return fidelity.relative_error, fidelity.sqnr_db, fidelity.cosine, fidelity.max_abs_diff
+
+
+def _remark(module: ComparedModule, *, is_first: bool) -> str:
+    problem = module.fidelity.problem if module.fidelity is not None else module.reason
+    marks = ("first to diverge" if is_first else "", "own nodes unchanged" if module.is_unchanged else "", problem)
+    return ", ".join(filter(None, marks))
+
+
+def _output_row(output: ComparedOutput) -> list[doc.Cell]:
+    fidelity = output.fidelity
+    return [fidelity.name, *_error_cells(fidelity), output.top1_agreement, fidelity.problem]
+
+
+def _boxes(modules: Sequence[ComparedModule], first: ComparedModule | None) -> Iterator[doc.Box]:
+    """Yield a box for each module, dark where its own error is large; calls share a box."""
+
+    def size(module: ComparedModule) -> float:
+        return -1.0 if module.own_error is None else module.own_error
+
+    worst: dict[str, ComparedModule] = {}
+    for module in modules:
+        known = worst.get(module.identity.tag)
+        if known is None or module is first or (known is not first and size(module) > size(known)):
+            worst[module.identity.tag] = module
+    for tag in sorted(worst, key=address.depth):
+        module = worst[tag]
+        is_first = first is not None and tag == first.identity.tag
+        words = _box_words(module)
+        yield doc.Box(
+            key=tag,
+            parent=address.nearest_ancestor(tag, worst),
+            label=address.last_segment(tag),
+            size=1,
+            shade=math.nan if module.own_error is None else module.own_error,
+            words=words,
+            lines=(module.identity.words, f"own error {words}", _remark(module, is_first=is_first)),
+            is_marked=is_first,
+            kind=module.identity.class_name,
+        )
+
+
+def _box_words(module: ComparedModule) -> str:
+    if module.fidelity is not None and module.fidelity.problem:
+        return "not finite" if "finity" in module.fidelity.problem else module.fidelity.problem
+    return "–" if module.own_error is None else f"{module.own_error:.1e}"

@@ -1,0 +1,197 @@
+"""What does ``winml compare`` do with a request? Runs two models on the same values, and compares their outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.evaluate.declared_options import (
+    DataSetFields,
+    data_set_files,
+    requested_samples,
+)
+from winml.modelkit.fields import DATASET, INPUTS, MODEL, OUTPUT, SIZES, declare, fields_of
+from winml.modelkit.file_names import ONLY_PART
+from winml.modelkit.report.plan import PlannedStep
+from winml.modelkit.verbs.answers import AnswerPlan, ModuleAnswerRequest, plan_answer
+from winml.modelkit.verbs.file_to_file import read_sizes
+
+if TYPE_CHECKING:
+    from winml.modelkit.builds.compared_models import FoundPairs
+    from winml.modelkit.compare.records import ModelComparison
+
+MOST_SAMPLES = 16
+"""Samples of a dataset without --samples. Chosen: as many as a quantized file is compared on."""
+_COMPARISON = "Comparison"
+_ONLY_BY_MODULE = ("depth", "report", "node_data")
+_OF_ONE_GRAPH = ("dataset", "input_data", "names", "step")
+"""What one graph is fed."""
+
+
+def _read_names(pairs: tuple[str, ...]) -> dict[str, str]:
+    named = {}
+    for text in pairs:
+        left, sign, right = text.partition("=")
+        if not (left and sign and right):
+            raise UsageError(
+                f"--map {text}: expected two names, reference=candidate", hint="Such as --map ids=input_ids."
+            )
+        named[left] = right
+    return named
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareRequest(ModuleAnswerRequest, DataSetFields):
+    """What is requested of ``winml compare``."""
+
+    reference: str = declare(
+        None, "Reference: an ONNX file, a build folder, a checkpoint or a Hub id.", MODEL, is_argument=True
+    )
+    candidate: str = declare(None, "Model to compare with it.", MODEL, is_argument=True)
+    submodel: tuple[str, ...] = declare((), "Compare only this part of a folder.", MODEL, metavar="PART")
+    by_module: bool = declare(
+        False, "Compare every module, and report the first one whose outputs diverge.", _COMPARISON, is_common=True
+    )
+    depth: int | None = declare(
+        None,
+        "Levels of the module tree to show, with `--by-module`.",
+        OUTPUT,
+        minimum=1,
+        default_words="all",
+        is_common=True,
+    )
+    threshold: float | None = declare(
+        None,
+        "Maximum relative error of an output. If it is exceeded, the exit code is 3.",
+        _COMPARISON,
+        minimum=0,
+        default_words="unlimited",
+        is_common=True,
+    )
+    input_data: Path | None = declare(
+        None,
+        "Inputs to run on: an .npz file with one array per input, or a folder of such files.",
+        INPUTS,
+        metavar="FILE",
+        default_words="random values",
+        is_common=True,
+    )
+    sizes: dict[str, int] = declare(
+        {},
+        'Sizes of dynamic dimensions by name or input:axis, such as {"batch_size": 4}: a file or JSON text.',
+        SIZES,
+        spelling="--shape-config",
+        metavar="JSON",
+        read=read_sizes,
+        is_common=True,
+    )
+    dataset: str | None = declare(
+        None,
+        "Dataset to run on, instead of random values: a file, a folder, or a name on the Hub.",
+        DATASET,
+        metavar="DATA",
+        is_common=True,
+    )
+    samples: int | None = declare(
+        None,
+        "Number of samples. They come from the dataset, or are generated for the processor of the model, or random.",
+        DATASET,
+        minimum=1,
+        default_words="16, fewer for large models",
+        is_common=True,
+    )
+    step: int | None = declare(
+        None,
+        "Decoders: compare at token N of the text that REFERENCE generates greedily; 0 is the prompt.",
+        _COMPARISON,
+        minimum=0,
+        metavar="N",
+    )
+    seed: int = declare(0, "Seed of random inputs.", INPUTS)
+    names: dict[str, str] = declare(
+        {},
+        "Input or output A of REFERENCE corresponds to B of CANDIDATE.",
+        INPUTS,
+        spelling="--map",
+        metavar="A=B",
+        is_repeatable=True,
+        read=_read_names,
+    )
+
+
+def plan_comparison(request: CompareRequest) -> AnswerPlan[FoundPairs]:
+    """Return what would be compared with what. Nothing is written, and no model is loaded.
+
+    Raises:
+        UsageError: a name means nothing that can be used, or options do not go together.
+        InputError: a file of a folder is damaged.
+        OutputExistsError, WriteError: as :func:`winml.modelkit.verbs.answers.plan_answer` raises.
+    """
+    from winml.modelkit.builds.compared_models import found_pairs
+    from winml.modelkit.compare.refusals import value_files
+
+    stated = {field.name: field.flag for field in fields_of(CompareRequest) if _is_stated(request, field.name)}
+    for name in _ONLY_BY_MODULE:
+        if name in stated and not request.by_module:
+            raise UsageError(f"{stated[name]} shows modules", hint=f"Add --by-module, or omit {stated[name]}.")
+    found = found_pairs(request.reference, request.candidate, request.submodel)
+    if request.node_data and not found.files:
+        raise UsageError("--node-data requires an ONNX file, and both models are PyTorch models", hint="Omit it.")
+    found.refuse_values([stated[name] for name in _OF_ONE_GRAPH if name in stated])
+    data_set = requested_samples(request, most=MOST_SAMPLES, seed=request.seed)
+    if data_set is not None and request.input_data is not None:
+        raise UsageError("--dataset and --input-data cannot be combined", hint="Use one of them.")
+    if request.input_data and request.samples is not None:
+        raise UsageError(
+            f"--samples {request.samples}: --input-data {request.input_data} already determines the samples",
+            hint="Pass one of them. If it is a folder, every .npz file is read.",
+        )
+    values = value_files(request.input_data) if request.input_data else data_set_files(request)
+    what = f"{request.candidate} with {request.reference}{', module by module' if request.by_module else ''}"
+    return plan_answer(
+        "compare",
+        found,
+        request,
+        reads=(*_files_of(found), *values),
+        steps=[PlannedStep("comparing", what if part == ONLY_PART else f"{part} of {what}") for part in found.parts],
+        parts=list(found.parts),
+    )
+
+
+def run_comparison(plan: AnswerPlan[FoundPairs], request: CompareRequest) -> ModelComparison:
+    """Recover what killed commands left, and compare.
+
+    Raises:
+        WinMLError: as :func:`winml.modelkit.builds.compared_models.compare_models` raises.
+    """
+    plan.recover()
+    from winml.modelkit.compare.comparing import CompareOptions
+    from winml.modelkit.ort.opened_model import RunOptions
+
+    run = RunOptions(request.candidate, sizes=request.sizes, input_data=request.input_data, seed=request.seed)
+    return plan.subject.compare(
+        CompareOptions(
+            run,
+            by_module=request.by_module,
+            threshold=request.threshold,
+            draws=request.samples,
+            step=request.step,
+            data_set=requested_samples(request, most=MOST_SAMPLES, seed=request.seed),
+            names=request.names,
+        )
+    )
+
+
+def _is_stated(request: CompareRequest, name: str) -> bool:
+    return getattr(request, name) not in (None, (), {})
+
+
+def _files_of(found: FoundPairs) -> Iterator[Path]:
+    from winml.modelkit.models.request import resolve_source
+    from winml.modelkit.onnx.files.output_files import files_of_model
+
+    for side in (side for pair in found.parts.values() for side in pair):
+        yield from files_of_model(side) if isinstance(side, Path) else resolve_source(side).files

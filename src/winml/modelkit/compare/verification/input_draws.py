@@ -1,0 +1,241 @@
+"""Draws the inputs a part is traced with and compared on: example inputs first, then seeded random ones.
+
+Which values make sense is not always known beforehand. So what the model refuses, or answers with NaN, is drawn in
+other ways: masks the other way round, rows of integers as lengths, floats as the traced ones, or not at all. What was
+learned holds for every later draw.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from winml.modelkit.arrays import Arrays
+from winml.modelkit.compare.verification.varied_sizes import Draw
+from winml.modelkit.errors import ExportError
+from winml.modelkit.models.parts import ModelPart
+from winml.modelkit.models.tensors import to_torch
+from winml.modelkit.onnx.specs import InputTensorSpec
+from winml.modelkit.ort.feeds import FeedRules, hiding_value, is_mask, make_feeds
+
+Tensors = Mapping[str, torch.Tensor]
+
+_MOST_MASKS = 3
+"""Chosen: with more, only all of them together are turned round; each may else be by itself."""
+_MOST_AXES = 3
+"""Chosen: rows are counted along one of the first axes after the batch, or the last."""
+
+
+@dataclass(frozen=True)
+class _Learned:
+    """What the model was found to take."""
+
+    rules: FeedRules = field(default_factory=FeedRules)
+    as_traced: frozenset[str] = frozenset()
+    """Floats that are drawn between the smallest and the largest traced value."""
+    kept: frozenset[str] = frozenset()
+    """Inputs that keep their traced values."""
+
+
+@dataclass
+class InputDraws:
+    """All inputs drawn for one part, and what was learned about them."""
+
+    part: ModelPart
+    seed: int
+    traced: Tensors | None = None
+    """What was traced, once that is known."""
+    notes: list[str] = field(default_factory=list)
+    """What was learned, one sentence each."""
+    learned: _Learned = field(default_factory=_Learned)
+
+    def draw(
+        self, number: int, sizes: Mapping[str, int] | None = None, *, with_padding: bool = True
+    ) -> dict[str, torch.Tensor]:
+        """Return one set of inputs, on the device of the model.
+
+        Args:
+            number: Which set, from 1; the first is the user's example where there is one.
+            sizes: Size of every dynamic dimension; None: as traced.
+            with_padding: Whether random masks hide something.
+        """
+        part = self.part
+        if self.is_example(number):
+            tensors = dict(part.example or {})
+        else:
+            feeds = make_feeds(
+                [self._drawn_spec(spec) for spec in part.inputs],
+                seed=self.seed + number,
+                sizes=sizes or part.trace_sizes,
+                with_padding=with_padding,
+                rules=self.learned.rules,
+            )
+            tensors = {name: to_torch(value) for name, value in feeds.items()}
+        for name in self.learned.kept:
+            if self.traced is not None and self.traced[name].shape == tensors[name].shape:
+                tensors[name] = self.traced[name]
+        device = next((parameter.device for parameter in part.model.parameters()), torch.device("cpu"))
+        return {spec.name: tensors[spec.name].to(device) for spec in part.inputs}
+
+    def is_example(self, number: int) -> bool:
+        """Say whether this set is the user's own."""
+        return number == 1 and self.part.example is not None
+
+    def hides(self, inputs: Tensors) -> bool:
+        """Say whether some mask among these inputs hides something."""
+        rules = self.learned.rules
+        masks = [spec for spec in self.part.inputs if is_mask(spec, rules)]
+        return any(bool((inputs[spec.name] == hiding_value(spec, rules)).any()) for spec in masks)
+
+    def accepted(self, make: Callable[[InputDraws], Tensors], run: Callable[[Tensors], Draw]) -> Draw:
+        """Return a draw that the model takes and answers with numbers, drawn in another way where it must be.
+
+        Args:
+            make: Draws the inputs, by what was learned.
+            run: Runs the model; raises ExportError where it refuses.
+
+        Raises:
+            ExportError: the model refuses whatever is drawn.
+        """
+        tensors = make(self)
+        refusal, first = None, None
+        try:
+            first = run(tensors)
+        except ExportError as error:
+            refusal = error
+        else:
+            if not holds_nan(first.reference):
+                return first
+        for learned in self._other_ways(tensors, refusal):
+            other = replace(self, learned=learned)
+            other_tensors = make(other)
+            if _are_equal(tensors, other_tensors):
+                continue
+            try:
+                draw = run(other_tensors)
+            except ExportError:
+                continue
+            if not holds_nan(draw.reference):
+                self._learn(learned, refusal)
+                return draw
+        if first is not None:
+            return first
+        assert refusal is not None  # the model answered, or did not
+        raise self._drawn_refusal(refusal, tensors)
+
+    def other_masks(self, make: Callable[[InputDraws], Tensors]) -> Iterator[tuple[Tensors, Callable[[], None]]]:
+        """Yield what is drawn with some masks the other way round, and what makes this the way to draw from now on.
+
+        For files that answer NaN to a draw that PyTorch answers with numbers.
+        """
+        rules = self.learned.rules
+        for turned in self._turned_masks():
+            learned = replace(self.learned, rules=replace(rules, masks={**rules.masks, **turned}))
+            yield make(replace(self, learned=learned)), partial(self._learn, learned, None, "the file")
+
+    def _drawn_spec(self, spec: InputTensorSpec) -> InputTensorSpec:
+        """Return a specification with the range in which its values are drawn."""
+        if self.traced is None or spec.name not in self.learned.as_traced:
+            return spec
+        values = self.traced[spec.name].double()
+        return spec.model_copy(update={"value_range": (float(values.min()), float(values.max()))})
+
+    def _other_ways(self, tensors: Tensors, refusal: ExportError | None) -> Iterator[_Learned]:
+        """Yield ways to draw that were not tried yet, those that keep the least first."""
+        traced = self.traced
+        is_traced_size = traced is None or all(traced[name].shape == value.shape for name, value in tensors.items())
+        masks = list(self._turned_masks()) if is_traced_size or refusal is None else []
+        lengths = list(self._length_axes(tensors)) if is_traced_size or refusal is not None else []
+        rules = self.learned.rules
+        for turned, axes in itertools.product([{}, *masks], [{}, *lengths]):
+            if turned or axes:
+                both = FeedRules({**rules.masks, **turned}, {**rules.length_axes, **axes})
+                yield replace(self.learned, rules=both)
+        if traced is None or not is_traced_size:
+            return
+        floats = frozenset(name for name, value in traced.items() if value.is_floating_point())
+        others = [name for name in traced if name not in floats]
+        ways = [frozenset({name}) for name in others] + ([frozenset(others)] if len(others) > 1 else [])
+        yield replace(self.learned, as_traced=floats)
+        for retained in ways:
+            yield replace(self.learned, kept=self.learned.kept | retained)
+        for retained in ways:
+            yield replace(self.learned, kept=self.learned.kept | retained, as_traced=floats)
+
+    def _turned_masks(self) -> Iterator[dict[str, int]]:
+        """Yield masks that hide with the other value than their name says, as many together as may be."""
+        rules = self.learned.rules
+        turned = {
+            # Flags that are not named as a mask are drawn at random first.
+            spec.name: 1 - hiding_value(spec)
+            for spec in self.part.inputs
+            if spec.name not in rules.masks and (is_mask(spec) or spec.dtype == "bool") and spec.shape
+        }
+        counts = range(len(turned), 0, -1) if len(turned) <= _MOST_MASKS else [len(turned)]
+        for count in counts:
+            for names in itertools.combinations(turned, count):
+                yield {name: turned[name] for name in names}
+
+    def _length_axes(self, tensors: Tensors) -> Iterator[dict[str, int]]:
+        """Yield axes along which rows of integers may count the length of each row of the others."""
+        names = [
+            name
+            for name, value in tensors.items()
+            if value.dim() == 1 and not value.is_floating_point() and value.dtype != torch.bool
+        ]
+        rows = {tensors[name].shape[0] for name in names}
+        sizes = [value.shape for value in tensors.values() if value.dim() > 1 and value.shape[0] in rows]
+        axes = range(1, max((len(shape) for shape in sizes), default=1))
+        for axis in list(axes)[:_MOST_AXES]:
+            yield dict.fromkeys(names, axis)
+
+    def _learn(self, learned: _Learned, refusal: ExportError | None, who: str = "PyTorch") -> None:
+        """Draw in this way from now on, and note it."""
+        before, self.learned = self.learned, learned
+        why = f"{who} returns NaN for others" if refusal is None else f"PyTorch rejects others ({_cause(refusal)})"
+        for name in learned.rules.masks.keys() - before.rules.masks.keys():
+            hiding = "ones" if learned.rules.masks[name] else "zeros"
+            self.notes.append(f"Input {name} is drawn as a mask in which {hiding} hide tokens: {why}.")
+        for name in learned.rules.length_axes.keys() - before.rules.length_axes.keys():
+            axis = learned.rules.length_axes[name]
+            self.notes.append(f"Input {name} is drawn as lengths along axis {axis}, the first row in full: {why}.")
+        for name in sorted(learned.as_traced - before.as_traced):
+            self.notes.append(f"Input {name} is drawn between its smallest and largest traced value: {why}.")
+        for name in sorted(learned.kept - before.kept):
+            self.notes.append(f"Input {name} has its traced values in every random input: {why}.")
+
+    def _drawn_refusal(self, refusal: ExportError, tensors: Tensors) -> ExportError:
+        """Return the refusal, told as one of values that nobody but us chose, where they are ours."""
+        if self.is_example(1) and self.traced is None:
+            return refusal
+        integers = [name for name, value in tensors.items() if not value.is_floating_point()]
+        own = f", above all for {' and '.join(integers)}" if integers else ""
+        notes = "\n".join(line for line in refusal.hint.splitlines() if line.startswith("Note: "))
+        refusal.message = f"{refusal.message} (random values, chosen by winml)"
+        refusal.hint = (
+            f"Shapes and values were chosen automatically. Specify valid values{own}: value_range in --input-specs, or "
+            "example values (example_inputs() beside a factory, inputs= in Python). For shapes: --shape-config.\n"
+            f"{notes}"
+        ).rstrip()
+        return refusal
+
+
+def holds_nan(outputs: Arrays) -> bool:
+    """Say whether some output holds NaN."""
+    return any(bool(np.isnan(value).any()) for value in outputs.values() if value.dtype.kind not in "biu")
+
+
+def _are_equal(first: Tensors, second: Tensors) -> bool:
+    return all(value.shape == second[name].shape and torch.equal(value, second[name]) for name, value in first.items())
+
+
+def _cause(refusal: ExportError) -> str:
+    """Return what PyTorch said, without what it was given."""
+    cause = refusal.__cause__
+    words = f"{type(cause).__name__}: {cause}" if cause is not None else refusal.message
+    return words.strip().splitlines()[0][:120]

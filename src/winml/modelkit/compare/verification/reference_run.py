@@ -1,0 +1,299 @@
+"""Runs a part of a model in PyTorch, prepared as it is for the export.
+
+A model whose parameters hold no values computes shapes and dtypes only: enough to record which modules run and what
+comes out. For the values, the same model is loaded with its weights. Knows nothing of graphs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.func import functional_call
+
+from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.errors import ExportError, first_line
+from winml.modelkit.models.inputs.shape_run import REFUSALS
+from winml.modelkit.models.parts import ModelPart
+from winml.modelkit.models.preparation import FlatForward, prepared_for_export
+from winml.modelkit.models.state_restoration import unchanged_attributes
+from winml.modelkit.models.tensors import to_numpy
+from winml.modelkit.onnx.files.writing import INLINE_LIMIT_BYTES
+from winml.modelkit.tags.torch_modules import module_of_error
+from winml.modelkit.words import shape_words, size_words
+
+
+@dataclass(frozen=True)
+class PreparedPart:
+    """A part whose model is ready to be traced: it takes and returns tensors only."""
+
+    part: ModelPart
+    forward: FlatForward
+    """What the forward of ``part.model`` was replaced by."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The whole model; calling it runs the part."""
+        return self.part.model
+
+
+@contextmanager
+def prepared_part(part: ModelPart) -> Iterator[PreparedPart]:
+    """Prepare the model of a part for the time of the block; in place, undone at the end.
+
+    Raises:
+        ExportError: a module is scripted, which no exporter can look into.
+    """
+    names = [spec.name for spec in part.inputs]
+    with prepared_for_export(
+        part.model, names, part.forward_kwargs, path=part.path, entry=part.entry, arguments=part.arguments
+    ) as forward:
+        yield PreparedPart(part, forward)
+
+
+def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor], *, keeps_state: bool = False) -> Arrays:
+    """Run the prepared part and return its outputs by name; of a model without values, arrays that take no memory.
+
+    Args:
+        prepared: The part.
+        tensors: Inputs by name.
+        keeps_state: Leave on the modules what the forward wrote there; else they are put back as they were.
+
+    Raises:
+        ExportError: the module refuses the inputs; names the module in which it failed.
+    """
+    part, model = prepared.part, prepared.model
+    try:
+        # A forward may write into its inputs; the next to read them needs them as they were.
+        with unchanged_attributes(model) as state, _as_exported(model), conditions_as_python():
+            outputs = model(*copies_for(model, tensors).values())
+            # What is put back must not change what was answered.
+            outputs = [value.clone() if state.holds(value) else value for value in outputs]
+            if keeps_state:
+                state.keep()
+    except ExportError:
+        raise
+    except Exception as error:
+        path = module_of_error(error, model)
+        passed = ", ".join(f"{spec.name} {shape_words(spec.dtype, tensors[spec.name].shape)}" for spec in part.inputs)
+        raise ExportError(
+            f"the model failed on {passed}, in module {path or '(the root)'}: "
+            f"{type(error).__name__}: {first_line(error)}",
+            # Most notes of the loading say how inputs were decided.
+            hint=" ".join(
+                [
+                    "Set valid shapes with --shape-config, or all inputs with --input-specs.",
+                    *(f"Note: {note.removesuffix('.')}." for note in part.notes),
+                ]
+            ),
+            module=path,
+        ) from error
+    return _named_arrays(prepared, outputs)
+
+
+def run_for_shapes(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -> Arrays:
+    """Run the prepared part where only shapes and dtypes are asked for; with values where its parameters have some.
+
+    On the ``meta`` device a model without values runs in a third of the time. Not every model does: tensors that its
+    forward makes on the CPU do not go with others.
+
+    Raises:
+        ExportError: the module refuses the inputs; names the module in which it failed.
+    """
+    model = prepared.model
+    if _fake_mode(model) is None:
+        return run_reference(prepared, tensors)
+    without_storage = {
+        name: torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        for name, value in (*model.named_parameters(), *model.named_buffers())
+    }
+    inputs = tuple(tensor.to("meta") for tensor in tensors.values())
+    try:
+        with unchanged_attributes(model), _as_exported(model), conditions_as_python():
+            outputs = functional_call(model, without_storage, inputs)
+    except REFUSALS:
+        return run_reference(prepared, tensors)
+    return _named_arrays(prepared, outputs)
+
+
+def run_in_float64(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -> Arrays | None:
+    """Run the prepared part with weights and inputs in float64; `None` if its forward does not run so.
+
+    Args:
+        prepared: The part, with values.
+        tensors: Inputs by name.
+    """
+    model = prepared.model
+    widened = {name: _widened(value) for name, value in (*model.named_parameters(), *model.named_buffers())}
+    inputs = tuple(_widened(value) for value in copies_for(model, tensors).values())
+    try:
+        with unchanged_attributes(model), conditions_as_python():
+            outputs = functional_call(model, widened, inputs)
+    except REFUSALS:
+        return None
+    return _named_arrays(prepared, outputs)
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().double() if tensor.is_floating_point() else tensor
+
+
+def copies_for(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a copy of each input, without values where the model's parameters have none."""
+    mode = _fake_mode(model)
+    if mode is None:
+        return {name: tensor.clone() for name, tensor in tensors.items()}
+    return {name: mode.from_tensor(tensor, static_shapes=True) for name, tensor in tensors.items()}
+
+
+def dtypes_inside(model: nn.Module, outputs: Arrays) -> tuple[str, ...]:
+    """Return the dtypes of a model's parameters and outputs: what it computes in."""
+    parameters = (str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters())
+    return tuple(dict.fromkeys([*parameters, *(str(value.dtype) for value in outputs.values())]))
+
+
+@contextmanager
+def with_values(prepared: PreparedPart) -> Iterator[PreparedPart]:
+    """Yield the prepared part as it is where its parameters hold values, else the same one loaded with its weights."""
+    part = prepared.part
+    if part.stored is None or part.with_weights is None:
+        yield prepared
+        return
+    weighted_part = replace(part, model=part.with_weights(), stored=None, with_weights=None)
+    with prepared_part(weighted_part) as weighted:
+        weighted.forward.rename_outputs(prepared.forward.output_names)
+        yield weighted
+
+
+@contextmanager
+def with_drawn_weights(prepared: PreparedPart, seed: int) -> Iterator[PreparedPart]:
+    """Yield the prepared part with other weights, such that what it reads reaches what it answers.
+
+    Matrices and kernels keep the scale of what they are multiplied by, scales lie near one, biases near zero. The
+    weights of a model that holds values are put back at the end.
+
+    Args:
+        prepared: The part.
+        seed: Of what is drawn.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with with_values(prepared) as weighted, torch.no_grad():
+        own = {
+            name: value.clone()
+            for name, value in weighted.model.named_parameters()
+            if weighted is prepared and value.is_floating_point()
+        }
+        try:
+            for name, value in weighted.model.named_parameters():
+                if value.is_floating_point():
+                    value.copy_(_drawn_weight(name, tuple(value.shape), generator))
+            yield weighted
+        finally:
+            for name, value in weighted.model.named_parameters():
+                if name in own:
+                    value.copy_(own[name])
+
+
+def _drawn_weight(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    noise = torch.randn(shape, generator=generator)
+    if len(shape) > 1:
+        return noise / math.sqrt(max(math.prod(shape[1:]), 1))
+    return 0.1 * noise + (0 if name.endswith("bias") else 1)
+
+
+@contextmanager
+def _as_exported(model: nn.Module) -> Iterator[None]:
+    """Let a model without values go the way it goes under torch.export, which has none either; its log is not shown.
+
+    Forwards ask torch whether they are being exported, and leave out kernels that work with values only.
+    """
+    if _fake_mode(model) is None:
+        yield
+        return
+    # It and what it imports take long to import: by those who use it only.
+    from torch._export.utils import _compiling_state_context
+
+    from winml.modelkit.models.state_restoration import quiet_torch
+
+    with quiet_torch(), _compiling_state_context():
+        yield
+
+
+@contextmanager
+def conditions_as_python() -> Iterator[None]:
+    """Let ``torch.cond`` and its relatives call one branch after the other, for the time of the block.
+
+    Outside of an export torch compiles what they are given, which fails where modules have hooks.
+    """
+    compile_function = torch.compile
+    torch.compile = _uncompiled
+    try:
+        yield
+    finally:
+        torch.compile = compile_function
+
+
+def _uncompiled(model: object = None, **_options: object) -> Any:
+    """Return what ``torch.compile`` is given as it is; a decorator that does so where it is given options only."""
+    return model if model is not None else lambda function: function
+
+
+def _named_arrays(prepared: PreparedPart, outputs: Iterable[torch.Tensor]) -> Arrays:
+    return {name: _output_array(value) for name, value in zip(prepared.forward.output_names, outputs, strict=True)}
+
+
+def _output_array(tensor: torch.Tensor) -> Array:
+    if not isinstance(tensor, FakeTensor) and not tensor.is_meta:
+        return to_numpy(tensor)
+    dtype = to_numpy(torch.empty(0, dtype=tensor.dtype)).dtype
+    return np.broadcast_to(np.zeros((), dtype), tuple(tensor.shape))
+
+
+def _fake_mode(model: nn.Module) -> FakeTensorMode | None:
+    return next((tensor.fake_mode for tensor in model.parameters() if isinstance(tensor, FakeTensor)), None)
+
+
+_INSIDE_FACTOR = 2.25
+"""Measured on 1.92 GB of weights inside the file: ONNX Runtime holds the file and the weights as its kernels want them,
+4.2 GB with all else. PyTorch's copy is gone by then."""
+_OUTSIDE_FACTOR = 1.25
+"""Measured on 4.40 GB in a file of their own, which is mapped: 5.4 GB with all else, in PyTorch and in ONNX Runtime."""
+
+
+def verification_bytes(model: nn.Module) -> int:
+    """Return about how much memory it takes to compare a model with a file of it, all weights loaded.
+
+    PyTorch and ONNX Runtime hold them one after the other, those of bfloat16 as float32.
+    """
+    weights = sum(
+        parameter.numel() * (4 if parameter.dtype == torch.bfloat16 else parameter.element_size())
+        for parameter in model.parameters()
+    )
+    return int(weights * (_INSIDE_FACTOR if weights < INLINE_LIMIT_BYTES else _OUTSIDE_FACTOR))
+
+
+def refuse_verification_beyond_memory(model: nn.Module, available: int | None) -> None:
+    """Refuse to compare with PyTorch a model whose weights memory cannot hold.
+
+    Args:
+        model: The model; its parameters need no values.
+        available: Bytes of memory to be had; None where nobody knows.
+
+    Raises:
+        ExportError: they do not fit.
+    """
+    needed = verification_bytes(model)
+    if available is not None and needed > available:
+        raise ExportError(
+            f"comparing with PyTorch takes about {size_words(needed)} of memory for the weights, in PyTorch and then "
+            f"in ONNX Runtime, and {size_words(available)} are available",
+            hint="Use --no-verify: the export itself needs no memory for weights. Weights in safetensors are compared "
+            "piece by piece and need no such memory.",
+        )

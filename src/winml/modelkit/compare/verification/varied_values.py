@@ -1,0 +1,506 @@
+"""Verifies that the written file depends on the values of its inputs as PyTorch does, one input at a time.
+
+A trace turns a value that Python reads (``range(int(n))``, ``if flag``) into a constant of the graph, which random
+draws find by luck only. So numbers, flags and rows of integers get neighbouring values. Where Python read values,
+numbers get values far away, too, and floats both signs. What PyTorch itself refuses proves nothing and is told. Does
+not know how a graph is captured.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from winml.modelkit.arrays import Arrays
+from winml.modelkit.compare.outputs import CheckedValue, Rounding, compare_outputs
+from winml.modelkit.compare.verification.reference_run import PreparedPart, run_reference, with_values
+from winml.modelkit.compare.verification.value_reads import ValueReads, read_inputs
+from winml.modelkit.compare.verification.varied_sizes import Draw, WrittenGraph, axes_of, run_draw
+from winml.modelkit.errors import ExportError, VerificationError, first_line
+from winml.modelkit.models.parts import ModelPart
+from winml.modelkit.onnx.assumptions import Assumption, branch_taken, size_taken, values_taken
+from winml.modelkit.onnx.specs import InputTensorSpec
+from winml.modelkit.ort.feeds import FeedRules, holds_lengths, is_mask
+
+
+def settled_assumptions(written: WrittenGraph, reads: ValueReads) -> tuple[Assumption, ...]:
+    """Return what is assumed of other inputs, with lines of which a trace does not know, inputs and values.
+
+    A line that reads values of weights alone assumes nothing of the inputs; nor does one that reads sizes, where none
+    is left open.
+
+    Args:
+        written: The file, and what its trace took for granted.
+        reads: What PyTorch reads at the traced inputs.
+    """
+    known = {item.place for item in written.assumed}
+    unseen = (
+        (values_taken if read.takes_all else branch_taken)(place)
+        for place, read in reads.lines.items()
+        if read.is_unseen and read.inputs
+    )
+    settled = []
+    for item in (*written.assumed, *(item for item in unseen if item.place not in known)):
+        is_read = item.kind in ("branch", "value") and reads.has_run
+        if not is_read or item.file is None or item.line is None:
+            settled.append(item)
+            continue
+        place = (item.file, item.line)
+        read = reads.lines.get(place)
+        if read is not None and read.inputs:
+            settled.append(replace(item, input=", ".join(sorted(read.inputs)), value=item.value or read.value or None))
+        elif read is None and item.value is None and item.kind == "branch":
+            sizes = {size for axes in axes_of(written.inputs).values() for size in axes.values()}
+            settled += [size_taken(place, sizes=sizes)] if sizes else []
+        elif read is None:
+            settled.append(item)
+    return tuple(settled)
+
+
+Tensors = Mapping[str, torch.Tensor]
+
+_SMALL = 16
+"""Chosen: values of an example with so few elements may be sizes or counts, whatever its shape."""
+_LARGEST_COUNT = 1000
+"""Chosen: a whole number may be a count or a size, which costs as much to run as it says."""
+_REACH, _FACTOR = 8, 4
+"""Chosen: a bound is tried up to the larger of 8 and four times the traced value, since a forward may count to it."""
+_DISPLAYED_VALUES = 8
+_DISPLAYED_NAMES = 3
+_DISPLAYED_REFUSED = 2
+"""Values told that PyTorch refuses for one and the same reason."""
+_LARGE_FACTOR = 100
+"""Chosen: random floats reach 4 or so, what a forward compares them with may be 50."""
+_ZEROS, _ONES, _EQUAL = "only zeros", "only ones", "equal values"
+_DECIDING: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "no negative values": torch.abs,
+    "no positive values": lambda values: -values.abs(),
+    _ZEROS: torch.zeros_like,
+    _ONES: torch.ones_like,
+    f"{_LARGE_FACTOR} times the values": lambda values: _LARGE_FACTOR * values,
+}
+"""Chosen: what a forward may compare with, for floats that are read."""
+
+
+@dataclass(frozen=True)
+class Varied:
+    """One or more inputs with other values than the traced ones, and what PyTorch makes of it."""
+
+    names: tuple[str, ...]
+    words: str
+    """The values, for people."""
+    draw: Draw
+
+    @property
+    def inputs_words(self) -> str:
+        """The inputs, for people."""
+        return " and ".join(self.names if len(self.names) <= _DISPLAYED_NAMES else [self.names[0], "more inputs"])
+
+    @property
+    def are_ties(self) -> bool:
+        """Whether all of these values are equal, so that nothing but their order ranks them."""
+        return self.words in (_ZEROS, _ONES)
+
+
+@dataclass(frozen=True)
+class VariedValues:
+    """What PyTorch answers where single inputs have other values."""
+
+    varied: tuple[Varied, ...] = ()
+    refused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Input → values PyTorch refuses, each with the reason."""
+    reads: ValueReads = field(default_factory=ValueReads)
+    """What the forward reads in Python."""
+    far: Varied | None = None
+    """Floats far from 0, all inputs together."""
+
+
+def run_at_varied_values(
+    prepared: PreparedPart,
+    traced: Draw,
+    rules: FeedRules,
+    *,
+    reads_values: bool,
+    reads: ValueReads | None = None,
+) -> VariedValues:
+    """Run PyTorch on other values of each input that random draws may not vary, one input at a time.
+
+    Args:
+        prepared: The part, with values.
+        traced: What was traced.
+        rules: What was learned of the values that the part takes.
+        reads_values: Whether a line of the user's Python is known to have read values while it was traced. Then all
+            inputs are varied as those that Python reads are: numbers farther, floats to zeros, ones and both signs.
+        reads: What Python reads of the traced inputs; None: the part is run once more to find out.
+    """
+    varied: list[Varied] = []
+    refused: dict[str, tuple[str, ...]] = {}
+
+    def add(names: Sequence[str], words: str, changed: Tensors) -> bool:
+        output = _torch_output_at(prepared, traced, changed)
+        if isinstance(output, Draw):
+            varied.append(Varied(tuple(names), words, output))
+            return True
+        reported = refused.get(names[0], ())
+        if len(names) == 1 and sum(output in reason for reason in reported) < _DISPLAYED_REFUSED:
+            refused[names[0]] = (*reported, f"{words} ({output})")
+        return False
+
+    reads = reads or read_inputs(prepared, traced.inputs)
+    floats: list[InputTensorSpec] = []
+    for spec in prepared.part.inputs:
+        values, is_read = traced.inputs[spec.name], reads_values or spec.name in reads.deciding
+        for others in _other_values(spec, values, prepared.part, rules, is_read=is_read, reads_values=reads_values):
+            add([spec.name], value_words(others), {spec.name: others})
+        low, high = spec.value_range or (-1, 1)
+        if is_read and values.is_floating_point() and values.numel() > 1 and low < 0 < high:
+            floats.append(spec)
+    for words, change in _DECIDING.items():
+        changed = {spec.name: _inside(change(traced.inputs[spec.name]), spec) for spec in floats}
+        changed = {name: values for name, values in changed.items() if not torch.equal(values, traced.inputs[name])}
+        if changed and not add([*changed], words, changed) and len(changed) > 1:
+            for name, values in changed.items():
+                add([name], words, {name: values})
+    for first, second in itertools.combinations(sorted(reads.deciding), 2):
+        one, other = traced.inputs[first], traced.inputs[second]
+        if one.shape == other.shape and one.dtype == other.dtype and not torch.equal(one, other):
+            add([first, second], _EQUAL, {second: one})
+    # Of tensors of floats random draws vary the values; that a sign is refused is no news.
+    refused = {name: reasons for name, reasons in refused.items() if name not in {spec.name for spec in floats}}
+    return VariedValues(tuple(varied), refused, reads)
+
+
+def _torch_output_at(prepared: PreparedPart, traced: Draw, changed: Tensors) -> Draw | str:
+    """Return PyTorch's answer to the traced inputs with some changed; in words, why it has none to compare."""
+    tensors = {**traced.inputs, **changed}
+    try:
+        reference = run_reference(prepared, tensors)
+    except ExportError as error:
+        return f"{type(error.__cause__).__name__}: {first_line(error.__cause__ or error)}"[:120]
+    if not _are_finite(reference) and _are_finite(traced.reference):
+        return "it returns NaN or infinity"
+    if any(value.size == 0 for value in reference.values()):
+        return "it returns an empty tensor"
+    return Draw(tensors, reference, traced.sizes)
+
+
+def _are_finite(outputs: Arrays) -> bool:
+    return all(bool(np.isfinite(value).all()) for value in outputs.values())
+
+
+def _other_values(
+    spec: InputTensorSpec,
+    traced: torch.Tensor,
+    part: ModelPart,
+    rules: FeedRules,
+    *,
+    is_read: bool,
+    reads_values: bool,
+) -> list[torch.Tensor]:
+    """Return values near the traced ones and at the bounds of their range, none equal to the traced ones.
+
+    Of tensors that random draws vary for certain, none: those of floats with several values, and those of many
+    integers. Of an input that Python reads, there are more; below zero where a trace is known to hold what was read.
+    """
+    is_of_lengths = spec.value_range is None and holds_lengths(spec, rules)
+    if traced.numel() == 0:
+        return []
+    if spec.grid is not None:
+        # Pictures of as many patches, in rows of another length.
+        turned = torch.cat([traced[:, :1], traced[:, 1:].flip(1)], dim=1)
+        return [] if torch.equal(turned, traced) else [turned]
+    low, high = (1, float(traced.max())) if is_of_lengths else _bounds(spec, traced, part, reads_values=reads_values)
+    if not part.are_ranges_examples and is_mask(spec, rules) and traced.dim() > 1:
+        # Drawn in both ways; one that hides everything proves nothing.
+        return []
+    if low >= high or not _may_be_constant(traced, part, reads_values=is_read):
+        return []
+    if traced.dtype == torch.bool:
+        candidates = [~traced, *_single_flips(traced)]
+    elif traced.is_floating_point():
+        numbers = (-traced, torch.zeros_like(traced), traced + 1, *(_far(traced) if is_read else ()))
+        candidates = [_clamped(value, low, high) for value in numbers]
+    else:
+        candidates = [_clamped(values, low, high) for values in _neighbours(traced.long())]
+        if is_read and traced.numel() <= _SMALL:
+            candidates += [_clamped(values, low, high) for values in _far(traced.long())]
+        if not part.are_ranges_examples and not is_of_lengths:
+            reach = max(_REACH, _FACTOR * int(traced.long().abs().max()))
+            bounds = (max(low, -reach), min(high, reach))
+            candidates += [_clamped(torch.full_like(traced.long(), int(bound)), low, high) for bound in bounds]
+    distinct: list[torch.Tensor] = []
+    for values in (values.to(traced.dtype) for values in candidates):
+        if not any(torch.equal(values, known) for known in (traced, *distinct)):
+            distinct.append(values)
+    return distinct
+
+
+def _neighbours(traced: torch.Tensor) -> Iterator[torch.Tensor]:
+    yield traced + 1
+    yield traced - 1
+    if traced.numel() == 1:
+        # A flag may be a mode: 0 and 1 alike, 2 and 3 not.
+        yield traced + 2
+        yield traced + 3
+    if traced.numel() > 1 and (traced.dim() == 1 or traced.numel() <= _SMALL):
+        # Lengths may have to fill the row, and sizes to differ.
+        is_largest = torch.arange(traced.numel(), device=traced.device).reshape(traced.shape) == traced.argmax()
+        yield torch.where(is_largest, traced, traced - 1)
+        yield traced + (~is_largest).long()
+
+
+def _single_flips(traced: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield flags of which one is the other way round, where there are few."""
+    for index in range(traced.numel() if 1 < traced.numel() <= _SMALL else 0):
+        flipped = traced.clone().flatten()
+        flipped[index] = ~flipped[index]
+        yield flipped.reshape(traced.shape)
+
+
+def _far(traced: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield values far from the traced ones, on either side of zero and of what a forward may compare them with."""
+    yield torch.zeros_like(traced)
+    yield torch.ones_like(traced)
+    yield -traced
+    yield 2 * traced
+    for factor in (10, 100):
+        if traced.numel() == 1 and (traced.is_floating_point() or factor * int(traced.abs().max()) <= _LARGEST_COUNT):
+            yield factor * traced
+
+
+def _may_be_constant(traced: torch.Tensor, part: ModelPart, *, reads_values: bool) -> bool:
+    """Say whether random draws may well leave out values on which the model depends."""
+    if traced.numel() == 1:
+        return True
+    if traced.is_floating_point():
+        return False
+    if traced.dim() <= 1:
+        return True
+    is_constant = bool((traced == traced.flatten()[0]).all())
+    if traced.numel() <= _SMALL:
+        return part.are_ranges_examples or reads_values
+    return part.are_ranges_examples and traced.dtype != torch.bool and is_constant
+
+
+def _bounds(spec: InputTensorSpec, traced: torch.Tensor, part: ModelPart, *, reads_values: bool) -> tuple[float, float]:
+    """Return the smallest and the largest value to try."""
+    if traced.is_floating_point():
+        return spec.value_range or (-torch.inf, torch.inf)
+    # On other devices than the CPU, a value out of range ends the process, not the call.
+    if traced.dtype == torch.bool or not part.are_ranges_examples or traced.device.type != "cpu":
+        return spec.value_range or (0, 1)
+    limits = torch.iinfo(traced.dtype)
+    # Counts and indices are natural numbers; where the example has none below zero, none is tried.
+    # Where a line may ask for the sign it is.
+    return (0 if int(traced.min()) >= 0 and not (reads_values and traced.numel() == 1) else limits.min, limits.max)
+
+
+def _clamped(values: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    # As integers, which floats cannot hold from 2**53 on.
+    bounds = (low, high) if values.is_floating_point() else (int(low), int(high))
+    return values.clamp(*bounds)
+
+
+def _inside(values: torch.Tensor, spec: InputTensorSpec) -> torch.Tensor:
+    return values if spec.value_range is None else values.clamp(*spec.value_range)
+
+
+def refuse_frozen_values(
+    written: WrittenGraph,
+    values: VariedValues,
+    run_file: Callable[[Draw], Arrays],
+    rounding: Rounding,
+    is_rounding: Callable[[Varied, Collection[str]], bool],
+) -> tuple[Varied, ...]:
+    """Compare the written file with what PyTorch answers at other values.
+
+    Args:
+        written: The file, and what was traced.
+        values: What PyTorch answers.
+        run_file: Runs the file; raises VerificationError where it cannot.
+        rounding: Rounding errors to accept.
+        is_rounding: Says whether rounding alone decides these outputs at other values; asked where they differ.
+
+    Returns:
+        What was compared.
+
+    Raises:
+        VerificationError: the file does not follow: names the inputs, the values and lines that read values.
+    """
+    compared = []
+    for varied in values.varied:
+        difference = _difference(varied.draw, run_file, rounding)
+        if difference is not None and difference.is_nan and _hides_rows(varied):
+            # Of a row that is all hidden a softmax makes NaN, and PyTorch's own kernels zeros.
+            continue
+        if difference is None:
+            compared.append(varied)
+        elif not difference.outputs or not is_rounding(varied, difference.outputs):
+            error = _frozen_error(varied, written, difference.words)
+            error.inputs = varied.draw.inputs if difference.outputs else None
+            raise error
+    return tuple(compared)
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """How the answer of the file differs from PyTorch's."""
+
+    words: str
+    outputs: tuple[str, ...] = ()
+    """Those that differ by numbers alone; none where there is more to it."""
+    is_nan: bool = False
+    """Whether the file answers NaN where PyTorch has none."""
+
+
+def _difference(draw: Draw, run_file: Callable[[Draw], Arrays], rounding: Rounding) -> _Difference | None:
+    try:
+        output = run_file(draw)
+    except VerificationError as error:
+        return _Difference(f"the file fails where PyTorch succeeds: {error.message}")
+    if set(output) != set(draw.reference):
+        return _Difference(f"PyTorch returns different outputs ({', '.join(draw.reference)})")
+    comparisons = compare_outputs([draw.reference], [output], rounding=rounding).comparisons
+    unequal = [item for item in comparisons if not item.is_equal]
+    if not unequal:
+        return None
+    worst = max(unequal, key=lambda item: bool(item.problem))
+    words = (
+        f"{worst.problem} (output {worst.name!r})"
+        if worst.problem
+        else f"output {worst.name!r} differs from PyTorch (relative difference {worst.relative_diff:.1e})"
+    )
+    names = () if worst.problem else tuple(item.name for item in unequal)
+    is_nan = any(np.isnan(output[item.name]).sum() > np.isnan(draw.reference[item.name]).sum() for item in unequal)
+    return _Difference(words, names, is_nan)
+
+
+def _hides_rows(varied: Varied) -> bool:
+    """Say whether what was varied are rows of flags, one of them all alike."""
+    flags = (varied.draw.inputs[name] for name in varied.names)
+    return any(
+        value.dtype == torch.bool and value.dim() > 1 and bool((value == value[..., :1]).all(-1).any())
+        for value in flags
+    )
+
+
+def refuse_unread_values(written: WrittenGraph, values: VariedValues) -> None:
+    """Refuse a file that has no use for an input whose value Python reads, and of which PyTorch takes other values.
+
+    That the answers are equal wherever they were compared says nothing of the values beyond.
+
+    Raises:
+        VerificationError: names the input and the lines that read values.
+    """
+    outputs = set(written.model.graph.outputs)
+    for value in written.model.graph.inputs:
+        name = value.name or ""
+        others = [varied for varied in values.varied if varied.names == (name,)]
+        is_read = bool(written.choices) and name in values.reads.inputs
+        if is_read and others and not value.uses() and value not in outputs:
+            raise _frozen_error(others[0], written, "Python reads it, but no node of the graph does")
+
+
+def _frozen_error(varied: Varied, written: WrittenGraph, difference: str) -> VerificationError:
+    names = varied.inputs_words
+    lines = f"; {places_words(written.choices)}" if written.choices else ""
+    if varied.words in (*_DECIDING, _EQUAL):
+        return VerificationError(
+            f"the trace fixed a branch that depends on {names}: with {varied.words}, {difference}{lines}",
+            hint="Compute both branches and select with torch.where instead of an if on a value. "
+            "--no-verify writes the file anyway.",
+            is_graph_wrong=True,
+        )
+    traced = value_words(written.draw.inputs[varied.names[0]])
+    # A list of several values cannot be declared.
+    declared = (
+        f" If it is always {traced}, declare that: value_range [{traced}, {traced}] in --input-specs (input_tensors in "
+        "Python)."
+    )
+    return VerificationError(
+        f"the trace fixed {names} to {traced}: at {varied.words}, {difference}{lines}",
+        hint=f"Use {names} as a tensor in the forward: compare, index or mask with it instead of int(), range() or if."
+        f"{'' if traced.startswith('[') else declared} --no-verify writes the file anyway.",
+        is_graph_wrong=True,
+    )
+
+
+def places_words(choices: Sequence[str]) -> str:
+    """Return which lines read values, for a message."""
+    return f"{' and '.join(choices)} {'reads' if len(choices) == 1 else 'read'} the value of a tensor"
+
+
+def value_words(values: torch.Tensor) -> str:
+    """Return the values of a tensor for people, the first ones where there are many.
+
+    >>> value_words(torch.tensor([3, 5])), value_words(torch.ones(2, 9)), value_words(torch.tensor(0.5))
+    ('[3, 5]', '1', '0.5')
+    """
+    flat = values.detach().cpu().flatten()
+    displayed = [
+        f"{value:g}" if isinstance(value, float) else str(value) for value in flat[:_DISPLAYED_VALUES].tolist()
+    ]
+    if displayed and bool((flat == flat[0]).all()):
+        return displayed[0]
+    return f"[{', '.join(displayed)}{', …' if len(flat) > _DISPLAYED_VALUES else ''}]"
+
+
+def checked_values(
+    written: WrittenGraph, draws: Sequence[Draw], values: VariedValues, compared: Sequence[Varied]
+) -> tuple[CheckedValue, ...]:
+    """Return which inputs were varied by themselves, and which have one value in all that was compared.
+
+    Args:
+        written: The file, and what was traced.
+        draws: Everything else that was compared.
+        values: What PyTorch answered at other values.
+        compared: What was compared of it.
+    """
+    checked = []
+    for spec in written.inputs:
+        traced = written.draw.inputs[spec.name]
+        words = tuple(varied.words for varied in compared if varied.names == (spec.name,))
+        refused = values.refused.get(spec.name, ())
+        is_varied = any(spec.name in varied.names for varied in compared)
+        is_fixed = not is_varied and not any(_differ(traced, draw.inputs[spec.name]) for draw in draws)
+        if traced.numel() and (is_fixed or refused or (words and words[0] not in _DECIDING)):
+            checked.append(CheckedValue(spec.name, value_words(traced), words, refused, is_fixed))
+    return tuple(checked)
+
+
+def _differ(traced: torch.Tensor, other: torch.Tensor) -> bool:
+    """Say whether another draw has other values, not only more or fewer of the same."""
+    if traced.shape == other.shape:
+        return not torch.equal(traced, other)
+    return bool((traced != traced.flatten()[0]).any() or (other != traced.flatten()[0]).any())
+
+
+def deciding_inputs(
+    prepared: PreparedPart, traced: Draw, other: Draw, run_file: Callable[[Draw], Arrays], rounding: Rounding
+) -> list[str]:
+    """Return the inputs that alone, with the values of another draw, make the file differ from PyTorch.
+
+    Args:
+        prepared: The part.
+        traced: A draw on which both agree.
+        other: One of the same shapes on which they do not.
+        run_file: Runs the file.
+        rounding: Rounding errors to accept.
+    """
+    names = [name for name, values in traced.inputs.items() if _differ(values, other.inputs[name])]
+    if len(names) < 2:
+        return names
+    deciding = []
+    with with_values(prepared) as weighted:
+        for name in names:
+            try:
+                draw = run_draw(weighted, replace(traced, inputs={**traced.inputs, name: other.inputs[name]}))
+            except ExportError:
+                continue
+            if _difference(draw, run_file, rounding):
+                deciding.append(name)
+    return deciding

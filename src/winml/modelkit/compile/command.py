@@ -1,0 +1,70 @@
+"""``winml compile``: compiles an ONNX file for one execution provider, and keeps its tags."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._folders import run_verb
+from winml.modelkit.cli._options import grouped_option, request_options, result_options, verbose_option
+from winml.modelkit.cli._requests import read_request
+from winml.modelkit.cli._streams import show_result
+from winml.modelkit.compile.verb import COMPILE, CompileRequest
+from winml.modelkit.fields import DEVICE
+
+if TYPE_CHECKING:
+    from winml.modelkit.compile.records import CompiledFile
+    from winml.modelkit.report.document import Document
+
+EPILOG = """\b
+Examples:
+  winml compile -m model.onnx -o fast.onnx --ep cpu
+  winml compile -m model.onnx -o npu.onnx --ep qnn
+  winml compile -m built -o built-cpu --ep cpu
+  winml compile -m model.onnx -o npu.onnx --ep qnn --embed --ep-options htp_arch=73
+  winml compile --list
+"""
+
+
+@click.command(name="compile", cls=WinMLCommand, epilog=EPILOG)
+@request_options(CompileRequest)
+@grouped_option(
+    "--list",
+    "list_",
+    is_flag=True,
+    group=DEVICE,
+    is_common=True,
+    help="List the execution providers that compile models, and which are installed.",
+)
+@verbose_option("Show more detail: every module and node.")
+@result_options
+def command(**options: Any) -> None:
+    """Compile an ONNX model for an execution provider. Tags are preserved.
+
+    If the provider compiles, each compiled subgraph becomes one EPContext node that lists its modules. For cpu, the
+    file contains the graph as ONNX Runtime optimizes it, so that sessions are created faster.
+
+    Exit codes: 0 success, 1 invalid files, 2 usage error, 3 the result does not load, or its outputs differ from those
+    of the source beyond tolerance.
+    """
+    if options["list_"]:
+        _list_providers(options)
+        return
+    run_verb(COMPILE, read_request(CompileRequest, options), options, _described)
+
+
+def _described(result: CompiledFile) -> Document:
+    from winml.modelkit.compile.table import compilation_document
+
+    return compilation_document(result)
+
+
+def _list_providers(options: dict[str, object]) -> None:
+    from winml.modelkit.compile.file_compilation import compilable_providers
+    from winml.modelkit.compile.table import compilable_providers_document
+
+    providers = compilable_providers()
+    record = {"execution_providers": [item.as_record() for item in providers]}
+    show_result(record, options, lambda: compilable_providers_document(providers), is_answer=True)

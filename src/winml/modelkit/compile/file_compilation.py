@@ -1,0 +1,367 @@
+"""Compiles an ONNX file for one execution provider.
+
+Reading, plain form and writing are those of every verb that changes a graph (``graph_file``). What was compiled is
+opened and run on its provider before it is put in place. Knows no PyTorch and imports none.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import onnx_ir as ir
+
+from winml.modelkit.arrays import Arrays
+from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, SourceFidelity, measure_fidelity
+from winml.modelkit.compare.files import (
+    outputs_of_file,
+    reference_outputs,
+    refuse_below_minimum_sqnr,
+    refuse_different,
+)
+from winml.modelkit.compare.outputs import VerificationInfo
+from winml.modelkit.compare.quality_samples import SampleRequest
+from winml.modelkit.compile.declared_options import DEFAULT_MIN_SQNR_DB, MARGIN_DB
+from winml.modelkit.compile.options import CompileOptions
+from winml.modelkit.compile.pipeline import UNNAMED_FILE, CompileResult, OutsideNode, compile_graph
+from winml.modelkit.compile.records import CompilableProvider, CompiledFile
+from winml.modelkit.errors import LimitError, StageError, UsageError, VerificationError, rename_options
+from winml.modelkit.file_names import files_folder
+from winml.modelkit.metadata_keys import QUANTIZATION_KEY
+from winml.modelkit.onnx.contexts import context_file_names, proto_nodes, rename_context_files
+from winml.modelkit.onnx.files.output_files import write_error
+from winml.modelkit.onnx.files.placing import name_data
+from winml.modelkit.onnx.files.reading import read_structure
+from winml.modelkit.onnx.files.recovery import temporary_folder
+from winml.modelkit.onnx.files.writing import write_model
+from winml.modelkit.onnx.pinning import sizes_of_dimensions
+from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS
+from winml.modelkit.ort.devices import ChosenProvider, choose_compiler, present_providers, unreadable_reason
+from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS, short_name
+from winml.modelkit.ort.graph_inputs import graph_inputs
+from winml.modelkit.ort.opened_model import RunOptions
+from winml.modelkit.ort.sessions import Session
+from winml.modelkit.progress import StepEvent, counted
+from winml.modelkit.samples.generated_samples import has_processors
+from winml.modelkit.transform.graph_file import (
+    CheckedSource,
+    GraphFileTask,
+    GraphWork,
+    name_beside,
+    recorded_float_source,
+    transform_file,
+)
+from winml.modelkit.words import count_noun
+
+
+def compile_file(
+    task: GraphFileTask,
+    work: Compilation,
+    on_step: Callable[[StepEvent], None] | None = None,
+    checked: CheckedSource | None = None,
+    *,
+    processors: Path | None = None,
+) -> CompiledFile:
+    """Compile an ONNX file as a task says; see :func:`~winml.modelkit.compile_onnx`.
+
+    Args:
+        task: From which file to which.
+        work: What it is compiled for, of :func:`compilation`.
+        on_step: Called when a step starts and when it ends.
+        checked: The source, where a plan has read it.
+        processors: Folder of the tokenizer, image processor or feature extractor that makes samples; None: that of the
+            source, or else that of its float source.
+    """
+    task.refuse_early()  # before the folder of compiled parts is made
+    task.recover()
+    found, note = _found_reference(task, work)
+    work = replace(work, reference=found, processors=processors)
+    try:
+        with temporary_folder(beside=task.output) as folder, rename_options({UNNAMED_FILE: str(task.source)}):
+            done = transform_file(task, replace(work, folder=folder), on_step, checked)
+    except OSError as error:
+        raise write_error(task.output, error) from error
+    notes = (*note, *_weight_notes(done.result, work.chosen), *_place_notes(done.result.record))
+    file = replace(done.file, notes=(*done.file.notes, *notes))
+    return CompiledFile(**vars(file), compiled=done.result.record, parts=done.result.parts, outside=done.result.outside)
+
+
+def compilation(
+    task: GraphFileTask, options: CompileOptions, sizes: Mapping[str, int], reference: Path | None = None
+) -> Compilation:
+    """Return the work that options request, without a folder yet.
+
+    Args:
+        task: From which file to which.
+        options: What it is compiled for.
+        sizes: Sizes of dynamic dimensions to compare at.
+        reference: The float file that a quantized source was made from; None: the one that the source names.
+
+    Raises:
+        UsageError: the provider is unknown, not installed or compiles nothing.
+        StageError: it is a plug-in that the installed ONNX Runtime does not load.
+    """
+    chosen = choose_compiler(options.ep, options.device, options.ep_options or {})
+    return Compilation(options, chosen, sizes, name_beside(task.source, task.output), reference=reference)
+
+
+def _found_reference(task: GraphFileTask, work: Compilation) -> tuple[Path | None, tuple[str, ...]]:
+    """Return the float file that the result is compared with beside its source, and what is said where there is none.
+
+    A source that is not quantized is what the result is compared with.
+    """
+    if work.reference is not None or not task.verify or not work.chosen.provider.compiles:
+        return work.reference, ()
+    structure = read_structure(task.source)
+    metadata = {item.key: item.value for item in structure.metadata_props}
+    is_quantized = any(node.op_type in QUANTIZED_OPERATORS for node in proto_nodes(structure))
+    if QUANTIZATION_KEY not in metadata and not is_quantized:
+        return None, ()
+    found = recorded_float_source(task.source, metadata)
+    if found is not None:
+        return found, ()
+    note = (
+        f"Compared with {task.source.name}, which is quantized, because its float source is unknown. With "
+        "--reference FLOAT.onnx, both are compared with the float source."
+    )
+    return None, (note,)
+
+
+def _weight_notes(result: CompileResult, chosen: ChosenProvider) -> tuple[str, ...]:
+    """Warn of weights that are expanded outside the compiled parts."""
+    weights = [node for node in result.outside if node.expands_weight]
+    if not weights:
+        return ()
+    modules = list(dict.fromkeys(node.tag for node in weights))
+    first = ", ".join(name or "(no tag)" for name in modules[:3])
+    more = f" and {len(modules) - 3} more modules" if len(modules) > 3 else ""
+    command = f"winml quantize -m FLOAT.onnx -o QUANTIZED.onnx --mode qdq --ep {short_name(chosen.provider.name)}"
+    note = (
+        f"{count_noun(len(weights), 'quantized weight', 'are')} outside the compiled parts and dequantized on the CPU "
+        f"in every run (DequantizeLinear in {first}{more}). Quantize the float file for "
+        f"this provider: {command}."
+    )
+    return (note,)
+
+
+def compilable_providers() -> tuple[CompilableProvider, ...]:
+    """Return every provider that a file can be compiled for, those that are here and others."""
+    present = present_providers()
+    return tuple(
+        CompilableProvider(
+            short=short,
+            name=provider.name,
+            is_present=provider.name in present,
+            devices=provider.devices,
+            makes="EPContext nodes" if provider.compiles else "the optimized graph",
+            package=provider.packages.get(sys.platform),
+        )
+        for short, provider in EXECUTION_PROVIDERS.items()
+        if provider.has_compiled_form
+    )
+
+
+SAMPLES = 4
+"""Samples that the result is compared with its source on. Chosen: a simulated NPU takes seconds for each."""
+
+
+@dataclass(frozen=True)
+class Compilation(GraphWork[CompileResult]):
+    """Compiling for one provider."""
+
+    step_name: ClassVar[str] = "compilation"
+
+    options: CompileOptions
+    chosen: ChosenProvider
+    sizes: Mapping[str, int]
+    """Sizes of dynamic dimensions to compare at; of the others, some are tried."""
+    source: str
+    """What the compiled model calls the file that it is made from."""
+    folder: Path = Path()
+    """Folder for files that the compiled model refers to until it is written; a plan has none."""
+    reference: Path | None = None
+    """The float file that the source was quantized from; None: the source is what the result is compared with."""
+    processors: Path | None = None
+    """Folder of what makes arrays of the samples; None: that of the source, or else that of the float file."""
+
+    def refuse_graph(self, model: ir.Model) -> None:
+        """Refuse a graph without a dimension that has a size.
+
+        Raises:
+            UsageError: names the size.
+        """
+        sizes_of_dimensions(model.graph, self.sizes)
+
+    @property
+    def request_words(self) -> str:
+        """The provider and its device."""
+        return f"for {self.chosen.provider.name} ({self.chosen.device_words})"
+
+    def apply(self, model: ir.Model) -> CompileResult:
+        """Compile the model.
+
+        Raises:
+            LimitError: more is outside, or in more parts, than the options allow.
+        """
+        result = compile_graph(model, self.options, self.chosen, self.folder, source=self.source)
+        self._refuse_beyond_limits(result)
+        return result
+
+    def _refuse_beyond_limits(self, result: CompileResult) -> None:
+        where = (
+            f"winml inspect {UNNAMED_FILE} --ep {short_name(self.chosen.provider.name)} shows why nodes are not "
+            "supported"
+        )
+        outside, parts = self.options.max_outside, self.options.max_parts
+        if outside is not None and len(result.outside) > outside:
+            raise LimitError(
+                f"{self.chosen.provider.name} does not support {count_noun(len(result.outside), 'node')}, more "
+                f"than --max-outside {outside}: {_outside_words(result.outside)}",
+                hint=f"No file was written. {where}.{_weight_hint(result, self.chosen)}",
+            )
+        if parts is not None and len(result.parts) > parts:
+            raise LimitError(
+                f"{self.chosen.provider.name} compiles {count_noun(len(result.parts), 'part')}, more than --max-parts "
+                f"{parts}; between them: {_outside_words(result.outside) or 'no node'}",
+                hint=f"No file was written. {where}.{_weight_hint(result, self.chosen)}",
+            )
+
+    @property
+    def runs_on(self) -> ChosenProvider | None:
+        """The provider; the CPU provider runs a graph, as any does."""
+        return self.chosen if self.chosen.provider.compiles else None
+
+    def summary(self, result: CompileResult) -> str:
+        """Return what the provider took."""
+        place = f"for {self.chosen.provider.name} ({self.chosen.device_words})"
+        if not result.parts:
+            return f"{result.coverage.nodes} nodes {place}"
+        parts = f"{len(result.parts)} compiled part{'' if len(result.parts) == 1 else 's'}"
+        return f"{parts} {place}, {len(result.outside)} nodes outside"
+
+    def write(self, model: ir.Model, path: Path, *, external: bool | None) -> None:
+        """Write the model, and beside it the files of what was compiled, which are called after their content."""
+        names = {}
+        for name in context_file_names(model):
+            written = path.with_name(f"{path.name}.context")
+            (self.folder / name).replace(written)
+            names[name] = name_data(written, path).name
+        rename_context_files(model, names)
+        # ONNX Runtime maps weights of a file of their own, where it would read and copy others: a session opens faster.
+        write_model(model, path, external=not self.options.embed if external is None else external)
+
+    def compare(self, source: Path, written: Path, seed: int) -> VerificationInfo | FidelityInfo:
+        """Open the result, run it on its provider, and compare."""
+        if not self.chosen.provider.compiles:
+            return refuse_different(source, written, seed, sizes=self.sizes)
+        run = RunOptions(str(source), sizes=self.sizes, seed=seed)
+        # Of a decoder, the float file writes the texts that are read.
+        model = self.reference or source
+        own_folders = dict.fromkeys(files_folder(path.absolute()) for path in (source, model))
+        folders = list(own_folders) if self.processors is None else [self.processors]
+        request = SampleRequest(run, count=SAMPLES, tries_sizes=True, model=model)
+        draws, expected, samples = reference_outputs(source, partial(_read_samples, request, folders))
+        provider = self.chosen
+        try:
+            session = Session(written, providers=provider.names, provider_options=provider.options)
+            outputs = [session.run(draw) for draw in counted(draws, "sample")]
+        except (StageError, UsageError) as error:
+            reason = unreadable_reason(provider)
+            raise VerificationError(
+                f"{provider.provider.name} cannot run the compiled model: "
+                f"{error.message.replace(str(written), 'the result')}{f' ({reason})' if reason else ''}",
+                hint="No file was written. If the file is for a different machine, use --no-verify to write it anyway.",
+            ) from error
+        least = DEFAULT_MIN_SQNR_DB if self.options.min_sqnr_db is None else self.options.min_sqnr_db
+        if self.reference is None:
+            fidelity = measure_fidelity(expected, outputs, least, samples)
+            refuse_below_minimum_sqnr(fidelity, source.name, draws[0], _REMEDY)
+            return fidelity
+        float_outputs = _outputs_of_reference(self.reference, source, draws, expected)
+        own = measure_fidelity(float_outputs, expected, least, samples)
+        margin = MARGIN_DB if self.options.min_sqnr_db is None else None
+        beside = SourceFidelity(self.reference.name, source.name, own.outputs, margin)
+        fidelity = replace(measure_fidelity(float_outputs, outputs, least, samples), beside=beside)
+        refuse_below_minimum_sqnr(fidelity, self.reference.name, draws[0], _REMEDY)
+        return fidelity
+
+
+def _read_samples(
+    request: SampleRequest, folders: Sequence[Path], session: Session
+) -> tuple[Sequence[Arrays], QualitySamples]:
+    """Return the samples of the first folder with what makes the inputs of a session; else those of the first."""
+    inputs = graph_inputs(session)
+    folder = next((folder for folder in folders if has_processors(inputs, folder)), folders[0])
+    return replace(request, folder=folder).read(session)
+
+
+_REMEDY = (
+    "No file was written. Set the processor with --ep-options, lower --min-sqnr, write it anyway with "
+    "--no-verify, or quantize the float file with more bits for the most affected modules: winml quantize "
+    "--per-module."
+)
+
+
+def _outputs_of_reference(
+    reference: Path, source: Path, draws: Sequence[Arrays], expected: Sequence[Arrays]
+) -> list[Arrays]:
+    """Return what the float file answers.
+
+    Raises:
+        UsageError: it takes or gives something other than the quantized file.
+    """
+    try:
+        outputs = outputs_of_file(reference, draws)
+    except (StageError, UsageError) as error:
+        raise UsageError(
+            f"--reference {reference}: not the source of {source.name}: {error.message}",
+            hint="Pass its float source file, or omit --reference.",
+        ) from error
+    if set(outputs[0]) != set(expected[0]):
+        raise UsageError(
+            f"--reference {reference} returns {', '.join(outputs[0])}, but {source.name} returns "
+            f"{', '.join(expected[0])}",
+            hint="Pass its float source file, or omit --reference.",
+        )
+    return outputs
+
+
+def _outside_words(outside: Sequence[OutsideNode]) -> str:
+    """Return which operators are outside, the most frequent first, each with its first module and the reason.
+
+    The first three; the summary has a table of all nodes.
+    """
+    counted = Counter((node.operator, node.dtype, node.reason) for node in outside)
+    first = {(node.operator, node.dtype, node.reason): node.tag for node in reversed(outside)}
+    words = []
+    for key, count in counted.most_common(_DISPLAYED_OUTSIDE):
+        operator, dtype, reason = key
+        where = f"{'in' if count == 1 else 'first in'} {first[key] or '(no tag)'}"
+        words.append(f"{count} {operator}{f' of {dtype}' if dtype else ''}, {where}{f' ({reason})' if reason else ''}")
+    more = len(counted) - _DISPLAYED_OUTSIDE
+    return "; ".join([*words, *([f"and {more} more"] if more > 0 else [])])
+
+
+_DISPLAYED_OUTSIDE = 3
+"""Chosen: a message stays readable."""
+
+
+def _weight_hint(result: CompileResult, chosen: ChosenProvider) -> str:
+    return "".join(f" {note}" for note in _weight_notes(result, chosen))
+
+
+def _place_notes(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """Say where alone the file runs, and where it ran here."""
+    notes = []
+    if "processor" in record:
+        opened_for = f"{record['processor']} and ONNX Runtime {record['onnxruntime']}"
+        notes.append(f"The weight layout is for {opened_for}: compile again on a different kind of processor.")
+    if "simulated_on" in record:
+        device, place = record["device"], record["simulated_on"]
+        notes.append(f"This machine has no {device}: {record['provider']} simulates it on the {place}.")
+    return tuple(notes)

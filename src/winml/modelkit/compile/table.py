@@ -1,0 +1,71 @@
+"""Tables of compiled files."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from winml.modelkit.compare.verification_words import coverage_words
+from winml.modelkit.compare.words import comparison_words
+from winml.modelkit.compile.records import CompilableProvider, CompiledFile
+from winml.modelkit.report import document as doc
+from winml.modelkit.transform.table import DISPLAYED_ROWS, written_fields
+from winml.modelkit.words import count_noun
+
+
+def compilation_document(result: CompiledFile) -> doc.Document:
+    """Describe what was compiled, the modules in each part, and the nodes outside."""
+    compiled = result.compiled
+    fields: list[doc.Field] = [
+        ("provider", f"{compiled['provider']} {compiled['provider_version']}, for the {compiled['device']}"),
+        ("nodes", f"{result.before.nodes} → {result.after.nodes}"),
+        ("compiled", _parts_words(result) if result.parts else None),
+        ("hierarchy", coverage_words(result.coverage, is_tagged=result.is_tagged)),
+        ("verified", comparison_words(result.comparison)),
+        *written_fields(result.files),
+        *doc.note_fields(result.notes),
+    ]
+    rest = "… and {} more (--verbose shows all)"
+    return doc.Document(
+        [
+            doc.Fields(fields),
+            doc.Table(
+                doc.columns("compiled part", ("module", "name")),
+                [
+                    ("" if position else part.name, module or "(the root)")
+                    for part in result.parts
+                    for position, module in enumerate(part.modules)
+                ],
+                brief=range(DISPLAYED_ROWS),
+                rest=rest,
+            ),
+            doc.Table(
+                doc.columns(("left to the CPU provider", "name"), "operator", "dtype", ("module", "name"), "reason"),
+                [(node.name, node.operator, node.dtype, node.tag, node.reason) for node in result.outside],
+                brief=range(DISPLAYED_ROWS),
+                rest=rest,
+            ),
+        ]
+    )
+
+
+def compilable_providers_document(providers: tuple[CompilableProvider, ...]) -> doc.Document:
+    """List the providers that a file can be compiled for."""
+    columns = ("provider", "here", "devices", "a compiled file holds", "package")
+    rows = [
+        (
+            item.short,
+            "yes" if item.is_present else "no",
+            ", ".join(item.devices),
+            item.makes,
+            item.package or "none for this platform",
+        )
+        for item in providers
+    ]
+    return doc.Document([doc.Table([doc.Column(name) for name in columns], rows)])
+
+
+def _parts_words(result: CompiledFile) -> str:
+    modules = {module for part in result.parts for module in part.modules}
+    outside = Counter(node.operator for node in result.outside)
+    words = ", ".join(f"{count} {operator}" for operator, count in outside.most_common())
+    return f"{count_noun(len(result.parts), 'part')} of {len(modules)} modules; outside: {words or 'no node'}"

@@ -1,0 +1,163 @@
+"""What does ``winml compile`` do with a request? Compiles an ONNX file for one execution provider."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from winml.modelkit.compile.declared_options import CompileFields
+from winml.modelkit.errors import ModelPathError, UsageError
+from winml.modelkit.fields import VERIFICATION, declare
+from winml.modelkit.ort.execution_providers import find_execution_provider
+from winml.modelkit.verbs.file_to_file import EXTERNAL_FROM_BYTES, FileRequest, FileVerb, PlannedPart
+from winml.modelkit.words import size_words
+
+if TYPE_CHECKING:
+    from winml.modelkit.builds.found_models import FoundFolder
+    from winml.modelkit.compile.file_compilation import Compilation
+    from winml.modelkit.compile.options import CompileOptions
+    from winml.modelkit.compile.records import CompiledFile
+    from winml.modelkit.progress import StepEvent
+    from winml.modelkit.transform.graph_file import GraphFileTask
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileRequest(FileRequest["CompileOptions"]):
+    """What is requested of ``winml compile``."""
+
+    section: ClassVar[str] = "compile"
+    declaring: ClassVar[type] = CompileFields
+
+    verify: bool = declare(
+        True,
+        "Load the result, run it on the execution provider and compare it with the source.",
+        VERIFICATION,
+        spelling="--validate/--no-validate --verify/--no-verify",
+        is_common=True,
+    )
+
+    reference: Path | None = declare(
+        None,
+        "Float model that the source was quantized from. The result is compared with it, too, and must be nearly "
+        "as close to it as the source.",
+        VERIFICATION,
+        metavar="FLOAT.onnx",
+        default_words="the one recorded in the source",
+    )
+
+    @classmethod
+    def options_record(cls) -> type[CompileOptions]:
+        """Return the validated record of the options."""
+        from winml.modelkit.compile.options import CompileOptions
+
+        return CompileOptions
+
+
+class _Compile(FileVerb[CompileRequest, "CompileOptions", "Compilation", "CompiledFile"]):
+    name: ClassVar[str] = "compile"
+
+    def refuse_options(self, request: CompileRequest) -> None:
+        if request.options.ep is None:
+            raise UsageError("no execution provider is specified", hint="Use --ep; --list lists them.")
+        provider = find_execution_provider(request.options.ep)
+        if request.reference is None:
+            return
+        if not request.verify:
+            raise UsageError(
+                f"--reference {request.reference} has no effect with --no-verify",
+                hint="Omit one of them.",
+            )
+        if not provider.compiles:
+            raise UsageError(
+                f"--reference {request.reference}: for {provider.name}, the result has the outputs of its source, and "
+                "is compared with the source only",
+                hint="Omit it.",
+            )
+        if not request.reference.is_file():
+            raise ModelPathError(
+                f"--reference {request.reference}: no such file",
+                hint="Pass the path of the float ONNX file that the source was quantized from.",
+            )
+
+    def work(self, request: CompileRequest, task: GraphFileTask, options: CompileOptions) -> Compilation:
+        from winml.modelkit.compile.file_compilation import compilation
+
+        return compilation(task, options, request.sizes or {}, request.reference)
+
+    def data_condition(self, task: GraphFileTask, work: Compilation) -> str | None:  # noqa: ARG002  # others do
+        if work.options.embed:
+            return None
+        return f"a weight takes {size_words(EXTERNAL_FROM_BYTES)} or more, or the provider compiles a part"
+
+    def transform(
+        self,
+        part: PlannedPart[Compilation],
+        folder: FoundFolder | None,  # noqa: ARG002  # other verbs look at it
+        on_step: Callable[[StepEvent], None] | None,
+    ) -> CompiledFile:
+        from winml.modelkit.compile.file_compilation import compile_file
+
+        return compile_file(part.task, part.work, on_step, part.checked)
+
+
+COMPILE = _Compile()
+"""The verb: its :meth:`~FileVerb.plan` and :meth:`~FileVerb.run`."""
+
+
+def compile_onnx(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    options: CompileOptions | None = None,
+    overwrite: bool = False,
+    verify: bool = True,
+    seed: int = 0,
+    sizes: Mapping[str, int] | None = None,
+    reference: str | os.PathLike[str] | None = None,
+    on_step: Callable[[StepEvent], None] | None = None,
+    **flags: Any,
+) -> CompiledFile:
+    """Compile an ONNX file for an execution provider. Its module tags are preserved.
+
+    Args:
+        model: The file; it is not changed.
+        output: The ``.onnx`` file to write.
+        options: Target and limits; None: those in ``flags``.
+        overwrite: Replace an existing file.
+        verify: Open the result, run it on the provider, and compare it with ``model``.
+        seed: Seed of the inputs that outputs are compared on.
+        sizes: Sizes of dynamic dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
+        reference: The float file that ``model`` was quantized from; None: the one that ``model`` names.
+        on_step: Called when a step starts and when it ends.
+        **flags: Fields of :class:`CompileOptions`: ``ep``, ``device``, ``ep_options``, ``embed``, ``max_outside``,
+            ``max_parts``, ``min_sqnr_db``.
+
+    Returns:
+        The record of the compilation; the file is written.
+
+    Raises:
+        UsageError: a provider that is unknown, not installed or compiles nothing, an option it does not take, an output
+            that exists, dynamic dimensions for a provider that needs fixed sizes, or ``flags`` beside ``options``.
+        InputError: the file is no ONNX model, its data is missing, or it is compiled already.
+        CompileError: the provider failed, or supports none of the nodes.
+        LimitError: more nodes are outside, or there are more parts, than ``options`` allow; no file was written.
+        StageError: ``model`` itself does not run, so that the result cannot be compared.
+        VerificationError: the result does not load, or its outputs differ from those of ``model``; no file was written.
+    """
+    from winml.modelkit.compile.options import CompileOptions
+    from winml.modelkit.options import options_of
+
+    request = CompileRequest(
+        options=options_of(CompileOptions, options, flags, "compile_onnx"),
+        model=Path(model),
+        output=Path(output),
+        overwrite=overwrite,
+        verify=verify,
+        seed=seed,
+        sizes=sizes,
+        reference=None if reference is None else Path(reference),
+    )
+    return COMPILE.run_file(COMPILE.plan_file(request), on_step)

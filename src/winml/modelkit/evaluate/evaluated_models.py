@@ -1,0 +1,304 @@
+"""Opens what is judged: which task it is for, and where its config and processors lie, is decided here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from winml.modelkit.errors import RemoteCodeError, TaskError, UsageError
+from winml.modelkit.evaluate.sides import Side, open_onnx_side, opened_torch_side
+from winml.modelkit.evaluate.tasks.table import TASK_DEFINITIONS
+from winml.modelkit.file_names import files_folder
+from winml.modelkit.models.checkpoints.task import TASKS, WITH_PAST, canonical_task, canonical_word
+from winml.modelkit.models.request import ModelRequest, exported_from, processor_folder, with_recorded_seed
+from winml.modelkit.onnx.bundle import model_record
+from winml.modelkit.ort.opened_model import RunOptions
+from winml.modelkit.samples.processors import kinds_for, open_config, open_processor, processor_files
+
+if TYPE_CHECKING:
+    from winml.modelkit.models.parts import LoadedModel
+
+# --- Refuses a baseline that would read other numbers out of the same samples, or mean other classes by the same
+# numbers.
+#
+# Both models are fed the arrays that the judged model's tokenizer makes, and both answers are read with its labels.
+
+
+_LABELED_TASKS = frozenset(
+    {"image-classification", "image-segmentation", "object-detection", "text-classification", "token-classification"}
+)
+"""Tasks whose answers are numbers of classes."""
+_BASELINE_HINT = (
+    "Choose a baseline with the same checkpoint or fine-tuning, or evaluate the model alone: --baseline none."
+)
+_OPTION = "--baseline"
+_DISPLAYED = 6
+"""Labels of one side in a message. Chosen: enough to see which they are."""
+
+
+def _refuse_other_labels(task: str, config: Any, folder: Path, displayed: str) -> None:
+    """Refuse a baseline whose config gives the classes other names or numbers.
+
+    Args:
+        task: Canonical name.
+        config: That of the judged model; None where it has none.
+        folder: Where the config of the baseline lies.
+        displayed: The baseline, for people.
+
+    Raises:
+        UsageError: shows the labels of both.
+        InputError: the config of the baseline is damaged.
+    """
+    if task not in _LABELED_TASKS:
+        return
+    ours, theirs = _labels(config), _labels(open_config(folder))
+    if not ours or not theirs or ours == theirs:
+        return
+    are_unnamed = any(all(name == f"label_{number}" for number, name in labels.items()) for labels in (ours, theirs))
+    if are_unnamed and ours.keys() == theirs.keys():
+        return
+    raise UsageError(
+        f"{_OPTION} {displayed}: its labels are {_label_words(theirs)}, and those of the model {_label_words(ours)}",
+        hint=_BASELINE_HINT,
+    )
+
+
+def _refuse_other_vocabulary(names: Sequence[str], model: Path, baseline: Path, displayed: str) -> None:
+    """Refuse a baseline whose tokenizer gives texts other numbers.
+
+    Args:
+        names: Of the inputs of the judged model.
+        model: Folder of its tokenizer.
+        baseline: Folder of the baseline's.
+        displayed: The baseline, for people.
+
+    Raises:
+        UsageError: says how many tokens are other ones.
+        InputError: a tokenizer is damaged.
+    """
+    if "tokenizer" not in kinds_for(names):
+        return
+    if not all(any(map(_is_of_tokenizer, processor_files(folder))) for folder in (model, baseline)):
+        return
+    fast = [folder / "tokenizer.json" for folder in (model, baseline)]
+    if all(path.is_file() for path in fast) and fast[0].read_bytes() == fast[1].read_bytes():
+        return
+    ours, theirs = (open_processor("tokenizer", folder, _OPTION).get_vocab() for folder in (model, baseline))
+    if other := sum(ours.get(token) != number for token, number in theirs.items()) or abs(len(ours) - len(theirs)):
+        raise UsageError(
+            f"{_OPTION} {displayed}: its tokenizer has {len(theirs)} tokens, {other} of them different from the "
+            f"model's {len(ours)}: both models receive the tokens of the model's tokenizer",
+            hint=_BASELINE_HINT,
+        )
+
+
+def _labels(config: Any) -> dict[int, str]:
+    named = getattr(config, "id2label", None) or {}
+    return {int(number): str(name).casefold() for number, name in named.items()}
+
+
+def _label_words(labels: Mapping[int, str]) -> str:
+    words = ", ".join(f"{number} {name}" for number, name in sorted(labels.items())[:_DISPLAYED])
+    return words if len(labels) <= _DISPLAYED else f"{words} and {len(labels) - _DISPLAYED} more"
+
+
+def _is_of_tokenizer(path: Path) -> bool:
+    return path.name.startswith(("tokenizer", "vocab"))
+
+
+_HINT = "Set --baseline to the checkpoint folder, or evaluate the file alone: --baseline none."
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The models of an evaluation."""
+
+    model: Path | ModelRequest
+    """An ONNX file, or a checkpoint that PyTorch runs."""
+    run: RunOptions
+    """Where an ONNX file runs; its ``shown`` is the model as the user wrote it."""
+    baseline: Path | ModelRequest | None = None
+    """What it is compared with; None: the checkpoint that an ONNX file was exported from, where that is known."""
+    has_baseline: bool | None = None
+    """False: none at all. True: there must be one. None: where it is known."""
+
+
+@dataclass(frozen=True)
+class EvaluatedModel:
+    """The model that is judged, ready to be run."""
+
+    side: Side
+    task: str
+    task_rule: str
+    """What decided the task, in words."""
+    folder: Path
+    """Where its config and processors lie."""
+    config: Any
+    """Its transformers config; None where there is none."""
+    source: ModelRequest | None = None
+    """The checkpoint an ONNX file says it was exported from, where it is on this disk."""
+    notes: tuple[str, ...] = ()
+
+
+def opened_model(subject: Subject, task: str | None, stack: ExitStack) -> EvaluatedModel:
+    """Open the model that is judged.
+
+    Args:
+        subject: The models.
+        task: What the user says it is for.
+        stack: Closes it.
+
+    Raises:
+        UsageError: nobody says what it is for, or the execution provider is not there.
+        InputError: a file is damaged.
+        StageError: it cannot be loaded.
+    """
+    if isinstance(subject.model, Path):
+        return _onnx_model(subject.model, subject.run, task)
+    return _torch_model(subject.model, task, stack)
+
+
+def task_name(name: str) -> str:
+    """Return the name of a task as tables spell it; what can be judged may have a name that transformers does not know.
+
+    Raises:
+        TaskError: there is no such task.
+    """
+    return name if name in TASK_DEFINITIONS else canonical_task(name)
+
+
+def _onnx_model(path: Path, run: RunOptions, task: str | None) -> EvaluatedModel:
+    side = open_onnx_side(path, run)
+    metadata = side.session.metadata
+    stated = _task_of(metadata)
+    if task is None and stated is None:
+        raise TaskError(
+            f"{run.shown} does not state its task", hint="Set it, for example with --task text-classification."
+        )
+    name = task_name(task or str(stated))
+    rule = "set by --task" if task else "from the file"
+    source = _source_of(metadata, run.shown)
+    folder = files_folder(path)
+    if not processor_files(folder) and source is not None and (beside := processor_folder(source)) is not None:
+        folder = beside
+    return EvaluatedModel(side, name, rule, folder, open_config(folder), source)
+
+
+def _task_of(metadata: dict[str, str]) -> str | None:
+    return model_record(metadata).get("task") or None
+
+
+def _source_of(metadata: dict[str, str], displayed: str) -> ModelRequest | None:
+    try:
+        return exported_from(metadata, displayed)
+    except UsageError:
+        return None
+
+
+def _torch_model(request: ModelRequest, task: str | None, stack: ExitStack) -> EvaluatedModel:
+    from winml.modelkit.models.model import load_model
+
+    requested = task or request.task
+    # What transformers has no name for is loaded for the task that its config says.
+    added = requested if requested in TASK_DEFINITIONS and requested not in TASKS else None
+    loaded = load_model(_without_cache(request, None if added else requested))
+    info = loaded.info
+    if info.task is None:
+        raise TaskError(f"{request.model} does not state its task", hint="Pass a transformers checkpoint.")
+    beside = next((path for name, path in info.companions.items() if "/" not in name), None)
+    folder = beside.parent if beside is not None else Path(request.model)
+    side = stack.enter_context(opened_torch_side(loaded, None, shown=request.model))
+    note = "The model is a checkpoint: it is evaluated in PyTorch, without an export."
+    name, rule = (added, "set by --task") if added else (info.task, str(info.task_rule))
+    return EvaluatedModel(side, name, rule, folder, open_config(folder), None, (note, *_notes(loaded)))
+
+
+def _without_cache(request: ModelRequest, task: str | None) -> ModelRequest:
+    """Return what is loaded in PyTorch: each text is read at once, with nothing before it."""
+    return replace(request, task=task and canonical_word(task).removesuffix(WITH_PAST), cache=False)
+
+
+def _notes(loaded: LoadedModel) -> tuple[str, ...]:
+    """Return what is to be said of a model, but for the cache, which nobody asked about."""
+    from winml.modelkit.models.caches.decision import NO_CACHE_REQUESTED
+
+    return tuple(note for note in loaded.notes if note != NO_CACHE_REQUESTED)
+
+
+def opened_baseline(subject: Subject, model: EvaluatedModel, stack: ExitStack) -> tuple[Side | None, tuple[str, ...]]:
+    """Open what the model is compared with; returns also what is to be said of it.
+
+    Raises:
+        UsageError: the checkpoint of the model is asked for, and not known.
+        InputError: a file is damaged.
+        StageError: it cannot be loaded.
+    """
+    is_torch = not isinstance(subject.model, Path)
+    if subject.has_baseline and subject.baseline is None and is_torch:
+        raise UsageError(
+            f"--baseline pytorch: {model.side.name} already runs in PyTorch",
+            hint="Set --baseline to an ONNX file, or evaluate the ONNX file with this checkpoint as the baseline.",
+        )
+    if subject.has_baseline is False or (subject.baseline is None and is_torch):
+        return None, ()
+    baseline: Path | ModelRequest | None = subject.baseline or model.source
+    if isinstance(baseline, Path):
+        side = open_onnx_side(baseline, replace(subject.run, shown=str(baseline)))
+        _refuse_other_task(side, model)
+        _refuse_other(model, files_folder(baseline), str(baseline))
+        return side, ()
+    if baseline is None:
+        if subject.has_baseline is None:
+            return None, ("There is no baseline: the checkpoint of the export is not on this machine.",)
+        assert isinstance(subject.model, Path)
+        baseline = exported_from(_metadata(model.side), subject.run.shown, hint=_HINT)
+    baseline = with_recorded_seed(baseline, _metadata(model.side))
+    if (folder := processor_folder(baseline)) is not None:
+        _refuse_other(model, folder, str(baseline.model))
+    try:
+        return _torch_baseline(baseline, model, subject.run.threads, stack)
+    except RemoteCodeError as error:
+        if subject.has_baseline or subject.baseline is not None:
+            raise
+        # Nobody asked for this baseline, and a file never makes us run the code of a checkpoint.
+        return None, (f"There is no baseline: {error.message}.",)
+
+
+def _refuse_other(model: EvaluatedModel, folder: Path, displayed: str) -> None:
+    """Refuse a baseline of other labels or another vocabulary, as far as its folder tells."""
+    if folder.absolute() != model.folder.absolute():
+        _refuse_other_labels(model.task, model.config, folder, displayed)
+        _refuse_other_vocabulary([item.name for item in model.side.inputs], model.folder, folder, displayed)
+
+
+def _refuse_other_task(baseline: Side, model: EvaluatedModel) -> None:
+    stated, own = _task_of(_metadata(baseline)), _task_of(_metadata(model.side))
+    if stated is not None and stated != own and task_name(stated) != model.task:
+        raise UsageError(
+            f"--baseline {baseline.name}: the baseline is a model for {stated}, and {model.side.name} is "
+            f"evaluated for {model.task}",
+            hint="Choose a baseline for the same task, or --baseline none.",
+        )
+
+
+def _metadata(side: Side) -> dict[str, str]:
+    session = getattr(side, "session", None)
+    return session.metadata if session is not None else {}
+
+
+def _torch_baseline(
+    request: ModelRequest, model: EvaluatedModel, threads: int | None, stack: ExitStack
+) -> tuple[Side, tuple[str, ...]]:
+    import torch
+
+    from winml.modelkit.models.model import load_model
+
+    if threads is not None:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(threads)
+    loaded = load_model(_without_cache(request, request.task or model.task))
+    side = opened_torch_side(loaded, model.side.inputs, shown=f"pytorch ({request.model})")
+    return stack.enter_context(side), _notes(loaded)

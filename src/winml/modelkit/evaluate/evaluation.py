@@ -1,0 +1,563 @@
+"""Judges a model by the samples of a data set, beside a baseline that is run on the same ones."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from winml.modelkit.arrays import Arrays
+from winml.modelkit.compare.fidelity import FidelitySum, QualitySamples, quality_record
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.evaluate.evaluated_models import EvaluatedModel, Subject, opened_baseline, opened_model
+from winml.modelkit.evaluate.metrics import Measured, Metric, intervals
+from winml.modelkit.evaluate.options import AGREEMENT, EvaluationOptions
+from winml.modelkit.evaluate.records import EvaluatedData, EvaluatedSide, Evaluation, Limit, MetricResult
+from winml.modelkit.evaluate.sides import Side, joined_inputs
+from winml.modelkit.evaluate.tasks.table import chosen_metrics, refuse_missing_libraries, task_definition
+from winml.modelkit.evaluate.tasks.task import Evaluator, EvaluatorContext, Sample, TaskDefinition
+from winml.modelkit.options import Drop, drop_at, drop_words
+from winml.modelkit.ort.sessions import onnxruntime_version
+from winml.modelkit.profile.statistics import are_disturbed, summarize
+from winml.modelkit.progress import StepClock, StepEvent
+from winml.modelkit.samples.columns import match_columns
+from winml.modelkit.samples.data_sets import DataSet, DataSetRequest, open_data_set
+from winml.modelkit.samples.media import Recording
+from winml.modelkit.samples.preprocessing import Batch, Preprocessor, Row
+from winml.modelkit.version import __version__
+
+# --- What a model has to reach: refused where the task has no such metric, and judged at the end.
+
+
+def check_limits(task: TaskDefinition, options: EvaluationOptions) -> None:
+    """Refuse metrics and limits that the task does not have.
+
+    Raises:
+        UsageError: a metric is not of the task, or its limit is on the wrong side, or nothing can reach it.
+    """
+    chosen_metrics(task, options.metrics)
+    directions = {metric.name: metric.is_higher_better for metric in task.metrics}
+    chosen_metrics(task, tuple(options.max_drop), "--max-drop")
+    for option, limits in (("--min", options.min), ("--max", options.max)):
+        names = [name for name in limits if name != AGREEMENT or option != "--min"]
+        chosen_metrics(task, tuple(names), option)
+        wrong = [name for name in names if directions[name] is (option == "--max")]
+        if wrong:
+            other, words = ("--min", "more") if option == "--max" else ("--max", "less")
+            raise UsageError(
+                f"{option} {wrong[0]}={limits[wrong[0]]:g}: of {wrong[0]}, {words} is better",
+                hint=f"Write {other} {wrong[0]}={limits[wrong[0]]:g}.",
+            )
+    _refuse_unreachable(options)
+
+
+def _refuse_unreachable(options: EvaluationOptions) -> None:
+    """Refuse shares above one, which nothing reaches, and a drop below zero."""
+    for name, value in options.min.items():
+        # Every metric of which more is better is a share, or a correlation.
+        if value > 1:
+            raise UsageError(
+                f"--min {name}={value:g}: expected at most 1",
+                hint=f"State a fraction: --min {name}={value / 100:g}."
+                if value <= 100
+                else "State a fraction from 0 to 1.",
+            )
+    for name, drop in options.max_drop.items():
+        if not isinstance(drop, str) and drop < 0:
+            raise UsageError(
+                f"--max-drop {name}={drop:g}: expected zero or more", hint="State the maximum drop, such as 0.01."
+            )
+
+
+def _limited_metrics(options: EvaluationOptions) -> tuple[str, ...]:
+    """Return the metrics that a limit names."""
+    return tuple(name for name in options.limited if name != AGREEMENT)
+
+
+def refuse_limits_without_baseline(options: EvaluationOptions, baseline: Side | None) -> None:
+    """Refuse limits that compare with a baseline where there is none.
+
+    Raises:
+        UsageError: names the first of them.
+    """
+    limits: dict[str, Mapping[str, Drop]] = {
+        "--max-drop": options.max_drop,
+        "--min": {name: least for name, least in options.min.items() if name == AGREEMENT},
+    }
+    for option, passed in limits.items():
+        if passed and baseline is None:
+            name = next(iter(passed))
+            raise UsageError(
+                f"{option} {name}={drop_words(passed[name])} needs a baseline, and there is none",
+                hint="Set --baseline to pytorch, an ONNX file or a checkpoint folder.",
+            )
+
+
+def _measured_limits(
+    options: EvaluationOptions, metrics: Sequence[MetricResult], agreement: float | None
+) -> tuple[Limit, ...]:
+    """Return every limit with what was measured."""
+    values = {metric.name: metric.value for metric in metrics}
+    if agreement is not None:
+        values[AGREEMENT] = agreement
+    compared = {metric.name: metric for metric in metrics}
+
+    def drop_limit(name: str, limit: Drop) -> Limit:
+        metric = compared[name]
+        assert metric.baseline is not None  # refused without one
+        assert metric.drop is not None
+        return Limit("max_drop", name, drop_at(limit, metric.baseline), metric.drop)
+
+    return (
+        *(Limit("min", name, limit, values[name]) for name, limit in options.min.items()),
+        *(Limit("max", name, limit, values[name]) for name, limit in options.max.items()),
+        *(drop_limit(name, limit) for name, limit in options.max_drop.items()),
+    )
+
+
+# --- Runs models over the samples of a data set, and keeps of each sample what metrics need.
+#
+# Batches are run in groups, first all by one model and then all by the other: threads of ONNX Runtime go on spinning
+# for a while after a run, and would take the processor from PyTorch.
+
+
+GROUP = 16
+"""Batches that one model runs before the other does. Chosen: what spins ends long before, and little is in memory."""
+GROUP_BYTES = 256_000_000
+"""Arrays and pictures in memory at a time, from which on a group ends. Chosen: small beside a model."""
+_SampleProgress = Callable[[int], None]
+"""Called between groups with the number of samples that are done."""
+
+
+@dataclass
+class _SideScores:
+    """What one side says."""
+
+    answers: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    """Of samples that are not done yet: number → what it says of each row that was fed."""
+    kept: list[Any] = field(default_factory=list)
+    sample_ms: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    """Number → milliseconds: its share of each run it was in."""
+    run_ms: dict[tuple[Any, ...], list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Shapes of what was fed → milliseconds of each run but the first."""
+    first: set[int] = field(default_factory=set)
+    """Samples in the first run, which sets things up."""
+    prepared: dict[Any, Any] = field(default_factory=dict)
+    """What metrics share; see :class:`~winml.modelkit.evaluate.metrics.Metric`."""
+
+
+class _Nearness:
+    """How near the outputs of a model are to those of a baseline, added up batch by batch."""
+
+    def __init__(self) -> None:
+        """Begin with no batch."""
+        self._sums: dict[str, FidelitySum] = {}
+        self._outputs: list[Arrays] = []
+        self._bytes = 0
+
+    def add(self, side: int, place: int, outputs: Arrays) -> None:
+        """Take the outputs of a batch of a group: those of the model are held until the baseline has run it.
+
+        Args:
+            side: 0: the model; 1: the baseline.
+            place: Of the batch in its group.
+            outputs: By name.
+        """
+        if self._bytes > GROUP_BYTES:
+            return
+        if side == 0:
+            self._outputs = [*(self._outputs if place else ()), outputs]
+            self._bytes = max(self._bytes, sum(array.nbytes for held in self._outputs for array in held.values()))
+            if self._bytes > GROUP_BYTES:
+                self._outputs = []
+        elif side == 1 and place < len(self._outputs):
+            for name in outputs.keys() & self._outputs[place].keys():
+                self._sums.setdefault(name, FidelitySum(name)).add(outputs[name], self._outputs[place][name])
+
+    def record(self, count: int, seed: int) -> dict[str, object] | None:
+        """Return the quality record of so many samples; None where outputs have other names, or are too large."""
+        if not self._sums or self._bytes > GROUP_BYTES:
+            return None
+        outputs = [total.of_output() for _, total in sorted(self._sums.items())]
+        return quality_record(QualitySamples("dataset", count, seed), outputs)
+
+
+@dataclass
+class Scores:
+    """What is kept of all samples, side by side."""
+
+    sides: tuple[_SideScores, ...]
+    references: list[Any] = field(default_factory=list)
+    agreements: list[float] = field(default_factory=list)
+    """0 to 1, of each sample; empty for one side alone."""
+    nearness: _Nearness | None = None
+    """How near the outputs of the first side are to those of the second; None for one side alone."""
+
+    def measured(self, metric: Metric) -> tuple[Measured, ...]:
+        """Return a metric of each side."""
+        return tuple(metric.measured(side.kept, self.references, side.prepared) for side in self.sides)
+
+    def latencies_ms(self, side: int) -> list[float]:
+        """Return milliseconds of each sample, without those of the first run, which sets things up, if there are more.
+
+        A sample that is read in several rows, such as windows over a long context, takes the time of all of them.
+        """
+        reported = self.sides[side]
+        later = [milliseconds for number, milliseconds in reported.sample_ms.items() if number not in reported.first]
+        return later or list(reported.sample_ms.values())
+
+    def timed_samples(self, side: int) -> int:
+        """Return how many samples were timed after the first run."""
+        reported = self.sides[side]
+        return len(reported.sample_ms.keys() - reported.first)
+
+    def is_disturbed(self, side: int) -> bool:
+        """Whether other load slowed the runs of a side: runs of equal sizes would take equally long."""
+        return are_disturbed(self.sides[side].run_ms.values())
+
+
+def _score_samples(
+    samples: Iterable[Sample],
+    preprocessor: Preprocessor,
+    evaluator: Evaluator,
+    sides: Sequence[Side],
+    batch_size: int | None,
+    progress: _SampleProgress | None = None,
+) -> Scores:
+    """Run all sides on all samples.
+
+    Args:
+        samples: Roles → values; each is read when its turn comes.
+        preprocessor: Makes arrays of them.
+        evaluator: Makes predictions of answers.
+        sides: One model, or a model and a baseline.
+        batch_size: Rows of one run, where the graph leaves that open.
+        progress: Told how many samples are done.
+
+    Raises:
+        UsageError: samples are not what the model takes.
+        InputError: a sample is damaged, or an output is missing.
+        StageError: a model refuses a batch.
+    """
+    scores = Scores(tuple(_SideScores() for _ in sides), nearness=_Nearness() if len(sides) > 1 else None)
+    waiting: dict[int, Sample] = {}
+
+    def remembered() -> Iterator[Sample]:
+        for number, sample in enumerate(samples):
+            waiting[number] = sample
+            yield sample
+
+    batches = preprocessor.batches(evaluator.fed(remembered()), batch_size)
+    for group in _grouped(batches, len(sides)):
+        for number, (side, reported) in enumerate(zip(sides, scores.sides, strict=True)):
+            for place, batch in enumerate(group):
+                outputs = _run(side, batch, evaluator, reported)
+                if scores.nearness is not None:
+                    scores.nearness.add(number, place, outputs)
+        # Rows of the last sample may go on in the next group.
+        _finish(scores, evaluator, waiting, before=group[-1].rows[-1].number // evaluator.fed_per_sample)
+        if progress is not None:
+            progress(len(scores.references))
+    _finish(scores, evaluator, waiting, before=max(waiting, default=-1) + 1)
+    if progress is not None:
+        progress(len(scores.references))
+    return scores
+
+
+def _grouped(batches: Iterable[Batch], sides: int) -> Iterator[list[Batch]]:
+    """Yield batches in groups that are small in number and in memory."""
+    group: list[Batch] = []
+    held = 0
+    for batch in batches:
+        group.append(batch)
+        held += _held_bytes(batch, sides)
+        if len(group) == GROUP or held >= GROUP_BYTES:
+            yield group
+            group, held = [], 0
+    if group:
+        yield group
+
+
+def _held_bytes(batch: Batch, sides: int) -> int:
+    """Return what is held of a batch: its arrays, pictures and recordings as they were opened, and maps of classes."""
+    samples = {row.number: row for row in batch.rows}.values()
+    return sum(array.nbytes for array in batch.feeds.values()) + sum(_sample_bytes(row, sides) for row in samples)
+
+
+def _sample_bytes(row: Row, sides: int) -> int:
+    held = sum(value.samples.nbytes for value in row.sample.values() if isinstance(value, Recording))
+    if row.image_size is None:
+        return held
+    height, width = row.image_size
+    # The picture, and where there is a mask that and the map of classes of each side: four bytes a pixel.
+    maps = 2 + sides if "mask" in row.sample else 1
+    return held + 4 * height * width * maps
+
+
+def _run(side: Side, batch: Batch, evaluator: Evaluator, reported: _SideScores) -> Arrays:
+    """Run a side on a batch, and return its outputs."""
+    started = time.perf_counter()
+    outputs = side.run(batch.feeds)
+    run_ms = (time.perf_counter() - started) * 1000
+    row_ms = run_ms / len(batch.rows)
+    numbers = [row.number // evaluator.fed_per_sample for row in batch.rows]
+    if not reported.sample_ms:
+        reported.first.update(numbers)
+    else:
+        reported.run_ms[tuple(array.shape for array in batch.feeds.values())].append(run_ms)
+    for number in numbers:
+        reported.sample_ms[number] += row_ms
+    trimmed = {name: batch.trimmed(array) for name, array in outputs.items()}
+    for row, output in zip(batch.rows, evaluator.row_predictions(trimmed, batch), strict=True):
+        reported.answers[row.number // evaluator.fed_per_sample].append(output)
+    return trimmed
+
+
+def _reference(evaluator: Evaluator, sample: Sample, number: int) -> Any:
+    """Return what is right for a sample.
+
+    Raises:
+        UsageError: it is a label that the model does not have.
+        InputError: the sample is damaged; names it.
+    """
+    try:
+        return evaluator.reference(sample)
+    except InputError as error:
+        raise InputError(f"sample {number}, counted from 0: {error.message}", hint=error.hint) from error
+
+
+def _finish(scores: Scores, evaluator: Evaluator, waiting: dict[int, Sample], *, before: int) -> None:
+    """Make predictions of the samples before one of a number, and forget what is not needed of them."""
+    for number in sorted(number for number in waiting if number < before):
+        sample = waiting.pop(number)
+        reference = _reference(evaluator, sample, number)
+        predictions = [evaluator.prediction(side.answers.pop(number), sample) for side in scores.sides]
+        scores.references.append(reference)
+        for side, prediction in zip(scores.sides, predictions, strict=True):
+            side.kept.append(evaluator.for_metrics(prediction, reference))
+        if len(predictions) > 1:
+            scores.agreements.append(evaluator.agreement(*predictions))
+
+
+Progress = Callable[[int, float], None]
+"""Called with the number and the share of finished samples."""
+_MODEL, _DATA, _BASELINE, _SAMPLES, _METRICS = "model", "data set", "baseline", "samples", "metrics"
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """A data set that is ready to be fed to models of some inputs."""
+
+    task: TaskDefinition
+    metrics: tuple[Metric, ...]
+    data_set: DataSet
+    columns: dict[str, str]
+    preprocessor: Preprocessor
+    evaluator: Evaluator
+    batch_size: int
+    """Rows of one run."""
+
+    def fitting(self, sides: Sequence[Side], model: EvaluatedModel, options: EvaluationOptions) -> PreparedData:
+        """Return the same data for several models, of which one may take fewer sizes than the judged one.
+
+        Raises:
+            UsageError: no samples fit all of them.
+        """
+        if all(side.kind == "pytorch" for side in sides[1:]):
+            return self
+        preprocessor = Preprocessor.of(model.folder, joined_inputs(sides))
+        return replace(self, preprocessor=preprocessor, batch_size=_batch_size(preprocessor, self.task, options))
+
+    def scores(self, sides: Sequence[Side], progress: Progress | None = None) -> Scores:
+        """Run models on all samples.
+
+        Raises:
+            UsageError: samples are not what the models take.
+            InputError: a sample is damaged, or an output is missing.
+            StageError: a model refuses a batch.
+        """
+        total = len(self.data_set)
+        return _score_samples(
+            self.data_set.rows(self.columns),
+            self.preprocessor,
+            self.evaluator,
+            sides,
+            self.batch_size,
+            None if progress is None else lambda done: progress(done, done / total),
+        )
+
+
+def evaluate(
+    subject: Subject,
+    options: EvaluationOptions,
+    *,
+    on_step: Callable[[StepEvent], None] | None = None,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Run a model, and a baseline where there is one, on the samples of a data set.
+
+    Args:
+        subject: The models.
+        options: Which samples, which metrics, and what is to be reached.
+        on_step: Called when a step starts and when it ends.
+        progress: Called with the number and the share of finished samples.
+
+    Returns:
+        Metrics with intervals, agreement and latency; whether limits are met stands in the record.
+
+    Raises:
+        UsageError: the task cannot be judged, a metric is not of it, a column is missing, or labels do not match.
+        InputError: a file is missing or damaged.
+        StageError: a model cannot be loaded, or cannot run a sample.
+    """
+    clock = StepClock((_MODEL, _DATA, _BASELINE, _SAMPLES, _METRICS), on_step)
+    with ExitStack() as stack:
+        with clock.step(_MODEL) as step:
+            model = opened_model(subject, options.task, stack)
+            step.summary = f"{model.side.kind}, {model.task}"
+        task = task_definition(model.task)
+        check_limits(task, options)
+        with clock.step(_DATA) as step:
+            prepared = prepared_data(model, options, stack)
+            step.summary = f"{(count := len(prepared.data_set))} {'sample' if count == 1 else 'samples'}"
+        with clock.step(_BASELINE) as step:
+            baseline, baseline_notes = opened_baseline(subject, model, stack)
+            step.summary = baseline.name if baseline is not None else "none"
+        refuse_limits_without_baseline(options, baseline)
+        sides = [model.side, *([baseline] if baseline is not None else [])]
+        prepared = prepared.fitting(sides, model, options)
+        with clock.step(_SAMPLES) as step:
+            scores = prepared.scores(sides, progress)
+            step.summary = f"{len(scores.references)} run"
+        with clock.step(_METRICS):
+            metrics = _metric_results(prepared.metrics, scores, options.seed)
+        return _evaluation(model, baseline, (prepared, scores), metrics, (options, clock, baseline_notes))
+
+
+def prepared_data(model: EvaluatedModel, options: EvaluationOptions, stack: ExitStack) -> PreparedData:
+    """Open a data set, and what makes arrays of it for a model.
+
+    Args:
+        model: Whose processors and labels count.
+        options: Which samples and metrics.
+        stack: Closes the data set.
+
+    Raises:
+        UsageError: a column, a file or a package is missing, or labels do not match.
+        InputError: a file is damaged.
+    """
+    task = task_definition(model.task)
+    metrics = chosen_metrics(task, options.metrics and (*options.metrics, *_limited_metrics(options)))
+    refuse_missing_libraries(metrics)
+    request = DataSetRequest(
+        options.dataset, split=options.split, columns=options.columns, samples=options.samples, seed=options.seed
+    )
+    data_set = stack.enter_context(open_data_set(request))
+    columns = match_columns(data_set, task.roles, optional=task.optional_roles)
+    preprocessor = Preprocessor.of(model.folder, joined_inputs([model.side]))
+    evaluator = task.evaluator(EvaluatorContext(preprocessor, model.config, model.folder, data_set, columns))
+    batch_size = _batch_size(preprocessor, task, options)
+    return PreparedData(task, metrics, data_set, columns, preprocessor, evaluator, batch_size)
+
+
+def _batch_size(preprocessor: Preprocessor, task: TaskDefinition, options: EvaluationOptions) -> int:
+    """Return the rows of one run.
+
+    Raises:
+        UsageError: the graph takes another number than is asked for.
+    """
+    if options.batch_size is not None and preprocessor.fixed_batch not in (None, options.batch_size):
+        raise UsageError(
+            f"--batch-size {options.batch_size}: the graph takes batches of {preprocessor.fixed_batch}",
+            hint="Omit it, or export with this size or with --dynamic-batch.",
+        )
+    return preprocessor.fixed_batch or options.batch_size or task.batch_size
+
+
+def _metric_results(metrics: Sequence[Metric], scores: Scores, seed: int) -> tuple[MetricResult, ...]:
+    measured = [scores.measured(metric) for metric in metrics]
+    pairs = [(sides[0], sides[1] if len(sides) > 1 else None) for sides in measured]
+    ends = intervals(pairs, len(scores.references), seed)
+    results = []
+    for metric, (ours, theirs), found in zip(metrics, pairs, ends, strict=True):
+        padded = [*found, None, None, None]
+        results.append(
+            MetricResult(
+                metric.name,
+                ours.value,
+                metric.is_higher_better,
+                padded[0],
+                None if theirs is None else theirs.value,
+                None if theirs is None else padded[1],
+                None if theirs is None else padded[2],
+                metric.resamples,
+            )
+        )
+    return tuple(results)
+
+
+def _evaluation(
+    model: EvaluatedModel,
+    baseline: Side | None,
+    run: tuple[PreparedData, Scores],
+    metrics: tuple[MetricResult, ...],
+    reported: tuple[EvaluationOptions, StepClock, tuple[str, ...]],
+) -> Evaluation:
+    (prepared, scores), (options, clock, baseline_notes) = run, reported
+    data_set, agreements = prepared.data_set, scores.agreements
+    agreement = sum(agreements) / len(agreements) if agreements else None
+    ours = _side_result(model.side, scores, 0)
+    theirs = None if baseline is None else _side_result(baseline, scores, 1)
+    notes = (
+        *model.notes,
+        *baseline_notes,
+        *data_set.notes,
+        *prepared.evaluator.notes,
+        *(
+            f"{item.name} is beyond the range of a number; the JSON record contains null."
+            for item in metrics
+            if math.isinf(item.value)
+        ),
+        *(_sentence(note) for note in (*prepared.preprocessor.notes, data_set.unreadable_note) if note),
+    )
+    evaluation = Evaluation(
+        task=model.task,
+        task_rule=model.task_rule,
+        data=EvaluatedData(
+            name=data_set.name,
+            split=data_set.split,
+            columns=prepared.columns,
+            samples=len(scores.references),
+            available=len(data_set),
+            unreadable=tuple((item.name, item.reason) for item in data_set.unreadable.values()),
+        ),
+        model=ours,
+        metrics=metrics,
+        batch_size=prepared.batch_size,
+        seed=options.seed,
+        tool_version=__version__,
+        onnxruntime_version=onnxruntime_version(),
+        baseline=theirs,
+        agreement=agreement,
+        quality=None if scores.nearness is None else scores.nearness.record(len(scores.references), options.seed),
+        agreement_words=prepared.task.agreement_words,
+        differing=tuple(number for number, share in enumerate(agreements) if share < 1),
+        limits=_measured_limits(options, metrics, agreement),
+        steps=clock.timings(),
+        notes=notes,
+    )
+    return replace(evaluation, notes=(*notes, *evaluation.time_notes()))
+
+
+def _sentence(note: str) -> str:
+    return f"{note[0].upper()}{note[1:].removesuffix('.')}."
+
+
+def _side_result(side: Side, scores: Scores, number: int) -> EvaluatedSide:
+    latency = summarize(scores.latencies_ms(number))
+    is_disturbed, timed = scores.is_disturbed(number), scores.timed_samples(number)
+    return EvaluatedSide(side.name, side.kind, latency, side.provider, is_disturbed, timed)

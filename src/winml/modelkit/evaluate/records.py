@@ -1,0 +1,246 @@
+"""How well a model does its task, compared with a baseline: the record of ``winml eval``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.evaluate.metrics import CONFIDENCE, RESAMPLES, Interval
+from winml.modelkit.profile.statistics import DISTURBED, Summary
+from winml.modelkit.progress import StepTiming
+from winml.modelkit.records import Record, entry, recorded
+
+SCHEMA_VERSION = 1
+"""Layout of the JSON, specified in docs/reference/formats.md."""
+
+SLACK = 1e-9
+"""By how much a value may miss its limit. Chosen: above rounding of a difference of two shares (1e-16), far below what
+one sample of a million changes."""
+
+_LEAST_TIMED = 20
+"""Samples that have to be timed for a time of one. Chosen: of fewer, a short load on the machine decides the median."""
+
+LimitKind = Literal["min", "max", "max_drop"]
+
+
+@dataclass(frozen=True)
+class MetricResult(Record, digits=6):
+    """One metric of the model and of the baseline, on the same samples."""
+
+    name: str
+    value: float
+    """NaN where the samples do not define it."""
+    is_higher_better: bool
+    interval: Interval | None = field(default=None, metadata=entry(before="is_higher_better"))
+    """None where too few resamples define it."""
+    baseline: float | None = field(default=None, metadata=entry(skip=True))
+    baseline_interval: Interval | None = field(default=None, metadata=entry(skip=True))
+    difference_interval: Interval | None = field(default=None, metadata=entry(skip=True))
+    """Of model minus baseline, on the same resamples."""
+    resamples: int = field(default=RESAMPLES, metadata=entry(before="is_higher_better"))
+    """On how many resamples the intervals are computed."""
+
+    @property
+    def drop(self) -> float | None:
+        """By how much the model is worse than the baseline; negative where it is better, None without a baseline."""
+        if self.baseline is None:
+            return None
+        return self.baseline - self.value if self.is_higher_better else self.value - self.baseline
+
+    @recorded(entry("baseline", omit_none=True))
+    def baseline_entry(self) -> dict[str, object] | None:
+        """Return the value of the baseline with its interval."""
+        return None if self.baseline is None else {"value": self.baseline, "interval": self.baseline_interval}
+
+    @recorded(entry("difference", omit_none=True))
+    def difference_entry(self) -> dict[str, object] | None:
+        """Return model minus baseline with its interval."""
+        if self.baseline is None:
+            return None
+        return {"value": self.value - self.baseline, "interval": self.difference_interval}
+
+
+@dataclass(frozen=True)
+class Limit(Record):
+    """What a metric has to reach, and whether it does."""
+
+    kind: LimitKind
+    metric: str
+    limit: float
+    value: float = field(metadata=entry(digits=6))
+    """The metric, or its drop; NaN where it is not defined, which meets no limit."""
+
+    @property
+    @recorded()
+    def is_met(self) -> bool:
+        """Whether it is reached; a value exactly at the limit does."""
+        if self.kind == "min":
+            return self.value >= self.limit - SLACK
+        return self.value <= self.limit + SLACK
+
+
+@dataclass(frozen=True)
+class EvaluatedSide(Record):
+    """One model that was run."""
+
+    name: str
+    """As passed by the user."""
+    kind: Literal["onnx", "pytorch"]
+    latency_ms: Summary = field(metadata=entry("latency_per_sample_ms"))
+    """Of one sample: its share of each run it was in, those of the first run left out where there are more."""
+    provider: str | None = field(default=None, metadata=entry("execution_provider", before="latency_per_sample_ms"))
+    """Execution provider of an ONNX file."""
+    is_disturbed: bool = False
+    """Whether other load slowed half of its runs, so that its times are not those of the model alone."""
+    timed_samples: int = 0
+    """Samples that were timed after the first run, which sets things up."""
+
+
+@dataclass(frozen=True)
+class EvaluatedData(Record):
+    """The samples both sides were run on."""
+
+    name: str
+    """File name, or name at the Hub."""
+    split: str
+    columns: Mapping[str, str]
+    """Role → column."""
+    samples: int
+    """Samples that were run."""
+    available: int = field(metadata=entry(skip=True))
+    """Samples that were asked for, those that do not open included."""
+    unreadable: tuple[tuple[str, str], ...] = field(default=(), metadata=entry(skip=True))
+    """Name and reason of each picture or recording that does not open."""
+
+    @property
+    def words(self) -> str:
+        """How many samples, for people."""
+        return f"{self.samples} {'sample' if self.samples == 1 else 'samples'}"
+
+    @property
+    @recorded(entry("unreadable"))
+    def unreadable_files(self) -> list[dict[str, str]]:
+        """The same by name and reason."""
+        return [{"name": name, "reason": reason} for name, reason in self.unreadable]
+
+
+@dataclass(frozen=True)
+class Evaluation(Record, schema_version=SCHEMA_VERSION):
+    """Everything there is to tell about how well a model does its task."""
+
+    tool_version: str
+    onnxruntime_version: str
+    task: str
+    task_rule: str
+    """What decided the task, in words."""
+    data: EvaluatedData = field(metadata=entry("dataset"))
+    batch_size: int
+    seed: int
+    model: EvaluatedSide
+    metrics: tuple[MetricResult, ...]
+    """The task's first metric first."""
+    baseline: EvaluatedSide | None = field(default=None, metadata=entry(before="metrics"))
+    agreement: float | None = field(default=None, metadata=entry(skip=True))
+    """Share of the samples on which both answer alike, 0 to 1; None without a baseline."""
+    agreement_words: str = field(default="", metadata=entry(skip=True))
+    """What alike means for the task."""
+    quality: dict[str, Any] | None = field(default=None, metadata=entry(skip=True))
+    """The quality record of the outputs beside those of the baseline, on the same samples; None without a baseline."""
+    differing: tuple[int, ...] = field(default=(), metadata=entry(skip=True))
+    """Samples on which they do not, by their number from 0 among those that were run."""
+    limits: tuple[Limit, ...] = ()
+    steps: tuple[StepTiming, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    @recorded(entry(before="steps"))
+    def is_good_enough(self) -> bool:
+        """Whether every limit is met."""
+        return all(limit.is_met for limit in self.limits)
+
+    @property
+    def sides(self) -> tuple[EvaluatedSide, ...]:
+        """The model, and the baseline where there is one."""
+        return (self.model,) if self.baseline is None else (self.model, self.baseline)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether enough samples were timed on each side for a time of one."""
+        return all(side.timed_samples >= _LEAST_TIMED for side in self.sides)
+
+    @property
+    def has_times(self) -> bool:
+        """True if the time of a sample is shown: it was measured, and no other load slowed the runs."""
+        return self.is_timed and not any(side.is_disturbed for side in self.sides)
+
+    def time_notes(self) -> Iterator[str]:
+        """Yield why there is no time of a sample, or on which side other load slowed the runs."""
+        if not self.is_timed:
+            yield (
+                f"Not timed: fewer than {_LEAST_TIMED} samples were run after the first run. "
+                "Use winml perf for latency."
+            )
+            return
+        for side in self.sides:
+            if side.is_disturbed:
+                yield (
+                    f"Half of the runs of {side.name} took more than {DISTURBED:g} times the fastest of equal sizes: "
+                    "the machine seems busy, so the time of a sample is not shown. Use winml perf for latency."
+                )
+
+    def metric(self, name: str) -> MetricResult:
+        """Return a metric by name.
+
+        Raises:
+            UsageError: it was not measured.
+        """
+        found = {item.name: item for item in self.metrics}
+        if name not in found:
+            raise UsageError(f"metric {name!r} was not measured", hint=f"Measured: {', '.join(found)}.")
+        return found[name]
+
+    @recorded(entry("intervals", before="metrics"))
+    def intervals_entry(self) -> dict[str, object]:
+        """Return how the intervals of the metrics were computed."""
+        resamples = max((metric.resamples for metric in self.metrics), default=RESAMPLES)
+        return {"confidence": CONFIDENCE, "resamples": resamples}
+
+    @recorded(entry("agreement", before="limits", digits=6))
+    def agreement_entry(self) -> dict[str, object] | None:
+        """Return on how many samples both answer alike, and on which they do not."""
+        if self.agreement is None:
+            return None
+        return {
+            "share": self.agreement,
+            "means": self.agreement_words,
+            "differing_samples": self.differing,
+            "quality": self.quality,
+        }
+
+
+def evaluation_words(result: Evaluation) -> str:
+    """Return the first metric, and the limits that are not met, in one line."""
+    first = result.metrics[0]
+    beside = "" if first.baseline is None else f" (baseline {number_words(first.baseline)})"
+    missed = [
+        f"{limit.metric} {number_words(limit.value)}, limit {limit.limit:g}"
+        for limit in result.limits
+        if not limit.is_met
+    ]
+    verdict = f"; limit missed: {', '.join(missed)}" if missed else ""
+    found = f"{first.name} {number_words(first.value)}{beside}"
+    return f"{found} on {result.data.words} of {result.data.name}{verdict}"
+
+
+def number_words(value: float) -> str:
+    """Return a metric as people read it.
+
+    >>> number_words(0.5), number_words(math.inf), number_words(math.nan)
+    ('0.5000', 'infinite', 'not defined')
+    """
+    if not math.isfinite(value):
+        return "not defined" if math.isnan(value) else "infinite"
+    return f"{value:.4f}" if abs(value) < 1000 else f"{value:.1f}"

@@ -1,0 +1,163 @@
+"""Describes how well a model does its task, compared with a baseline and limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from winml.modelkit.evaluate.records import EvaluatedSide, Evaluation, Limit, MetricResult, number_words
+from winml.modelkit.report import document as doc
+from winml.modelkit.words import percent_words, time_words
+
+
+def evaluation_document(result: Evaluation) -> doc.Document:
+    """Describe what was run, each metric with its interval, and whether limits are met."""
+    return doc.Document(
+        [doc.Fields(list(_side_fields(result))), _metric_chart(result), _metric_table(result)],
+        doc.Fields(list(_summary_fields(result))),
+        title=Path(result.model.name).name or result.model.name,
+        subject=f"{result.task} on {result.data.name}",
+        introduction=f"{result.data.words} of split {result.data.split}. An interval holds the value in 95 of 100 "
+        "draws of as many samples.",
+        figures=list(_evaluation_figures(result)),
+    )
+
+
+def _evaluation_figures(result: Evaluation) -> Iterator[doc.Figure]:
+    first, better = result.metrics[0], "higher" if result.metrics[0].is_higher_better else "lower"
+    yield doc.Figure(first.name, number_words(first.value), f"{better} is better")
+    if first.baseline is not None and result.baseline is not None:
+        ends = _ends(first.difference_interval, signed=True)
+        words = f"{first.name} of the model minus {number_words(first.baseline)} of {result.baseline.name}"
+        meaning = f"{words}; 95 % interval {ends}" if ends else words
+        yield doc.Figure("difference", _signed(first.value - first.baseline) or "not defined", meaning)
+    if result.agreement is not None:
+        yield doc.Figure("agreement", percent_words(result.agreement), f"of the samples: {result.agreement_words}")
+    if result.has_times:
+        times = f"; baseline {time_words(result.baseline.latency_ms.p50)} ms" if result.baseline is not None else ""
+        yield doc.Figure("time of a sample", f"{time_words(result.model.latency_ms.p50)} ms", f"median{times}")
+    if result.limits:
+        met = sum(limit.is_met for limit in result.limits)
+        missed = ", ".join(limit.metric for limit in result.limits if not limit.is_met)
+        meaning = f"not met: {missed}" if missed else "every limit is met"
+        yield doc.Figure("limits", f"{met} of {len(result.limits)} met", meaning, "bad" if missed else "good")
+
+
+def _metric_chart(result: Evaluation) -> doc.Dots:
+    """Return each metric with its interval: beside a baseline that of the difference, so that metrics share a scale."""
+    missed = {limit.metric for limit in result.limits if not limit.is_met}
+    compares = result.baseline is not None
+    dots = []
+    for metric in result.metrics:
+        value = metric.value - metric.baseline if metric.baseline is not None else metric.value
+        interval = metric.difference_interval if compares else metric.interval
+        if not math.isfinite(value):
+            continue
+        low, high = interval if interval is not None and all(map(math.isfinite, interval)) else (None, None)
+        words = f"{number_words(metric.value)}{f' ({_signed(value)})' if compares else ''}"
+        name = f"{metric.name}, {'higher' if metric.is_higher_better else 'lower'} is better"
+        grade: doc.Grade = "bad" if metric.name in missed else "good"
+        dots.append(doc.Dot(name, grade, value, low, high, value_words=words, lines=(name, words)))
+    return doc.Dots(
+        dots,
+        heading=f"{'Difference to the baseline' if compares else 'Metrics'}, with 95 % intervals",
+        value_title="model minus baseline" if compares else "value",
+        value_line=0.0 if compares else None,
+    )
+
+
+def _side_fields(result: Evaluation) -> Iterator[doc.Field]:
+    yield "model", _side_words(result.model)
+    yield "task", f"{result.task} ({result.task_rule})"
+    data = result.data
+    columns = ", ".join(f"{role} is {column}" if role != column else role for role, column in data.columns.items())
+    yield "data", f"{data.name}, split {data.split}: {data.words}, {result.batch_size} in a run ({columns})"
+    if result.baseline is not None:
+        yield "baseline", _side_words(result.baseline)
+
+
+def _side_words(side: EvaluatedSide) -> str:
+    return f"{side.name} ({side.provider})" if side.provider is not None else side.name
+
+
+def _metric_table(result: Evaluation) -> doc.Table:
+    columns = [doc.Column("metric"), doc.Column("value", "score"), doc.Column("95 % interval", "score")]
+    if result.baseline is not None:
+        columns += [
+            doc.Column("baseline", "score"),
+            doc.Column("difference", "difference"),
+            doc.Column("95 % interval", "difference"),
+        ]
+    rows: list[list[doc.Cell]] = []
+    for metric in result.metrics:
+        row: list[doc.Cell] = [metric.name, number_words(metric.value), _ends(metric.interval)]
+        if metric.baseline is not None:
+            difference = metric.value - metric.baseline
+            row += [
+                number_words(metric.baseline),
+                difference if math.isfinite(difference) else "",
+                _ends(metric.difference_interval, signed=True),
+            ]
+        rows.append(row)
+    if result.has_times:
+        baseline = [] if result.baseline is None else [time_words(result.baseline.latency_ms.p50), "", ""]
+        rows.append(["ms per sample", time_words(result.model.latency_ms.p50), "", *baseline])
+    return doc.Table(columns, rows, name="metrics", heading="Metrics")
+
+
+def _summary_fields(result: Evaluation) -> Iterator[doc.Field]:
+    if result.agreement is not None:
+        differing = f"; {len(result.differing)} of {result.data.samples} samples differ" if result.differing else ""
+        yield "agreement", f"{percent_words(result.agreement)} ({result.agreement_words}{differing})"
+    metrics = {metric.name: metric for metric in result.metrics}
+    for limit in result.limits:
+        # The agreement, which a limit may name, has no interval.
+        metric = metrics.get(limit.metric)
+        yield "limit", f"{_limit_words(limit)}{_resolution_words(limit, metric) if metric is not None else ''}"
+    yield from doc.note_fields(result.notes)
+
+
+def _limit_words(limit: Limit) -> str:
+    verdict = "met" if limit.is_met else "not met"
+    words = {"min": "at least", "max": "at most", "max_drop": "no more than"}[limit.kind]
+    if limit.kind != "max_drop":
+        return f"{verdict}: {limit.metric} {words} {limit.limit:g}, it is {number_words(limit.value)}"
+    return (
+        f"{verdict}: {limit.metric} {words} {limit.limit:g} worse than the baseline, it is {_drop_words(limit.value)}"
+    )
+
+
+def _resolution_words(limit: Limit, metric: MetricResult) -> str:
+    """Return the interval of a metric or its drop if the limit lies inside it; empty if the samples resolve it."""
+    ends = metric.interval
+    if limit.kind == "max_drop":
+        difference = metric.difference_interval
+        ends = difference
+        if difference is not None and metric.is_higher_better:
+            ends = (-difference[1], -difference[0])
+    if ends is None or not ends[0] <= limit.limit <= ends[1] or ends[0] == ends[1]:
+        return ""
+    return f"; too few samples to be sure (95 % interval {_ends(ends)})"
+
+
+def _drop_words(drop: float) -> str:
+    """Return by how much a model is worse.
+
+    >>> _drop_words(0.5), _drop_words(-0.5), _drop_words(0.0), _drop_words(math.nan)
+    ('0.5000 worse', '0.5000 better', 'equal', 'not defined')
+    """
+    if not drop or math.isnan(drop):
+        return "not defined" if drop else "equal"
+    return f"{number_words(abs(drop))} {'worse' if drop > 0 else 'better'}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.4f}" if math.isfinite(value) else ""
+
+
+def _ends(ends: tuple[float, float] | None, *, signed: bool = False) -> str:
+    if ends is None:
+        return ""
+    words = _signed if signed else number_words
+    return f"{words(ends[0])} to {words(ends[1])}"

@@ -1,0 +1,140 @@
+"""What does ``winml eval`` do with a request? Evaluates a model on a data set, beside its baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.evaluate.declared_options import DataSetFields, data_set_files, declare_limits
+from winml.modelkit.fields import DATASET, LIMITS, declare
+from winml.modelkit.options import Drop
+from winml.modelkit.report.plan import PlannedStep
+from winml.modelkit.verbs.answers import AnswerPlan, PageAnswerRequest, plan_answer
+from winml.modelkit.verbs.running import ProviderFields
+
+if TYPE_CHECKING:
+    from winml.modelkit.builds.found_models import FoundModel
+    from winml.modelkit.evaluate.options import EvaluationOptions
+    from winml.modelkit.evaluate.records import Evaluation
+    from winml.modelkit.profile.latency import Progress
+    from winml.modelkit.progress import StepEvent
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalRequest(PageAnswerRequest, ProviderFields, DataSetFields):
+    """What is requested of ``winml eval``."""
+
+    model: FoundModel
+    task: str | None = None
+    load: dict[str, object] = field(default_factory=dict)
+    """How a checkpoint is loaded: options of loading by name."""
+
+    dataset: str | None = declare(
+        None,
+        "Dataset: a file, a folder, or NAME[:CONFIG] on the Hub.",
+        DATASET,
+        metavar="PATH|NAME",
+        is_required=True,
+        is_common=True,
+    )
+    batch_size: int | None = declare(None, "Samples per run.", DATASET, minimum=1, default_words="by task")
+    seed: int = declare(0, "Seed of the sample selection and of the confidence intervals.", DATASET, minimum=0)
+    metrics: tuple[str, ...] = declare(
+        (),
+        "Metric to report.",
+        LIMITS,
+        spelling="--metric",
+        metavar="NAME",
+        default_words="all",
+        is_common=True,
+    )
+    baseline: str | None = declare(
+        None,
+        "Model to compare with.",
+        LIMITS,
+        metavar="pytorch|FILE|none",
+        default_words="the checkpoint that the file was exported from, if it is local",
+        is_common=True,
+    )
+    min: dict[str, float] = declare_limits(
+        "--min", "Minimum of a metric. If it is missed, the exit code is 3.", LIMITS, is_common=True
+    )
+    max: dict[str, float] = declare_limits(
+        "--max", "Maximum of a metric where less is better. If it is exceeded, the exit code is 3.", LIMITS
+    )
+    max_drop: dict[str, Drop] = declare_limits(
+        "--max-drop",
+        "Maximum drop of a metric from the baseline, such as accuracy=0.01 (absolute) or accuracy=1% (relative). If "
+        "it is exceeded, the exit code is 3.",
+        LIMITS,
+        is_common=True,
+    )
+
+
+def plan_evaluation(request: EvalRequest) -> AnswerPlan[EvaluationOptions]:
+    """Return what would be evaluated on what. Nothing is written, and no model is loaded.
+
+    Raises:
+        UsageError: a name means nothing, options do not go together, or a limit is none of the task.
+        OutputExistsError, WriteError: as :func:`winml.modelkit.verbs.answers.plan_answer` raises.
+    """
+    from winml.modelkit.builds.evaluated_models import named_baseline, refuse_unfit_limits
+    from winml.modelkit.evaluate.options import EvaluationOptions
+    from winml.modelkit.onnx.bundle import described_model
+    from winml.modelkit.samples.data_sources import find_source
+
+    request.refuse_unknown_provider()
+    if request.model.path is None:
+        _refuse_run_options(request)
+    find_source(str(request.dataset))
+    options = EvaluationOptions(**{name: getattr(request, name) for name in EvaluationOptions.model_fields})
+    path = request.model.path
+    stated = None if path is None or not path.is_file() else described_model(path).get("task")
+    refuse_unfit_limits(options, stated, is_section=False)
+    baseline = named_baseline(options.baseline)
+    plan = plan_answer(
+        "eval",
+        options,
+        request,
+        reads=(
+            *request.model.files_read(),
+            *([baseline] if isinstance(baseline, Path) else []),
+            *data_set_files(request),
+        ),
+        steps=(PlannedStep("evaluating", f"{request.model.name} on {request.dataset}"),),
+    )
+    request.choose_provider()
+    return plan
+
+
+def run_evaluation(
+    plan: AnswerPlan[EvaluationOptions],
+    request: EvalRequest,
+    on_step: Callable[[StepEvent], None] | None = None,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Recover what killed commands left, and evaluate.
+
+    Raises:
+        WinMLError: as :func:`winml.modelkit.evaluate.evaluation.evaluate` raises.
+    """
+    plan.recover()
+    from winml.modelkit.builds.evaluated_models import named_subject
+    from winml.modelkit.evaluate.evaluation import evaluate
+    from winml.modelkit.ort.opened_model import RunOptions
+
+    run = RunOptions(request.model.name, **request.provider_options)
+    subject = named_subject(request.model.name, plan.subject, run, **request.load)
+    return evaluate(subject, plan.subject, on_step=on_step, progress=progress)
+
+
+def _refuse_run_options(request: EvalRequest) -> None:
+    for name, value in request.provider_options.items():
+        if value:
+            raise UsageError(
+                f"--{name.replace('_', '-')} requires an ONNX file, and the model is a checkpoint, which PyTorch runs",
+                hint="Omit it, or export the checkpoint first.",
+            )

@@ -1,0 +1,51 @@
+"""Writes the adapters that a built graph takes beside it, in ONNX Runtime's format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import onnx_ir as ir
+
+from winml.modelkit.models.checkpoints.adapters import Adapter, adapter_values, read_adapters
+from winml.modelkit.onnx.files.reading import read_structure
+from winml.modelkit.ort.adapters import adapter_inputs_of, adapter_name, write_adapter
+
+
+def swappable_adapters(requested: Sequence[str]) -> tuple[Adapter, ...]:
+    """Return the adapters of a request that are switched at run time.
+
+    Raises:
+        WinMLError: one is damaged, or of a kind that is not applied.
+    """
+    return tuple(adapter for adapter in read_adapters(requested) if adapter.name is not None)
+
+
+def write_adapters(adapters: Sequence[Adapter], model: Path, reserve: Callable[[str], Path]) -> tuple[str, ...]:
+    """Write adapters for a graph that has inputs for them.
+
+    Args:
+        adapters: Those that are switched at run time.
+        model: The file of the graph, which says what its inputs are called and of which type.
+        reserve: Takes the name of a file beside the model, and returns where it is written.
+
+    Returns:
+        The names of the files.
+
+    Raises:
+        CheckpointError: an adapter does not fit the graph.
+        StageError: ONNX Runtime does not write it.
+    """
+    if not adapters:
+        return ()
+    structure = read_structure(model)
+    inputs = adapter_inputs_of({entry.key: entry.value for entry in structure.metadata_props})
+    modules = {} if inputs is None else inputs.modules
+    types = {value.name: value.type.tensor_type.elem_type for value in structure.graph.input}
+    first = next((types[name] for pair in modules.values() for name in pair if name in types), int(ir.DataType.FLOAT))
+    names = []
+    for adapter in adapters:
+        assert adapter.name is not None  # such are switched
+        names.append(adapter_name(adapter.name))
+        write_adapter(reserve(names[-1]), adapter_values(adapter, modules, ir.DataType(first).numpy()))
+    return tuple(names)

@@ -1,0 +1,250 @@
+"""``winml export``: a model becomes an ONNX file that remembers its modules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._folders import show_plan
+from winml.modelkit.cli._options import (
+    dynamic_options,
+    grouped_option,
+    input_options,
+    model_option,
+    random_options,
+    request_options,
+    result_options,
+    source_options,
+    tree_options,
+    weight_options,
+)
+from winml.modelkit.cli._progress import show_step
+from winml.modelkit.cli._requests import (
+    ConfiguredOptions,
+    configured_options,
+    export_section,
+    export_section_keys,
+    is_stated,
+    model_request,
+    read_build_config,
+    sizes_by_name,
+    stated_fields,
+    with_sizes,
+)
+from winml.modelkit.cli._streams import library_output_to_stderr, show_result, silence_library_warnings, tell
+from winml.modelkit.errors import ConfigError, UsageError, rename_options
+from winml.modelkit.export.declared_options import DynamicFields, ExportFields
+from winml.modelkit.export.verb import PIN, ExportRequest, PinRequest, plan_export, refuse_unloadable, run_export
+from winml.modelkit.fields import ADVANCED, fields_of
+from winml.modelkit.models.load_options import declared_options
+from winml.modelkit.onnx.files.named_paths import named_path
+
+if TYPE_CHECKING:
+    from winml.modelkit.export.config import WinMLExportConfig
+    from winml.modelkit.export.records import ExportResult
+    from winml.modelkit.transform.records import PinnedModel
+
+# --- ``winml export`` of an ONNX file: fixes its dynamic dimensions.
+
+
+_FOR_PYTORCH_MODELS = (
+    *(option.name for option in declared_options() if not option.is_for_onnx),
+    *(option.name for option in (*fields_of(DynamicFields), *fields_of(ExportFields)) if option.name != "verify"),
+    "input_specs", "dynamic_axes", "config", "export_config", "clean_onnx", "with_report", "functions",
+)  # fmt: skip
+"""Options that say how a graph is made from a PyTorch model."""
+
+
+def _is_pinning(options: Mapping[str, object]) -> bool:
+    """Say whether the model is an ONNX file, whose sizes can be fixed.
+
+    Raises:
+        ModelPathError: it has the name of one, and nothing can be there.
+    """
+    model = str(options["model"] or "").strip()
+    return PurePath(model).suffix.lower() == ".onnx" and not named_path(model).is_dir()
+
+
+def _sizes_hint(path: Path) -> str:
+    """Return how a dynamic dimension of an ONNX file is fixed, by its name in the file."""
+    from winml.modelkit.onnx.files.reading import read_structure
+    from winml.modelkit.onnx.specs import stated_bounds
+
+    model = read_structure(path)
+    shapes = (value.type.tensor_type.shape for value in model.graph.input)
+    name = next((size.dim_param for shape in shapes for size in shape.dim if size.dim_param), None)
+    if name is None:
+        return "It has no named dynamic dimension. Export its source:"
+    bounds = stated_bounds({item.key: item.value for item in model.metadata_props}).get(name)
+    sizes = json.dumps({name: 1 if bounds is None else bounds.clamp(1)})
+    return f"Fix its dynamic dimensions with --shape-config '{sizes}', or export its source:"
+
+
+def pin(options: Mapping[str, Any]) -> None:
+    """Fix the sizes and show the result, or the plan.
+
+    Raises:
+        UsageError: an option that has no meaning here, or a name the file does not have.
+    """
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        if parameter.name in _FOR_PYTORCH_MODELS and is_stated(context, parameter.name):
+            flag = [*parameter.opts, *parameter.secondary_opts][-1]
+            raise UsageError(
+                f"{flag} does not apply to ONNX files, of which only the sizes can be fixed",
+                hint="Omit it, or export the PyTorch model again.",
+            )
+    if not (options["shape_config"] or options["batch_size"]):
+        raise UsageError(
+            f"{options['model']}: is an ONNX file, and no size to fix is specified",
+            hint=f"{_sizes_hint(named_path(options['model'].strip()))} a checkpoint folder, config.json, Hub id or "
+            "file.py:factory.",
+        )
+    from winml.modelkit.options import Options
+
+    request = PinRequest(
+        options=Options(),
+        model=named_path(options["model"].strip()),
+        output=options["output"],
+        overwrite=options["overwrite"],
+        verify=options["verify"],
+        seed=options["seed"],
+        sizes=sizes_by_name(options),
+    )
+    with rename_options({} if options["shape_config"] else {"--shape-config": "--batch-size"}):
+        plan = PIN.plan_file(request)
+        if options["dry_run"]:
+            show_plan(plan, options)
+            return
+        result: PinnedModel = PIN.run_file(plan)
+    _show_pinned(result, options)
+
+
+def _show_pinned(result: PinnedModel, options: Mapping[str, Any]) -> None:
+    from winml.modelkit.transform.table import pinned_document
+
+    show_result(result.as_record(), options, lambda: pinned_document(result, options["model"]))
+
+
+EPILOG = """\b
+Examples:
+  winml export -m sentence-transformers/all-MiniLM-L6-v2 -o model.onnx -v
+  winml export -m ./checkpoint -o model.onnx --shape-config '{"sequence_length": 64}'
+  winml export -m ./checkpoint -o model.onnx --dynamic-batch --dynamic-seq-len
+  winml export -m model.py:build -o model.onnx --input-specs inputs.json
+  winml export -c config.json -o model.onnx --opset 18
+  winml export -m dynamic.onnx -o static.onnx --shape-config '{"batch_size": 1}'
+"""
+
+
+@click.command(name="export", cls=WinMLCommand, epilog=EPILOG)
+@model_option(
+    required=False,
+    help="Hub id, checkpoint or Python factory. A checkpoint is a folder or its config.json; a factory is "
+    "file.py:function or package.module:function. An ONNX file is exported with fixed sizes. "
+    "Without -m, --config names the model.",
+)
+@source_options
+@random_options
+@input_options
+@weight_options
+@dynamic_options
+@request_options(ExportRequest)
+@grouped_option(
+    "--export-config",
+    metavar="JSON",
+    group=ADVANCED,
+    help='Export options, such as {"opset_version": 17}: a file or JSON text.',
+)
+@grouped_option("--clean-onnx", is_flag=True, hidden=True, group=ADVANCED, help="Deprecated: use --no-hierarchy.")
+@tree_options("Show more detail: the module tree with node counts.")
+@result_options
+@click.pass_context
+def command(context: click.Context, /, **options: Any) -> None:
+    """Export a PyTorch or Hugging Face model to ONNX. Every node is tagged with its module.
+
+    The outputs of the file are compared with PyTorch before it is written.
+
+    Exit codes: 0 success, 1 failure, 2 usage error, 3 the outputs differ from PyTorch beyond tolerance.
+    """
+    silence_library_warnings(debug=options["debug"])
+    if _is_pinning(options):
+        pin(options)
+        return
+    plan = plan_export(_read_request(context, options))
+    if options["clean_onnx"] and not options["quiet"]:
+        tell("warning: --clean-onnx is deprecated; use --no-hierarchy")
+    if options["dry_run"]:
+        with library_output_to_stderr():
+            refuse_unloadable(plan)
+        show_plan(plan, options)
+        return
+    with library_output_to_stderr():
+        result = run_export(plan, None if options["quiet"] else show_step)
+    _show_result(result, options)
+
+
+def _read_request(context: click.Context, options: dict[str, Any]) -> ExportRequest:
+    """Return what the command line requests, over the config.
+
+    Raises:
+        UsageError: nothing names a model, or ``--depth`` stands without ``-v``.
+        ConfigError: a config is wrong.
+    """
+    if options["depth"] is not None and not options["verbose"]:
+        raise UsageError(f"--depth {options['depth']} applies to the module tree, which -v shows", hint="Add -v.")
+    if options["config"]:
+        build_config = read_build_config(options["config"], section="export")
+        configured = configured_options(context, options, build_config)
+        config = export_section(build_config)
+    else:
+        # A build config has the options of all stages, which take long to import.
+        from winml.modelkit.export.config import WinMLExportConfig
+
+        configured, config = ConfiguredOptions(options, {}), WinMLExportConfig()
+    if not configured.options["model"]:
+        raise UsageError("no model is specified", hint="Use -m, or a config whose loader section names a model.")
+    origin = "export.{}"
+    words = {**configured.words, **export_section_keys(config, options, origin)}
+    if options["export_config"]:
+        alone, origin = _export_config(options["export_config"]), "{} in --export-config"
+        words.update(export_section_keys(alone, options, origin))
+        config = config.model_copy(update={name: getattr(alone, name) for name in alone.model_fields_set})
+    stated = stated_fields(ExportFields, options)
+    if options["clean_onnx"]:
+        stated["hierarchy"] = False
+    if options["allow_dynamic"]:
+        stated["allow_dynamic"] = True
+    with rename_options(words):
+        config = with_sizes(config, options).model_copy(update=stated)
+        model = model_request(configured.options)
+    requested = stated_fields(ExportRequest, options)
+    return ExportRequest(model=model, config=config, words=words, origin=origin, **requested)
+
+
+def _export_config(place: str) -> WinMLExportConfig:
+    from winml.modelkit.export.config import WinMLExportConfig
+    from winml.modelkit.options import parse_options, read_json
+
+    value, source = read_json(place, "--export-config")
+    if isinstance(value, dict) and "export" in value:
+        raise ConfigError(f"{source}: this is a complete build config", hint="Use -c.")
+    return parse_options(WinMLExportConfig, value, source)
+
+
+def _show_result(result: ExportResult, options: Mapping[str, Any]) -> None:
+    if options["quiet"] or options["format_"] == "json":
+        # Among the rows of the table it is a note. Nobody is to miss it: the folder may be read as another model's.
+        for note in result.companions.notes:
+            tell(f"Warning: {note}")
+    from winml.modelkit.export.table import export_document
+    from winml.modelkit.report.module_tree import TreeLimits
+
+    has_tree = options["verbose"] and any(part.coverage.tagged for part in result.parts)
+    limits = TreeLimits(options["depth"], folds=options["verbose"] < 2) if has_tree else None
+    show_result(result.as_record(), options, lambda: export_document(result, limits))

@@ -1,0 +1,332 @@
+"""Exports a model to verified files that remember its modules: the eight steps of ``winml export``.
+
+Composes load, export, normalize, verify and report. Every file is written under a temporary name, and all parts of a
+model are put in place together at the end: a failure or an interruption leaves earlier files as they were.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from torch import nn
+
+from winml.modelkit.errors import UsageError, WinMLError, rename_options
+from winml.modelkit.export.config import PYTHON_WORDS, ExporterUse, WinMLExportConfig, first_choice
+from winml.modelkit.export.graph_making import ExportRun, ExportTarget, calls_of_all_parts
+from winml.modelkit.export.loading import ModelCheck, closing_sizes, configured_request, load_for_export
+from winml.modelkit.export.part_export import export_part
+from winml.modelkit.export.records import STEPS, ExportResult
+from winml.modelkit.models.caches.inputs import PAST_KEY
+from winml.modelkit.models.live_module import ExampleInputs, loaded_from_module, refuse_programs
+from winml.modelkit.models.parts import LoadedModel, ModelPart
+from winml.modelkit.models.request import CHECKPOINT_KINDS, ModelRequest
+from winml.modelkit.models.state_restoration import module_left_as_found, process_left_as_found
+from winml.modelkit.onnx.files.named_paths import restored_working_directory
+from winml.modelkit.onnx.files.output_files import OutputFiles, recover
+from winml.modelkit.ort.execution_providers import refuse_dynamic
+from winml.modelkit.ort.foreign_libraries import local_files_only
+from winml.modelkit.progress import StepClock, StepEvent
+from winml.modelkit.transform.graph_file import GraphHandover
+from winml.modelkit.transform.module_functions import refuse_old_runtime, refuse_unregistered
+from winml.modelkit.version import __version__
+from winml.modelkit.words import count_words
+
+
+def export_pytorch(
+    model: nn.Module,
+    output: str | os.PathLike[str],
+    inputs: ExampleInputs | None = None,
+    *,
+    config: WinMLExportConfig | None = None,
+    overwrite: bool = False,
+    with_report: bool = False,
+    functions: str | None = None,
+    seed: int = 0,
+    on_step: Callable[[StepEvent], None] | None = None,
+) -> ExportResult:
+    """Export a module to an ONNX file in which every node is tagged with its module.
+
+    The module is not changed: forward, hooks, training mode, dtype and device are restored.
+
+    Args:
+        model: Any module. It is traced in evaluation mode.
+        output: Path of the ``.onnx`` file; sidecar and report are written beside it.
+        inputs: Example tensors: by name, in the order of the forward's parameters, or a single one. Their shapes are
+            those of the graph. None: those of ``config.input_tensors``, or of the config of a transformers model.
+        config: Options of the export.
+        overwrite: Replace existing files.
+        with_report: Also write the Markdown report.
+        functions: Modules to write as ONNX functions: ``all``, ``classes`` (modules of one class whose graphs are
+            equal share one) or a selector.
+        seed: Seed of the random inputs.
+        on_step: Called when a step starts and when it ends.
+
+    Returns:
+        The record of the export; the files are written.
+
+    Raises:
+        UsageError: inputs that match no parameter, or an output that exists.
+        ExportError: the module cannot be traced or converted.
+        VerificationError: the outputs of ONNX Runtime and PyTorch differ; no file was written.
+    """
+    exporter = HTPExporter(config, seed=seed, on_step=on_step)
+    return exporter.export(model, output, inputs, overwrite=overwrite, with_report=with_report, functions=functions)
+
+
+class HTPExporter:
+    """Exports modules to ONNX with hierarchy tags."""
+
+    def __init__(
+        self,
+        config: WinMLExportConfig | None = None,
+        *,
+        seed: int = 0,
+        on_step: Callable[[StepEvent], None] | None = None,
+        on_parts: Callable[[Sequence[str]], None] | None = None,
+        handover: GraphHandover | None = None,
+        check: ModelCheck | None = None,
+    ) -> None:
+        """Set the options of every export made with this object; see :func:`export_pytorch`.
+
+        ``on_parts`` is called with the names of the parts, once they are known and before anything is written.
+        ``handover`` says what is done to the graphs in memory, so that no file holds them as they are exported.
+        ``check`` is called with the model of a checkpoint before its weights are loaded, and may refuse it.
+        """
+        self.config = config or WinMLExportConfig()
+        self.seed = seed
+        self.on_step = on_step
+        self.on_parts = on_parts
+        self.handover = handover
+        self.check = check
+
+    def export(
+        self,
+        model: nn.Module,
+        output: str | os.PathLike[str],
+        inputs: ExampleInputs | None = None,
+        *,
+        overwrite: bool = False,
+        with_report: bool = False,
+        functions: str | None = None,
+    ) -> ExportResult:
+        """Export a live module; see :func:`export_pytorch`."""
+
+        def describe() -> tuple[LoadedModel, ExporterUse]:
+            tensors, dynamic = self.config.input_tensors, self.config.dynamic
+            loaded = loaded_from_module(model, inputs, input_tensors=tensors, dynamic=dynamic)
+            return loaded, first_choice(self.config)
+
+        # Before its attributes are looked at, which TorchScript does not show.
+        refuse_programs(model, type(model).__name__)
+        target = self._target(output, overwrite=overwrite, with_report=with_report)
+        target = replace(target, functions=functions)
+        with rename_options(PYTHON_WORDS):
+            return self._export_parts(describe, target, model)
+
+    def export_checkpoint(
+        self,
+        request: ModelRequest,
+        output: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        with_report: bool = False,
+        with_companions: bool = True,
+        with_adapters: bool = True,
+        functions: str | None = None,
+    ) -> ExportResult:
+        """Load a model from a Hub id, a checkpoint, a config or a script, and export it.
+
+        ``with_companions`` copies config, tokenizer and processor files of a checkpoint beside the model, and
+        ``with_adapters`` writes the adapters beside it that are switched at run time; ``functions`` is as for
+        :func:`export_pytorch`. A size that is dynamic by default and not supported by the graph is fixed, with a
+        note; if it was requested, that is an error.
+        """
+        request = configured_request(request, self.config)
+        refuse_dynamic(self.config.ep, is_dynamic=request.is_dynamic, allow_dynamic=self.config.allow_dynamic)
+        target = self._target(output, overwrite=overwrite, with_report=with_report)
+        target = replace(target, with_companions=with_companions, with_adapters=with_adapters, functions=functions)
+        return self._export_sized(request, target, ())
+
+    def _export_sized(self, request: ModelRequest, target: ExportTarget, notes: tuple[str, ...]) -> ExportResult:
+        """Export a checkpoint; a size that froze and that the request does not leave open is fixed, and tried again."""
+        parts: tuple[ModelPart, ...] = ()
+
+        def load() -> tuple[LoadedModel, ExporterUse]:
+            nonlocal parts
+            lowered = self.handover is not None and self.handover.lowers_precision
+            loaded, use = load_for_export(request, self.config, is_handed_over=lowered, check=self.check)
+            parts = loaded.parts
+            return replace(loaded, model_notes=(*notes, *loaded.model_notes)), use
+
+        try:
+            return self._export_parts(load, target, request=request)
+        except WinMLError as error:
+            # Each turn fixes a size that was open, so that there is a last one.
+            frozen = frozen_by_default(error.frozen, parts)
+            if not frozen:
+                raise
+            notes = (*notes, *_frozen_notes(frozen, parts))
+        return self._export_sized(request.with_sizes(frozen), target, notes)
+
+    def export_loaded(
+        self,
+        loaded: LoadedModel,
+        output: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        with_report: bool = False,
+    ) -> ExportResult:
+        """Export a loaded model: one part to ``output``, several to ``<stem>_<part>.onnx`` beside it."""
+        target = self._target(output, overwrite=overwrite, with_report=with_report)
+        return self._export_parts(lambda: (loaded, first_choice(self.config)), target)
+
+    def _target(self, output: str | os.PathLike[str], *, overwrite: bool, with_report: bool) -> ExportTarget:
+        # The model's own code may change the working directory.
+        named = Path(output)
+        return ExportTarget(named.absolute(), overwrite, self.config.hierarchy, with_report, named_folder=named.parent)
+
+    def _export_parts(
+        self,
+        load: Callable[[], tuple[LoadedModel, ExporterUse]],
+        target: ExportTarget,
+        live_module: nn.Module | None = None,
+        request: ModelRequest | None = None,
+    ) -> ExportResult:
+        """Load a model and export its parts, one at a time; what the forwards leave behind is put back."""
+        started = datetime.now(timezone.utc)
+        target.paths().refuse_existing(overwrite=target.overwrite)
+        recover([target.paths().model])
+        if target.functions is not None:
+            refuse_old_runtime()
+        clock = StepClock(STEPS, self.on_step)
+        with ExitStack() as left_as_found:
+            left_as_found.enter_context(process_left_as_found())
+            left_as_found.enter_context(restored_working_directory())
+            with clock.step("model preparation") as step:
+                # Deciding the inputs of a live module may run it as well.
+                if live_module is not None:
+                    retained = left_as_found.enter_context(module_left_as_found(live_module))
+                loaded, exporter = load()
+                if live_module is None:
+                    retained = left_as_found.enter_context(module_left_as_found(loaded.model))
+                self._refuse_options(loaded, target)
+                parameter_count = sum(parameter.numel() for parameter in loaded.model.parameters())
+                step.summary = f"{loaded.info.class_name}, {count_words(parameter_count)} parameters"
+                if self.on_parts is not None:
+                    self.on_parts(tuple(part.name for part in loaded.requested_parts))
+                all_parts = calls_of_all_parts(loaded, self.seed)
+            result = ExportResult(loaded.info, (), started, __version__, loaded.model_notes)
+            if loaded.info.source_kind in CHECKPOINT_KINDS:
+                left_as_found.enter_context(local_files_only())
+            with OutputFiles() as files:
+                handover = self.handover
+                if handover is None and request is not None and loaded.info.source_format is not None:
+                    # Its quantizers are for checkpoints in few bits alone.
+                    from winml.modelkit.export.coded_checkpoints import handover_of_codes
+
+                    handover = handover_of_codes(request, self.config)
+                run = ExportRun(self.config, self.seed, clock, target, loaded, files, all_parts, handover)
+                for part in loaded.requested_parts:
+                    result = export_part(run, result, part, exporter)
+        result = replace(result, model_notes=(*result.model_notes, *retained.notes))
+        return result.in_folder(target.named_folder)
+
+    def _refuse_options(self, loaded: LoadedModel, target: ExportTarget) -> None:
+        """Refuse options that do not fit what was loaded.
+
+        Raises:
+            UsageError: a dynamic dimension where the provider takes none, functions of modules that there are not,
+                pictures of any size with dynamo, or one list of outputs for several parts.
+            OutputExistsError: a file of a part is there already.
+        """
+        if target.functions is not None:
+            refuse_unregistered(loaded.model, target.functions)
+        if self.config.activations is not None and loaded.info.source_format is None:
+            raise UsageError(
+                f"--activations {self.config.activations}: {loaded.info.name_or_path} has no quantized weights",
+                hint="Omit it. The option is for quantized checkpoints.",
+            )
+        for part in loaded.requested_parts:
+            if self.config.exporter == "dynamo" and part.open_grids is not None:
+                raise UsageError(
+                    f"--dynamo: part {part.name} takes image sizes as values of {part.open_grids}, which only "
+                    "the TorchScript exporter supports",
+                    hint="Omit --dynamo.",
+                )
+        is_dynamic = any(part.dimensions for part in loaded.requested_parts)
+        try:
+            refuse_dynamic(self.config.ep, is_dynamic=is_dynamic, allow_dynamic=self.config.allow_dynamic)
+        except UsageError as error:
+            if any(part.cache is not None for part in loaded.parts):
+                error.hint = _OPEN_CACHE
+            raise
+        if len(loaded.parts) == 1:
+            return
+        for part in loaded.requested_parts:
+            target.part_paths(part).refuse_existing(overwrite=target.overwrite)
+        if self.config.output_tensors is not None:
+            names = ", ".join(part.name for part in loaded.parts)
+            raise UsageError(
+                f"output_tensors describes the outputs of one graph, and the model has several parts: {names}",
+                hint="Omit output_tensors.",
+            )
+
+
+_OPEN_CACHE = (
+    "A graph with a KV cache has dynamic dimensions by default, and one of this graph has no key in "
+    "--shape-config. Pass --no-cache, or add --allow-dynamic and fix the sizes later."
+)
+
+
+def frozen_by_default(names: Collection[str], parts: Sequence[ModelPart]) -> dict[str, int]:
+    """Return a size for each of the dynamic dimensions that no option asked for, by key of ``--shape-config``.
+
+    One row, one new token in a decoder, and as many tokens or frames as the first part that takes them is traced with.
+
+    Args:
+        names: Dimensions that a graph does not follow.
+        parts: The parts of the model, in the order in which they run.
+    """
+    if any(part.open_by_default.get(name) == PAST_KEY for part in parts for name in names):
+        return {}  # a decoder whose cache has one length writes no text
+    closing = closing_sizes(parts) or {}
+    steps = ("batch_size", "decoder_sequence_length")
+    sizes: dict[str, int] = {}
+    for part in parts:
+        for name in (name for name in names if name in part.open_by_default):
+            traced = part.trace_sizes[name]
+            sizes.setdefault(part.open_by_default[name], closing.get(name, traced) if name in steps else traced)
+    return sizes
+
+
+def _frozen_notes(sizes: Mapping[str, int], parts: Sequence[ModelPart]) -> list[str]:
+    """Return what to tell of sizes that were fixed since a graph does not follow them.
+
+    Args:
+        sizes: By key of ``--shape-config``.
+        parts: The parts, in which they are open.
+    """
+    notes = []
+    for key, size in sizes.items():
+        names = {(part.name, name) for part in parts for name, own in part.open_by_default.items() if own == key}
+        axes = [
+            f"axis {axis} of {spec.name}"
+            for part in parts
+            for spec in part.inputs
+            if spec.cache is None
+            for axis, name in enumerate(spec.shape)
+            if (part.name, name) in names
+        ]
+        # Within the positions of any model that takes the first.
+        other = json.dumps({key: size // 2 if size > 1 else 2})
+        notes.append(
+            f"{key} ({', '.join(dict.fromkeys(axes))}) is fixed to {size}: as a dynamic dimension, it was "
+            f"frozen by the exporter. For a different size: --shape-config '{other}'."
+        )
+    return notes

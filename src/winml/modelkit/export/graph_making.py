@@ -1,0 +1,808 @@
+"""Makes the tagged graph of one part: the steps of an export from the first inputs to the tags."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from winml.modelkit.compare.verification.input_draws import InputDraws
+from winml.modelkit.compare.verification.reference_run import (
+    PreparedPart,
+    copies_for,
+    prepared_part,
+    refuse_verification_beyond_memory,
+    run_for_shapes,
+    run_reference,
+    with_values,
+)
+from winml.modelkit.compare.verification.value_reads import ValueReads, recorded_reads
+from winml.modelkit.compare.verification.varied_sizes import (
+    Draw,
+    DynamicProof,
+    axes_of,
+    bounded_proof,
+    declare_output_shapes,
+    limited_by_tables,
+    run_at_varied_sizes,
+)
+from winml.modelkit.errors import ExportError, UsageError, missing_name
+from winml.modelkit.export.capture import Capture, CaptureOptions, NodeTagger
+from winml.modelkit.export.config import (
+    EXPORTER_ORDER,
+    EXPORTER_WORDS,
+    ExporterName,
+    ExporterUse,
+    WinMLExportConfig,
+)
+from winml.modelkit.export.opset_conversion import lower_opset
+from winml.modelkit.export.table import input_words
+from winml.modelkit.file_names import ONLY_PART, part_path
+from winml.modelkit.models.output_shapes import with_named_sums
+from winml.modelkit.models.parts import LoadedModel, ModelPart
+from winml.modelkit.models.preparation import FlatForward
+from winml.modelkit.models.state_restoration import shared_state, unchanged_attributes
+from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
+from winml.modelkit.normalize.size_propagation import table_limits
+from winml.modelkit.onnx.assumptions import Assumption
+from winml.modelkit.onnx.files.output_files import ExportPaths, OutputFiles
+from winml.modelkit.onnx.fingerprint import stamp
+from winml.modelkit.onnx.lora_branches import add_branches
+from winml.modelkit.onnx.model_metadata import ModelDescription, output_specs, write_model_metadata
+from winml.modelkit.onnx.specs import (
+    UNNAMED,
+    DynamicDimension,
+    InputTensorSpec,
+    OutputAxis,
+    OutputTensorSpec,
+    StatedBounds,
+)
+from winml.modelkit.options import nearest
+from winml.modelkit.ort.host import available_bytes
+from winml.modelkit.progress import StepClock
+from winml.modelkit.tags.tagging import Coverage, all_nodes, clear_tag, measure_coverage
+from winml.modelkit.tags.torch_modules import CallTrace, joined_traces, record_calls, with_captured_modules
+from winml.modelkit.tags.tree import ModuleTree, build_tree
+from winml.modelkit.transform.graph_file import GraphHandover, HandedGraph
+from winml.modelkit.transform.module_functions import chosen_modules
+from winml.modelkit.version import __version__
+
+# --- Captures a part as a graph: with the exporter chosen first, or with the other one where that fails.
+
+
+_WEIGHTS_LOADED = "The weights were loaded: the export without weights failed."
+_LATER_CALLS = 8
+"""Chosen: calls after which a counter of calls has shown; only a forward that changes something in each is called so
+often."""
+_DISPLAYED_CHANGES = 4
+_ABSENT = object()
+_FIX_SIZE = "Fix the size: omit the dynamic option, or set a number in --shape-config."
+
+
+def _capture_graph(
+    prepared: PreparedPart,
+    tensors: Mapping[str, torch.Tensor],
+    tree: ModuleTree,
+    config: WinMLExportConfig,
+    use: ExporterUse,
+) -> tuple[Capture, ExporterUse]:
+    """Capture a prepared part with the exporter chosen first, or with the other one where that fails.
+
+    Args:
+        prepared: The part; its forward was called before.
+        tensors: Example inputs, with values.
+        tree: The modules that ran.
+        config: Options of the export.
+        use: The first choice.
+
+    Returns:
+        The graph, and which exporter made it.
+
+    Raises:
+        ExportError: none of the exporters that may be used can; tells the reason of each.
+    """
+    request = _CaptureRequest(prepared, tensors, tree, config)
+    errors: dict[ExporterName, ExportError] = {}
+    for name, has_values in _attempts(prepared.part, config, use):
+        if has_values and (errors[name].operator is not None or (name == "dynamo" and not errors[name].is_by_value)):
+            # No value gives the operator a form, and dynamo asks for values only where the forward decides by them.
+            continue
+        try:
+            time_limit_s = use.time_limit_s if name == use.name else None
+            capture = _capture_with(name, request, time_limit_s, has_values=has_values)
+        except (ExportError, ImportError, AttributeError) as error:
+            errors[name] = _named_failure(name, error)
+        else:
+            other = next((failed for failed in errors if failed != name), None)
+            return capture, use if other is None else ExporterUse(name, _failure_words(other, errors[other]))
+    first_error, *second_errors = errors.values()
+    for second_error in second_errors:
+        raise _both_failed(first_error, second_error) from second_error
+    raise first_error
+
+
+def _attempts(part: ModelPart, config: WinMLExportConfig, use: ExporterUse) -> list[tuple[ExporterName, bool]]:
+    """Return the exporters to try in turn, each with whether it may ask for values: of weights and example inputs."""
+    attempts: list[tuple[ExporterName, bool]] = [(use.name, False)]
+    if config.exporter == "auto" and part.open_grids is None:
+        attempts.append((next(name for name in EXPORTER_ORDER if name != use.name), False))
+    # Last, since they take the most memory: traces that need values.
+    if part.stored is not None and ("torchscript", False) in attempts:
+        attempts.append(("torchscript", True))
+    if ("dynamo", False) in attempts:
+        attempts.append(("dynamo", True))
+    return attempts
+
+
+@dataclass(frozen=True)
+class _CaptureRequest:
+    """What is to be captured."""
+
+    prepared: PreparedPart
+    tensors: Mapping[str, torch.Tensor]
+    tree: ModuleTree
+    config: WinMLExportConfig
+
+
+def _capture_with(
+    name: ExporterName, request: _CaptureRequest, time_limit_s: float | None, *, has_values: bool
+) -> Capture:
+    if has_values and request.prepared.part.stored is not None:
+        if request.config.verify:
+            refuse_verification_beyond_memory(request.prepared.model, available_bytes())
+        with with_values(request.prepared) as weighted:
+            capture = _capture_with(name, replace(request, prepared=weighted), time_limit_s, has_values=True)
+        return replace(capture, notes=(*capture.notes, _WEIGHTS_LOADED))
+    prepared, config = request.prepared, request.config
+    part, model = prepared.part, prepared.model
+    tensors = copies_for(model, request.tensors)
+    options = CaptureOptions(
+        opset_version=config.opset_for(name),
+        dynamic_axes=axes_of(part.inputs),
+        keep_stack_traces=config.keep_torch_metadata,
+        weights=part.stored,
+        time_limit_s=time_limit_s,
+        takes_example_values=has_values,
+    )
+    # An attempt that fails half-way leaves nothing on the modules for the next.
+    with unchanged_attributes(model):
+        if name == "torchscript":
+            from winml.modelkit.export.torchscript.capturing import capture_torchscript
+
+            return capture_torchscript(model, tensors, prepared.forward, request.tree, options)
+        from winml.modelkit.export.dynamo.capturing import capture_dynamo
+
+        return capture_dynamo(model, tensors, prepared.forward, request.tree, options)
+
+
+def _named_failure(name: ExporterName, error: ExportError | ImportError | AttributeError) -> ExportError:
+    """Return why an exporter failed, where a name of a library is missing with that; raise any other error again."""
+    missing = missing_name(error) or missing_name(error.__cause__ or error)
+    if missing:
+        other = "--dynamo" if name == "torchscript" else "--no-dynamo"
+        failure = ExportError(
+            f"{missing}, which the exporter {EXPORTER_WORDS[name]} needs",
+            hint=f"Use {other} or a different version of {missing.partition(' ')[0]}. Commands that take an ONNX "
+            "file still work.",
+        )
+        failure.__cause__ = error
+        return failure
+    if isinstance(error, ExportError):
+        return error
+    raise error
+
+
+def _failure_words(name: ExporterName, error: ExportError) -> str:
+    """Say in a few words why an exporter could not."""
+    if error.operator:
+        place = f" in module {error.module or '(the root)'}" if error.module is not None else ""
+        return f"{error.operator}{place} has no {EXPORTER_WORDS[name]} form"
+    return f"{EXPORTER_WORDS[name]}: {error.message}"
+
+
+def _both_failed(first: ExportError, second: ExportError) -> ExportError:
+    error = ExportError(
+        f"neither exporter can make a graph of this model: {first.message}; {second.message}",
+        # What is said of an operator TorchScript lacks is to let dynamo try.
+        hint=second.hint if first.operator else first.hint,
+        operator=first.operator,
+        module=first.module,
+    )
+    error.frozen = (*first.frozen, *second.frozen)
+    return error
+
+
+# --- The records that travel through one export: what was asked, what stays the same, and the graph of one part.
+
+
+@dataclass(frozen=True)
+class ExportTarget:
+    """Where an export goes."""
+
+    output: str | os.PathLike[str]
+    """The ``.onnx`` file; of a model of several parts, the stem of their names."""
+    overwrite: bool
+    with_sidecar: bool
+    with_report: bool
+    with_companions: bool = True
+    """Whether config, tokenizer and processor files of a checkpoint are copied beside it."""
+    with_adapters: bool = True
+    """Whether adapters that are switched at run time are written beside it."""
+    functions: str | None = None
+    """Modules to write as ONNX functions: ``all``, ``classes`` or a selector. None: none."""
+    named_folder: Path = field(default_factory=Path)
+    """Its folder as the user wrote it, for what is told."""
+
+    def paths(self) -> ExportPaths:
+        """Return the files of a model of one part.
+
+        Raises:
+            UsageError: the path is a directory, or does not end in ``.onnx``.
+        """
+        return ExportPaths.for_output(self.output, with_sidecar=self.with_sidecar, with_report=self.with_report)
+
+    def part_paths(self, part: ModelPart) -> ExportPaths:
+        """Return the files of one part."""
+        path = part_path(self.paths().model, part.name, of_several=part.name != ONLY_PART)
+        return ExportPaths.for_output(path, with_sidecar=self.with_sidecar, with_report=self.with_report)
+
+
+@dataclass(frozen=True)
+class ExportRun:
+    """What stays the same while the parts of one model are exported."""
+
+    config: WinMLExportConfig
+    seed: int
+    clock: StepClock
+    target: ExportTarget
+    loaded: LoadedModel
+    files: OutputFiles
+    """Everything that is written; put in place with the last part."""
+    all_parts: CallTrace | None = None
+    """Which modules run in any of the parts; None where there is one part."""
+    handover: GraphHandover | None = None
+    """What is done to each graph before it is written; None: nothing."""
+    draws: dict[str, InputDraws] = field(default_factory=dict)
+    """Part → what draws its inputs; filled as it is asked for."""
+
+    staged: dict[str, Path] = field(default_factory=dict)
+    """Part → its model file under the temporary name; filled as they are written."""
+
+    def inputs(self, part: ModelPart) -> InputDraws:
+        """Return what draws the inputs of a part; it remembers what the model takes."""
+        return self.draws.setdefault(part.name, InputDraws(part, self.seed))
+
+
+@dataclass(frozen=True)
+class TaggedGraph:
+    """The graph of one part as it will be written, and what it was made from."""
+
+    model: ir.Model
+    tree: ModuleTree
+    coverage: Coverage
+    draw: Draw
+    """What was traced."""
+    proof: DynamicProof
+    """What the part answers at other sizes than the traced ones."""
+    exporter: ExporterUse
+    notes: tuple[str, ...]
+    handed: HandedGraph | None = None
+    """What was done to it after the export; None: nothing."""
+    assumed: tuple[Assumption, ...] = ()
+    """What the trace took for granted; a comparison with PyTorch says which of it holds for other inputs."""
+    dimensions: tuple[DynamicDimension, ...] = ()
+    """What is left open, within the bounds of what the graph follows."""
+    reads: ValueReads | None = None
+    """What Python read of the traced inputs; None where nobody watched."""
+
+
+# --- Gives axes of outputs the names they were asked to have, as far as they are open.
+
+
+_Shape = tuple[int | str, ...]
+
+
+def _name_output_axes(
+    proof: DynamicProof, requested: Sequence[OutputAxis], inputs: Sequence[str], dimensions: Sequence[str]
+) -> DynamicProof:
+    """Return the proof with the requested names in the shapes of the outputs.
+
+    Open sizes of the inputs decide which axes of the outputs are open; what was asked for beyond that is noted. A name
+    of a dynamic size stays where the outputs follow it by an expression (``sequence//2``), unless the axis is asked to
+    bear a name of its own.
+
+    Args:
+        proof: The shapes of the outputs, as they were observed.
+        requested: Axes and their names.
+        inputs: Names of the inputs, for messages.
+        dimensions: Names of the dynamic sizes of the inputs.
+
+    Raises:
+        UsageError: there is no such output, or it has no such axis.
+    """
+    shapes = dict(proof.output_shapes or {})
+    notes = []
+    for item in requested:
+        _refuse_unknown(item, shapes, inputs)
+        size = shapes[item.output][item.axis]
+        place = f"{item.requested_by}: axis {item.axis} of {item.output}"
+        if isinstance(size, int):
+            notes.append(f"{place} is always {size}: it depends on no dynamic dimension of the inputs.")
+        elif item.name in (UNNAMED, size):
+            continue
+        elif item.name in dimensions or size in dimensions:
+            notes.append(f"{place} equals {size} and has this name instead of {item.name}.")
+        else:
+            shapes[item.output] = _with_name(shapes[item.output], item.axis, item.name)
+    return replace(proof, output_shapes=shapes or None, notes=(*proof.notes, *notes))
+
+
+def _name_sums(proof: DynamicProof, inputs: Sequence[InputTensorSpec]) -> DynamicProof:
+    """Return the proof with the names that sums of sizes bear in the inputs."""
+    return (
+        proof
+        if proof.output_shapes is None
+        else replace(proof, output_shapes=with_named_sums(proof.output_shapes, inputs))
+    )
+
+
+def _with_name(shape: _Shape, axis: int, name: str) -> _Shape:
+    return (*shape[:axis], name, *shape[axis + 1 :])
+
+
+def _refuse_unknown(item: OutputAxis, shapes: Mapping[str, _Shape], inputs: Sequence[str]) -> None:
+    if item.output not in shapes:
+        guess = nearest(item.output, [*inputs, *shapes])
+        raise UsageError(
+            f"{item.requested_by}: the model has no input or output {item.output!r}",
+            hint=f"{f'Did you mean {guess!r}? ' if guess else ''}Its inputs: {', '.join(inputs)}. "
+            f"Its outputs: {', '.join(shapes)}.",
+        )
+    rank = len(shapes[item.output])
+    if item.axis >= rank:
+        raise UsageError(
+            f"{item.requested_by}: output {item.output} has no axis {item.axis}; it has {rank}, counted from 0",
+            hint=f"Its shape: [{', '.join(map(str, shapes[item.output]))}].",
+        )
+
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def calls_of_all_parts(loaded: LoadedModel, seed: int) -> CallTrace | None:
+    """Return which modules run in any part, so that each has the same tag in every part; None for a single part.
+
+    Raises:
+        ExportError: PyTorch refuses the inputs of a part.
+    """
+    if len(loaded.parts) == 1:
+        return None
+    traces = []
+    for part in loaded.parts:
+        with prepared_part(part) as prepared, unchanged_attributes(part.model):
+            traces.append(_trace_calls(prepared, InputDraws(part, seed)).calls)
+    return joined_traces(traces)
+
+
+def make_tagged_graph(
+    run: ExportRun, prepared: PreparedPart, exporter: ExporterUse, *, normalizes: bool = True
+) -> TaggedGraph:
+    """Run the steps from the first inputs to the tagged, normalized graph.
+
+    Args:
+        run: The export.
+        prepared: The part.
+        exporter: The exporter to begin with.
+        normalizes: Normalize the graph; else it stays as the exporter wrote it.
+
+    Raises:
+        ExportError: the part cannot be run, traced or converted.
+        UsageError: an option does not fit the part.
+    """
+    part, clock = prepared.part, run.clock
+    with clock.step("input generation") as step:
+        inputs = run.inputs(part)
+        step.summary = input_words(part.inputs)
+    with clock.step("hierarchy building") as step:
+        # Without values there is nothing to read.
+        watches_reads = run.config.verify and run.handover is None and part.stored is None
+        first = _trace_calls(prepared, inputs, watches_reads=watches_reads)
+        trace, draw = first.calls, first.draw
+        inputs.traced = tensors = draw.inputs
+        tree = build_tree(trace, run.config.torch_module, run.all_parts)
+        if run.target.functions is not None:
+            # Refused here rather than after the capture, which may take minutes. Of several parts, any may have them.
+            everything = build_tree(run.all_parts or trace, run.config.torch_module)
+            chosen_modules(everything, run.target.functions)
+        draw = _with_output_names(draw, prepared.forward, run.config)
+        # What is compared by decibels stays near the traced sizes.
+        parameters = _parameter_count(prepared) if run.handover is None and run.config.verify else None
+
+        def run_at(sizes: Mapping[str, int]) -> Draw:
+            return _draw_of_sizes(run, prepared, sizes)
+
+        try:
+            proof = run_at_varied_sizes(draw, part.dimensions, run_at, parameters)
+        except UsageError as error:
+            _suggest_axes(error, prepared, tensors)
+            raise
+        names = [spec.name for spec in part.inputs]
+        proof = _name_output_axes(
+            _name_sums(proof, part.inputs), part.output_axes, names, [item.name for item in part.dimensions]
+        )
+        at_other_shapes = f", run at {len(proof.draws)} more shapes" if proof.draws else ""
+        step.summary = f"{len(tree)} modules ({tree.registered} registered, with torch.nn layers){at_other_shapes}"
+    with clock.step("ONNX export") as step:
+        capture, used = _capture_graph(prepared, tensors, tree, run.config, exporter)
+        step.summary = f"{len(capture.scopes)} nodes, opset {capture.model.opset_imports['']}, {used.name}"
+        trace = with_captured_modules(trace, capture.scopes.values())
+        all_parts = run.all_parts and with_captured_modules(run.all_parts, capture.scopes.values())
+        tree = build_tree(trace, run.config.torch_module, all_parts)
+    with clock.step("node tagger creation") as step:
+        tagger = NodeTagger(tree, operation_fallback=run.config.operation_fallback)
+        step.summary = f"{len(tree)} tags"
+    with clock.step("node tagging") as step:
+        tagger.tag_nodes(capture.scopes)
+        step.summary = f"{len(capture.scopes)} nodes tagged"
+    with clock.step("tag injection") as step:
+        model, graph_notes = _plain_graph(capture.model, run.config, used) if normalizes else (capture.model, ())
+        limits = {name: rows for name, rows in table_limits(model.graph).items() if name not in capture.bounds}
+        extended, of_tables = limited_by_tables(proof, draw.sizes, limits, run_at, _parameter_count(prepared))
+        dimensions, bound_notes, bounded_sums = _bounded(part.dimensions, capture.bounds, of_tables)
+        bounds = {name: found for name, found in capture.bounds.items() if name in draw.sizes} | of_tables
+        # Without a comparison of values, further draws are of no use.
+        proof = bounded_proof(proof if parameters is None else extended, draw.sizes, bounds, run_at, parameters)
+        if part.branches:
+            names = [adapter.name for adapter in part.adapters if adapter.name is not None]
+            add_branches(model, part.branches, names, is_whole=len(run.loaded.parts) == 1)
+        declare_output_shapes(model.graph, proof)
+        _describe_model(model, run, replace(part, dimensions=dimensions), tree, used)
+        coverage = measure_coverage(model)
+        step.summary = f"{len(capture.scopes)} → {coverage.nodes} nodes, {coverage.tagged} tagged"
+    notes = (*(tree.notes if run.config.hierarchy else ()), *_capture_notes(capture), *graph_notes, *proof.notes)
+    return TaggedGraph(
+        model,
+        tree,
+        coverage,
+        draw,
+        proof,
+        used,
+        (*notes, *bound_notes),
+        assumed=(
+            *capture.assumed,
+            *bounded_sums,
+            *_state_retained(prepared, inputs, draw, first.changes),
+            *map(_shared_state_written, first.shared),
+        ),
+        dimensions=dimensions,
+        reads=first.reads,
+    )
+
+
+def bounded_graph(
+    run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph, most: Mapping[str, int], reason: str
+) -> TaggedGraph:
+    """Return a graph whose dynamic dimensions are bounded to what it was found to follow; its metadata in place.
+
+    Args:
+        run: The export.
+        prepared: The part.
+        tagged_graph: Its graph.
+        most: Dimension → largest size.
+        reason: What was found.
+    """
+    bounds = {item.name: (item.min, most[item.name]) for item in tagged_graph.dimensions if item.name in most}
+    dimensions, *_ = _bounded(tagged_graph.dimensions, bounds)
+    proof = bounded_proof(
+        tagged_graph.proof,
+        tagged_graph.draw.sizes,
+        bounds,
+        lambda sizes: _draw_of_sizes(run, prepared, sizes),
+        _parameter_count(prepared),
+    )
+    part = replace(prepared.part, dimensions=dimensions)
+    _describe_model(tagged_graph.model, run, part, tagged_graph.tree, tagged_graph.exporter)
+    notes = (f"{name} is limited to {size}: {reason}" for name, size in most.items())
+    return replace(tagged_graph, proof=proof, dimensions=dimensions, notes=(*tagged_graph.notes, *notes))
+
+
+def _bounded(
+    dimensions: Sequence[DynamicDimension],
+    bounds: Mapping[str, tuple[int, int]],
+    of_tables: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+) -> tuple[tuple[DynamicDimension, ...], list[str], list[Assumption]]:
+    """Return the dimensions within bounds, a note on each that was wider, and bounds of their sums.
+
+    Args:
+        dimensions: The dynamic dimensions.
+        bounds: Dimension → smallest and largest size that torch.export found.
+        of_tables: Dimension → bounds set by the rows of tables.
+
+    Raises:
+        ExportError: nothing but the traced size is left of one.
+    """
+    bounded, notes = [], []
+    for dimension in dimensions:
+        least, most = {**bounds, **of_tables}.get(dimension.name, (0, sys.maxsize))
+        least, most = max(least, dimension.min), min(most, dimension.max or most)
+        if least == most and dimension.min != dimension.max:
+            error = ExportError(
+                f"{dimension.name} cannot be dynamic: the graph supports size {most} only", hint=_FIX_SIZE
+            )
+            error.frozen = (dimension.name,)
+            raise error
+        item = dimension.model_copy(update={"min": least, "max": None if most == sys.maxsize else most})
+        bounded.append(item)
+        if item != dimension:
+            sizes = f"to sizes from {least}" if item.max is None else f"to sizes from {least} to {most}"
+            reason = "torch.export found that the forward takes a different branch beyond"
+            if item.name in of_tables:
+                reason = f"a table of the model, such as one of positions, has {most} rows"
+            notes.append(f"{item.name} is limited {sizes}: {reason}.")
+    names = {dimension.name for dimension in dimensions}
+    sums = [
+        Assumption(
+            "size",
+            name,
+            value=f"up to {most}",
+            message=f"{name} is limited to {most}, as the sum of its parts: torch.export found that the forward "
+            "takes a different branch beyond.",
+        )
+        for name, (_, most) in bounds.items()
+        if name not in names and most != sys.maxsize
+    ]
+    return tuple(bounded), notes, sums
+
+
+def _parameter_count(prepared: PreparedPart) -> int:
+    return sum(parameter.numel() for parameter in prepared.part.module.parameters())
+
+
+@dataclass(frozen=True)
+class _FirstRun:
+    """What the first run of a part was."""
+
+    calls: CallTrace
+    """Which modules ran."""
+    draw: Draw
+    changes: tuple[str, ...]
+    """Attributes of modules that it left behind otherwise."""
+    shared: tuple[str, ...]
+    """Globals and attributes of classes of the user's code that it left behind otherwise."""
+    reads: ValueReads | None
+    """What Python read of the inputs; None where nobody watched."""
+
+
+def _trace_calls(prepared: PreparedPart, inputs: InputDraws, *, watches_reads: bool = False) -> _FirstRun:
+    """Run the part once, on its first inputs, and watch what Python reads of them, where that is asked for.
+
+    Some models replace modules of theirs while they run, depending on their inputs: those stay, and run the next time.
+    Anything else is put back, so that the trace starts from what was found as well.
+    """
+    model, sizes = prepared.model, prepared.part.trace_sizes
+    runs: list[_FirstRun] = []
+    replaces_modules = False
+
+    def run_once(tensors: Tensors, *, is_watched: bool) -> Draw:
+        nonlocal replaces_modules
+        registered, shared = _kinds(model), shared_state(model)
+        with record_calls(model) as trace, unchanged_attributes(model) as state:
+            with recorded_reads(tensors) if is_watched else nullcontext() as reads:
+                draw = Draw(tensors, run_reference(prepared, tensors, keeps_state=True), sizes)
+            changes = state.changes()
+            if registered != _kinds(model):
+                replaces_modules = True
+                state.keep()
+        written = tuple(name for name, value in shared_state(model).items() if shared.get(name, _ABSENT) != value)
+        runs.append(_FirstRun(trace, draw, changes, written, reads() if reads is not None else None))
+        return draw
+
+    def run(tensors: Tensors) -> Draw:
+        if watches_reads:
+            # Operators that call functions, such as torch.cond, do not run while reads are watched.
+            with suppress(ExportError):
+                return run_once(tensors, is_watched=True)
+        return run_once(tensors, is_watched=False)
+
+    draw = inputs.accepted(lambda drawing: drawing.draw(1), run)
+    if replaces_modules:
+        run(draw.inputs)
+    return next(item for item in reversed(runs) if item.draw.inputs is draw.inputs)
+
+
+def _shared_state_written(name: str) -> Assumption:
+    return Assumption(
+        "first_call",
+        value=name,
+        message=f"The forward changes {name}, which belongs to no module and cannot be restored: the file may contain "
+        "its value at export time.",
+    )
+
+
+def _kinds(model: torch.nn.Module) -> list[tuple[int, type]]:
+    """Return which modules there are, and of what classes: those that get their shape with the first call change it."""
+    return [(id(module), type(module)) for module in model.modules()]
+
+
+def _state_retained(
+    prepared: PreparedPart, inputs: InputDraws, draw: Draw, changes: Sequence[str]
+) -> tuple[Assumption, ...]:
+    """Return which attributes a forward keeps from call to call, where PyTorch answers a second call otherwise."""
+    if not changes or prepared.part.stored is not None:
+        return ()
+
+    def answer(tensors: Tensors) -> Draw:
+        return Draw(tensors, run_reference(prepared, tensors), draw.sizes)
+
+    try:
+        first = inputs.accepted(lambda drawing: drawing.draw(2), answer)
+    except ExportError:
+        return ()
+    if not _differs_later(prepared, draw, first):
+        return ()
+    names = ", ".join(changes[:_DISPLAYED_CHANGES]) + (", …" if len(changes) > _DISPLAYED_CHANGES else "")
+    note = f"The forward keeps state between calls ({names}), so in PyTorch a later call returns different outputs."
+    words = f"{note} The file always returns the outputs of a first call."
+    return (Assumption("first_call", value=", ".join(changes), message=words),)
+
+
+def _differs_later(prepared: PreparedPart, draw: Draw, first: Draw) -> bool:
+    """Return True if PyTorch answers a sample otherwise after some calls than in the first one.
+
+    A forward that leaves nothing behind after a call, such as one whose table was made in the first, is not called on.
+    """
+    with unchanged_attributes(prepared.model):
+        for _call in range(_LATER_CALLS):
+            try:
+                with unchanged_attributes(prepared.model) as state:
+                    run_reference(prepared, draw.inputs, keeps_state=True)
+                    is_changed = bool(state.changes())
+                    state.keep()
+                later = run_reference(prepared, first.inputs)
+            except ExportError:
+                return True
+            is_same = first.reference.keys() == later.keys() and all(
+                np.array_equal(value, later[name], equal_nan=value.dtype.kind not in "biu")
+                for name, value in first.reference.items()
+            )
+            if not is_same or not is_changed:
+                return not is_same
+    return False
+
+
+def _draw_of_sizes(run: ExportRun, prepared: PreparedPart, sizes: Mapping[str, int]) -> Draw:
+    """Draw inputs of other sizes and run the part on them."""
+    return run.inputs(prepared.part).accepted(
+        lambda drawing: drawing.draw(3, sizes), lambda tensors: Draw(tensors, run_for_shapes(prepared, tensors), sizes)
+    )
+
+
+def _suggest_axes(error: UsageError, prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Add to the hint of a refused size the fixed axes without which the model takes no other size, such as a mask's.
+
+    Candidates are fixed axes of the same position and size. One of them, or all, is suggested if the model runs on
+    inputs of twice the size with it and not without it.
+    """
+
+    def is_accepted(axes: Sequence[tuple[str, int]]) -> bool:
+        doubled = dict(tensors)
+        for name, axis in axes:
+            doubled[name] = torch.cat([doubled[name]] * 2, dim=axis)
+        try:
+            run_for_shapes(prepared, doubled)
+        except ExportError:
+            return False
+        return True
+
+    shapes = {spec.name: spec.shape for spec in prepared.part.inputs}
+    for dimension in error.frozen:
+        named = [(name, axis) for name, shape in shapes.items() for axis, size in enumerate(shape) if size == dimension]
+        sizes = {(axis, tensors[name].shape[axis]) for name, axis in named}
+        others = [
+            (name, axis)
+            for name, shape in shapes.items()
+            for axis, size in enumerate(shape)
+            if isinstance(size, int) and (axis, size) in sizes
+        ]
+        if not others or is_accepted(named):
+            continue
+        choices = [*([other] for other in others), others]
+        if missing := next((axes for axes in choices if is_accepted([*named, *axes])), None):
+            places = " and ".join(f"axis {axis} of {name}" for name, axis in missing)
+            option = " ".join(f"{name}:{axis}={dimension}" for name, axis in missing)
+            error.hint = (
+                f"Make {places} dynamic as well: write {dimension} there in --input-specs, or add --dynamic-axes "
+                f"'{option}'. Or fix the size of {dimension}."
+            )
+
+
+def _with_output_names(draw: Draw, forward: FlatForward, config: WinMLExportConfig) -> Draw:
+    """Give the outputs the names of ``output_tensors``, where there is one; return the draw under those names.
+
+    Raises:
+        UsageError: there are more or fewer outputs than named, or one is of another shape or dtype.
+    """
+    specs = config.output_tensors
+    if specs is None:
+        return draw
+    if len(specs) != len(draw.reference):
+        raise UsageError(
+            f"output_tensors describes {len(specs)} outputs, the model returns {len(draw.reference)}: "
+            f"{', '.join(draw.reference)}",
+            hint="Describe all outputs in this order, or omit output_tensors.",
+        )
+    for spec, (name, value) in zip(specs, draw.reference.items(), strict=True):
+        actual = OutputTensorSpec.model_construct(name=name, shape=value.shape, dtype=str(value.dtype))
+        if problem := spec.disagreement(actual):
+            raise UsageError(f"output_tensors: {spec.name}: {problem}", hint="Correct it, or omit it.")
+    forward.rename_outputs([spec.name for spec in specs])
+    return replace(draw, reference=dict(zip(forward.output_names, draw.reference.values(), strict=True)))
+
+
+def _plain_graph(model: ir.Model, config: WinMLExportConfig, used: ExporterUse) -> tuple[ir.Model, tuple[str, ...]]:
+    """Normalize a tagged graph and give it the requested opset; return it, and what the user should know."""
+    options = NormalizeOptions(fold_constants=config.do_constant_folding)
+    normalized = normalize(model, options)
+    requested_opset = config.opset_for(used.name)
+    if model.opset_imports[""] <= requested_opset:
+        return normalized.model, normalized.notes
+    # Only now: what older opsets take as a number, a graph fresh from the exporter computes.
+    lowered, note = lower_opset(normalized.model, requested_opset)
+    renormalized = normalize(lowered, options)
+    return renormalized.model, (*renormalized.notes, *((note,) if note else ()))
+
+
+def _bounds_of(part: ModelPart) -> tuple[StatedBounds, ...]:
+    bounds = (
+        StatedBounds(name=item.name, min=part.smallest_sizes.get(item.name, item.min), max=item.max)
+        for item in part.dimensions
+    )
+    return tuple(item for item in bounds if item.min > 1 or item.max is not None)
+
+
+def _describe_model(model: ir.Model, run: ExportRun, part: ModelPart, tree: ModuleTree, used: ExporterUse) -> None:
+    """Write what the file says about itself, or remove every trace of the hierarchy; in place."""
+    if not run.config.hierarchy:
+        for node in all_nodes(model):
+            clear_tag(node)
+        return
+    description = ModelDescription(
+        tree=tree,
+        info=run.loaded.info.as_record(),
+        inputs=part.inputs,
+        outputs=output_specs(model.graph),
+        export={
+            "tool": "winml-modelkit",
+            "version": __version__,
+            "exporter": used.name,
+            "exporter_reason": used.reason,
+            "torch": torch.__version__,
+            "opset_requested": run.config.opset_for(used.name),
+            "opset_produced": model.opset_imports[""],
+            **_bounds_record(run, part),
+        },
+        part=run.loaded.describe(part),
+        bounds=_bounds_of(part),
+    )
+    write_model_metadata(model, description)
+    stamp(model)
+
+
+def _bounds_record(run: ExportRun, part: ModelPart) -> dict[str, object]:
+    """Return the bounds of dynamic dimensions that are narrower than what was asked for."""
+    asked = next(item for item in run.loaded.parts if item.name == part.name).dimensions
+    bounds = {item.name: [item.min, item.max] for item in part.dimensions if item not in asked}
+    return {"bounds": bounds} if bounds else {}
+
+
+def _capture_notes(capture: Capture) -> tuple[str, ...]:
+    unused = (f"Input {name} is unused: no node of the graph reads it." for name in capture.unused_inputs)
+    return (*capture.notes, *unused)

@@ -1,0 +1,361 @@
+"""Loads a model for an export: with its weights where they are small, without them where they are large.
+
+No exporter reads a weight where the forward reads none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import onnx_ir as ir
+import torch
+from onnx_ir import tensor_adapters
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from winml.modelkit.compare.verification.input_draws import InputDraws
+from winml.modelkit.compare.verification.reference_run import (
+    prepared_part,
+    refuse_verification_beyond_memory,
+    run_reference,
+)
+from winml.modelkit.errors import ExportError
+from winml.modelkit.export.config import ExporterUse, WinMLExportConfig, first_choice
+from winml.modelkit.models.caches.inputs import PAST_KEY
+from winml.modelkit.models.checkpoints.merging import merge_adapters, swappable_branches
+from winml.modelkit.models.checkpoints.weights import (
+    DeferredTensor,
+    NotDeferrableError,
+    load_checkpoint,
+)
+from winml.modelkit.models.model import dtype_notes, load_resolved, model_info
+from winml.modelkit.models.parts import LoadedModel, ModelPart
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.models.resolution import ResolvedModel, resolve_model, with_plain_outputs
+from winml.modelkit.onnx.specs import DynamicDimension
+from winml.modelkit.ort.default_sizes import default_size
+from winml.modelkit.ort.execution_providers import find_execution_provider
+from winml.modelkit.ort.foreign_libraries import local_files_only, local_libraries
+from winml.modelkit.ort.host import available_bytes
+
+# --- Builds a model that can be traced while its weights stay in their files.
+#
+# transformers loads the checkpoint as usual, with tensors that know only their place in a file
+# (``checkpoints/deferred_tensors.py``). So the same code as with values decides names, merged experts, casts, ties and
+# what is missing. Afterwards the parameters are fake tensors, each with a reference into the files. A model without
+# such files is loaded with its values.
+
+
+Progress = Callable[[str], None]
+
+
+def load_weightless(resolved: ResolvedModel, request: ModelRequest, progress: Progress | None = None) -> LoadedModel:
+    """Build a resolved model whose parameters hold no values, and say where these lie.
+
+    A factory, pickled weights and random ones have none to refer to: those are loaded for real, as are checkpoints that
+    transformers reads in a way that needs the values; a note says so.
+
+    Args:
+        resolved: What was decided about the model.
+        request: What the user asked for.
+        progress: Told in words which step is being done.
+
+    Raises:
+        CheckpointError: the weights cannot be read or are not those of the model.
+    """
+    if resolved.checkpoint is None or not _reads_by_reference(resolved, request):
+        return load_resolved(resolved, request, progress)
+    try:
+        with local_libraries():
+            model, weight_notes = _load_weights(resolved, request, deferred=True)
+            # Codes stay codes: LoRA over them is a branch of the graph.
+            branches = merge_adapters(model, resolved.adapters, retains_codes=True)
+            branches += swappable_branches(model, resolved.adapters)
+            stored = _stored_entries(model)
+            _take_values_out(model)
+    except NotDeferrableError as reason:
+        loaded = load_resolved(resolved, request, progress)
+        note = f"the weights are loaded into memory: transformers needs their values ({reason})"
+        return dataclasses.replace(loaded, model_notes=(*loaded.model_notes, note))
+
+    def with_weights(dtype: torch.dtype | None = None) -> nn.Module:
+        with local_libraries():
+            weighted = _load_weights(resolved, request, deferred=False, dtype=dtype)[0]
+            merge_adapters(weighted, resolved.adapters)
+        return weighted
+
+    def with_references(dtype: torch.dtype | None = None) -> nn.Module:
+        with local_libraries():
+            referring = _load_weights(resolved, request, deferred=True, dtype=dtype)[0]
+            merge_adapters(referring, resolved.adapters)
+        _read_buffers(referring)
+        return referring
+
+    parts = resolved.parts_with(
+        model,
+        stored=stored,
+        with_weights=with_weights,
+        with_references=with_references,
+        branches=tuple(branches),
+        adapters=resolved.swappable,
+    )
+    notes = (*resolved.notes_on_codes, *weight_notes, *dtype_notes(model, request))
+    info = model_info(resolved, request)
+    return LoadedModel.of_parts(info, parts, resolved.checkpoint.notes, notes, wanted=request.submodel)
+
+
+def _reads_by_reference(resolved: ResolvedModel, request: ModelRequest) -> bool:
+    weights = resolved.source.weights
+    is_readable = weights is not None and (weights.format == "safetensors" or resolved.coded is not None)
+    return resolved.checkpoint is not None and is_readable and not request.random_weights
+
+
+def _load_weights(
+    resolved: ResolvedModel, request: ModelRequest, *, deferred: bool, dtype: torch.dtype | None = None
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """Load the checkpoint, with values or with tensors that refer to them; return also what is to be said of it."""
+    weights, checkpoint = resolved.source.weights, resolved.checkpoint
+    # A checkpoint has both.
+    assert weights is not None
+    assert checkpoint is not None
+    model, notes = load_checkpoint(
+        resolved.model_class,
+        checkpoint.config,
+        weights,
+        dtype=dtype or resolved.dtype,
+        trust_remote_code=request.trust_remote_code,
+        coded=resolved.coded,
+        is_deferred=deferred,
+        seed=request.seed,
+    )
+    return with_plain_outputs(model), notes
+
+
+def _stored_entries(model: nn.Module) -> dict[str, ir.TensorProtocol]:
+    """Return every entry of the state dict; those that share their values share their tensor."""
+    tensors: dict[int, ir.TensorProtocol] = {}
+    stored = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if id(value) not in tensors:
+            is_deferred = isinstance(value, DeferredTensor)
+            tensors[id(value)] = value.by_reference(name) if is_deferred else _held_tensor(value, name)
+        stored[name] = tensors[id(value)]
+    return stored
+
+
+def _held_tensor(value: torch.Tensor, name: str) -> ir.TensorProtocol:
+    return tensor_adapters.TorchTensor(value.detach(), name=name)
+
+
+def _take_values_out(model: nn.Module) -> None:
+    """Make every parameter a fake tensor, and every buffer a real one; in place. What was shared is shared still."""
+    # As torch.export makes its own, which it goes on with then; its sizes may be left open.
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(tracked_fakes=[]), export=True)
+    fakes: dict[int, nn.Parameter] = {}
+    for module, name, parameter in _parameter_places(model):
+        if id(parameter) not in fakes:
+            with mode:
+                fake = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="cpu")
+            fakes[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
+        module._parameters[name] = fakes[id(parameter)]
+    _read_buffers(model)
+
+
+def _read_buffers(model: nn.Module) -> None:
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if isinstance(buffer, DeferredTensor):
+                module._buffers[name] = buffer.realized()
+
+
+def _parameter_places(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+    """Yield every place a parameter is held at, shared ones more than once."""
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None:
+                yield module, name, parameter
+
+
+ModelCheck = Callable[[ResolvedModel], None]
+"""Refuses a resolved model by an error, before its weights are loaded."""
+
+LARGE_WEIGHTS_BYTES = 2**31
+"""Chosen: the largest protobuf file. Weights above it are not to be in memory."""
+
+_LARGE_UNREAD_BYTES = 2**27
+"""The same where no run in PyTorch reads them: the graph is changed in memory before it is written, or nothing is
+compared. Chosen: peak memory is to stay below 1.5 GB, of which 0.5 GB are the libraries; with half a gigabyte of
+weights held, a build peaked at 1.7 GB."""
+
+
+def configured_request(request: ModelRequest, config: WinMLExportConfig) -> ModelRequest:
+    """Return the request with the inputs and the dynamic dimensions of an export config."""
+    if config.input_tensors is not None and request.input_specs is None:
+        request = replace(request, input_specs=config.input_tensors, specs_origin="input_tensors")
+    return replace(request, dynamic=request.dynamic.joined(config.dynamic))
+
+
+def resolve_for_export(
+    request: ModelRequest, config: WinMLExportConfig, check: ModelCheck | None = None
+) -> ResolvedModel:
+    """Resolve a model as an export does before it loads weights, to refuse what the export would refuse.
+
+    Args:
+        request: The model.
+        config: Options of the export.
+        check: Called with the model; None: nothing else is refused.
+
+    Raises:
+        UsageError: the request is wrong, or states a task or size that the model does not have.
+        InputError: config files or the Hub did not deliver, the model needs its own code, or quantized weights are
+            missing.
+    """
+    resolved = resolve_model(configured_request(request, config))
+    if check is not None:
+        check(resolved)
+    return resolved
+
+
+def load_for_export(
+    request: ModelRequest,
+    config: WinMLExportConfig,
+    *,
+    is_handed_over: bool = False,
+    check: ModelCheck | None = None,
+) -> tuple[LoadedModel, ExporterUse]:
+    """Load a model with its weights, or without them where they are large.
+
+    Args:
+        request: What the user asked for.
+        config: Options of the export.
+        is_handed_over: Whether the graph gets fewer bits before it is written. Weights of 16 bits are then read as
+            float32, which the quantizers take and no file ever holds; and fewer weights count as large.
+        check: Called with the model before its weights are loaded; None: nothing else is refused.
+
+    Returns:
+        The model, and the exporter to begin with. Of a model with a cache, sizes that nobody asked to be open are fixed
+        where the execution provider needs that; a note says so.
+
+    Raises:
+        UsageError: the request is wrong.
+        InputError: files, the Hub, or the user's code did not deliver.
+        ExportError: the answer is to be compared with PyTorch's, and memory cannot hold the weights.
+    """
+    loaded, use = _load(request, config, is_handed_over=is_handed_over, check=check)
+    closing = _closing_sizes_by_default(loaded) if _needs_fixed_sizes(config) else {}
+    if not closing:
+        return loaded, use
+    fixed = request.with_sizes({**closing, **request.fixed_sizes_of})
+    loaded, use = _load(fixed, config, is_handed_over=is_handed_over, check=check)
+    return replace(loaded, model_notes=(_closing_note(closing, config.ep), *loaded.model_notes)), use
+
+
+def _load(
+    request: ModelRequest, config: WinMLExportConfig, *, is_handed_over: bool, check: ModelCheck | None
+) -> tuple[LoadedModel, ExporterUse]:
+    resolved = resolve_model(request, needs_weights=not request.random_weights, widens_halves=is_handed_over)
+    if check is not None:
+        check(resolved)
+    if resolved.is_widened:
+        request = replace(request, dtype="fp32")
+    weight_bytes, use = parameter_bytes(resolved.model), first_choice(config)
+    is_handed_over = is_handed_over or resolved.coded is not None
+    are_read = config.verify and not is_handed_over
+    are_large = weight_bytes > (LARGE_WEIGHTS_BYTES if are_read else _LARGE_UNREAD_BYTES)
+    # Codes of few bits are carried over by reference, whatever their size.
+    if use.name == "torchscript" and not are_large and resolved.coded is None:
+        return load_resolved(resolved, request), use
+    # A graph that is handed over is compared without them.
+    if are_read and not _reads_by_reference(resolved, request):
+        refuse_verification_beyond_memory(resolved.model, available_bytes())
+    loaded = load_weightless(resolved, request)
+    for part in loaded.parts:
+        if part.stored is not None and (refusal := _refusal_without_values(part)) is not None:
+            if config.verify:
+                refuse_verification_beyond_memory(resolved.model, available_bytes())
+            note = f"The weights were loaded: the forward fails without them in {refusal.module or 'the root'}."
+            complete = load_resolved(resolved, request)
+            parts = tuple(
+                replace(item, notes=seen.notes) for item, seen in zip(complete.parts, loaded.parts, strict=True)
+            )
+            return LoadedModel.of_parts(loaded.info, parts, loaded.model_notes, [note], wanted=loaded.wanted), use
+    return loaded, use
+
+
+def parameter_bytes(model: nn.Module) -> int:
+    """Return the size of the parameters in bytes, tied ones once; they need no storage."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def _refusal_without_values(part: ModelPart) -> ExportError | None:
+    """Return why a part cannot run without values, such as a forward that reads them; None where it can."""
+    with local_files_only(), prepared_part(part) as prepared:
+        try:
+            run_reference(prepared, InputDraws(part, seed=0).draw(0))
+        except ExportError as error:
+            return error
+    return None
+
+
+# --- Which sizes does a model with a cache get where nothing may be open?
+
+
+_CACHED = 127
+"""Chosen: tokens in the cache, so that a mask over them and one more has 128."""
+_KEYS = frozenset({
+    "batch_size", "sequence_length", "past_sequence_length", "decoder_sequence_length", "num_choices",
+    "height", "width", "num_channels", "num_frames", "num_mel_bins", "audio_length",
+})  # fmt: skip
+"""Dimensions that a key of ``--shape-config`` of the same name fixes."""
+
+
+def _needs_fixed_sizes(config: WinMLExportConfig) -> bool:
+    return config.ep is not None and not config.allow_dynamic and not find_execution_provider(config.ep).takes_dynamic
+
+
+def _closing_sizes_by_default(loaded: LoadedModel) -> dict[str, int]:
+    """Return the sizes with which a decoder runs where nothing may be open, by key of ``--shape-config``.
+
+    Empty where it has no cache, has no open size, or the user leaves one open.
+    """
+    parts = loaded.requested_parts
+    is_asked = any(item.name not in part.open_by_default for part in parts for item in part.dimensions)
+    if is_asked or all(part.cache is None for part in parts) or all(not part.dimensions for part in parts):
+        return {}
+    return closing_sizes(parts) or {}
+
+
+def _closing_note(sizes: Mapping[str, int], ep: str | None) -> str:
+    return f"Sizes are fixed, as --ep {ep} requires. To change them: --shape-config '{json.dumps(dict(sizes))}'."
+
+
+def closing_sizes(parts: Sequence[ModelPart]) -> dict[str, int] | None:
+    """Return a size for every dynamic dimension, by key of ``--shape-config``: those of one step over a filled cache.
+
+    None where a dimension has no key.
+    """
+    bounds: dict[str, list[DynamicDimension]] = {}
+    for part in parts:
+        for dimension in part.dimensions:
+            bounds.setdefault(dimension.name, []).append(dimension)
+    if not bounds.keys() <= _KEYS:
+        return None
+    step = "decoder_sequence_length" if "decoder_sequence_length" in bounds else "sequence_length"
+    usual = {name: default_size(name) or 1 for name in bounds}
+    requested = {**usual, step: 1, PAST_KEY: _CACHED}
+    sizes = {name: _within(requested[name], usual[name], items) for name, items in bounds.items()}
+    for item in bounds.get(PAST_KEY, ()):
+        if item.max is not None:  # which leaves room for one token of a step
+            sizes[PAST_KEY] = max(1, min(sizes[PAST_KEY], item.max + 1 - sizes.get(step, 1)))
+    return sizes
+
+
+def _within(requested: int, usual: int, bounds: Sequence[DynamicDimension]) -> int:
+    """Return the size that is wanted, or the usual one where a part takes no size as small, within what all take."""
+    least = max(item.min for item in bounds)
+    most = [item.max for item in bounds if item.max is not None]
+    return min([requested if requested >= least else max(least, usual), *most])

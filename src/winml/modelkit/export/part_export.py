@@ -1,0 +1,674 @@
+"""Exports one part: makes its graph, writes it, compares the file with PyTorch, and records what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from winml.modelkit.arrays import Arrays
+from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples
+from winml.modelkit.compare.files import refuse_below_minimum_sqnr
+from winml.modelkit.compare.outputs import VerificationInfo
+from winml.modelkit.compare.verification.parts.encoder_decoder import TextSample
+from winml.modelkit.compare.verification.parts.parts_together import (
+    compare_text_together,
+    decodes_for_others,
+    measure_text_together,
+)
+from winml.modelkit.compare.verification.reference_run import (
+    PreparedPart,
+    prepared_part,
+    verification_bytes,
+    with_drawn_weights,
+    with_values,
+)
+from winml.modelkit.compare.verification.varied_sizes import WrittenGraph
+from winml.modelkit.compare.verification.written_file import (
+    measure_written_file,
+    verify_with_adapter,
+    verify_written_file,
+)
+from winml.modelkit.compare.verification_words import verification_notes, verification_words
+from winml.modelkit.compare.words import fidelity_words
+from winml.modelkit.errors import ExportError, InternalError, UsageError, VerificationError, WinMLError
+from winml.modelkit.export.adapter_files import write_adapters
+from winml.modelkit.export.config import EXPORTER_WORDS, SECOND_TRY_S, ExporterUse, WinMLExportConfig, second_choice
+from winml.modelkit.export.graph_making import ExportRun, TaggedGraph, bounded_graph, make_tagged_graph
+from winml.modelkit.export.loading import load_for_export
+from winml.modelkit.export.records import STEPS, ExportedPart, ExportResult, NodeRecord
+from winml.modelkit.export.sidecar import sidecar_json
+from winml.modelkit.export.table import export_report
+from winml.modelkit.file_names import ENCODER, ONLY_PART, sidecar_path
+from winml.modelkit.models.caches.finding import NO_CACHE_HINT
+from winml.modelkit.models.checkpoints.merging import adapter_merged
+from winml.modelkit.models.parts import ModelPart
+from winml.modelkit.models.request import ModelRequest, processor_folder
+from winml.modelkit.models.state_restoration import process_left_as_found
+from winml.modelkit.models.tensors import to_numpy
+from winml.modelkit.onnx.cutting import Cutter
+from winml.modelkit.onnx.files.companions import (
+    earlier_companions,
+    remove_companions,
+    reserve_companions,
+    settled_companions,
+)
+from winml.modelkit.onnx.files.content_digest import hash_file
+from winml.modelkit.onnx.files.named_paths import restored_working_directory
+from winml.modelkit.onnx.files.output_files import ExportPaths
+from winml.modelkit.onnx.files.recovery import temporary_folder
+from winml.modelkit.onnx.files.writing import write_model
+from winml.modelkit.onnx.fingerprint import fingerprint
+from winml.modelkit.onnx.model_metadata import output_specs
+from winml.modelkit.onnx.weights import idle_weight_bytes
+from winml.modelkit.ort.foreign_libraries import local_files_only
+from winml.modelkit.ort.graph_inputs import inputs_of_specs
+from winml.modelkit.ort.host import available_bytes
+from winml.modelkit.progress import StepClock
+from winml.modelkit.report.markdown import render_markdown
+from winml.modelkit.tags.tagging import all_nodes, measure_coverage, read_tag
+from winml.modelkit.transform.module_functions import functions_of_modules
+from winml.modelkit.transform.records import ModuleFunctions, WrittenFile
+from winml.modelkit.words import size_words
+
+_LEAVE_IT_TO_DYNAMO = (
+    "Without --no-dynamo, the dynamo exporter is tried too: it supports dynamic sizes that TorchScript freezes. "
+)
+
+
+def export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter: ExporterUse) -> ExportResult:
+    """Export one part into the files of the run; the last one puts all of them in place.
+
+    Args:
+        run: The export.
+        result: What is exported already.
+        part: The part that comes next.
+        exporter: The exporter to begin with.
+
+    Returns:
+        ``result`` with the part.
+
+    Raises:
+        ExportError: the part cannot be traced or converted.
+        VerificationError: the outputs of ONNX Runtime and PyTorch differ.
+    """
+    try:
+        return _export_part(run, result, part, exporter)
+    except (ExportError, VerificationError) as error:
+        if part.cache is not None:
+            error.hint = hint_with_cache(error.hint)
+        raise
+
+
+def hint_with_cache(hint: str) -> str:
+    """Return what to do next where a part with a cache failed, with the graph without one where that may help."""
+    # Too few bits are too few without a cache, too; and what names the option has said it.
+    stated = any(option in hint for option in ("--min-sqnr", "--no-cache"))
+    return hint if stated else f"{hint} {NO_CACHE_HINT}".strip()
+
+
+def _export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter: ExporterUse) -> ExportResult:
+    with prepared_part(part) as prepared:
+        tagged_graph = _leaner(run, prepared, make_tagged_graph(run, prepared, exporter))
+        _refuse_wrong_feeds(run, part, prepared.forward.output_names)
+        try:
+            return _write_part(run, result, prepared, tagged_graph)
+        except VerificationError as error:
+            first = error
+        _blame_normalization(run, prepared, tagged_graph, first)
+        second = second_choice(run.config, tagged_graph.exporter, first)
+        if second is not None and prepared.part.open_grids is None:
+            retried_graph = make_tagged_graph(run, prepared, second)
+            if retried_graph.exporter != second:
+                first.hint = f"{first.hint} Also tried: {retried_graph.exporter.reason}."
+            else:
+                try:
+                    return _write_part(run, result, prepared, retried_graph)
+                except VerificationError as error:
+                    error.frozen = error.frozen or first.frozen
+                    if not first.most:
+                        tagged_graph, first = retried_graph, error
+        return _write_bounded_part(run, result, prepared, tagged_graph, first)
+
+
+def _blame_normalization(
+    run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph, failed: VerificationError
+) -> None:
+    """Reword the error of a wrong graph if the graph before normalization passes the same verification, in place."""
+    # A handed-over graph has other works as well, and a bound follows from sizes that are far from the traced one.
+    if not failed.is_graph_wrong or failed.most or run.handover is not None:
+        return
+    # Draws, notes and steps of their own: those of the export stay as they are.
+    raw_run = replace(run, draws={}, clock=StepClock(STEPS))
+    with temporary_folder() as folder:
+        try:
+            raw_graph = make_tagged_graph(raw_run, prepared, tagged_graph.exporter, normalizes=False)
+            if raw_graph.exporter.name != tagged_graph.exporter.name:
+                return
+            path = folder / "raw.onnx"
+            write_model(raw_graph.model, path)
+            written = _written_graph(prepared.part, raw_graph, path)
+            is_streamed = _streams_weights(prepared)
+            verify_written_file(written, prepared, raw_run.inputs(prepared.part), is_streamed=is_streamed)
+        except WinMLError:
+            return
+    failed.is_normalization_wrong = True
+    failed.message = (
+        f"normalization made the graph wrong, which is right as {EXPORTER_WORDS[tagged_graph.exporter.name]} wrote "
+        f"it: {failed.message.removeprefix('cannot verify: ')}"
+    )
+    failed.hint = "No file was written; --no-verify writes it anyway. This is a bug in winml: please report it."
+
+
+def _write_bounded_part(
+    run: ExportRun, result: ExportResult, prepared: PreparedPart, tagged_graph: TaggedGraph, failed: VerificationError
+) -> ExportResult:
+    """Write a part whose file was wrong at large sizes only, bounded to those at which it is right.
+
+    Raises:
+        VerificationError: it was wrong at others.
+    """
+    if not failed.most:
+        raise failed
+    # Each turn bounds a size to less, so that there is a last one.
+    tagged_graph = bounded_graph(run, prepared, tagged_graph, failed.most, failed.message)
+    try:
+        return _write_part(run, result, prepared, tagged_graph)
+    except VerificationError as error:
+        again = error
+    return _write_bounded_part(run, result, prepared, tagged_graph, again)
+
+
+def _leaner(run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph) -> TaggedGraph:
+    """Return the graph of a part without weights of other parts: of dynamo, where that of TorchScript keeps some.
+
+    A part may run modules of another for sizes alone. TorchScript asks the values for their sizes; dynamo knows them.
+    """
+    can_be_other = prepared.part.name != ONLY_PART and prepared.part.open_grids is None
+    idle = idle_weight_bytes(tagged_graph.model) if can_be_other else 0
+    if not idle or run.config.exporter != "auto" or tagged_graph.exporter.name != "torchscript":
+        return tagged_graph
+    reason = f"TorchScript would store {size_words(idle)} of weights of which only the shapes are read"
+    other = make_tagged_graph(run, prepared, ExporterUse("dynamo", reason, SECOND_TRY_S))
+    return tagged_graph if idle_weight_bytes(other.model) else other
+
+
+def _refuse_wrong_feeds(run: ExportRun, part: ModelPart, outputs: Sequence[str]) -> None:
+    """Refuse a part whose feeds name no output of it, or no input of a part.
+
+    Raises:
+        InternalError: who described the parts is mistaken.
+    """
+    inputs = {taker.name: {spec.name for spec in taker.inputs} for taker in run.loaded.parts}
+    for feed in part.feeds:
+        if feed.output not in outputs or feed.input not in inputs.get(feed.part, ()):
+            raise InternalError(f"part {part.name}: output {feed.output} cannot feed {feed.input} of {feed.part}")
+
+
+def _write_part(
+    run: ExportRun, result: ExportResult, prepared: PreparedPart, tagged_graph: TaggedGraph
+) -> ExportResult:
+    """Write the files of a part and verify them; put everything in place after the last part."""
+    part = prepared.part
+    paths = run.target.part_paths(part)
+    with run.clock.step("metadata and reports") as step, run.files.explained_errors():
+        run.staged[part.name] = staged = run.files.reserve(paths.model)
+        tagged_graph = _handed_over(run, tagged_graph, paths.model)
+        is_external = run.handover.is_external(tagged_graph.model) if run.handover is not None else None
+        to_write, functions = _with_functions(run, result, part, tagged_graph)
+        written = [*write_model(to_write, staged, external=is_external)]
+        if tagged_graph.handed is not None:
+            tagged_graph.handed.refuse_written(sum(file.stat().st_size for file in written))
+        try:
+            comparison = _verify_part(run, prepared, tagged_graph, staged)
+            adapter_notes = _verify_adapters(run, prepared, tagged_graph, staged)
+        except VerificationError as error:
+            from winml.modelkit.compare.by_module.first_wrong_module import name_first_wrong_module
+
+            name_first_wrong_module(error, prepared, staged)
+            if tagged_graph.handed is not None:
+                error.hint = tagged_graph.handed.below_minimum_hint or error.hint
+            # Another exporter may be tried, which needs the room.
+            for file in written:
+                file.unlink(missing_ok=True)
+            raise
+        step.summary = _comparison_words(comparison)
+        exported = _exported_part(run, part, paths, tagged_graph, comparison)
+        exported = _function_words(exported, functions)
+        exported = replace(exported, notes=(*exported.notes, *adapter_notes))
+        if run.target.with_adapters:
+            names = write_adapters(part.adapters, staged, lambda name: run.files.reserve(paths.model.with_name(name)))
+            written += [paths.model.with_name(name) for name in names]
+        exported = replace(exported, model_sha256=hash_file(staged) if paths.sidecar or paths.report else "")
+        exported = replace(exported, files=_written_files(paths, written, run.files.written_sizes()))
+        owned = _owned_companions(run, paths)
+        sources = run.loaded.info.companions if run.target.with_companions else {}
+        companions = reserve_companions(run.files, paths.model.parent, sources, owned=owned)
+        result = replace(result, companions=companions)
+        reported = _with_part(result, exported, run)
+        if paths.report:
+            run.files.reserve(paths.report).write_text(
+                render_markdown(export_report(reported, reported.parts[-1])), encoding="utf-8", newline="\n"
+            )
+        if paths.sidecar:
+            run.files.reserve(paths.sidecar).write_text(
+                sidecar_json(reported, reported.parts[-1]), encoding="utf-8", newline="\n"
+            )
+        is_last = part is run.loaded.requested_parts[-1]
+        sizes = run.files.commit(overwrite=run.target.overwrite) if is_last else run.files.written_sizes()
+        if is_last:
+            companions = settled_companions(companions, paths.model.parent, sources, run.files.gave_way)
+            result = replace(result, companions=companions)
+            models = [run.target.part_paths(other).model for other in run.loaded.requested_parts]
+            remove_companions(paths.model.parent, {*owned} - {*sources, *(path.name for path in sizes)}, models)
+    return _with_part(result, replace(exported, files=_written_files(paths, written, sizes)), run)
+
+
+def _with_functions(
+    run: ExportRun, result: ExportResult, part: ModelPart, tagged_graph: TaggedGraph
+) -> tuple[ir.Model, ModuleFunctions | str | None]:
+    """Return the model as it is written, and which modules are functions of it; of several parts, why one has none.
+
+    Raises:
+        UsageError: no module of any part can become one.
+    """
+    if run.target.functions is None:
+        return tagged_graph.model, None
+    try:
+        return functions_of_modules(tagged_graph.model, run.target.functions)
+    except UsageError as error:
+        is_last = part is run.loaded.requested_parts[-1]
+        if is_last and not any(earlier.functions for earlier in result.parts):
+            raise
+        return tagged_graph.model, f"Part {part.name} was written without functions: {error.message}."
+
+
+def _function_words(exported: ExportedPart, functions: ModuleFunctions | str | None) -> ExportedPart:
+    if isinstance(functions, str):
+        return replace(exported, notes=(*exported.notes, functions))
+    notes = (*exported.notes, *(functions.notes() if functions is not None else ()))
+    return replace(exported, functions=functions, notes=notes)
+
+
+def _handed_over(run: ExportRun, tagged_graph: TaggedGraph, path: Path) -> TaggedGraph:
+    """Return the graph after the works that it is handed to, if there are any."""
+    if run.handover is None:
+        return tagged_graph
+    handed = run.handover.apply(tagged_graph.model, path)
+    return replace(
+        tagged_graph,
+        model=handed.model,
+        coverage=measure_coverage(handed.model),
+        notes=(*tagged_graph.notes, *handed.notes),
+        handed=handed,
+    )
+
+
+def _comparison_words(comparison: VerificationInfo | FidelityInfo | None) -> str:
+    return fidelity_words(comparison) if isinstance(comparison, FidelityInfo) else verification_words(comparison)
+
+
+def _owned_companions(run: ExportRun, paths: ExportPaths) -> tuple[str, ...]:
+    """Return the companions of an earlier export that this one replaces, whether or not it writes a sidecar, too."""
+    return earlier_companions(sidecar_path(paths.model)) if run.target.overwrite else ()
+
+
+def _verify_adapters(
+    run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph, staged: Path
+) -> tuple[str, ...]:
+    """Compare a part with PyTorch once for each adapter that is switched at run time; return what to say of it.
+
+    Raises:
+        VerificationError: with an adapter, they disagree.
+    """
+    adapters = prepared.part.adapters
+    if not adapters or not run.config.verify:
+        return ()
+    names = ", ".join(str(adapter.name) for adapter in adapters)
+    needed = sum(4 * parameter.numel() for parameter in prepared.model.parameters())
+    if needed > (available_bytes() or needed):
+        return (
+            f"Not verified with adapters ({names}): the comparison needs {size_words(needed)} of memory in PyTorch.",
+        )
+    written = _written_graph(prepared.part, tagged_graph, staged)
+    least = None if tagged_graph.handed is None else tagged_graph.handed.least_sqnr_db
+    with temporary_folder() as folder, with_values(prepared) as weighted:
+        files = write_adapters(adapters, staged, lambda name: folder / name)
+        for adapter, file in zip(adapters, files, strict=True):
+            with adapter_merged(weighted.model, adapter):
+                verify_with_adapter(written, weighted, folder / file, str(adapter.name), least)
+    return (f"Also compared with PyTorch with each adapter merged: {names}.",)
+
+
+def _written_graph(part: ModelPart, tagged_graph: TaggedGraph, staged: Path) -> WrittenGraph:
+    return WrittenGraph(
+        staged,
+        tagged_graph.model,
+        part.inputs,
+        tagged_graph.draw,
+        tagged_graph.proof,
+        tagged_graph.assumed,
+        tagged_graph.reads,
+    )
+
+
+def _verify_part(
+    run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph, staged: Path
+) -> VerificationInfo | FidelityInfo | None:
+    if not run.config.verify:
+        return None
+    part = prepared.part
+    written = _written_graph(part, tagged_graph, staged)
+    if run.handover is not None:
+        assert tagged_graph.handed is not None  # done before it was written
+        least, piece_bytes = tagged_graph.handed.least_sqnr_db, run.handover.piece_bytes
+        samples = None if len(run.loaded.parts) > 1 else _samples(run, part)
+        fidelity = measure_written_file(written, prepared, run.inputs(part), least, piece_bytes, samples)
+        return fidelity if len(run.loaded.parts) == 1 else _measured_text(run, prepared, fidelity)
+    advice = _LEAVE_IT_TO_DYNAMO if run.config.exporter == "torchscript" else ""
+    try:
+        is_streamed = _streams_weights(prepared)
+        verification = verify_written_file(written, prepared, run.inputs(part), advice=advice, is_streamed=is_streamed)
+    except VerificationError as error:
+        verified = _verified_on_copy(run, prepared, tagged_graph, advice) if error.is_silent else None
+        if verified is None:
+            raise
+        verification = replace(verified, on_drawn_weights=True)
+    follows = partial(_follows_inputs, tagged_graph.model)
+    if not verification.on_drawn_weights and any(map(follows, verification.constant)):
+        # One head of several may be zero, or a scale beside it.
+        verified = _verified_on_copy(run, prepared, tagged_graph, advice)
+        if verified is not None and len(verified.constant) < len(verification.constant):
+            shown = {*verification.constant} - {*verified.constant}
+            assumed = (item for item in verification.assumed or () if item.value not in shown)
+            verification = replace(verification, assumed=tuple(assumed), on_drawn_weights=True)
+    verification = replace(verification, accepts_assumptions=run.config.accept_assumptions)
+    return _verify_text(run, prepared, verification)
+
+
+def _streams_weights(prepared: PreparedPart) -> bool:
+    """Say whether a comparison with PyTorch reads weights piece by piece.
+
+    So it does where they were not loaded for the trace, and all of them take more than half of the available memory.
+    """
+    available = available_bytes()
+    if prepared.part.with_references is None or available is None:
+        return False
+    return 2 * verification_bytes(prepared.model) > available
+
+
+def _verified_on_copy(
+    run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph, advice: str
+) -> VerificationInfo | None:
+    """Compare the graph of the same model with drawn weights; None where that shows nothing, or is another graph.
+
+    Raises:
+        VerificationError: the graph is not the model.
+    """
+    if tagged_graph.handed is not None:
+        return None
+    _refuse_other_weights(tagged_graph.model, prepared)
+    # Inputs, notes and steps of their own: those of the model stay as they are.
+    copied_run = replace(run, draws={}, clock=StepClock(STEPS))
+    with with_drawn_weights(prepared, run.seed) as drawn, temporary_folder() as folder:
+        try:
+            copied = make_tagged_graph(copied_run, drawn, tagged_graph.exporter)
+        except ExportError:  # the model does not run with any weights
+            return None
+        if fingerprint(copied.model) != fingerprint(tagged_graph.model):
+            return None
+        path = folder / "copy.onnx"
+        write_model(copied.model, path)
+        written = WrittenGraph(
+            path, copied.model, drawn.part.inputs, copied.draw, copied.proof, copied.assumed, copied.reads
+        )
+        try:
+            return verify_written_file(written, drawn, copied_run.inputs(drawn.part), advice=advice)
+        except VerificationError as error:
+            if not error.is_graph_wrong:
+                return None
+            error.message = (
+                f"{error.message} (on a copy with random weights, since with its own weights the model returns "
+                "the same outputs for all inputs)"
+            )
+            raise
+
+
+def _follows_inputs(model: ir.Model, name: str) -> bool:
+    """Say whether the graph computes an output from its inputs."""
+    output = next((value for value in model.graph.outputs if value.name == name), None)
+    maker = None if output is None else output.producer()
+    return maker is not None and not Cutter(model).is_constant(maker)
+
+
+def _refuse_other_weights(model: ir.Model, prepared: PreparedPart) -> None:
+    """Refuse a graph that holds other values than the model under the name of a parameter.
+
+    What no comparison of outputs shows, since nothing of it reaches them.
+
+    Raises:
+        VerificationError: names the parameter.
+    """
+    with with_values(prepared) as weighted:
+        for name, value in weighted.model.named_parameters():
+            stored = model.graph.initializers.get(name)
+            tensor = None if stored is None else stored.const_value
+            if tensor is None or tuple(tensor.shape.numpy()) != tuple(value.shape):
+                continue
+            own, written = to_numpy(value.detach()), tensor.numpy()
+            if not np.array_equal(written.astype(np.float64), own.astype(np.float64), equal_nan=True):
+                raise VerificationError(
+                    f"the values of parameter {name!r} in the file differ from the model",
+                    hint="No file was written. This is a bug in winml: please report it.",
+                    is_graph_wrong=True,
+                )
+
+
+def _samples(run: ExportRun, part: ModelPart) -> tuple[Sequence[Arrays], QualitySamples] | None:
+    """Return the samples that every verb judges quality on, as the processor of the checkpoint makes them.
+
+    None where it has none, or makes nothing that the model takes.
+    """
+    folder = None if run.handover is None else run.handover.processors
+    if folder is None:
+        return None
+    # What makes samples is for checkpoints with a processor alone.
+    from winml.modelkit.compare.quality_samples import default_samples
+    from winml.modelkit.ort.opened_model import RunOptions
+    from winml.modelkit.samples.generated_samples import has_processors, made_values
+
+    inputs = inputs_of_specs(part.inputs)
+    if not has_processors(inputs, folder):
+        return None
+    weights_bytes = sum(value.numel() * value.element_size() for value in part.module.parameters())
+    try:
+        made = made_values(inputs, folder, default_samples(weights_bytes), RunOptions("", seed=run.seed))
+    except WinMLError:
+        return None
+    return [values.feeds for values in made], QualitySamples("processor", len(made), run.seed)
+
+
+def _measured_text(run: ExportRun, prepared: PreparedPart, fidelity: FidelityInfo) -> FidelityInfo:
+    """Return the comparison of a part of few bits with that of all parts together, where this one comes last.
+
+    Raises:
+        VerificationError: too little is left of what they answer together.
+    """
+    decoder, parts = prepared.part, run.loaded.parts
+    # The decoder comes last, and says what came of all parts; until then, each is compared alone.
+    if not decodes_for_others(decoder, parts):
+        return replace(fidelity, is_part_alone=True)
+    sample = _text_sample(parts, decoder, None if run.handover is None else run.handover.processors, run.seed)
+    text = measure_text_together(parts, prepared, run.staged, run.seed, sample)
+    if isinstance(text, str):
+        run.inputs(decoder).notes.append(f"The parts were not compared as a whole: {text}.")
+        return replace(fidelity, is_part_alone=True)
+    is_whole = len(run.staged) == len(parts)
+    fidelity = replace(fidelity, together=text, parts=len(parts), has_encoder_of_source=not is_whole)
+    refuse_below_minimum_sqnr(fidelity, "the model in PyTorch", {})
+    return fidelity
+
+
+def _verify_text(run: ExportRun, prepared: PreparedPart, verification: VerificationInfo) -> VerificationInfo:
+    """Return the verification with the text that the parts generate together, where this one decodes what others made.
+
+    Raises:
+        VerificationError: PyTorch generates another text.
+    """
+    if not decodes_for_others(prepared.part, run.loaded.parts):
+        return verification
+    if verification.in_float32:
+        run.inputs(prepared.part).notes.append("No text was generated to compare: the weights are bfloat16.")
+        return verification
+    generation = compare_text_together(run.loaded.parts, prepared, run.staged, run.seed)
+    if isinstance(generation, str):
+        run.inputs(prepared.part).notes.append(f"No text was generated to compare: {generation}.")
+        return verification
+    return replace(verification, generation=generation)
+
+
+def _exported_part(
+    run: ExportRun,
+    part: ModelPart,
+    paths: ExportPaths,
+    tagged_graph: TaggedGraph,
+    comparison: VerificationInfo | FidelityInfo | None,
+) -> ExportedPart:
+    verification = comparison if isinstance(comparison, VerificationInfo) else None
+    settled = None if verification is None else verification.assumed
+    assumed = tagged_graph.assumed if settled is None else settled
+    fidelity = comparison if isinstance(comparison, FidelityInfo) else None
+    compared = () if fidelity is None else (f"Compared with PyTorch: {fidelity_words(fidelity)}.",)
+    skipped = () if comparison else ("Not verified: the file was not compared with the model (--no-verify).",)
+    if part.dimensions and not comparison:
+        skipped = (*skipped, "Not verified: whether the dynamic dimensions work at different sizes (--no-verify).")
+    model, exporter, handed = tagged_graph.model, tagged_graph.exporter, tagged_graph.handed
+    checked_sizes = tagged_graph.proof.other_sizes(tagged_graph.draw.sizes) if comparison else {}
+    return ExportedPart(
+        name=part.name,
+        description=run.loaded.describe(replace(part, dimensions=tagged_graph.dimensions)),
+        model_path=paths.model,
+        files=(),
+        tree=tagged_graph.tree,
+        nodes=_node_records(model),
+        coverage=tagged_graph.coverage,
+        inputs=part.inputs,
+        outputs=output_specs(model.graph),
+        verification=verification,
+        exporter=exporter.name,
+        exporter_reason=exporter.reason,
+        opset_requested=run.config.opset_for(exporter.name),
+        opset_produced=model.opset_imports[""],
+        dimensions=tagged_graph.dimensions,
+        checked_sizes=checked_sizes,
+        done=handed.summaries if handed is not None else (),
+        fidelity=fidelity,
+        assumed=assumed,
+        notes=(
+            *part.notes,
+            *tagged_graph.notes,
+            *(item.message for item in assumed),
+            *run.inputs(part).notes,
+            *verification_notes(verification),
+            *(handed.late_notes() if handed is not None else ()),
+            *compared,
+            *skipped,
+        ),
+    )
+
+
+def _with_part(result: ExportResult, part: ExportedPart, run: ExportRun) -> ExportResult:
+    """Return the result with one more part, to which the steps since the one before belong."""
+    timings = run.clock.timings()
+    steps = timings[sum(len(earlier.steps) for earlier in result.parts) :]
+    return replace(result, parts=(*result.parts, replace(part, steps=steps)))
+
+
+def _node_records(model: ir.Model) -> tuple[NodeRecord, ...]:
+    def record(node: ir.Node) -> NodeRecord:
+        tag = read_tag(node)
+        return NodeRecord(
+            name=node.name or "",
+            op_type=node.op_type,
+            tag=tag.tag if tag else "",
+            module=tag.module if tag else "",
+            source=tag.source if tag else None,
+        )
+
+    return tuple(map(record, all_nodes(model)))
+
+
+def _written_files(paths: ExportPaths, written: Sequence[Path], sizes: Mapping[Path, int]) -> tuple[WrittenFile, ...]:
+    """Return the files of a part as the user named them, the model first."""
+    names = {path.name for path in (*written, paths.sidecar, paths.report) if path is not None}
+    files = [WrittenFile(paths.model.with_name(path.name), size) for path, size in sizes.items() if path.name in names]
+    return tuple(sorted(files, key=lambda file: (file.path != paths.model, file.path.name)))
+
+
+# --- Does what several parts of few bits write together stay near what PyTorch writes? Asked once all are files.
+
+
+def _text_sample(parts: Sequence[ModelPart], decoder: ModelPart, folder: Path | None, seed: int) -> TextSample | None:
+    """Return what encoder and decoder read where processor and tokenizer of the checkpoint make it; None: random."""
+    encoder = next((part for part in parts if part.name == ENCODER), None)
+    if folder is None or encoder is None:
+        return None
+    from winml.modelkit.samples.generated_samples import encoder_feeds, has_processors, token_texts
+
+    inputs, tokens = inputs_of_specs(encoder.inputs), inputs_of_specs(decoder.inputs)
+    if not has_processors(inputs, folder):
+        return None
+    try:
+        feeds = encoder_feeds(inputs, folder, {}, seed)
+        return TextSample(feeds, next(token_texts(tokens, folder, seed)))
+    except WinMLError:
+        return None
+
+
+def words_of_text_together(
+    request: ModelRequest, config: WinMLExportConfig, paths: Mapping[str, Path], least_sqnr_db: float
+) -> str | None:
+    """Compare the text of all parts with that of the model they were made from, and say how near it is.
+
+    Args:
+        request: The model, as it was exported.
+        config: Options of its export.
+        paths: Name of the part → its file of few bits.
+        least_sqnr_db: Ratio in decibels that each part had to reach.
+
+    Returns:
+        How near it is, or why it was not compared; None where no part writes a text with others.
+
+    Raises:
+        VerificationError: too little is left of the scores, or ONNX Runtime cannot run a file.
+        WinMLError: the model cannot be loaded.
+    """
+    if config.input_tensors is not None and request.input_specs is None:
+        request = replace(request, input_specs=config.input_tensors, specs_origin="input_tensors")
+    request = replace(request, dynamic=request.dynamic.joined(config.dynamic))
+    with process_left_as_found(), restored_working_directory():
+        loaded, _ = load_for_export(request, config)
+        decoder = next((part for part in loaded.parts if decodes_for_others(part, loaded.parts)), None)
+        if decoder is None or decoder.name not in paths:
+            return None
+        with local_files_only(), prepared_part(decoder) as prepared:
+            sample = _text_sample(loaded.parts, decoder, processor_folder(request), request.seed)
+            text = measure_text_together(loaded.parts, prepared, paths, request.seed, sample)
+    if isinstance(text, str):
+        return f"not compared as a whole: {text}"
+    # Of scores that are zero everywhere, a wrong graph would give the same.
+    fidelity = FidelityInfo(
+        (),
+        least_sqnr_db,
+        has_signal=text.has_signal,
+        draws=1,
+        together=text,
+        parts=len(loaded.parts),
+        silent=None if text.has_signal else ("zeros",),
+    )
+    refuse_below_minimum_sqnr(fidelity, "the model in PyTorch", {})
+    return fidelity_words(fidelity)

@@ -1,0 +1,279 @@
+"""What does ``winml export`` do with a request? Makes an ONNX file of a model, or fixes sizes of an ONNX file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from winml.modelkit.errors import UsageError, rename_options
+from winml.modelkit.export.declared_options import ExportFields
+from winml.modelkit.fields import EXPORT, OUTPUT, declare
+from winml.modelkit.file_names import ADAPTER_SUFFIX, sidecar_path
+from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside, planned_data
+from winml.modelkit.verbs.file_to_file import FileRequest, FileVerb, PlannedPart, orphaned_data
+
+if TYPE_CHECKING:
+    from winml.modelkit.builds.found_models import FoundFolder
+    from winml.modelkit.export.config import WinMLExportConfig
+    from winml.modelkit.export.records import ExportResult
+    from winml.modelkit.models.request import ModelRequest, ModelSource
+    from winml.modelkit.onnx.files.output_files import ExportPaths
+    from winml.modelkit.options import Options
+    from winml.modelkit.progress import StepEvent
+    from winml.modelkit.transform.graph_file import GraphFileTask
+    from winml.modelkit.transform.pin import Pinning
+    from winml.modelkit.transform.records import PinnedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportRequest:
+    """What is requested of ``winml export``, of a PyTorch model."""
+
+    section: ClassVar[str] = "export"
+    declaring: ClassVar[type] = ExportFields
+
+    model: ModelRequest
+    config: WinMLExportConfig
+    """How the graph is made."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """Option → the key of the config that stands in its place, for messages."""
+    origin: str = "export.{}"
+    """Where a key of the config was stated, for messages."""
+
+    output: Path = declare(None, "ONNX file to write.", OUTPUT, short="-o", is_required=True, is_common=True)
+    overwrite: bool = declare(False, "Overwrite existing files.", OUTPUT, is_common=True)
+    functions: str | None = declare(
+        None,
+        "Write modules as ONNX functions. all: every module; classes: one function for modules of a class with equal "
+        "graphs; or the modules of a selector.",
+        EXPORT,
+        metavar="SELECTOR",
+    )
+    tokenizer: bool = declare(
+        True, "Copy the config, tokenizer and processor files of the checkpoint beside the model.", OUTPUT
+    )
+    with_report: bool = declare(False, "Also write a Markdown report.", OUTPUT, is_common=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportPlan(Plan):
+    """What an export would do."""
+
+    request: ExportRequest
+    model: ModelRequest
+    """With the inputs and dynamic dimensions of the config."""
+
+
+def plan_export(request: ExportRequest) -> ExportPlan:
+    """Return what an export would do. Imports no model library before the request is found fit; fetches nothing.
+
+    Raises:
+        UsageError: options do not go together, a path is wrong, or an output exists.
+        ConfigError: an option has no valid value.
+        InputError: nothing usable stands at the path of the model, or its weights are damaged.
+        WriteError: the output cannot be written.
+    """
+    from winml.modelkit.models.checkpoints.adapters import adapter_files, read_adapters
+    from winml.modelkit.models.request import resolve_source
+    from winml.modelkit.onnx.files.output_files import ExportPaths, refuse_existing
+    from winml.modelkit.ort.execution_providers import refuse_dynamic
+
+    with rename_options(request.words):
+        config = request.config
+        model = _model_of(request)
+        if request.functions is not None and not config.hierarchy:
+            raise UsageError(
+                f"--functions {request.functions} requires tags, which --no-hierarchy does not write",
+                hint="Omit one of them.",
+            )
+        paths = ExportPaths.for_output(request.output, with_sidecar=config.hierarchy, with_report=request.with_report)
+        paths.refuse_existing(overwrite=request.overwrite)
+        refuse_dynamic(config.ep, is_dynamic=model.is_dynamic, allow_dynamic=config.allow_dynamic)
+        source = resolve_source(model)
+    folder, notes = _checkpoint_folder(source, model)
+    companions, orphans = _companions(request, paths, folder)
+    adapters = read_adapters(model.adapter)
+    reads = (*(path for path in source.files if path.is_file()), *adapter_files(adapters).values())
+    named = (adapter.name for adapter in adapters if adapter.name is not None)
+    beside = tuple(paths.model.with_name(f"{name}{ADAPTER_SUFFIX}") for name in named)
+    refuse_existing(beside, overwrite=request.overwrite)
+    return ExportPlan(
+        verb="export",
+        reads=reads,
+        writes=(
+            _planned(paths.model),
+            planned_data(paths.model, only_if="the weights do not fit into the model"),
+            *map(_planned, filter(None, (paths.sidecar, paths.report))),
+            *map(_planned, (*beside, *companions)),
+        ),
+        steps=_steps(request, model),
+        notes=notes,
+        removes=(*orphaned_data([paths.model], reads), *orphans),
+        interrupted=interruptions_beside([paths.model]),
+        request=request,
+        model=model,
+    )
+
+
+def refuse_unloadable(plan: ExportPlan) -> None:
+    """Refuse a model that the export refuses before it loads weights, for a plan that is not run.
+
+    A factory is not called. Of a Hub id that is not on this machine, the small files are fetched.
+
+    Raises:
+        WinMLError: as :func:`run_export` raises.
+    """
+    from winml.modelkit.models.request import CHECKPOINT_KINDS, resolve_source
+
+    if resolve_source(plan.model).kind not in CHECKPOINT_KINDS:
+        return
+    from winml.modelkit.export.loading import resolve_for_export
+    from winml.modelkit.transform.module_functions import refuse_unregistered
+
+    with rename_options(plan.request.words):
+        resolved = resolve_for_export(plan.model, plan.request.config)
+        if plan.request.functions is not None:
+            refuse_unregistered(resolved.model, plan.request.functions)
+
+
+def run_export(plan: ExportPlan, on_step: Callable[[StepEvent], None] | None = None) -> ExportResult:
+    """Recover what killed commands left, then export.
+
+    Raises:
+        WinMLError: the model cannot be loaded, traced or converted, or ONNX Runtime and PyTorch disagree; nothing was
+            written.
+    """
+    from winml.modelkit.export.exporting import HTPExporter
+
+    plan.recover()
+    request = plan.request
+    exporter = HTPExporter(request.config, seed=plan.model.seed, on_step=on_step)
+    with rename_options(request.words):
+        return exporter.export_checkpoint(
+            plan.model,
+            request.output,
+            overwrite=request.overwrite,
+            with_report=request.with_report,
+            with_companions=request.tokenizer,
+            functions=request.functions,
+        )
+
+
+def _model_of(request: ExportRequest) -> ModelRequest:
+    """Return the model with the inputs and the dynamic dimensions that the config states."""
+    model, config = request.model, request.config
+    model = replace(model, dynamic=model.dynamic.joined(config.dynamic.requested_by(request.origin)))
+    if config.input_tensors is None or model.input_specs is not None:
+        return model
+    return replace(model, input_specs=config.input_tensors, specs_origin=request.origin.format("input_tensors"))
+
+
+def _checkpoint_folder(source: ModelSource, model: ModelRequest) -> tuple[Path | None, tuple[str, ...]]:
+    """Return the folder of the checkpoint on this disk, if there is one, and what is not known before it is loaded."""
+    from winml.modelkit.models.request import CHECKPOINT_KINDS
+
+    folder, notes = source.path, []
+    if source.kind == "hub":
+        from winml.modelkit.models.checkpoints.hub import cached_snapshot
+
+        needs_weights, needs_code = not model.random_weights, model.trust_remote_code
+        folder = cached_snapshot(source.name, model.revision, needs_weights=needs_weights, needs_code=needs_code)
+        if folder is None:
+            notes.append(f"{source.name} is downloaded first; its files are read in addition to those listed.")
+    if source.kind in CHECKPOINT_KINDS:
+        notes.append(
+            "Whether the model has several parts shows when it is loaded; the files of one part are listed. Of "
+            "several, each is written as <stem>_<part>.onnx."
+        )
+    return folder, tuple(notes)
+
+
+def _companions(
+    request: ExportRequest, paths: ExportPaths, folder: Path | None
+) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """Return the files of the checkpoint that are written beside the model, and those of an earlier export that go."""
+    from winml.modelkit.models.checkpoints.companion_files import companion_files
+    from winml.modelkit.onnx.files.companions import earlier_companions, outdated_companions
+
+    directory = paths.model.parent
+    owned = earlier_companions(sidecar_path(paths.model)) if request.overwrite else ()
+    sources = companion_files(folder) if request.tokenizer and folder is not None else {}
+    written = tuple(directory / name for name in outdated_companions(directory, sources, owned=owned))
+    orphans = tuple(path for name in owned if name not in sources and (path := directory / name).is_file())
+    return written, orphans
+
+
+def _steps(request: ExportRequest, model: ModelRequest) -> tuple[PlannedStep, ...]:
+    from winml.modelkit.export.config import EXPORTER_ORDER, EXPORTER_WORDS, first_choice
+    from winml.modelkit.export.records import STEPS
+
+    config = request.config
+    first, second = (EXPORTER_WORDS[name] for name in EXPORTER_ORDER)
+    exporters = {
+        "auto": f"{first}, or {second} if that fails",
+        **{str(name): EXPORTER_WORDS[name] for name in EXPORTER_ORDER},
+    }
+    opset = config.opset_for(first_choice(config).name)
+    weights = f"random weights, seed {model.seed}" if model.random_weights else "with its weights"
+    compared = "compared with PyTorch in ONNX Runtime" if config.verify else "not compared"
+    words = (
+        f"{model.model}: {weights}",
+        f"random values with seed {model.seed}, "
+        + ("as the inputs are stated" if model.input_specs is not None else "for inputs decided from the model"),
+        "modules are recorded in one run of the model",
+        f"{exporters[config.exporter]}, opset {opset}",
+        "scopes of the trace matched with modules",
+        f"nodes get the tags of their modules ({config.torch_module} of torch.nn)",
+        "tags written to nodes" if config.hierarchy else "left out: --no-hierarchy",
+        f"{request.output}: {compared}",
+    )
+    return tuple(PlannedStep(name, text) for name, text in zip(STEPS, words, strict=True))
+
+
+def _planned(path: Path) -> PlannedFile:
+    return PlannedFile(path, replaces=path.exists())
+
+
+# --- Of an ONNX file: fixes its dynamic dimensions.
+
+
+@dataclass(frozen=True, kw_only=True)
+class PinRequest(FileRequest["Options"]):
+    """What is requested of ``winml export``, of an ONNX file: ``sizes`` are those that are fixed."""
+
+    @classmethod
+    def options_record(cls) -> type[Options]:
+        """Return the validated record of the options, of which there are none."""
+        from winml.modelkit.options import Options
+
+        return Options
+
+
+class _Pin(FileVerb[PinRequest, "Options", "Pinning", Any]):  # its record is none of a transformed file
+    name: ClassVar[str] = "export"
+
+    def work(
+        self,
+        request: PinRequest,
+        task: GraphFileTask,  # noqa: ARG002  # other verbs look at it
+        options: Options,  # noqa: ARG002  # it has none
+    ) -> Pinning:
+        from winml.modelkit.transform.pin import Pinning
+
+        return Pinning(request.sizes or {})
+
+    def transform(
+        self,
+        part: PlannedPart[Pinning],
+        folder: FoundFolder | None,  # noqa: ARG002  # other verbs look at it
+        on_step: Callable[[StepEvent], None] | None,  # noqa: ARG002  # nobody is shown the steps of fixing sizes
+    ) -> PinnedModel:
+        from winml.modelkit.transform.pin import pin_file
+
+        return pin_file(part.task, part.work, part.checked)
+
+
+PIN = _Pin()
+"""Fixes dynamic dimensions: its :meth:`~FileVerb.plan_file` and :meth:`~FileVerb.run_file`."""

@@ -1,0 +1,145 @@
+"""``winml extract``: modules of a model become models of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._folders import named_parts, options_of_part, parts_record, show_plan
+from winml.modelkit.cli._options import (
+    grouped_argument,
+    grouped_option,
+    input_options,
+    model_option,
+    random_options,
+    request_options,
+    result_options,
+    source_options,
+)
+from winml.modelkit.cli._requests import exported_path, files_read, runnable_model
+from winml.modelkit.cli._streams import (
+    library_output_to_stderr,
+    show_result,
+    silence_library_warnings,
+    tell,
+)
+from winml.modelkit.extract.verb import ExtractPlan, ExtractRequest, plan_extraction, run_extraction
+from winml.modelkit.fields import INPUTS, fields_of
+from winml.modelkit.tags.selector import Selector
+
+if TYPE_CHECKING:
+    from winml.modelkit.extract.records import ExtractResult
+
+_WHOLE = ""
+"""In place of the name of a part: the model is one graph, or one part is named."""
+
+EPILOG = """\b
+Examples:
+  winml extract model.onnx --module BertAttention -o attention
+  winml extract model.onnx --module 'encoder.layer.0.*' -o layer0 --with-inputs
+  winml extract -m ./checkpoint --module '/BertModel/**/BertLayer.*' -o layers --format json
+"""
+
+
+@click.command(name="extract", cls=WinMLCommand, epilog=EPILOG)
+@grouped_argument(
+    "target",
+    required=False,
+    metavar="[MODEL]",
+    help="ONNX file, build folder, Hub id, checkpoint or factory. A factory is file.py:function or "
+    "package.module:function. A file on the Hub is OWNER/NAME/PATH.onnx.",
+)
+@model_option(required=False, help="Same as the argument MODEL.")
+@request_options(ExtractRequest)
+@source_options
+@random_options
+@input_options
+@grouped_option(
+    "--input-data",
+    group=INPUTS,
+    metavar="FILE",
+    default_words="random values",
+    help="Inputs of the whole model: an .npz file with one array per input.",
+)
+@result_options
+@click.pass_context
+def command(context: click.Context, /, **options: Any) -> None:
+    """Extract modules of a model as separate ONNX models.
+
+    The outputs of each extracted model are compared with those inside the whole model. A checkpoint is exported first,
+    once. The modules of a folder with several parts are written to one folder per part.
+
+    Exit codes: 0 success, 1 failure, or a module could not be extracted, 2 usage error, 3 the outputs of an extracted
+    model differ beyond tolerance.
+    """
+    silence_library_warnings(debug=options["debug"])
+    plans = {part: plan_extraction(_request(requested)) for part, requested in _options_by_part(options).items()}
+    if options["dry_run"]:
+        _show_plans(plans, options)
+        return
+    results = {part: _extract(plan, options) for part, plan in plans.items()}
+    records = {part: {"folder": str(item.folder), **item.as_record()} for part, item in results.items()}
+    from winml.modelkit.extract.table import extract_document
+    from winml.modelkit.report.document import parts_document
+
+    if _WHOLE in results:
+        show_result(records[_WHOLE], options, lambda: extract_document(results[_WHOLE]))
+    else:
+        show_result(parts_record(options, records), options, lambda: parts_document(results, extract_document))
+    refused, modules = (sum(len(getattr(item, name)) for item in results.values()) for name in ("refused", "modules"))
+    if refused or not modules:
+        what = (
+            f"{refused} module{'' if refused == 1 else 's'} could not be extracted"
+            if refused
+            else "no module to extract was found"
+        )
+        tell(f"error: {what}; the remaining ones were written" if modules else f"error: {what}")
+        context.exit(1)
+
+
+def _options_by_part(options: dict[str, Any]) -> dict[str, dict[str, object]]:
+    """Return the options for each part of a folder that has a module of the selector; under no name for one model.
+
+    Raises:
+        UsageError: no part has such a module.
+    """
+    Selector(options["module"])
+    parts = named_parts(options)
+    if len(parts) < 2:
+        return {_WHOLE: next((options_of_part(options, path) for path in parts.values()), options)}
+    from winml.modelkit.builds.folder_transformation import part_modules, parts_with_module
+
+    return {
+        part: {**options_of_part(options, parts[part]), "output": options["output"] / part}
+        for part in parts_with_module(part_modules(parts), options["module"])
+    }
+
+
+def _request(options: Mapping[str, Any]) -> ExtractRequest:
+    """Return the request for one graph; what names and paths show to be wrong is refused, before heavy imports."""
+    model, run = runnable_model(options)
+    protected = tuple(files_read(model, options))
+    fields = {field.name: options[field.name] for field in fields_of(ExtractRequest)}
+    return ExtractRequest(model=model, run=run, protected=protected, **fields)
+
+
+def _show_plans(plans: dict[str, ExtractPlan], options: dict[str, object]) -> None:
+    if _WHOLE in plans:
+        show_plan(plans[_WHOLE], options)
+        return
+    from winml.modelkit.report.document import parts_document
+    from winml.modelkit.report.plan_table import plan_document
+
+    record = parts_record(options, {part: plan.as_record() for part, plan in plans.items()})
+    show_result(record, options, lambda: parts_document(plans, plan_document))
+
+
+def _extract(plan: ExtractPlan, options: dict[str, object]) -> ExtractResult:
+    from winml.modelkit.cli._progress import show_step
+
+    with library_output_to_stderr():
+        on_step = None if options["quiet"] else show_step
+        return run_extraction(plan, exported_path(plan.request.model, on_step), on_step)

@@ -1,0 +1,473 @@
+"""What does ``winml extract`` do? Cuts modules out of a file, and writes each as a model that is checked.
+
+The values at the boundaries of modules are recorded on one run, and compared with those of the cut model.
+All files appear together, or none. A module that cannot stand alone is named with its reason; the others are written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.compare.outputs import CUT_MODULE_THRESHOLD, OutputComparison, compare_outputs
+from winml.modelkit.errors import InputError, StageError, VerificationError
+from winml.modelkit.extract.records import ExtractedModule, ExtractResult, RefusedModule
+from winml.modelkit.file_names import EXTRACT_MANIFEST_NAME
+from winml.modelkit.metadata_keys import CUT_KEY, EXPORT_KEY, INPUTS_KEY, MODEL_KEY, OUTPUTS_KEY, TREE_KEY
+from winml.modelkit.onnx.contents import read_contents
+from winml.modelkit.onnx.contexts import refuse_compiled_modules
+from winml.modelkit.onnx.cutting import Cut, ModuleParts, Refusal, cut_model
+from winml.modelkit.onnx.files.graph_reading import load_foreign
+from winml.modelkit.onnx.files.output_files import OutputFiles, files_of_model, recover, refuse_existing, refuse_inputs
+from winml.modelkit.onnx.files.reading import read_structure, reading_graph
+from winml.modelkit.onnx.files.recovery import State, file_state
+from winml.modelkit.onnx.files.writing import write_model
+from winml.modelkit.onnx.module_tree import OnnxModule, read_tree
+from winml.modelkit.onnx.validity import refuse_cycles
+from winml.modelkit.options import load_metadata
+from winml.modelkit.ort.ir_versions import open_with_outputs
+from winml.modelkit.ort.opened_model import RunOptions, Values, refusals_explained, values_for
+from winml.modelkit.progress import StepClock, StepEvent
+from winml.modelkit.tags import address
+from winml.modelkit.tags.address import ModuleIdentity
+from winml.modelkit.tags.selector import select
+from winml.modelkit.tags.tagging import read_tag
+from winml.modelkit.version import __version__
+
+_LONGEST_STEM = 150
+"""Chosen: with every ending, names stay below the 255 bytes that file systems take."""
+
+_STEPS = ("modules cut", "activations recorded", "models written and checked")
+
+_NOT_IN_NAMES = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
+_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)
+"""Names Windows keeps for devices."""
+
+
+@dataclass(frozen=True)
+class ExtractOptions:
+    """How modules are cut out and written."""
+
+    run: RunOptions
+    """How the whole model is run while the values at the boundaries are recorded."""
+    protected: tuple[Path, ...] = ()
+    """Files, besides those of the model, that may not be replaced: what it was made from."""
+    with_inputs: bool = False
+    """Also write what was recorded at the boundaries."""
+    overwrite: bool = False
+    """Replace files that are there."""
+
+
+@dataclass(frozen=True)
+class PlannedCuts:
+    """Modules that were cut out of a graph in memory, and the files they would become."""
+
+    cuts: ModuleCuts
+    stems: tuple[str, ...]
+    """Name of the file of each call, without its ending."""
+    outputs: tuple[Path, ...]
+    """The files, without the manifest."""
+    state: State
+    """Size and time of change of the model."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the model is still what it was."""
+        return file_state(self.cuts.path) == self.state
+
+
+def plan_cuts(path: Path, selector: str, folder: Path, options: ExtractOptions) -> PlannedCuts:
+    """Cut modules out of a graph in memory; nothing is written.
+
+    Raises:
+        UsageError: the selector names nothing, or an output is what is read.
+        OutputExistsError: a file is there already.
+        InputError: the file is damaged or bears no tags.
+    """
+    refuse_existing([folder / EXTRACT_MANIFEST_NAME], overwrite=options.overwrite)
+    state = file_state(path)
+    cuts = cut_modules(path, selector)
+    stems = tuple(_file_stems([item.identity for item in cuts.calls]))
+    outputs = tuple(_output_paths(folder, stems, with_inputs=options.with_inputs))
+    refuse_inputs(outputs, (*files_of_model(path), *options.protected))
+    refuse_existing(outputs, overwrite=options.overwrite)
+    return PlannedCuts(cuts, stems, outputs, state)
+
+
+def extract_modules(
+    path: Path,
+    selector: str,
+    folder: str | os.PathLike[str],
+    options: ExtractOptions,
+    *,
+    on_step: Callable[[StepEvent], None] | None = None,
+    planned: PlannedCuts | None = None,
+) -> ExtractResult:
+    """Cut modules out of a model and write each as a model of its own.
+
+    Args:
+        path: The ONNX file.
+        selector: Which modules.
+        folder: Where the models and their manifest go.
+        options: How they are cut out and written.
+        on_step: Called when a step starts and when it ends.
+        planned: The cuts, where a plan has made them; made again if the file has changed since.
+
+    Returns:
+        What was written and what was refused; nothing is written where nothing could be cut.
+
+    Raises:
+        UsageError: the selector names nothing, sizes or values do not fit, or an output is what is read.
+        OutputExistsError: a file is there already.
+        InputError: the file is damaged or bears no tags.
+        StageError: ONNX Runtime cannot run the whole model.
+        VerificationError: a cut model does not answer as the whole does; nothing was written.
+    """
+    folder = Path(folder)
+    refuse_existing([folder / EXTRACT_MANIFEST_NAME], overwrite=options.overwrite)
+    recover([folder / EXTRACT_MANIFEST_NAME])
+    clock = StepClock(_STEPS, on_step)
+    with clock.step(_STEPS[0]) as step:
+        if planned is None or not planned.is_current:
+            planned = plan_cuts(path, selector, folder, options)
+        cuts, stems = planned.cuts, planned.stems
+        step.summary = f"{len(cuts.calls)} of {len(cuts.calls) + len(cuts.refused)}"
+    result = _result_without_modules(options.run.shown, selector, folder, cuts)
+    if not cuts.calls:
+        return result
+    with clock.step(_STEPS[1]) as step:
+        recording = record_boundaries(cuts, options.run)
+        step.summary = f"{len(recording.arrays)} values"
+    with clock.step(_STEPS[2]) as step, OutputFiles() as files:
+        manifest = files.reserve(folder / EXTRACT_MANIFEST_NAME)
+        writer = _CutWriter(cuts, recording, folder, files, options.with_inputs)
+        outcomes = [writer.write(item, stem) for item, stem in zip(cuts.calls, stems, strict=True)]
+        modules = tuple(outcome for outcome in outcomes if isinstance(outcome, ExtractedModule))
+        failed = (outcome for outcome in outcomes if isinstance(outcome, RefusedModule))
+        result = replace(result, modules=modules, refused=(*cuts.refused, *failed), notes=recording.fed.notes)
+        manifest.write_text(
+            json.dumps(result.as_record(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n"
+        )
+        if modules:
+            written = files.commit(overwrite=options.overwrite)
+            step.summary = f"{len(written)} files"
+    return result
+
+
+def _result_without_modules(displayed: str, selector: str, folder: Path, cuts: ModuleCuts) -> ExtractResult:
+    """Return the result as far as it is known before anything is written."""
+    return ExtractResult(
+        source=displayed,
+        selector=selector,
+        folder=folder,
+        tool_version=__version__,
+        modules=(),
+        refused=cuts.refused,
+        without_nodes=cuts.without_nodes,
+        notes=(),
+    )
+
+
+def _output_paths(folder: Path, stems: Iterable[str], *, with_inputs: bool) -> list[Path]:
+    endings = (".onnx", ".inputs.npz", ".outputs.npz") if with_inputs else (".onnx",)
+    return [folder / f"{stem}{ending}" for stem in stems for ending in endings]
+
+
+@dataclass(frozen=True)
+class _CutWriter:
+    """Writes cut modules into a folder, and checks each."""
+
+    cuts: ModuleCuts
+    recording: Recording
+    folder: Path
+    files: OutputFiles
+    with_inputs: bool
+
+    def write(self, item: CutCall, stem: str) -> ExtractedModule | RefusedModule:
+        """Write one module; one that ONNX Runtime does not run alone is refused with its reason.
+
+        Raises:
+            VerificationError: it does not answer as it does in the whole model.
+        """
+        staged = self.files.reserve(self.folder / f"{stem}.onnx")
+        written = write_cut(self.cuts, item, self.recording, staged)
+        try:
+            worst = compare_with_recording(staged, item, self.recording)
+        except StageError as error:
+            for file in written.files:
+                file.unlink()
+            return RefusedModule(item.identity, error.message.replace(str(staged), f"{stem}.onnx"))
+        if not worst.relative_diff <= CUT_MODULE_THRESHOLD:
+            raise VerificationError(
+                f"{item.identity.words}: output {worst.name} of the extracted module differs from the whole "
+                f"model by {worst.relative_diff:.1e} of its largest value; tolerance {CUT_MODULE_THRESHOLD:.0e}",
+                hint="No file was written. This is a bug in winml: please report it.",
+            )
+        return ExtractedModule(
+            identity=item.identity,
+            file=f"{stem}.onnx",
+            inputs_file=self._write_recorded(f"{stem}.inputs.npz", item.cut.inputs),
+            outputs_file=self._write_recorded(f"{stem}.outputs.npz", item.cut.outputs),
+            inputs=written.inputs,
+            outputs=written.outputs,
+            nodes=len(item.cut.nodes),
+            parameters=_parameter_count(item),
+            size_bytes=sum(file.stat().st_size for file in written.files),
+            drawn_in=_node_names(item.cut.drawn_in),
+            left_out=_node_names(item.cut.left_out),
+            max_abs_diff=worst.max_abs_diff,
+            relative_diff=worst.relative_diff,
+        )
+
+    def _write_recorded(self, name: str, values: Sequence[ir.Value]) -> str | None:
+        """Write what was recorded of some values; returns the name of the file, or None where it is not asked for."""
+        if not self.with_inputs:
+            return None
+        _write_arrays(self.files.reserve(self.folder / name), self.recording.of(values))
+        return name
+
+
+def _node_names(nodes: Iterable[ir.Node]) -> tuple[str, ...]:
+    return tuple(node.name or node.op_type for node in nodes)
+
+
+def _parameter_count(item: CutCall) -> int:
+    return sum(value.const_value.size for value in item.cut.initializers if value.const_value is not None)
+
+
+def _write_arrays(path: Path, arrays: Arrays) -> None:
+    """Write an ``.npz`` file; unlike ``numpy.savez``, whatever the arrays are called."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
+
+
+def _file_stems(identities: Sequence[ModuleIdentity]) -> list[str]:
+    """Return a name without ending for each, that every file system takes and that no two share."""
+    taken: set[str] = set()
+    stems = []
+    for identity in identities:
+        plain = _plain_stem(identity)
+        number, stem = 1, plain
+        # File systems that ignore case see one name in ``block.A`` and ``block.a``.
+        while stem.lower() in taken:
+            number += 1
+            stem = f"{plain}-{number}"
+        taken.add(stem.lower())
+        stems.append(stem)
+    return stems
+
+
+def _plain_stem(identity: ModuleIdentity) -> str:
+    # The root has no path, nor has a module of which the file says no more than its tag.
+    name = identity.module or ".".join(address.parse_tag(identity.tag))
+    name = _NOT_IN_NAMES.sub("_", name)
+    name = f"_{name}" if _RESERVED.match(name) or name.startswith(".") else name
+    name = name.encode()[-_LONGEST_STEM:].decode(errors="ignore").rstrip(" .")
+    return f"{name}.call{identity.call}" if identity.calls > 1 else name
+
+
+@dataclass(frozen=True)
+class CutCall:
+    """One call of a module, cut out."""
+
+    identity: ModuleIdentity
+    cut: Cut
+
+
+@dataclass(frozen=True)
+class ModuleCuts:
+    """What a selector named in one file."""
+
+    path: Path
+    model: ir.Model
+    calls: tuple[CutCall, ...]
+    refused: tuple[RefusedModule, ...]
+    without_nodes: tuple[ModuleIdentity, ...]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What flowed over the boundaries in one run of the whole model."""
+
+    arrays: Arrays
+    """By the name of the value."""
+    fed: Values
+    """What the whole model was fed."""
+
+    def of(self, values: Sequence[ir.Value]) -> dict[str, Array]:
+        """Return the arrays of some values."""
+        return {str(value.name): self.arrays[str(value.name)] for value in values}
+
+
+@dataclass(frozen=True)
+class _WrittenCut:
+    """A cut that became a file."""
+
+    files: tuple[Path, ...]
+    """The model first."""
+    inputs: tuple[dict[str, Any], ...]
+    """Its entries of ``winml.io.inputs``."""
+    outputs: tuple[dict[str, Any], ...]
+
+
+def cut_modules(path: Path, selector: str) -> ModuleCuts:
+    """Cut every module a selector names out of a file, each call by itself; nothing is written.
+
+    Args:
+        path: An ONNX file with tags.
+        selector: As :func:`~winml.modelkit.tags.selector.select` takes it. Of modules inside one another, each is
+            cut.
+
+    Raises:
+        UsageError: the selector names nothing.
+        InputError: the file is no ONNX file, or bears no tags.
+    """
+    tagged, node_names = _tagged_modules(path)
+    modules = select(tagged, selector, node_names)
+    # Other tools may have written it; what they broke in the metadata of nodes would be written again.
+    model = reading_graph(path, lambda: load_foreign(path))
+    # Tools write nodes in any order and ONNX Runtime takes them so; what is cut out follows the order of the nodes.
+    model.graph.sort()
+    parts = ModuleParts(model)
+    calls, refused, without_nodes = [], [], []
+    for module in modules:
+        cut_calls = parts.cut(module.tag)
+        if not cut_calls:
+            without_nodes.append(ModuleIdentity(module.path, module.tag, module.class_name))
+        for item in cut_calls:
+            identity = ModuleIdentity(module.path, module.tag, module.class_name, item.call, item.calls)
+            if isinstance(item.result, Refusal):
+                refused.append(RefusedModule(identity, item.result.reason))
+            else:
+                calls.append(CutCall(identity, item.result))
+    return ModuleCuts(path, model, tuple(calls), tuple(refused), tuple(without_nodes))
+
+
+def _tagged_modules(path: Path) -> tuple[tuple[OnnxModule, ...], list[str]]:
+    """Return the modules of a file, and the names of its nodes."""
+    structure = read_structure(path)
+    refuse_compiled_modules(structure, path)
+    refuse_cycles(structure, path)
+    metadata = {entry.key: entry.value for entry in structure.metadata_props}
+    nodes = [node.proto for node in read_contents(structure).nodes]
+    tree = read_tree(nodes, metadata, path.stem)
+    if tree.source != "winml tags":
+        raise InputError(
+            f"{path}: the nodes have no tags, so their modules are unknown",
+            hint="Export the model with winml export, or transfer tags from the source file with winml retag.",
+        )
+    return tree.modules, [node.name for node in nodes]
+
+
+def record_boundaries(cuts: ModuleCuts, options: RunOptions) -> Recording:
+    """Run the whole model once and keep what crosses the boundaries of the cuts.
+
+    Types of values there that the graph does not declare are completed, in place.
+
+    Args:
+        cuts: The modules.
+        options: What the whole model is fed: random values, or those of a file.
+
+    Raises:
+        UsageError: sizes or values do not fit the inputs of the whole model.
+        StageError: ONNX Runtime cannot load or run it.
+    """
+    values = dict.fromkeys(value for item in cuts.calls for value in (*item.cut.inputs, *item.cut.outputs))
+    graph = cuts.model.graph
+    computed = [str(value.name) for value in values if value.producer() is not None]
+    declared = {value.name for value in graph.outputs}
+    session = open_with_outputs(cuts.path, [name for name in computed if name not in declared])
+    fed = values_for(session, options)
+    with refusals_explained(fed):
+        arrays = {**fed.feeds, **(session.run(fed.feeds, computed) if computed else {})}
+    for value in values:
+        name = str(value.name)
+        _complete_type(value, arrays[name], session.output_shapes.get(name, ()))
+    return Recording({str(value.name): arrays[str(value.name)] for value in values}, fed)
+
+
+def _complete_type(value: ir.Value, array: Array, shape: Sequence[int | str | None]) -> None:
+    """Give a value the type that was recorded and the shape ONNX Runtime inferred, where the graph says none; in
+    place.
+    """
+    if value.dtype is None:
+        value.dtype = ir.DataType.from_numpy(array.dtype)
+    if value.shape is None:
+        value.shape = ir.Shape(shape if len(shape) == array.ndim else [None] * array.ndim)
+
+
+def write_cut(cuts: ModuleCuts, item: CutCall, recording: Recording, path: Path) -> _WrittenCut:
+    """Write one cut as a model of its own, with its weights.
+
+    Raises:
+        WriteError: the file cannot be written.
+    """
+    model = cut_model(cuts.model, item.cut)
+    inputs, outputs = _io_records(model.graph, recording)
+    model_metadata = cuts.model.metadata_props
+    records: dict[str, object] = {
+        CUT_KEY: item.identity.as_record(),
+        INPUTS_KEY: inputs,
+        OUTPUTS_KEY: outputs,
+        TREE_KEY: _tree_part(model_metadata.get(TREE_KEY, ""), item),
+    }
+    model.metadata_props.update({key: model_metadata[key] for key in (MODEL_KEY, EXPORT_KEY) if key in model_metadata})
+    for key, value in records.items():
+        model.metadata_props[key] = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _WrittenCut(write_model(model, path), tuple(inputs), tuple(outputs))
+
+
+def _io_records(graph: ir.Graph, recording: Recording) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
+    inputs = []
+    for value in graph.inputs:
+        entry = _io_record(value)
+        array = recording.arrays[str(value.name)]
+        if array.dtype.kind in "iu" and array.size:
+            # Positions, masks and shapes: values nobody could guess, so those that were seen count as valid.
+            entry["value_range"] = [int(array.min()), int(array.max())]
+        inputs.append(entry)
+    return inputs, [_io_record(value) for value in graph.outputs]
+
+
+def _io_record(value: ir.Value) -> dict[str, object]:
+    sizes = enumerate(value.shape or ())
+    return {
+        "name": value.name,
+        "shape": [size if isinstance(size, int) else size.value or f"{value.name}_dim_{axis}" for axis, size in sizes],
+        "dtype": str(value.dtype.numpy()) if value.dtype is not None else "undefined",
+    }
+
+
+def _tree_part(text: str, item: CutCall) -> list[Any]:
+    """Return the recorded modules that the cut holds: those below its own, and those whose nodes came along."""
+    used = {tag.tag for node in item.cut.nodes if (tag := read_tag(node))}
+    try:
+        return [
+            entry
+            for entry in load_metadata(text or "[]")
+            if entry["tag"] in used or address.is_within(entry["tag"], item.identity.tag)
+        ]
+    except (ValueError, TypeError, KeyError):
+        return []
+
+
+def compare_with_recording(path: Path, item: CutCall, recording: Recording) -> OutputComparison:
+    """Run a written cut on its recorded inputs, and return the output that differs most from what was recorded.
+
+    Raises:
+        StageError: ONNX Runtime cannot load or run it.
+    """
+    outputs = open_with_outputs(path, ()).run(recording.of(item.cut.inputs))
+    return compare_outputs([recording.of(item.cut.outputs)], [outputs]).worst

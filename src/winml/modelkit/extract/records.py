@@ -1,0 +1,65 @@
+"""Records of extracted modules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from winml.modelkit.records import Record, entry
+from winml.modelkit.tags.address import ModuleIdentity
+
+SCHEMA_VERSION = 1
+"""Layout of the manifest, specified in docs/reference/formats.md."""
+
+
+@dataclass(frozen=True)
+class ExtractedModule(Record):
+    """One module that was written as a model of its own."""
+
+    identity: ModuleIdentity = field(metadata=entry(inline=True))
+    file: str
+    """Name of the model in the folder."""
+    inputs_file: str | None
+    """Name of the file with the recorded inputs; None where it was not requested."""
+    outputs_file: str | None
+    """Name of the file with the recorded outputs of the whole model; None where it was not requested."""
+    inputs: tuple[dict[str, Any], ...]
+    """Name, shape and dtype of each."""
+    outputs: tuple[dict[str, Any], ...]
+    nodes: int
+    parameters: int
+    size_bytes: int
+    """Size of the model with its weights."""
+    drawn_in: tuple[str, ...]
+    """Names of nodes of other modules that are included because they lie between nodes of this module."""
+    left_out: tuple[str, ...]
+    """Names of nodes of this module that are left out: other modules need them first, so their outputs are inputs."""
+    max_abs_diff: float = field(metadata=entry(within="verification"))
+    """Largest difference from the recorded outputs of the whole model."""
+    relative_diff: float = field(metadata=entry(within="verification"))
+    """``max_abs_diff`` divided by the largest recorded value."""
+
+
+@dataclass(frozen=True)
+class RefusedModule(Record):
+    """One module that cannot be cut out."""
+
+    identity: ModuleIdentity = field(metadata=entry(inline=True))
+    reason: str
+
+
+@dataclass(frozen=True)
+class ExtractResult(Record, schema_version=SCHEMA_VERSION):
+    """The outcome of one extraction."""
+
+    source: str
+    """The model as the user wrote it."""
+    selector: str
+    folder: Path = field(metadata=entry(skip=True))
+    tool_version: str = field(metadata=entry(before="source"))
+    modules: tuple[ExtractedModule, ...]
+    refused: tuple[RefusedModule, ...]
+    without_nodes: tuple[ModuleIdentity, ...] = field(metadata=entry(keys=("module", "tag", "class")))
+    """Modules without a node in the graph: they computed nothing, or their nodes were merged into others."""
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,131 @@
+"""What does ``winml extract`` do with a request? Modules of a model become models of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from winml.modelkit.fields import MODEL, OUTPUT, declare
+from winml.modelkit.file_names import EXTRACT_MANIFEST_NAME
+from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
+
+if TYPE_CHECKING:
+    from winml.modelkit.builds.found_models import FoundModel
+    from winml.modelkit.extract.extraction import ExtractOptions, PlannedCuts
+    from winml.modelkit.extract.records import ExtractResult
+    from winml.modelkit.progress import StepEvent
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractRequest:
+    """What is requested of ``winml extract``, of one graph."""
+
+    model: FoundModel
+    run: Mapping[str, Any]
+    """Fields of ``RunOptions``: how the whole model is run."""
+    protected: tuple[Path, ...]
+    """Files that are read; none of them may be replaced."""
+    module: str = declare(
+        None,
+        "Modules to extract, by class, module path or tag.",
+        MODEL,
+        metavar="SELECTOR",
+        is_required=True,
+        is_common=True,
+    )
+    output: Path = declare(None, "Folder to write to.", OUTPUT, short="-o", is_required=True, is_common=True)
+    with_inputs: bool = declare(
+        False, "Also write the inputs and outputs of each module (.npz).", OUTPUT, is_common=True
+    )
+    overwrite: bool = declare(False, "Overwrite existing files.", OUTPUT, is_common=True)
+
+    def options(self) -> ExtractOptions:
+        """Return how modules are cut out and written."""
+        from winml.modelkit.extract.extraction import ExtractOptions
+        from winml.modelkit.ort.opened_model import RunOptions
+
+        return ExtractOptions(
+            RunOptions(**self.run), protected=self.protected, with_inputs=self.with_inputs, overwrite=self.overwrite
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractPlan(Plan):
+    """What cutting modules out would do."""
+
+    request: ExtractRequest
+    planned: PlannedCuts | None
+    """The cuts; None where the model has to be exported first."""
+
+
+def plan_extraction(request: ExtractRequest) -> ExtractPlan:
+    """Return what would be done: modules are cut out in memory, and nothing is written.
+
+    Which modules a model has shows in its graph: of one that is to be exported first, the plan lists the manifest only.
+
+    Raises:
+        UsageError: the selector names nothing, an output exists, or is what is read.
+        InputError: the file is damaged or bears no tags.
+        WriteError: the folder cannot be written.
+    """
+    from winml.modelkit.onnx.files.output_files import refuse_existing
+
+    manifest = request.output / EXTRACT_MANIFEST_NAME
+    refuse_existing([manifest], overwrite=request.overwrite)
+    path, planned = request.model.path, None
+    outputs: tuple[Path, ...] = ()
+    export = None
+    notes: tuple[str, ...] = ()
+    cutting = f"those of {request.module}"
+    if path is None:
+        from winml.modelkit.builds.cache import plan_cached_export
+
+        assert request.model.request is not None
+        export = plan_cached_export(request.model.request)
+        notes = ("The modules are known after the export, so their files are not listed.",)
+    else:
+        from winml.modelkit.extract.extraction import plan_cuts
+
+        planned = plan_cuts(path, request.module, request.output, request.options())
+        outputs = planned.outputs
+        cutting += f": {len(planned.cuts.calls)}" + "".join(
+            f"; {refused.identity.words} cannot be extracted: {refused.reason}" for refused in planned.cuts.refused
+        )
+    written = (*outputs, *((manifest,) if outputs or path is None else ()))
+    return ExtractPlan(
+        verb="extract",
+        reads=tuple(path for path in request.protected if path.exists()),
+        writes=(*(export.writes if export else ()), *(PlannedFile(output, output.exists()) for output in written)),
+        steps=(
+            *(export.steps if export else ()),
+            PlannedStep("modules cut", cutting),
+            PlannedStep("activations recorded", "the whole model is run once"),
+            PlannedStep("models written and checked", f"each compared with the whole model, in {request.output}"),
+        ),
+        notes=notes,
+        interrupted=interruptions_beside([manifest]),
+        request=request,
+        planned=planned,
+    )
+
+
+def run_extraction(plan: ExtractPlan, path: Path, on_step: Callable[[StepEvent], None] | None = None) -> ExtractResult:
+    """Recover what killed commands left, and write the modules.
+
+    Args:
+        plan: What is done.
+        path: The ONNX file of the model, which is exported by now.
+        on_step: Called when a step starts and when it ends.
+
+    Raises:
+        WinMLError: the model does not run, or a cut module does not compute what it does inside.
+    """
+    from winml.modelkit.extract.extraction import extract_modules
+
+    plan.recover()
+    request = plan.request
+    return extract_modules(
+        path, request.module, request.output, request.options(), on_step=on_step, planned=plan.planned
+    )

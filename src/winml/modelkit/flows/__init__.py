@@ -1,1 +1,0 @@
-"""What does one verb do, from input path to output path?"""

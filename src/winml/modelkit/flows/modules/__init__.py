@@ -1,1 +1,0 @@
-"""What do the verbs about single modules do: extract, perf --module, perf --by-module?"""

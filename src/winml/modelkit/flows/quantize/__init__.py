@@ -1,1 +1,0 @@
-"""What does ``winml quantize`` do, from file to file?"""

@@ -1,0 +1,640 @@
+"""Answers texts, images and audio with a model: what ``winml run`` does, for a built model and for PyTorch alike.
+
+Through the pipeline of transformers where it has the task; questions about a text, embeddings and texts of an
+encoder-decoder are answered here, as transformers 5 has no pipeline for them. Knows no files but those beside the
+model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.evaluate.tasks.similarity import cosine, read_pooling
+from winml.modelkit.evaluate.tasks.texts import best_span
+from winml.modelkit.generate.generation.settings import position_limit, read_settings
+from winml.modelkit.generate.records import AnswerEntry, AnswerKind
+from winml.modelkit.models.tensors import to_numpy
+from winml.modelkit.onnx.files.foreign_files import foreign_parser
+from winml.modelkit.ort.foreign_libraries import local_files_only
+from winml.modelkit.ort.graph_inputs import GraphInput
+from winml.modelkit.samples.media import Recording, resampled
+from winml.modelkit.samples.preprocessing import text_limit
+from winml.modelkit.samples.processors import ProcessorKind, open_processor, tokenizer_call
+
+AUDIO = "input_values"
+"""Specified by transformers: the input of a graph that takes samples of audio."""
+TEXT = "input_ids"
+"""Specified by transformers: the input of a graph that takes tokens of a text."""
+_TOP = 5
+"""Chosen: as transformers' pipelines do; a list that is read at a glance."""
+_BEFORE_TEXT = 4
+"""Specified by Whisper: tokens of start, language, task and times."""
+_UNLIMITED = 1 << 20
+"""Chosen: tokens of a text that are read where nothing states a limit."""
+_SHOWN_VALUES = 8
+"""Values of a tensor in an answer. Chosen: they fit on a line."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model answered."""
+
+    kind: AnswerKind
+    entries: tuple[AnswerEntry, ...]
+    arrays: Arrays = field(default_factory=dict)
+    """What of it is an array: embeddings, ``depth`` of each pixel, ``segments``: the number of the segment of each."""
+    notes: tuple[str, ...] = ()
+
+
+class _CuttingTokenizer:
+    """A tokenizer of transformers that notes where it cuts a text."""
+
+    def __init__(self, tokenizer: Any, notes: dict[str, None], limit_words: str) -> None:
+        """Take the tokenizer, the notes to add to, and a phrase for its limit."""
+        self._tokenizer, self._notes, self._limit_words = tokenizer, notes, limit_words
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the tokenizer has of a name."""
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, *texts: Any, **options: Any) -> Any:
+        """Return the tokens."""
+        rows = self._tokenizer(*texts, **options)
+        limit = self._tokenizer.model_max_length
+        # Read in windows, nothing is lost.
+        if (
+            options.get("truncation")
+            and not options.get("return_overflowing_tokens")
+            and self._is_cut(rows, *texts, **options)
+        ):
+            self._notes[f"a text of more than {limit} tokens is cut to {limit}, {self._limit_words}"] = None
+        return rows
+
+    def _is_cut(self, rows: Any, *texts: Any, **options: Any) -> bool:
+        """Say whether tokens are missing; tokenizers in Python say nothing of it, and count again where it may be."""
+        if rows.encodings is not None:
+            return any(row.overflowing for row in rows.encodings)
+        limit = self._tokenizer.model_max_length
+        is_full = np.asarray(rows["input_ids"]).shape[-1] >= limit
+        named = {name: options[name] for name in ("text", "text_pair") if name in options}
+        return bool(is_full and len(self._tokenizer(*texts, **named, verbose=False)["input_ids"]) > limit)
+
+
+class _OneTextModel:
+    """A model of images and texts that was built for one text per run, called with several texts."""
+
+    def __init__(self, model: Any) -> None:
+        """Take the model."""
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the model."""
+        return getattr(self._model, name)
+
+    def __call__(self, **inputs: Any) -> Any:
+        """Return the logits of the image for each text."""
+        rows = len(inputs["input_ids"])
+        texts = {"input_ids", "attention_mask", "token_type_ids", "position_ids"} & inputs.keys()
+        outputs = [
+            self._model(**{name: value[row : row + 1] if name in texts else value for name, value in inputs.items()})
+            for row in range(rows)
+        ]
+        joined = outputs[0]
+        joined["logits_per_image"] = torch.cat([output["logits_per_image"] for output in outputs], dim=-1)
+        return joined
+
+
+class TaskRunner:
+    """Answers the inputs of a task with a model."""
+
+    def __init__(
+        self,
+        model: Any,
+        task: str,
+        folder: Path,
+        *,
+        graph_inputs: Sequence[GraphInput],
+        top: int | None,
+        threshold: float | None,
+    ) -> None:
+        """Take a model.
+
+        Args:
+            model: A built model, or one of transformers.
+            task: A key of :data:`~winml.modelkit.generate.task_inputs.RUN_TASKS`.
+            folder: Where config, tokenizer and processor are.
+            graph_inputs: Those of the built model, to which images and audio are made to fit; empty: any size is taken.
+            top: Classes or tokens in the answer; None: 5.
+            threshold: Least score of a box or a segment; None: as the pipeline does.
+        """
+        self._model, self._task, self._folder = model, task, folder
+        self._graph_inputs = {item.name: item for item in graph_inputs}
+        self._top = top or _TOP
+        self._threshold = {} if threshold is None else {"threshold": threshold}
+        self._notes: dict[str, None] = {}
+
+    def __call__(self, inputs: Mapping[str, Any]) -> Answer:
+        """Answer one set of inputs.
+
+        Args:
+            inputs: Input of the task → text, image of Pillow, recording, or a list of these.
+
+        Raises:
+            UsageError: the files beside the model lack what makes its inputs, or it does not take them.
+            InputError: these files are damaged.
+            StageError: ONNX Runtime fails.
+        """
+        # A pipeline raises what it likes for inputs or files that do not fit.
+        words = f"{self._task}: the transformers pipeline failed"
+        hint = "Check that the processor files and the config beside the model are those of its checkpoint."
+        with local_files_only(), foreign_parser(words, hint=hint):
+            answer = _ANSWERS[self._task](self, inputs)
+        return Answer(answer.kind, answer.entries, answer.arrays, (*self._notes, *answer.notes))
+
+    def _open(self, kind: ProcessorKind) -> Any:
+        return open_processor(kind, self._folder, self._task, instead="or pass tensors by name: --input NAME=@FILE.npy")
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        """The tokenizer. It cuts texts to the maximum of the model or the fixed length of the graph, with a note."""
+        tokenizer = self._open("tokenizer")
+        item = self._graph_inputs.get(TEXT)
+        fixed = item.shape[-1] if item is not None and isinstance(item.shape[-1], int) else _UNLIMITED
+        limit = text_limit(self._folder, tokenizer, at_most=_UNLIMITED)
+        limit_words = "the maximum of the model"
+        if fixed < limit:
+            limit = fixed
+            limit_words = (
+                "the input length of the graph; export or build the model with --dynamic-seq-len to read longer texts"
+            )
+        tokenizer.model_max_length = limit
+        return _CuttingTokenizer(tokenizer, self._notes, limit_words)
+
+    @cached_property
+    def _extractor(self) -> Any:
+        return self._open("feature extractor")
+
+    @cached_property
+    def _image_processor(self) -> Any:
+        return self._open("image processor")
+
+    def _pipeline(self, *kinds: ProcessorKind, task: str = "") -> Any:
+        """Return the pipeline of the task, or of another one.
+
+        Raises:
+            InputError: there is no config beside the model.
+        """
+        if getattr(self._model, "config", None) is None:
+            raise InputError(
+                f"{self._folder}: no config.json for transformers, which names the classes",
+                hint="Copy the config of the checkpoint there, or pass tensors by name: --input NAME=@FILE.npy",
+            )
+        import transformers
+
+        attributes = {"tokenizer": "_tokenizer", "image processor": "_image_processor",
+                      "feature extractor": "_extractor"}  # fmt: skip
+        passed = {kind.replace(" ", "_"): getattr(self, attributes[kind]) for kind in kinds}
+        return transformers.pipeline(task or self._task, model=self._model, device="cpu", **passed)  # type: ignore[call-overload]  # one overload a task
+
+    def text_classes(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the classes of a text or of a pair, or how well each of the candidate labels describes a text.
+
+        Raises:
+            UsageError: labels are passed with a text pair, or the model has no class for entailment.
+        """
+        if labels := _several(inputs.get("label", ())):
+            return self._labelled_text(inputs, labels)
+        pair = {"text_pair": inputs["text_pair"]} if inputs.get("text_pair") else {}
+        with tokenizer_call(self._tokenizer, inputs["text"]):
+            found = self._pipeline("tokenizer")({"text": inputs["text"], **pair}, top_k=self._top, truncation=True)
+        return _classes(found)
+
+    def _labelled_text(self, inputs: Mapping[str, Any], labels: Sequence[str]) -> Answer:
+        if inputs.get("text_pair"):
+            raise UsageError("label and text_pair cannot be combined", hint="Omit one of them.")
+        pipeline = self._pipeline("tokenizer", task="zero-shot-classification")
+        if pipeline.entailment_id < 0:
+            classes = ", ".join(map(str, self._model.config.id2label.values()))
+            raise UsageError(
+                f"candidate labels require a class 'entailment'; the model has {classes}",
+                hint="Omit --label, or use a model of natural language inference.",
+            )
+        text = inputs["text"]
+        with tokenizer_call(self._tokenizer, text):
+            found = pipeline(text, candidate_labels=list(labels))
+        return _classes([
+            {"label": label, "score": score} for label, score in zip(found["labels"], found["scores"], strict=True)
+        ])  # fmt: skip
+
+    def entities(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the entities of a text: neighbouring tokens of one class together."""
+        with tokenizer_call(self._tokenizer, inputs["text"]):
+            found = self._pipeline("tokenizer")(inputs["text"], aggregation_strategy="simple")
+        return Answer(
+            "entities",
+            tuple(
+                AnswerEntry(
+                    label=str(item["entity_group"]),
+                    score=float(item["score"]),
+                    text=inputs["text"][item["start"] : item["end"]] if item["start"] is not None else item["word"],
+                    start=item["start"],
+                    end=item["end"],
+                )
+                for item in found
+            ),
+        )
+
+    def masked_tokens(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the likeliest tokens in the place of each mask.
+
+        Raises:
+            UsageError: the text has no mask, or the tokenizer knows none.
+        """
+        text, mask = inputs["text"], self._tokenizer.mask_token
+        if mask is None:
+            raise UsageError(
+                "the tokenizer has no mask token, which marks the place of the token to predict",
+                hint="Set mask_token in tokenizer_config.json, if the model was trained with one.",
+            )
+        if mask not in text:
+            raise UsageError(f"text {text!r} has no mask", hint=f"Put {mask} where the model should predict a token.")
+        with tokenizer_call(self._tokenizer, text):
+            found = self._pipeline("tokenizer")(text, top_k=self._top, tokenizer_kwargs={"truncation": True})
+        return Answer(
+            "labels",
+            tuple(
+                AnswerEntry(label=item["token_str"], score=float(item["score"]), text=item["sequence"])
+                for item in _flat(found)
+            ),
+        )
+
+    def span(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the part of the context that answers the question; a long context is read in windows.
+
+        Raises:
+            UsageError: the tokenizer does not say where in the text its tokens stand.
+        """
+        question, context = inputs["question"], inputs["context"]
+        tokenizer = self._tokenizer
+        longest = tokenizer.model_max_length
+        if not tokenizer.is_fast:
+            raise UsageError(
+                "question-answering: the tokenizer does not provide token offsets",
+                hint="Put a fast tokenizer (tokenizer.json) beside the model.",
+            )
+        with tokenizer_call(tokenizer, question, context):
+            rows = tokenizer(
+                question,
+                context,
+                truncation="only_second",
+                max_length=longest,
+                stride=min(128, longest // 4),
+                return_overflowing_tokens=True,
+                return_offsets_mapping=True,
+            )
+        best = AnswerEntry(text="", score=0.0)
+        for place in range(len(rows["input_ids"])):
+            row = {name: [rows[name][place]] for name in tokenizer.model_input_names if name in rows}
+            output = self._outputs(row)
+            is_context = np.asarray([number == 1 for number in rows.sequence_ids(place)])
+            start, end = (_probabilities(output[name][0], is_context) for name in ("start_logits", "end_logits"))
+            _, first, last = best_span(np.log(start + 1e-300), np.log(end + 1e-300), is_context)
+            offsets = rows["offset_mapping"][place]
+            begin, stop, score = int(offsets[first][0]), int(offsets[last][1]), float(start[first] * end[last])
+            if score > (best.score or 0):
+                best = AnswerEntry(text=context[begin:stop], score=score, start=begin, end=stop)
+        return Answer("spans", (best,))
+
+    def _outputs(self, inputs: Mapping[str, Any]) -> Arrays:
+        with torch.inference_mode():
+            found = self._model(**{name: torch.as_tensor(np.asarray(value)) for name, value in inputs.items()})
+        return {name: to_numpy(value) for name, value in found.items() if isinstance(value, torch.Tensor)}
+
+    def embeddings(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the embedding of one text or recording, or the similarity of each to the first."""
+        return self.audio_embeddings(inputs) if "audio" in inputs else self.text_embeddings(inputs)
+
+    def text_embeddings(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the embedding of one text, or the similarity of each to the first.
+
+        Raises:
+            UsageError: sentence-transformers makes the embedding in a way that is not known here.
+        """
+        pooling, embeddings = read_pooling(self._folder), []
+        for text in _several(inputs["text"]):
+            with tokenizer_call(self._tokenizer, text):
+                row = self._tokenizer(text, truncation=True)
+            outputs = self._outputs({name: [value] for name, value in row.items()})
+            if "sentence_embedding" in outputs:
+                embeddings.append(outputs["sentence_embedding"][0].astype(np.float64))
+                continue
+            pooling.refuse_unknown()
+            states = _named(outputs, "last_hidden_state")[0].astype(np.float64)
+            embeddings.append(pooling.embedding(states, np.ones(len(states), bool)))
+        return _similarities(_several(inputs["text"]), embeddings, pooling.notes)
+
+    def written_text(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return what an encoder-decoder writes."""
+        settings = read_settings(self._folder).fitted(1, position_limit(self._folder))
+        with tokenizer_call(self._tokenizer, inputs["text"]):
+            row = self._tokenizer(inputs["text"], return_tensors="pt", truncation=True)
+        passed = {name: row[name] for name in ("input_ids", "attention_mask") if name in row}
+        self._model.generation_config.max_length = None  # transformers warns where both are set
+        tokens = self._model.generate(**passed, max_new_tokens=settings.max_new_tokens)[0]
+        with tokenizer_call(self._tokenizer):
+            return Answer("text", (AnswerEntry(text=self._tokenizer.decode(tokens, skip_special_tokens=True)),))
+
+    def _fit_images(self, image: Any) -> Any:
+        """Return the image processor, which resizes to what a graph of fixed sizes takes."""
+        processor, item = self._image_processor, self._graph_inputs.get("pixel_values")
+        if item is None or not all(isinstance(size, int) for size in item.shape[-2:]):
+            return processor
+        passed = tuple(processor(images=[image], return_tensors="np")["pixel_values"].shape[-2:])
+        if passed != item.shape[-2:]:
+            from transformers.image_utils import SizeDict
+
+            height, width = (int(size) for size in item.shape[-2:] if isinstance(size, int))
+            processor.size = SizeDict(height=height, width=width)
+            if getattr(processor, "do_center_crop", None):
+                processor.do_center_crop = False
+            self._notes[
+                f"images are resized to {height} x {width}, the input size of the graph; the image processor is "
+                f"configured for {passed[0]} x {passed[1]}"
+            ] = None
+        return processor
+
+    def image_classes(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the classes of an image."""
+        self._fit_images(inputs["image"])
+        return _classes(self._pipeline("image processor")(inputs["image"], top_k=self._top))
+
+    def labelled_image(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return how well each of the candidate labels describes an image."""
+        self._fit_images(inputs["image"])
+        labels = _several(inputs["label"])
+        with tokenizer_call(self._tokenizer, labels):
+            pipeline = self._pipeline("image processor", "tokenizer")
+            tokens = self._graph_inputs.get(TEXT)
+            if tokens is not None and tokens.shape[0] == 1:
+                pipeline.model = _OneTextModel(pipeline.model)
+            return _classes(pipeline(inputs["image"], candidate_labels=list(labels)))
+
+    def boxes(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the objects in an image, each with its box."""
+        self._fit_images(inputs["image"])
+        found = self._pipeline("image processor")(inputs["image"], **self._threshold)
+        entries = (
+            AnswerEntry(
+                label=str(item["label"]),
+                score=float(item["score"]),
+                box=tuple(float(item["box"][side]) for side in ("xmin", "ymin", "xmax", "ymax")),  # type: ignore[arg-type]  # four
+            )
+            for item in found
+        )
+        return Answer("boxes", tuple(entries))
+
+    def segments(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the classes or objects that pixels of an image belong to, the largest first."""
+        self._fit_images(inputs["image"])
+        found = self._pipeline("image processor")(inputs["image"], **self._threshold)
+        masks = [np.asarray(item["mask"]) > 0 for item in found]
+        order = sorted(range(len(masks)), key=lambda place: -int(masks[place].sum()))
+        numbers = np.zeros(masks[0].shape if masks else (0, 0), np.int32)
+        for number, place in enumerate(order, 1):
+            numbers[masks[place]] = number
+        entries = (
+            AnswerEntry(
+                label=str(found[place]["label"]),
+                score=None if found[place]["score"] is None else float(found[place]["score"]),
+                share=float(masks[place].mean()),
+            )
+            for place in order
+        )
+        return Answer("segments", tuple(entries), {"segments": numbers})
+
+    def depth(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return how far the pixels of an image are; the unit is that of the model."""
+        self._fit_images(inputs["image"])
+        found = self._pipeline("image processor")(inputs["image"])
+        return Answer("depth", *_tensors({"depth": to_numpy(found["predicted_depth"]).squeeze()}))
+
+    def image_embeddings(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the embedding of one image, or the similarity of each to the first."""
+        images = _several(inputs["image"])
+        processor = self._fit_images(images[0])
+        embeddings = [self._pooled(dict(processor(images=[image], return_tensors="np"))) for image in images]
+        names = [str(getattr(image, "filename", "") or f"image {place}") for place, image in enumerate(images, 1)]
+        return _similarities(names, embeddings, ())
+
+    def _pooled(self, tensors: Mapping[str, Any], share: float = 1.0) -> Array:
+        """Return the pooled output of a model, or the mean of its hidden states.
+
+        Args:
+            tensors: Inputs of one image or recording.
+            share: Share of the states that is no padding at their end.
+        """
+        outputs = self._outputs(tensors)
+        if (pooled := outputs.get("pooler_output")) is None:
+            self._notes["The model has no pooler_output: the mean of its last_hidden_state is used."] = None
+            states = _named(outputs, "last_hidden_state")[0]
+            # [tokens or frames, size], or [channels, height, width]
+            pooled = (
+                states[: math.ceil(share * len(states))].mean(0)
+                if states.ndim == 2
+                else states.reshape(len(states), -1).mean(1)
+            )
+        return pooled.reshape(-1).astype(np.float64)
+
+    def _samples(self, recording: Recording) -> dict[str, Any]:
+        """Return a recording at the rate of the model, padded to the length of a graph of a fixed length.
+
+        Raises:
+            UsageError: the recording is longer than the graph.
+        """
+        rate_hz = int(self._extractor.sampling_rate)
+        samples = resampled(recording, rate_hz)
+        if recording.rate_hz != rate_hz:
+            self._notes[f"the audio is resampled from {recording.rate_hz} Hz to {rate_hz} Hz"] = None
+        item = self._graph_inputs.get(AUDIO)
+        length = item.shape[1] if item is not None and len(item.shape) == 2 else None
+        if isinstance(length, int) and len(samples) > length:
+            raise UsageError(
+                f"the audio has {len(samples)} samples ({len(samples) / rate_hz:.3g} s), but the graph takes {length} "
+                f"({length / rate_hz:.3g} s)",
+                hint="Export or build the model with a dynamic length (--dynamic-seq-len), or pass shorter audio.",
+            )
+        if isinstance(length, int) and len(samples) < length:
+            self._notes[
+                f"the audio of {len(samples)} samples is padded with silence to {length}, the input length of the graph"
+            ] = None
+            samples = np.pad(samples, (0, length - len(samples)))
+        return {"raw": samples, "sampling_rate": rate_hz}
+
+    def _whole_samples(self, recording: Recording) -> dict[str, Any]:
+        """Return a recording as :meth:`_samples` does, unless the feature extractor would cut it.
+
+        Raises:
+            UsageError: the recording is longer than the model reads.
+        """
+        samples = self._samples(recording)
+        # Whisper and CLAP
+        longest = getattr(self._extractor, "n_samples", None) or getattr(self._extractor, "nb_max_samples", None)
+        if longest is not None and len(samples["raw"]) > longest:
+            rate_hz = samples["sampling_rate"]
+            raise UsageError(
+                f"the audio has {len(samples['raw']) / rate_hz:.3g} s, but the model reads {longest / rate_hz:.3g} s",
+                hint="Pass shorter audio.",
+            )
+        return samples
+
+    def audio_embeddings(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the embedding of one recording, or the similarity of each to the first."""
+        recordings, embeddings = _several(inputs["audio"]), []
+        for recording in recordings:
+            samples = self._whole_samples(recording)
+            rate_hz, length = samples["sampling_rate"], len(samples["raw"])
+            tensors = dict(self._extractor(samples["raw"], sampling_rate=rate_hz, return_tensors="np"))
+            own_length = len(recording.samples) * rate_hz / recording.rate_hz
+            embeddings.append(self._pooled(tensors, min(1.0, own_length / length)))
+        names = [recording.name or f"audio {place}" for place, recording in enumerate(recordings, 1)]
+        return _similarities(names, embeddings, ())
+
+    def transcript(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return what is said in a recording."""
+        samples = self._samples(inputs["audio"])
+        pipeline = self._pipeline("tokenizer", "feature extractor")
+        is_whisper = self._model.config.model_type == "whisper"
+        if self._model.config.is_encoder_decoder:
+            # The pipeline knows by the name of a class of its own which models generate.
+            pipeline.type = "seq2seq_whisper" if is_whisper else "seq2seq"
+        longest = getattr(self._extractor, "n_samples", None)
+        is_long = is_whisper and longest is not None and len(samples["raw"]) > longest
+        arguments: dict[str, Any] = {"return_timestamps": True} if is_long else {}
+        if self._model.config.is_encoder_decoder:
+            # Room for the tokens of language, task and times before the text.
+            settings = read_settings(self._folder).fitted(_BEFORE_TEXT, position_limit(self._folder))
+            arguments["generate_kwargs"] = {"max_new_tokens": settings.max_new_tokens}
+        with tokenizer_call(self._tokenizer):
+            found = pipeline(samples, **arguments)
+        return Answer("text", (AnswerEntry(text=str(found["text"])),))
+
+    def audio_classes(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the classes of a recording."""
+        samples = self._whole_samples(inputs["audio"])
+        return _classes(self._pipeline("feature extractor")(samples, top_k=self._top))
+
+
+_ANSWERS: Mapping[str, Callable[[TaskRunner, Mapping[str, Any]], Answer]] = {
+    "text-classification": TaskRunner.text_classes,
+    "token-classification": TaskRunner.entities,
+    "question-answering": TaskRunner.span,
+    "fill-mask": TaskRunner.masked_tokens,
+    "feature-extraction": TaskRunner.embeddings,
+    "image-feature-extraction": TaskRunner.image_embeddings,
+    "image-classification": TaskRunner.image_classes,
+    "object-detection": TaskRunner.boxes,
+    "image-segmentation": TaskRunner.segments,
+    "depth-estimation": TaskRunner.depth,
+    "zero-shot-image-classification": TaskRunner.labelled_image,
+    "automatic-speech-recognition": TaskRunner.transcript,
+    "audio-classification": TaskRunner.audio_classes,
+    "text2text-generation": TaskRunner.written_text,
+}
+
+
+def tensor_answer(model: Any, tensors: Arrays, names: Iterable[str] | None = None) -> Answer:
+    """Return the outputs of a model for tensors by name.
+
+    Args:
+        model: A built model, or one of transformers.
+        tensors: The inputs.
+        names: The outputs that are wanted; None: all that are tensors.
+
+    Raises:
+        UsageError: an input is missing, unknown, or of a type or shape the graph does not take.
+        StageError: ONNX Runtime fails.
+    """
+    with torch.inference_mode():
+        found = model(**{name: torch.as_tensor(array) for name, array in tensors.items()})
+    wanted = None if names is None else set(names)
+    arrays = {
+        name: to_numpy(value)
+        for name, value in found.items()
+        if isinstance(value, torch.Tensor) and (wanted is None or name in wanted)
+    }
+    return Answer("tensors", *_tensors(arrays))
+
+
+def _tensors(arrays: Arrays) -> tuple[tuple[AnswerEntry, ...], Arrays]:
+    entries = []
+    for name, array in arrays.items():
+        numbers = np.asarray(array, np.float64)
+        entries.append(
+            AnswerEntry(
+                label=name,
+                shape=array.shape,
+                dtype=str(array.dtype),
+                minimum=float(numbers.min()) if array.size else None,
+                maximum=float(numbers.max()) if array.size else None,
+                values=tuple(numbers.reshape(-1)[:_SHOWN_VALUES].tolist()),
+            )
+        )
+    return tuple(entries), arrays
+
+
+def _classes(found: Any) -> Answer:
+    return Answer(
+        "labels",
+        tuple(AnswerEntry(label=str(item["label"]), score=float(item["score"])) for item in _flat(found)),
+    )
+
+
+def _flat(found: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the records of an answer of a pipeline, which puts them in a list for each input, or not."""
+    if isinstance(found, Mapping):
+        yield found
+    else:
+        for item in found:
+            yield from _flat(item)
+
+
+def _similarities(names: Sequence[str], embeddings: Sequence[Array], notes: tuple[str, ...]) -> Answer:
+    arrays = {"embeddings": np.stack(embeddings).astype(np.float32)}
+    if len(embeddings) == 1:
+        values = tuple(arrays["embeddings"][0].tolist())
+        return Answer("embedding", (AnswerEntry(text=names[0], shape=(len(values),), values=values),), arrays, notes)
+    entries = (
+        AnswerEntry(text=name, score=cosine(embeddings[0], embedding))
+        for name, embedding in zip(names[1:], embeddings[1:], strict=True)
+    )
+    return Answer("similarity", tuple(entries), arrays, notes)
+
+
+def _several(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+def _named(outputs: Arrays, name: str) -> Array:
+    if name not in outputs:
+        raise InputError(
+            f"the model returns {', '.join(outputs)}, but the task needs {name}",
+            hint="Set --task, or export the model again for this task.",
+        )
+    return outputs[name]
+
+
+def _probabilities(scores: Array, is_allowed: Array) -> Array:
+    """Return the softmax over the places that are allowed, and over the first, which stands for no answer."""
+    masked = np.where(is_allowed | (np.arange(len(scores)) == 0), scores.astype(np.float64), -np.inf)
+    weights = np.exp(masked - masked.max())
+    return np.asarray(weights / weights.sum() * is_allowed)

@@ -1,0 +1,279 @@
+"""Builds, loads and calls a model in one line, as transformers' own classes do.
+
+``WinMLAutoModel`` takes any model; a ``WinMLModelFor…`` stands for each task of the task table and takes models of that
+task. What a call does is said in ``built_model.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from winml.modelkit.builds.build_model import build_onnx_model
+from winml.modelkit.builds.config import WinMLBuildConfig, check_load_keywords
+from winml.modelkit.builds.found_models import onnx_file_in, part_files
+from winml.modelkit.builds.open_sizes import build_with_open_sizes
+from winml.modelkit.errors import InputError, TaskError, UsageError
+from winml.modelkit.file_names import BUILD_MANIFEST_NAME, DECODER, EMBEDDING, ENCODER, PROMPT, VISION, files_folder
+from winml.modelkit.generate.built_model import WinMLModel, config_beside, pad_token_beside
+from winml.modelkit.generate.generation.causal_lm import DecoderModel, generation_config_beside
+from winml.modelkit.generate.generation.seq2seq import EncoderDecoderModel
+from winml.modelkit.generate.generation.vision_language_model import VisionLanguageModel
+from winml.modelkit.models.caches.layout import CACHE_ARGUMENTS
+from winml.modelkit.models.checkpoints.task import canonical_task, inference_class, inference_classes
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.onnx.bundle import described_model
+from winml.modelkit.ort.decoding.decoder import DecoderGraph
+from winml.modelkit.ort.decoding.inputs import state_feeds
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
+    from transformers.utils.generic import ModelOutput
+
+Config = WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None
+Device = Literal["cpu", "gpu", "npu"] | None
+
+
+class _BuiltModel(WinMLModel):
+    """A model that is built in the cache, the first time it is asked for, and loaded from there."""
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | os.PathLike[str],
+        *,
+        config: Config = None,
+        precision: str | None = None,
+        task: str | None = None,
+        ep: str | None = None,
+        device: Device = None,
+        pad_token_id: int | None = None,
+        **load: Any,
+    ) -> WinMLModel:
+        """Build a PyTorch or Hugging Face model and load it.
+
+        Args:
+            model: Hub id, checkpoint folder, config.json, ``file.py:factory`` or ``package.module:factory``; or the
+                folder of a build, which is opened as it is unless ``config`` is passed, or of an export, whose
+                file is built by :meth:`from_onnx`.
+            config: What the build is to do; see :func:`~winml.modelkit.build_hf_model`. Where it says nothing about
+                sizes, batch and sequence are dynamic if the model and the provider support that.
+            precision: Bits of the result, such as ``int8``; None: as the config says.
+            task: What the model is for; None: the task of this class, else decided from the model's config.
+            ep: Execution provider to run it on; None: the one for the device.
+            device: Kind of processor; None: the provider's own, the CPU without one.
+            pad_token_id: Fills short rows up where the graph takes a fixed number of tokens; None: the config's, else
+                the tokenizer's.
+            **load: How the model is loaded; see :func:`~winml.modelkit.build_hf_model`.
+
+        Raises:
+            TaskError: the class is for another task.
+            WinMLError: the model cannot be built or loaded.
+        """
+        check_load_keywords(load, f"{cls.__name__}.from_pretrained")
+        name = os.fspath(model) if isinstance(model, os.PathLike) else model
+        request = ModelRequest(name, **{**load, "task": cls._checked_task(task)})
+        if _generates(parts := part_files(request.model)):
+            cls._refuse_for_onnx(parts[DECODER], {"precision": precision, "task": task, **load})
+            return cls._open_parts(parts, ep=ep, device=device)
+        if (path := onnx_file_in(request.model)) is not None:
+            cls._refuse_for_onnx(path, {"precision": precision, "task": task, **load})
+            if config is None and (files_folder(path) / BUILD_MANIFEST_NAME).is_file():  # a finished build
+                return cls._open_file(path, ep=ep, device=device, pad_token_id=pad_token_id)
+            return cls.from_onnx(path, config=config, ep=ep, device=device, pad_token_id=pad_token_id)
+        result = build_with_open_sizes(request, config, ep=ep, precision=precision)
+        if _generates(result.part_paths):
+            return cls._open_parts(result.part_paths, ep=ep, device=device)
+        return cls._open_file(result.model_path, ep=ep, device=device, pad_token_id=pad_token_id)
+
+    @classmethod
+    def from_onnx(
+        cls,
+        model: str | os.PathLike[str],
+        *,
+        config: Config = None,
+        precision: str | None = None,
+        ep: str | None = None,
+        device: Device = None,
+        pad_token_id: int | None = None,
+    ) -> WinMLModel:
+        """Build from an ONNX file and load the result; see :meth:`from_pretrained`."""
+        result = build_onnx_model(model, config=config, precision=precision)
+        if pad_token_id is None:
+            pad_token_id = pad_token_beside(Path(model), config_beside(Path(model)))
+        return cls._open_file(result.model_path, ep=ep, device=device, pad_token_id=pad_token_id)
+
+    @classmethod
+    def open_files(cls, files: Mapping[str, Path], **options: Any) -> WinMLModel:
+        """Open the ONNX files of a model as they are; nothing is built.
+
+        Args:
+            files: Part → file; ``model`` alone for a model of one part.
+            **options: ``ep``, ``device``, ``ep_options`` and ``threads``: where they run.
+
+        Raises:
+            TaskError: the class is for another task.
+            WinMLError: a file cannot be loaded.
+        """
+        if len(files) == 1:
+            return cls._open_file(next(iter(files.values())), **options)
+        return cls._open_parts(files, **options)
+
+    @staticmethod
+    def _refuse_for_onnx(path: Path, load: Mapping[str, Any]) -> None:
+        """Refuse what says how a checkpoint becomes a graph, which an ONNX file already is.
+
+        Raises:
+            UsageError: names the first that was given.
+        """
+        name = next((name for name, value in load.items() if value is not None), None)
+        if name is not None:
+            raise UsageError(
+                f"{name} does not apply to {path}, an ONNX file",
+                hint="Omit it, or pass the checkpoint that the file was exported from.",
+            )
+
+    @classmethod
+    def _checked_task(cls, task: str | None) -> str | None:
+        if cls.main_task is None or task is None:
+            return task or cls.main_task
+        if canonical_task(task) != cls.main_task:
+            raise TaskError(
+                f"{cls.__name__} is for {cls.main_task}, not {task}", hint="Use WinMLAutoModel, or omit task."
+            )
+        return task
+
+    @classmethod
+    def _open_file(cls, path: Path, **options: Any) -> WinMLModel:
+        cls._refuse_other_task(path)
+        return cls(path, **options)
+
+    @classmethod
+    def _open_parts(cls, parts: Mapping[str, Path], **options: Any) -> WinMLModel:
+        """Open a decoder and what makes its inputs, as an object of this class that generates."""
+        cls._refuse_other_task(parts[DECODER])
+        opened: Any
+        if VISION in parts:
+            opened = _generating_class(VisionLanguageModel, cls.__name__)(parts, **options)
+            opened.inputs = opened.graph.embedder.image_inputs
+        elif PROMPT in parts:
+            opened = cls._open_file(parts[DECODER], **options)
+            opened.prompt_path = parts[PROMPT]
+            pair: WinMLModel = opened
+            return pair
+        else:
+            opened = _generating_class(EncoderDecoderModel, cls.__name__)(parts[ENCODER], parts[DECODER], **options)
+            opened.inputs = opened.graphs.inputs
+        opened.path = str(parts[DECODER])
+        opened.task = described_model(parts[DECODER]).get("task")
+        model: WinMLModel = opened
+        return model
+
+    @classmethod
+    def _refuse_other_task(cls, path: Path) -> None:
+        task = described_model(path).get("task")
+        if task is not None and canonical_task(task) != cls.main_task:
+            raise TaskError(
+                f"{cls.__name__} is for {cls.main_task}, but the model was exported for {task}",
+                hint="Use WinMLAutoModel, which selects the matching class.",
+            )
+
+
+@functools.cache
+def _generating_class(base: type[DecoderModel], name: str) -> Any:
+    """Return the class of models of a task, by its name, whose parts are run by ``base``."""
+    cls = INFERENCE_CLASSES[name]
+    return type(cls.__name__, (base, cls), {"__doc__": cls.__doc__, "__module__": cls.__module__})
+
+
+def _generates(parts: Collection[str]) -> bool:
+    """Say whether these are the parts of a model that generates."""
+    return any(
+        set(needed) <= set(parts) for needed in ((ENCODER, DECODER), (VISION, EMBEDDING, DECODER), (PROMPT, DECODER))
+    )
+
+
+class WinMLAutoModel(_BuiltModel):
+    """Loads a built model as the class for its task."""
+
+    @classmethod
+    def _open_parts(cls, parts: Mapping[str, Path], **options: Any) -> WinMLModel:
+        description = described_model(parts[DECODER])
+        name = inference_class(
+            description.get("task") or "", description.get("class", ""), description.get("model_type", "")
+        )
+        return INFERENCE_CLASSES[name]._open_parts(parts, **options)
+
+    @classmethod
+    def _open_file(cls, path: Path, **options: Any) -> WinMLModel:
+        description = described_model(path)
+        task = description.get("task")
+        if task is None:
+            return WinMLModel(path, **options)
+        name = inference_class(task, description.get("class", ""), description.get("model_type", ""))
+        return INFERENCE_CLASSES[name](path, **options)
+
+
+class _GeneratingModel(DecoderModel, _BuiltModel):
+    """A built model with transformers' ``generate()``."""
+
+    prompt_path: Path | None = None
+    """Graph of fixed sizes that reads a prompt; None: the model's own reads it, too."""
+
+    def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
+        super().__init__(path, **options)
+        self._has_cache = bool(state_feeds(self._session))
+
+    @functools.cached_property
+    def graph(self) -> DecoderGraph:  # type: ignore[override]  # opened the first time it is needed
+        """The graph in its session; ``generate()`` without a cache in it is slow."""
+        path = self.prompt_path
+        return DecoderGraph(self._session, prompt=None if path is None else self._opened(path))
+
+    @functools.cached_property
+    def generation_config(self) -> GenerationConfig:  # type: ignore[override]  # as above
+        """What the files beside the model say about generating."""
+        if self.config is None:
+            raise InputError(
+                f"{self.path}: the generation loop of transformers needs a config beside the model",
+                hint="Build the model again without --no-tokenizer.",
+            )
+        return generation_config_beside(Path(self.path).parent, self.config, has_cache=self._has_cache)
+
+    def __call__(self, *tensors: Any, **named: Any) -> ModelOutput:  # type: ignore[override]  # takes them in order, too
+        if self._has_cache:
+            names = [item.name for item in self.inputs]
+            passed = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], Mapping) else zip(names, tensors)  # noqa: B905  # the rest is named
+            return self.forward(**{**dict(passed), **named})
+        retained = {key: value for key, value in named.items() if value is not None and key not in _OF_LOOPS}
+        return _BuiltModel.__call__(self, *tensors, **retained)
+
+    @classmethod
+    def from_onnx(cls, model: str | os.PathLike[str], **options: Any) -> WinMLModel:
+        """Load an ONNX file as it is, its config and tokenizer beside it; built first where a config asks for it."""
+        if options.get("config") is not None or options.get("precision") is not None:
+            return super().from_onnx(model, **options)
+        retained = {key: value for key, value in options.items() if key not in ("config", "precision")}
+        return cls._open_file(Path(model), **retained)
+
+
+_OF_LOOPS = {"use_cache", "return_dict", *CACHE_ARGUMENTS, "logits_to_keep"}
+"""What transformers' loop hands on that a graph without a cache knows nothing of."""
+
+
+def _make_class(name: str, task: str) -> type[_BuiltModel]:
+    words = f"A model for {task} with the interface of transformers, run by ONNX Runtime."
+    base = _GeneratingModel if task == _GENERATING_TASK else _BuiltModel
+    return type(name, (base,), {"main_task": task, "__doc__": words, "__module__": "winml.modelkit"})
+
+
+_GENERATING_TASK = "text-generation"
+
+
+INFERENCE_CLASSES: Mapping[str, type[_BuiltModel]] = {
+    name: _make_class(name, task) for name, task in inference_classes().items()
+}
+"""Name, as ``winml inspect`` prints it → class, one for each entry of the task table."""

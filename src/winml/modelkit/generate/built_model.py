@@ -1,0 +1,425 @@
+"""Calls a built model like the transformers model it was made from.
+
+Takes tensors by name, fits them to the graph, runs it in ONNX Runtime, and returns the record that the model's own
+forward returns. Opens the files of the folder beside it. Does not build: ``auto_model.py`` does.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import logging
+import os
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from transformers.utils.generic import ModelOutput
+
+from winml.modelkit.arrays import Array, Arrays, numpy_dtype
+from winml.modelkit.compare.fidelity import output_fidelity
+from winml.modelkit.compare.outputs import compare_outputs
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.file_names import files_folder
+from winml.modelkit.generate.generation.text import open_tokenizer
+from winml.modelkit.metadata_keys import QUANTIZATION_KEY
+from winml.modelkit.models.tensors import to_numpy, to_torch
+from winml.modelkit.onnx.bundle import described_model
+from winml.modelkit.onnx.files.reading import read_structure
+from winml.modelkit.ort.devices import choose_provider
+from winml.modelkit.ort.graph_inputs import GraphInput, graph_inputs
+from winml.modelkit.ort.sessions import Session
+from winml.modelkit.samples.processors import open_config
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_LOGGER = "transformers.pipelines.base"
+"""Private seam: who logs the error, and the words it begins with."""
+_COMPLAINT = "The model 'WinMLModel"
+_LEAST_FILLER_SQNR_DB = 6.0
+"""Chosen: the least SQNR that ``winml quantize`` accepts of 8-bit activations; another filler may change as much."""
+
+_MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
+"""Tokens → the mask that hides positions of theirs."""
+
+_FILLERS = {"attention_mask": 1, "decoder_attention_mask": 1, "token_type_ids": 0}
+"""Inputs a caller may leave out → what transformers' models put in their place."""
+
+_PER_TOKEN_RANKS = {
+    "last_hidden_state": 3, "logits": 3, "prediction_logits": 3, "encoder_last_hidden_state": 3,
+    "start_logits": 2, "end_logits": 2,
+}  # fmt: skip
+"""Outputs with one entry for each token, along the second axis → their rank."""
+
+
+_TOKEN_COPIES = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+"""Operators that hand tokens on as they are."""
+
+
+@dataclass(frozen=True)
+class _Padding:
+    """How far the tokens of one side were filled up."""
+
+    passed_length: int
+    graph_length: int
+
+
+class WinMLModel:
+    """An ONNX model that is called like the transformers model it was made from, also by a pipeline of transformers.
+
+    Attributes:
+        path: The ONNX file.
+        inputs: What the graph takes, in order.
+        task: What the model is for; None where the file does not say.
+        device: Where answers are: always the CPU, wherever the graph runs.
+        dtype: In which floating-point type inputs are passed; a graph of another is passed that.
+        input_modalities: What the model reads, as its transformers class says: ``text``, ``image`` and the like.
+    """
+
+    device = torch.device("cpu")
+    dtype = torch.float32
+    main_task: ClassVar[str | None] = None
+    """The task of the class; None for any."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        ep: str | None = None,
+        device: typing.Literal["cpu", "gpu", "npu"] | None = None,
+        ep_options: Mapping[str, str] | None = None,
+        threads: int | None = None,
+        pad_token_id: int | None = None,
+    ) -> None:
+        """Load an ONNX file.
+
+        Args:
+            path: The file.
+            ep: Execution provider to run it on, such as ``openvino``; None: the one for the device.
+            device: Kind of processor; None: the provider's own, the CPU without one.
+            ep_options: Options of the provider.
+            threads: Threads that share the work of one operator; None: the runtime's own choice.
+            pad_token_id: Fills short rows up where the graph takes a fixed number of tokens; None: what the config or
+                the tokenizer beside the file says.
+
+        Raises:
+            UsageError: the provider is unknown or not installed.
+            StageError: ONNX Runtime cannot load the file.
+        """
+        self.path = os.fspath(path)
+        # A pipeline logs an error for every class that is not one of transformers, and then works with it. Adding the
+        # same filter again changes nothing.
+        logging.getLogger(_LOGGER).addFilter(_is_no_complaint)
+        provider = choose_provider(ep, device, ep_options or {})
+        self._opened = functools.partial(
+            Session, providers=provider.names, provider_options=provider.options, threads=threads
+        )
+        self._session = self._opened(self.path)
+        self.inputs: tuple[GraphInput, ...] = graph_inputs(self._session)
+        self.main_input_name = self.inputs[0].name if self.inputs else ""
+        described = described_model(Path(path))
+        self.task: str | None = described.get("task")
+        self._passed_pad_token_id = pad_token_id
+        model_class = _model_class(described.get("class", ""))
+        self._output_class = _output_class(model_class)
+        self.input_modalities: Any = getattr(model_class, "input_modalities", ())
+        self._forward_parameters = _tensor_parameters(model_class)
+        self._checked: set[tuple[tuple[str, _Padding], ...]] = set()
+        """Paddings of which it is known that nothing leaks out of them."""
+
+    @functools.cached_property
+    def config(self) -> PretrainedConfig | None:
+        """The transformers config beside the file; None where there is none."""
+        return config_beside(Path(self.path))
+
+    def can_generate(self) -> bool:
+        """Say that this model gives one answer, and no text token by token."""
+        return False
+
+    def to(self, *_places: Any) -> WinMLModel:
+        """Return this model: ONNX Runtime runs it where it was opened, and takes tensors from any device."""
+        return self
+
+    def eval(self) -> WinMLModel:
+        """Return this model, which cannot be trained."""
+        return self
+
+    @functools.cached_property
+    def pad_token_id(self) -> int | None:
+        """Fills short rows up where the graph takes a fixed number of tokens; None: such rows are refused."""
+        passed = self._passed_pad_token_id
+        return passed if passed is not None else pad_token_beside(Path(self.path), self.config)
+
+    def __call__(self, *tensors: Any, **named: Any) -> ModelOutput:
+        """Answer one set of inputs.
+
+        Args:
+            *tensors: Inputs in the order of :attr:`inputs`, or one mapping of them, such as a tokenizer returns.
+            **named: Inputs by name: tensors, arrays, or nested lists.
+
+        Returns:
+            What the model's forward returns, as torch tensors on the CPU.
+
+        Raises:
+            UsageError: an input is missing or unknown, or has a shape or type the graph does not take; or rows would
+                have to be filled up, and the model does not leave out of account what they are filled with.
+            StageError: ONNX Runtime fails.
+        """
+        passed = self._named_arrays(tensors, named)
+        padding = self._paddings(passed)
+        outputs = self._run_padded(passed, padding, self.pad_token_id or 0)
+        self._refuse_leak(passed, padding, outputs)
+        return self._output_record({name: to_torch(value) for name, value in outputs.items()})
+
+    forward = __call__
+
+    def _named_arrays(self, tensors: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Array]:
+        """Return the inputs as arrays, by name; those that may be left out are filled in.
+
+        Raises:
+            UsageError: an input is missing or unknown.
+        """
+        names = [item.name for item in self.inputs]
+        if len(tensors) == 1 and isinstance(tensors[0], Mapping):
+            return self._named_arrays((), {**tensors[0], **named})
+        if len(tensors) > len(names):
+            raise UsageError(f"got {len(tensors)} inputs, but the model takes {len(names)}: {', '.join(names)}")
+        values = {**dict(zip(names, tensors, strict=False)), **named}
+        # What the model's own forward takes and the graph does not use changes no answer.
+        unused = [name for name in values if name not in names and name in self._forward_parameters]
+        # A mask that hides no pixel, as pipelines pass for one image, changes none either.
+        if "pixel_mask" in values and "pixel_mask" not in names and bool(_as_array(values["pixel_mask"]).all()):
+            unused.append("pixel_mask")
+        values = {name: value for name, value in values.items() if name not in unused}
+        unknown = [name for name in values if name not in names]
+        if unknown:
+            raise UsageError(f"the model has no input {unknown[0]!r}: it takes {', '.join(names)}", hint="Omit it.")
+        arrays = {name: _as_array(value) for name, value in values.items()}
+        for name in names:
+            if name in _FILLERS and name not in arrays and (tokens := arrays.get(_tokens_beside(name))) is not None:
+                arrays[name] = np.full_like(tokens, _FILLERS[name])
+        missing = [name for name in names if name not in arrays]
+        if missing:
+            raise UsageError(f"input {missing[0]!r} is missing: the model takes {', '.join(names)}")
+        return arrays
+
+    def _paddings(self, passed: Arrays) -> dict[str, _Padding]:
+        """Return which tokens are to be filled up, and how far."""
+        shapes = {item.name: item.shape for item in self.inputs}
+        paddings = {}
+        for tokens, mask in _MASKS.items():
+            if tokens not in shapes or mask not in shapes or passed[tokens].ndim != 2:
+                continue
+            graph_length, passed_length = shapes[tokens][1], passed[tokens].shape[1]
+            if isinstance(graph_length, int) and passed_length < graph_length and self.pad_token_id is not None:
+                paddings[tokens] = _Padding(passed_length, graph_length)
+        return paddings
+
+    def _run_padded(self, passed: Arrays, padding: Mapping[str, _Padding], filler: int) -> dict[str, Array]:
+        feeds = {item.name: self._fit_input(item, passed, padding, filler) for item in self.inputs}
+        return {name: _without_padding(name, value, padding) for name, value in self._session.run(feeds).items()}
+
+    def _refuse_leak(self, passed: Arrays, padding: Mapping[str, _Padding], outputs: Arrays) -> None:
+        """Fill up with something else, the first time rows of this length come, and compare the answers.
+
+        Not every model heeds its mask everywhere: a convolution over the tokens sees what they are filled up with.
+
+        Raises:
+            UsageError: the answers differ by more than rounding.
+        """
+        key = tuple(padding.items())
+        if not key or key in self._checked:
+            return
+        refilled_answers = self._run_padded(passed, padding, _other_filler(passed, padding, self.pad_token_id))
+        # Where a model looks for the filler itself, to find the last token, its answer for the row may depend on it.
+        by_token_only = _compares_tokens(Path(self.path), padding)
+        evaluated = [name for name, value in outputs.items() if _has_no_padding(name, value, padding, by_token_only)]
+        compared = compare_outputs([{name: outputs[name] for name in evaluated}], [refilled_answers]).comparisons
+        worst = max(compared, key=lambda item: item.relative_diff / (item.threshold or 1), default=None)
+        are_equal = worst is None or all(item.is_equal for item in compared)
+        if worst is None or are_equal or self._is_rounding(outputs, refilled_answers, evaluated):
+            self._checked.add(key)
+            return
+        tokens, side = next(iter(padding.items()))
+        raise UsageError(
+            f"input {tokens!r} has {side.passed_length} tokens, the model was built for {side.graph_length}, "
+            f"and padding affects its outputs: {worst.name} changes by {worst.relative_diff:.1%} with a "
+            "different padding value",
+            hint=f"Pass {side.graph_length} tokens, or build the model for {side.passed_length} tokens, or with a "
+            "dynamic number of tokens (config={'export': {'dynamic_sequence': True}}).",
+        )
+
+    def _is_rounding(self, outputs: Arrays, refilled: Arrays, names: Sequence[str]) -> bool:
+        """Say whether the answers differ by as much as quantized activations explain.
+
+        Their scale is that of all tokens, the padded ones included: another filler rounds every other token anew.
+        """
+        if QUANTIZATION_KEY not in self._session.metadata:
+            return False
+        return all(
+            output_fidelity(name, [outputs[name]], [refilled[name]]).sqnr_db >= _LEAST_FILLER_SQNR_DB for name in names
+        )
+
+    def _fit_input(self, item: GraphInput, passed: Arrays, padding: Mapping[str, _Padding], filler: int) -> Any:
+        """Return an input in the type and shape the graph takes.
+
+        Raises:
+            UsageError: it cannot be brought into them.
+        """
+        array = passed[item.name]
+        side = padding.get(_tokens_beside(item.name))
+        if side is not None and array.ndim == 2 and array.shape[1] == side.passed_length:
+            fill = filler if item.name in _MASKS else 0
+            array = np.pad(array, ((0, 0), (0, side.graph_length - side.passed_length)), constant_values=fill)
+        fits = len(array.shape) == len(item.shape) and all(
+            not isinstance(size, int) or size == have for size, have in zip(item.shape, array.shape, strict=True)
+        )
+        if not fits:
+            raise UsageError(
+                f"input {item.name!r} is {_array_words(passed[item.name])}, but the model was built for {item.words}",
+                hint=f"Pad or resize it to this size ({self._fitting_ways(item, array)}), or build the model for a "
+                "different size or with this dimension dynamic.",
+            )
+        return _cast_to_graph(array, item)
+
+    def _fitting_ways(self, item: GraphInput, array: Array) -> str:
+        """Return what brings an input to its size."""
+        ways = "tokenizers: padding='max_length', max_length=…"
+        graph_length = item.shape[1] if len(item.shape) == 2 == array.ndim else None
+        is_short = isinstance(graph_length, int) and array.shape[1] < graph_length
+        is_tokens = item.name in _MASKS and _MASKS[item.name] in {entry.name for entry in self.inputs}
+        return f"for short rows, load the model with pad_token_id=…; {ways}" if is_short and is_tokens else ways
+
+    def _output_record(self, outputs: dict[str, torch.Tensor]) -> ModelOutput:
+        fields = inspect.signature(self._output_class).parameters if self._output_class is not None else {}
+        if self._output_class is None or not set(outputs) <= set(fields):
+            return ModelOutput(outputs)  # type: ignore[no-untyped-call]
+        record: ModelOutput = self._output_class(**outputs)
+        return record
+
+
+def _is_no_complaint(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(_COMPLAINT)
+
+
+def _model_class(class_name: str) -> Any:
+    """Return the transformers class of a name, or None where it has none."""
+    model_class = getattr(importlib.import_module("transformers"), class_name, None) if class_name else None
+    return model_class if isinstance(model_class, type) else None
+
+
+_UNUSED_TENSORS = frozenset({"attention_mask", "token_type_ids", "position_ids"})
+"""Inputs of a forward that a graph may do without, since the model was exported without them or never reads them."""
+
+
+def _tensor_parameters(model_class: Any) -> frozenset[str]:
+    """Return which of these the forward of a transformers class takes."""
+    forward = getattr(model_class, "forward", None)
+    return _UNUSED_TENSORS & set(inspect.signature(forward).parameters) if forward is not None else frozenset()
+
+
+def _output_class(model_class: Any) -> type[ModelOutput] | None:
+    """Return the record a transformers class says its forward returns, or None where it says nothing."""
+    try:
+        returned = typing.get_type_hints(model_class.forward).get("return")
+    except (NameError, TypeError, AttributeError):
+        return None
+    choices = typing.get_args(returned) or (returned,)
+    return next((choice for choice in choices if isinstance(choice, type) and issubclass(choice, ModelOutput)), None)
+
+
+def _as_array(value: Any) -> Array:
+    return to_numpy(value if isinstance(value, torch.Tensor) else torch.as_tensor(value))
+
+
+def _tokens_beside(name: str) -> str:
+    """Return the tokens whose positions an input goes along with."""
+    return "decoder_input_ids" if name.startswith("decoder_") else "input_ids"
+
+
+def _array_words(array: Array) -> str:
+    return f"{array.dtype}[{', '.join(map(str, array.shape))}]"
+
+
+def _cast_to_graph(array: Array, item: GraphInput) -> Array:
+    """Return the values in the graph's type; kinds of numbers are not mixed.
+
+    Raises:
+        UsageError: whole numbers are wanted and others were given, or the other way round.
+    """
+    graph_dtype = numpy_dtype(item.dtype)
+    if array.dtype == graph_dtype:
+        return array
+    if _is_float(array.dtype) != _is_float(graph_dtype):
+        raise UsageError(f"input {item.name!r} is {_array_words(array)}, but the model takes {item.words}")
+    return array.astype(graph_dtype)
+
+
+def _is_float(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind not in "iub"
+
+
+def _without_padding(name: str, value: Array, padding: Mapping[str, _Padding]) -> Array:
+    """Take away what stands at positions that were filled up."""
+    rank = _PER_TOKEN_RANKS.get(name)
+    is_decoded = "decoder_input_ids" in padding and not name.startswith("encoder_")
+    side = padding.get("decoder_input_ids" if is_decoded else "input_ids")
+    if rank is None or side is None or value.ndim != rank or value.shape[1] != side.graph_length:
+        return value
+    return np.ascontiguousarray(value[:, : side.passed_length])
+
+
+def _other_filler(passed: Arrays, padding: Mapping[str, _Padding], filler: int | None) -> int:
+    """Return a token of the rows themselves, which the vocabulary has for sure, that is not the filler."""
+    tokens = (int(token) for name in padding for token in passed[name].flat if token != filler)
+    return next(tokens, 0 if filler else 1)
+
+
+def _has_no_padding(name: str, value: Array, padding: Mapping[str, _Padding], by_token_only: bool) -> bool:
+    """Say whether an output, cut already, has nothing in it that stands for padding."""
+    if name in _PER_TOKEN_RANKS or name == "pooler_output":
+        return not by_token_only or _PER_TOKEN_RANKS.get(name) == value.ndim
+    # Of other outputs it is not known which axis goes along with the tokens; none of another length does.
+    return not by_token_only and not {side.graph_length for side in padding.values()} & set(value.shape[1:])
+
+
+def _compares_tokens(path: Path, padding: Mapping[str, _Padding]) -> bool:
+    """Say whether a graph compares the tokens with something, rather than only looking them up."""
+    tokens = set(padding)
+    for node in read_structure(path).graph.node:
+        if tokens.isdisjoint(node.input):
+            continue
+        if node.op_type == "Equal":
+            return True
+        if node.op_type in _TOKEN_COPIES:
+            tokens.update(node.output)
+    return False
+
+
+def config_beside(model: Path) -> PretrainedConfig | None:
+    """Return the transformers config in the folder of a model, or in the one above; None where it can read none."""
+    folder = files_folder(model)
+    try:
+        config: PretrainedConfig | None = open_config(folder)
+    except InputError:
+        return None
+    return config
+
+
+def pad_token_beside(model: Path, config: PretrainedConfig | None) -> int | None:
+    """Return the token that fills short rows up: the config's, else that of the tokenizer in the folder of a model."""
+    pad_token = getattr(config, "pad_token_id", None)
+    if pad_token is not None or config is None:
+        return pad_token
+    try:
+        tokenizer = open_tokenizer(files_folder(model))
+    except InputError:
+        return None
+    token: int | None = tokenizer.pad_token_id
+    return token

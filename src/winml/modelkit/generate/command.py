@@ -1,0 +1,348 @@
+"""``winml generate``: a built model goes on with a text, token by token."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml.modelkit.cli._errors import WinMLCommand, report_error
+from winml.modelkit.cli._measuring import provider_options, refuse_unknown_ep
+from winml.modelkit.cli._options import (
+    debug_option,
+    format_option,
+    grouped_argument,
+    grouped_option,
+    quiet_option,
+)
+from winml.modelkit.cli._progress import shown_wait
+from winml.modelkit.cli._streams import library_output_to_stderr, print_json, silence_library_warnings, tell
+from winml.modelkit.errors import UsageError, VerificationError
+from winml.modelkit.fields import GENERATION, INPUTS, MODEL, RECORDED, VERIFICATION
+from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, ONLY_PART, PROMPT, VISION
+from winml.modelkit.ort.execution_providers import parse_ep_options
+from winml.modelkit.words import terminal_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from winml.modelkit.generate.generation.decoder_prompt import PreparedPrompt
+    from winml.modelkit.generate.text_records import GeneratedText
+    from winml.modelkit.models.request import ModelRequest
+
+STDIN = "-"
+"""In place of a text: it is read from stdin."""
+_OF_SETTINGS = (
+    "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "num_beams", "stop", "seed",
+)  # fmt: skip
+"""Options that change how tokens are chosen."""
+LARGEST_SEED = 2**32 - 1
+"""Specified: the largest seed that both numpy and transformers take."""
+
+EPILOG = """\b
+Examples:
+  winml generate built -p "Once upon a time"
+  winml generate built --chat -p "What is ONNX?" --temperature 0.7 --top-p 0.9 --seed 1
+  winml generate built -p - --max-new-tokens 64 --format json < prompt.txt
+  winml generate built -p "The first prompt" -p "The second prompt" -q
+  winml generate built -p "Once upon a time" --reference
+  winml generate built -p "Once upon a time" --adapter french
+  winml generate t5-built -p "translate English to German: The house is old."
+  winml generate whisper-built --audio speech.wav --timestamps
+  winml generate llava-built --chat -p "What is on the table?" --image photo.jpg
+"""
+
+
+_input = partial(grouped_option, group=INPUTS, is_common=True)
+_sampling = partial(grouped_option, group=GENERATION, is_common=True)
+
+
+@click.command(name="generate", cls=WinMLCommand, epilog=EPILOG)
+@grouped_argument(
+    "folder",
+    metavar="MODEL",
+    help="Build folder, or an ONNX file beside its tokenizer. A file on the Hub is OWNER/NAME/PATH.onnx.",
+)
+@_input("-p", "--prompt", metavar="TEXT", multiple=True, help="Prompt; - reads it from stdin.")
+@_input("--chat", is_flag=True, help="Apply the chat template of the model to the prompt.")
+@_input("--system", metavar="TEXT", help="System message, with --chat.")
+@_input("--image", metavar="FILE", multiple=True, help="Image, for vision-language models.")
+@_input("--audio", metavar="FILE", help="Audio file, for speech recognition models.")
+@_input("--timestamps", is_flag=True, help="Show the time of each segment, with --audio.")
+@_sampling(
+    "--max-new-tokens",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default_words="from generation_config.json, else 256",
+    help="Maximum number of generated tokens. The context length of the model limits it, too.",
+)
+@_sampling(
+    "--temperature", type=click.FloatRange(0, 100), metavar="NUMBER", help="Sampling temperature; 0 is greedy decoding."
+)
+@_sampling(
+    "--top-k", type=click.IntRange(min=0), metavar="N", help="Sample from the N most likely tokens. 0: from all tokens."
+)
+@_sampling(
+    "--top-p",
+    type=click.FloatRange(0, 1, min_open=True),
+    metavar="SHARE",
+    help="Sample from the most likely tokens, up to this total probability.",
+)
+@_sampling(
+    "--min-p",
+    type=click.FloatRange(0, 1),
+    metavar="SHARE",
+    help="Minimum probability of a token. It is relative to that of the most likely token.",
+)
+@_sampling(
+    "--repetition-penalty",
+    type=click.FloatRange(0, min_open=True),
+    metavar="NUMBER",
+    help="Penalty on repeated tokens; 1 is none.",
+)
+@_sampling(
+    "--num-beams", type=click.IntRange(1, 1000), metavar="N", default_words="1", help="Number of beams in beam search."
+)
+@_sampling("--stop", metavar="TEXT", multiple=True, help="Stop when the output contains this text.")
+@_sampling(
+    "--seed", type=click.IntRange(0, LARGEST_SEED), metavar="N", default=0, show_default=True, help="Seed of sampling."
+)
+@grouped_option(
+    "--adapter", metavar="NAME", group=MODEL, default_words="none", help="LoRA adapter of the model to use."
+)
+@grouped_option(
+    "--reference",
+    group=VERIFICATION,
+    is_common=True,
+    is_flag=False,
+    flag_value=RECORDED,
+    metavar="[CHECKPOINT]",
+    help="Also run PyTorch and compare the texts. Shows the first token that differs, which is no error of a quantized "
+    "model. Without a value: the local checkpoint that the model was exported from.",
+)
+@provider_options
+@quiet_option("Print the generated text only.")
+@format_option
+@debug_option
+def command(**options: Any) -> None:
+    """Generate text with a built model.
+
+    The text is streamed to stdout, everything else to stderr.
+
+    Exit codes: 0 success, 1 failure, 2 usage error, 3 PyTorch generates a different text (--reference).
+    """
+    files = _refuse_early(options)
+    adapter = _adapter(files, options["adapter"])
+    checkpoint = _checkpoint(files, options["reference"], options["adapter"])
+    texts = [_text_on_stdin() if text == STDIN else text for text in options["prompt"]] or [None]
+    silence_library_warnings(debug=options["debug"])
+    prompts = [_prepare(files, text, options) for text in texts]
+    if options["reference"] is not None and prompts[0].settings.step.is_sampled:
+        raise UsageError(
+            "--reference compares token by token, which sampling does not allow",
+            hint="Add --temperature 0 for greedy decoding.",
+        )
+    results = _write(prompts, checkpoint, adapter, options)
+    if options["format_"] == "json":
+        records = [result.as_record() for result in results]
+        print_json(records[0] if len(records) == 1 else {"schema_version": 1, "texts": records})
+    for number, result in enumerate(results, 1):
+        _tell_result(result, number if len(results) > 1 else None, options)
+    for result in results:
+        reference = result.reference
+        if reference is not None and reference.difference is not None and not reference.is_of_quantized:
+            error = VerificationError(
+                f"PyTorch generates a different token after {reference.difference.index} equal ones",
+                hint="A small margin indicates rounding; winml compare shows where the graphs diverge.",
+            )
+            # Not raised: the result is printed, as JSON too.
+            click.get_current_context().exit(report_error(error))
+
+
+def _text_on_stdin() -> str:
+    """Return what stdin holds, as far as any text is tokenized.
+
+    Raises:
+        UsageError: it is not text.
+    """
+    from winml.modelkit.samples.processors import LONGEST_TEXT_CHARACTERS
+
+    try:
+        text = sys.stdin.read(LONGEST_TEXT_CHARACTERS + 1)
+        # Where the locale says nothing of an encoding, Python keeps the bytes as halves of characters.
+        text.encode()
+    except UnicodeError as error:
+        raise UsageError(
+            f"-p -: stdin is not {sys.stdin.encoding or 'UTF-8'} text, from character {getattr(error, 'start', 0)} on",
+            hint="Convert it first, for example with iconv.",
+        ) from error
+    return text
+
+
+def _prepare(files: Mapping[str, Path], text: str | None, options: Mapping[str, Any]) -> PreparedPrompt:
+    """Return what the model is given, in its tokens."""
+    requested = {key: options[key] for key in _OF_SETTINGS}
+    if ENCODER in files:
+        from winml.modelkit.generate.generation.encoder_decoder_text import prepare_encoder_decoder
+
+        image = next(iter(options["image"]), None)
+        passed = {"prompt": text, "audio": options["audio"], "image": image}
+        return prepare_encoder_decoder(files, passed, with_times=options["timestamps"], **requested)
+    chat = {"is_chat": options["chat"], "system": options["system"]}
+    if VISION in files:
+        from winml.modelkit.generate.generation.vision_language_text import prepare_vision_language
+
+        return prepare_vision_language(files, text or "", options["image"], **chat, **requested)
+    from winml.modelkit.generate.generation.writing import prepare_prompt
+
+    model = files.get(ONLY_PART) or files[DECODER]
+    return prepare_prompt(model, text or "", reader=files.get(PROMPT), **chat, **requested)
+
+
+def _refuse_early(options: Mapping[str, Any]) -> Mapping[str, Path]:
+    """Return the ONNX files that are meant, by part; refuse what names and paths show to be wrong.
+
+    Raises:
+        UsageError: there is no such model, no such execution provider, or nothing to go on with.
+    """
+    refuse_unknown_ep(options["ep"])
+    media = [f"--{name}" for name in ("audio", "image") if options[name]]
+    if options["prompt"].count(STDIN) > 1:
+        raise UsageError("-p -: stdin is specified twice, and can be read once", hint="Use -p - once.")
+    if not options["prompt"] and not media:
+        raise UsageError("no prompt is specified", hint='Specify a prompt: -p "Once upon a time".')
+    if options["system"] is not None and not options["chat"]:
+        raise UsageError("--system requires --chat: the chat template inserts the system message", hint="Add --chat.")
+    if "" in options["stop"]:
+        raise UsageError("--stop '': every output contains the empty text", hint="Specify a text that ends the output.")
+    if options["timestamps"] and not options["audio"]:
+        raise UsageError("--timestamps requires an audio file", hint="Add --audio FILE.")
+    from winml.modelkit.builds.found_models import onnx_file, part_files
+
+    parts = part_files(options["folder"])
+    if {ENCODER, DECODER} <= parts.keys():
+        if options["chat"]:
+            raise UsageError("--chat: encoder-decoder models have no chat template", hint="Omit --chat.")
+        if len(options["image"]) > 1:
+            raise UsageError(
+                f"{len(options['image'])} images are specified, and the model accepts one", hint="Specify one."
+            )
+        if media and options["reference"] is not None:
+            raise UsageError(
+                f"--reference compares texts, and cannot be combined with {media[0]}", hint="Omit one of them."
+            )
+        return parts
+    if {VISION, EMBEDDING, DECODER} <= parts.keys():
+        if options["audio"]:
+            raise UsageError(f"--audio: {options['folder']} accepts text and images", hint="Omit --audio.")
+        if options["reference"] is not None:
+            raise UsageError(
+                f"--reference: {options['folder']} is a vision-language model, which --reference does not support",
+                hint="Omit --reference; the export compared a text with PyTorch.",
+            )
+        return parts
+    is_pair = {PROMPT, DECODER} <= parts.keys()
+    path = parts[DECODER] if is_pair else onnx_file(options["folder"])
+    if path is None:
+        raise UsageError(
+            f"{options['folder']}: is not a built model",
+            hint=f"Build it first: winml build -m {options['folder']} -o built",
+        )
+    if media:
+        raise UsageError(f"{media[0]}: {path} accepts text only", hint="Specify a prompt with -p.")
+    return parts if is_pair else {ONLY_PART: path}
+
+
+def _adapter(files: Mapping[str, Path], name: str | None) -> Path | None:
+    """Return the file of an adapter that is to be active; None without one.
+
+    Raises:
+        UsageError: the model takes none, or none of this name is beside it.
+    """
+    if name is None:
+        return None
+    if files.keys() != {ONLY_PART}:
+        raise UsageError(
+            f"--adapter {name}: the model has several graphs, and their adapters are merged by the build",
+            hint="Omit --adapter.",
+        )
+    from winml.modelkit.onnx.files.reading import read_structure
+    from winml.modelkit.ort.adapters import adapter_beside
+
+    path = files[ONLY_PART]
+    return adapter_beside(path, name, {entry.key: entry.value for entry in read_structure(path).metadata_props})
+
+
+def _checkpoint(files: Mapping[str, Path], reference: str | None, adapter: str | None) -> ModelRequest | None:
+    """Return the checkpoint to compare with, None without one; adapters are those that the model says it has.
+
+    Raises:
+        UsageError: the user named none, and the model names none on this disk: the Hub is not asked for a name that
+            is from a file.
+    """
+    if reference is None:
+        return None
+    from winml.modelkit.models.request import reference_checkpoint
+    from winml.modelkit.onnx.files.reading import read_structure
+
+    path = files.get(DECODER) or files[ONLY_PART]
+    metadata = {entry.key: entry.value for entry in read_structure(path).metadata_props}
+    return reference_checkpoint(metadata, str(path), reference, adapter)
+
+
+def _write(
+    prompts: list[PreparedPrompt], checkpoint: ModelRequest | None, adapter: Path | None, options: Mapping[str, Any]
+) -> list[GeneratedText]:
+    """Generate the texts: on stdout, each ended by a line break, unless the whole answer is one JSON object.
+
+    Several have their prompts as headings, as ``head`` shows several files.
+    """
+    from winml.modelkit.generate.generation.writing import write_texts
+    from winml.modelkit.ort.devices import choose_provider
+
+    provider = choose_provider(options["ep"], options["device"], parse_ep_options(options["ep_options"]))
+    out, is_table = sys.stdout, options["format_"] == "table"
+
+    wait = ExitStack()
+
+    def show(piece: str) -> None:
+        if out.isatty():
+            wait.close()  # the text itself shows how far it is
+        out.write(terminal_text(piece))
+        out.flush()
+
+    results = []
+    with wait, library_output_to_stderr():
+        if not options["quiet"]:
+            wait.enter_context(shown_wait("generating"))
+        texts = write_texts(
+            prompts,
+            provider,
+            threads=options["threads"],
+            show=show if is_table else lambda _piece: None,
+            adapter=adapter,
+        )
+        for prompt in prompts:
+            if is_table and len(prompts) > 1 and not options["quiet"]:
+                show(f"==> {' '.join(prompt.text.split())} <==\n")
+            results.append(next(texts))
+            if is_table:
+                show("\n")
+        if checkpoint is not None:
+            from winml.modelkit.generate.generation.reference import compare_with_pytorch
+
+            results = compare_with_pytorch(results, prompts, checkpoint)
+    return results
+
+
+def _tell_result(result: GeneratedText, number: int | None, options: dict[str, object]) -> None:
+    if options["quiet"]:
+        return
+    from winml.modelkit.generate.text_table import generated_lines
+
+    for line in generated_lines(result, number):
+        tell(line)

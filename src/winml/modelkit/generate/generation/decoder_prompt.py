@@ -1,0 +1,238 @@
+"""The prompt of a model, and the first and last tokens of the decoder of an encoder-decoder, from the files beside it.
+
+Positions are counted from the first token, which is given. Reads JSON: no model library is needed for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from winml.modelkit.arrays import Array
+from winml.modelkit.errors import InputError
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, GENERATION_CONFIG_NAME
+from winml.modelkit.generate.generation.settings import (
+    GenerationSettings,
+    check_kinds,
+    read_generation_config,
+    read_record,
+    read_settings,
+    without_none,
+)
+from winml.modelkit.generate.generation.text import TextTokenizer
+from winml.modelkit.onnx.bundle import TextTokens
+from winml.modelkit.ort.decoding.vision_language import VisionLanguageFiles
+from winml.modelkit.samples.media import Recording
+
+_READ_HERE = {
+    "forced_bos_token_id", "forced_eos_token_id", "forced_decoder_ids", "suppress_tokens", "begin_suppress_tokens",
+    "lang_to_id", "task_to_id", "no_timestamps_token_id", "is_multilingual", "alignment_heads", "median_filter_width",
+    "max_initial_timestamp_index", "prev_sot_token_id", "return_timestamps", "language", "task",
+}  # fmt: skip
+"""Keys of ``generation_config.json`` about the first and the last tokens, or about times, of which none are told."""
+
+_OF_CONFIG = {
+    "forced_bos_token_id", "forced_eos_token_id", "forced_decoder_ids", "suppress_tokens", "begin_suppress_tokens",
+}  # fmt: skip
+"""Those that older checkpoints have in ``config.json``."""
+
+
+@dataclass(frozen=True)
+class DecoderPrompt:
+    """What is known of a text before any token is chosen."""
+
+    start: int
+    """The first token."""
+    prompt_places: int = 0
+    """How many places after the first one tell language and task. They are no new tokens, as those of a prompt."""
+    allowed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Position → the only tokens that may stand there."""
+    last: int | None = None
+    """The token at the greatest length; None: any."""
+    suppressed: tuple[int, ...] = ()
+    """Tokens that stand nowhere."""
+    first_suppressed: tuple[int, ...] = ()
+    """Tokens that are not the first that is chosen freely."""
+
+    def scores(self, logits: Array, position: int, *, is_last: bool) -> Array:
+        """Return the scores of one step without the tokens that may not stand there.
+
+        Args:
+            logits: Of every token of the vocabulary.
+            position: Where the token will stand.
+            is_last: Whether the text may not become longer.
+
+        Raises:
+            InputError: a token that has to stand there is none of the model.
+        """
+        allowed = (self.last,) if is_last and self.last is not None else self.allowed.get(position)
+        if allowed is not None:
+            retained = np.full_like(logits, -np.inf)
+            if outside := [token for token in allowed if not 0 <= token < len(logits)]:
+                raise InputError(
+                    f"{GENERATION_CONFIG_NAME}: token {outside[0]} is forced at position {position}, but the "
+                    f"vocabulary has {len(logits)} tokens",
+                    hint="Correct it in this file (forced_bos_token_id, forced_decoder_ids, lang_to_id and the like).",
+                )
+            retained[list(allowed)] = logits[list(allowed)]
+            return retained
+        first_free = next((place for place in range(1, position + 1) if place not in self.allowed), position)
+        suppressed = (*self.suppressed, *(self.first_suppressed if position == first_free else ()))
+        out = [token for token in suppressed if 0 <= token < len(logits)]
+        if not out:
+            return logits
+        retained = logits.copy()
+        retained[out] = -np.inf
+        return retained
+
+
+def read_decoder_prompt(folder: Path, text: TextTokens | None = None) -> tuple[DecoderPrompt, GenerationSettings]:
+    """Return how a text begins, and how it goes on, as the files in the folder of a model say.
+
+    Args:
+        folder: Where they are.
+        text: The first token and those that end a text, where the graph says them; it stands before the files.
+
+    Raises:
+        InputError: they do not say what it begins with, or are damaged.
+    """
+    settings = read_settings(folder)
+    passed, config = read_generation_config(folder), _read_config(folder)
+    decoder = config["decoder"] if isinstance(config.get("decoder"), dict) else {}
+    records = (passed, config, decoder)
+    numbers = (_number(record, key) for key in ("decoder_start_token_id", "bos_token_id") for record in records)
+    start = next((value for value in numbers if value is not None), None)
+    if text is not None:
+        start, settings = text.first, replace(settings, eos_token_ids=text.ends or settings.eos_token_ids)
+    if start is None:
+        raise InputError(
+            f"{folder}: no decoder_start_token_id, the first token of a text",
+            hint=f"Add it to {GENERATION_CONFIG_NAME}, or build the model again with its files beside it.",
+        )
+    stated = passed if (folder / GENERATION_CONFIG_NAME).is_file() else config
+    prompt = read_prompt(folder)
+    allowed = dict(prompt)
+    if (first := _number(stated, "forced_bos_token_id")) is not None:
+        allowed[1] = (first,)
+    beginning = DecoderPrompt(
+        start,
+        prompt_places=len(prompt),
+        allowed=allowed,
+        last=_number(stated, "forced_eos_token_id"),
+        suppressed=tuple(stated.get("suppress_tokens") or ()),
+        first_suppressed=tuple(stated.get("begin_suppress_tokens") or ()),
+    )
+    others = {key: value for key, value in (settings.for_transformers or {}).items() if key not in _READ_HERE}
+    return beginning, replace(settings, for_transformers=others or None)
+
+
+def read_prompt(folder: Path, **requested: object) -> dict[int, tuple[int, ...]]:
+    """Return the tokens that tell language and task, by position: one, or for a language that nobody named any of them.
+
+    As transformers makes the beginning of what Whisper writes.
+
+    Args:
+        folder: With the files of a model.
+        **requested: ``language`` and ``task`` that stand before those of the files; None: as the files say.
+
+    Raises:
+        InputError: a language or task is not one of the model, or times are asked for.
+    """
+    passed = {**read_generation_config(folder), **without_none(**requested)}
+    language, task = passed.get("language"), passed.get("task")
+    if passed.get("return_timestamps"):
+        raise InputError(
+            f"{folder / GENERATION_CONFIG_NAME}: return_timestamps is {passed['return_timestamps']}, but text "
+            "is generated without timestamps",
+            hint="Set it to false.",
+        )
+    is_named = language is not None or task is not None
+    if is_named and passed.get("is_multilingual") is False:
+        raise InputError(
+            f"{folder}: language {language!r} and task {task!r} require a multilingual model",
+            hint=f"Remove them from {GENERATION_CONFIG_NAME}.",
+        )
+    forced = passed.get("forced_decoder_ids") or _read_config(folder).get("forced_decoder_ids")
+    pairs = () if is_named else forced or ()
+    allowed: dict[int, tuple[int, ...]] = {position: (token,) for position, token in pairs if token is not None}
+    languages = passed.get("lang_to_id") or {}
+    if language is not None:
+        allowed[1] = (_token_of(language, languages, "language", folder),)
+    elif languages and 1 not in allowed:
+        allowed[1] = tuple(languages.values())
+    tasks = passed.get("task_to_id") or {}
+    if task is not None or (language is not None and tasks):
+        allowed[max(allowed, default=0) + 1] = (_token_of(task or "transcribe", tasks, "task", folder),)
+    without_times = _number(passed, "no_timestamps_token_id")
+    if without_times is not None and (without_times,) not in allowed.values():
+        allowed[max(allowed, default=0) + 1] = (without_times,)
+    return allowed
+
+
+def _token_of(name: object, known: Mapping[str, int], key: str, folder: Path) -> int:
+    """Return the token of a language or a task; languages may be given by token, code or English name."""
+    if isinstance(name, (list, tuple)) and len(name) == 1:
+        (name,) = name
+    names = [str(name).lower()]
+    names += [f"<|{names[0]}|>"]
+    if key == "language" and not any(item in known for item in names):
+        from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
+
+        names += [f"<|{TO_LANGUAGE_CODE.get(names[0])}|>"]
+    found = next((known[item] for item in names if item in known), None)
+    if found is None:
+        raise InputError(
+            f"{folder}: {key} is {name!r}; the model supports {', '.join(list(known)[:8]) or 'not named'}",
+            hint=f"Use a supported value in {GENERATION_CONFIG_NAME} (lang_to_id, task_to_id).",
+        )
+    return found
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """Return ``config.json``, in which older checkpoints keep what ``generation_config.json`` holds now."""
+    path = folder / CHECKPOINT_CONFIG_NAME
+    record = without_none(**read_record(folder, CHECKPOINT_CONFIG_NAME))
+    check_kinds({key: record[key] for key in record.keys() & _OF_CONFIG}, path)
+    return record
+
+
+def _number(passed: Mapping[str, object], key: str) -> int | None:
+    value = passed.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+@dataclass(frozen=True)
+class PreparedPrompt:
+    """A prompt in the tokens of the model that is to go on with it."""
+
+    model: Path
+    text: str
+    tokens: tuple[int, ...]
+    settings: GenerationSettings
+    tokenizer: TextTokenizer
+    encoder: Path | None = None
+    """Graph that reads the prompt, where another one writes the answer."""
+    beginning: DecoderPrompt | None = None
+    """How the answer begins then."""
+    medium: str = "prompt"
+    """What the encoder reads: ``prompt``, a text; ``audio`` and ``image``, the file named by ``text``."""
+    recording: Recording | None = None
+    """The sound of that file, where it is a recording."""
+    reader: Path | None = None
+    """Graph that reads the prompt several tokens at a time, where the model's own reads one."""
+    shown: VisionLanguageFiles | None = None
+    """What the model is shown beside the text, where it takes images."""
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        """Tokens of the text that the answer goes on with."""
+        return self.tokens if self.beginning is None else (self.beginning.start,)
+
+    @property
+    def decoder_tokens(self) -> int:
+        """Number of tokens that the decoder reads before it writes the first one."""
+        return len(self.before) + (0 if self.beginning is None else self.beginning.prompt_places)

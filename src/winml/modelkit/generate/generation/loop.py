@@ -1,0 +1,142 @@
+"""Writes one text token by token, with numpy and ONNX Runtime alone.
+
+Does what transformers' loop does for one prompt without beams; why it stands beside that is told in
+docs/decisions/0012-generation-loop.md. Knows token numbers only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.generate.generation.decoder_prompt import DecoderPrompt
+from winml.modelkit.generate.generation.settings import GenerationSettings, StepSettings
+from winml.modelkit.ort.decoding.decoder import DecoderGraph, rows_of
+
+Scores = NDArray[np.float32]
+
+
+def choose_token(logits: Array, before: Sequence[int], settings: StepSettings, draw: np.random.Generator) -> int:
+    """Return the next token, chosen as transformers' loop does: greedily, or drawn from the likely ones.
+
+    Args:
+        logits: Of every token of the vocabulary, shape [vocabulary].
+        before: Prompt and text so far.
+        settings: How it is chosen.
+        draw: Where random numbers come from.
+    """
+    if not settings.is_sampled and settings.repetition_penalty == 1.0:
+        return int(np.argmax(logits))
+    scores = processed_scores(logits, before, settings)
+    if not settings.is_sampled:
+        return int(np.argmax(scores))
+    return int(draw.choice(len(scores), p=_probabilities(scores)))
+
+
+def processed_scores(logits: Array, before: Sequence[int], settings: StepSettings) -> Scores:
+    """Return the scores a token is chosen by, shape [vocabulary]; those that are out have -inf.
+
+    Each step is transformers' processor of that name, in its order (``generation/logits_process.py``).
+    """
+    scores: Scores = logits.astype(np.float32)
+    if settings.repetition_penalty != 1.0:
+        seen = np.unique(np.asarray(before, np.int64))
+        at_seen = scores[seen]
+        penalty = np.float32(settings.repetition_penalty)
+        scores[seen] = np.where(at_seen < 0, at_seen * penalty, at_seen / penalty)
+    if not settings.is_sampled:
+        return scores
+    if settings.temperature != 1.0:
+        scores = scores / np.float32(settings.temperature)
+    if 0 < settings.top_k < len(scores):
+        least = np.partition(scores, -settings.top_k)[-settings.top_k]
+        scores[scores < least] = -np.inf
+    if settings.top_p < 1.0:
+        scores[_outside_share(scores, settings.top_p)] = -np.inf
+    if settings.min_p is not None:
+        likely = _probabilities(scores)
+        scores[likely < settings.min_p * likely.max()] = -np.inf
+    return scores
+
+
+def _outside_share(scores: Scores, share: float) -> NDArray[np.bool_]:
+    """Say which tokens are not among the fewest likely ones whose probabilities reach a share; the first always is."""
+    ascending = np.argsort(scores, kind="stable")
+    is_out = np.zeros(len(scores), bool)
+    below = np.cumsum(_probabilities(scores)[ascending]) <= 1 - share
+    below[-1] = False
+    is_out[ascending] = below
+    return is_out
+
+
+def _probabilities(scores: Scores) -> NDArray[np.float64]:
+    weights = np.exp(scores.astype(np.float64) - float(scores.max()))
+    return np.asarray(weights / weights.sum())
+
+
+@dataclass(frozen=True)
+class GeneratedToken:
+    """One token of a text."""
+
+    token: int
+    seconds: float
+    """Since the one before it, or since the start."""
+    end: Literal["", "eos", "length"] = ""
+    """Why it is the last one; empty where it is not."""
+
+
+TokenSource = tuple[Literal["winml", "transformers"], Iterator[GeneratedToken]]
+"""The loop that chooses the tokens, and the tokens."""
+
+
+def generate_tokens(
+    graph: DecoderGraph,
+    prompt: Sequence[int],
+    settings: GenerationSettings,
+    *,
+    encoded: Arrays | None = None,
+    beginning: DecoderPrompt | None = None,
+    positions: Array | None = None,
+) -> Iterator[GeneratedToken]:
+    """Yield the tokens after a prompt, one by one; an end token is the last one.
+
+    Args:
+        graph: The model; without a cache, every step runs the whole text.
+        prompt: One token at least.
+        settings: How tokens are chosen, and when the text ends.
+        encoded: What an encoder answered, which the graph takes in every step.
+        beginning: Which tokens may stand where, besides what is chosen.
+        positions: Of the tokens of the prompt, where they are not counted one by one; later ones follow the last.
+
+    Raises:
+        UsageError: the graph does not take as many tokens.
+        StageError: ONNX Runtime fails.
+    """
+    draw = np.random.default_rng(settings.seed)
+    text = list(prompt)
+    cache = graph.empty_cache(1, encoded) if graph.has_cache else None
+    fed = text
+    before = time.perf_counter()
+    longest = settings.max_new_tokens + (beginning.prompt_places if beginning is not None else 0)
+    for count in range(1, longest + 1):
+        logits = graph.run(rows_of(fed), positions=positions, cache=cache)
+        positions = None if positions is None else positions[..., -1:] + 1
+        scores = logits[0, -1]
+        if beginning is not None:
+            scores = beginning.scores(scores, len(text), is_last=count == longest)
+        token = choose_token(scores, text, settings.step, draw)
+        text.append(token)
+        fed = [token] if graph.has_cache else text
+        now = time.perf_counter()
+        end: Literal["", "eos", "length"]
+        end = "eos" if token in settings.eos_token_ids else "length" if count == longest else ""
+        yield GeneratedToken(token, now - before, end)
+        if end:
+            return
+        before = now

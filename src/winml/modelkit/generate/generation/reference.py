@@ -1,0 +1,108 @@
+"""Lets PyTorch go on with the same prompt, and finds the first token that differs.
+
+PyTorch runs the checkpoint with transformers' own loop and its own cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.file_names import files_folder
+from winml.modelkit.generate.generation.causal_lm import generation_call, generation_config_beside, loop_arguments
+from winml.modelkit.generate.generation.decoder_prompt import PreparedPrompt
+from winml.modelkit.generate.generation.text import TextTokenizer
+from winml.modelkit.generate.text_records import GeneratedText, ReferenceText, TokenDifference
+from winml.modelkit.models.model import load_model
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.onnx.bundle import described_model
+from winml.modelkit.onnx.files.reading import read_structure
+from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS
+
+
+def compare_with_pytorch(
+    results: Sequence[GeneratedText], prompts: Sequence[PreparedPrompt], request: ModelRequest
+) -> list[GeneratedText]:
+    """Return the results with the text that PyTorch generates after the same prompts. The checkpoint is loaded once.
+
+    Args:
+        results: The texts that ONNX Runtime generated greedily, one for each prompt.
+        prompts: Prompts of one model.
+        request: Hub id or folder of the checkpoint, and the adapters that are merged into it.
+
+    Raises:
+        UsageError: it does not generate.
+        WinMLError: the checkpoint cannot be loaded.
+    """
+    model = _loaded_model(request, prompts[0])
+    is_quantized = _is_quantized(prompts[0].model)
+    compared = []
+    for result, prompt in zip(results, prompts, strict=True):
+        tokens, scores = _pytorch_tokens(model, prompt)
+        difference = _first_difference(result.tokens, tokens, scores, prompt)
+        text = _text_of(prompt.tokenizer, tokens, prompt.before)
+        equal = sum(one == other for one, other in zip(result.tokens, tokens, strict=False))
+        reference = ReferenceText(request.model, tuple(tokens), text, difference, equal, is_quantized)
+        compared.append(replace(result, reference=reference))
+    return compared
+
+
+def _is_quantized(path: Path) -> bool:
+    """Return True if a graph has quantized operators that are not those of a quantized checkpoint."""
+    is_coded = described_model(path).get("source_format") is not None
+    return not is_coded and any(node.op_type in QUANTIZED_OPERATORS for node in read_structure(path).graph.node)
+
+
+def _loaded_model(request: ModelRequest, prompt: PreparedPrompt) -> Any:
+    """Return the checkpoint in PyTorch, with the generation config and the tokenizer of the built model."""
+    task = "text-generation" if prompt.encoder is None else "text2text-generation"
+    model: Any = load_model(replace(request, task=task)).model
+    if not hasattr(model, "generate"):
+        raise UsageError(
+            f"--reference {request.model}: {type(model).__name__} does not generate",
+            hint="Pass a text-generation checkpoint.",
+        )
+    model.generation_config = generation_config_beside(files_folder(prompt.model), model.config, has_cache=True)
+    model.tokenizer_folder = files_folder(prompt.model)
+    return model
+
+
+def _pytorch_tokens(model: Any, prompt: PreparedPrompt) -> tuple[list[int], Sequence[torch.Tensor]]:
+    """Return the tokens that PyTorch generates, and the scores of all tokens at each step."""
+    output = generation_call(
+        model,
+        inputs=torch.tensor([list(prompt.tokens)]),
+        **loop_arguments(prompt.settings),
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    return output.sequences[0, len(prompt.before) :].tolist(), output.scores
+
+
+def _first_difference(
+    ours: Sequence[int], theirs: Sequence[int], scores: Sequence[torch.Tensor], prompt: PreparedPrompt
+) -> TokenDifference | None:
+    pairs: list[tuple[int | None, int | None]] = list(zip_longest(ours, theirs))
+    index = next((index for index, (one, other) in enumerate(pairs) if one != other), None)
+    if index is None:
+        return None
+    token, reference_token = pairs[index]
+    margin = None
+    if token is not None and reference_token is not None:
+        margin = float(scores[index][0, reference_token] - scores[index][0, token])
+    before = [*prompt.before, *ours[:index]]
+
+    def text(value: int | None) -> str:
+        return "" if value is None else _text_of(prompt.tokenizer, [value], before)
+
+    return TokenDifference(index, token, text(token), reference_token, text(reference_token), margin)
+
+
+def _text_of(tokenizer: TextTokenizer, tokens: Sequence[int], before: Sequence[int]) -> str:
+    return "".join(tokenizer.pieces(tokens, after=before))

@@ -1,0 +1,416 @@
+"""What decides which token comes next, and when the text ends: the files beside a model, and what a user asks for.
+
+Reads ``generation_config.json`` and ``config.json`` as JSON: no model library is needed for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import pydantic
+
+from winml.modelkit.errors import ConfigError, InputError, UsageError
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, DECODER, GENERATION_CONFIG_NAME
+from winml.modelkit.onnx.files.foreign_files import library_file
+from winml.modelkit.options import JsonError, Options, parse_options, read_json_file
+
+SPEED_ONLY: Final = frozenset({
+    "prompt_lookup_num_tokens", "use_mtp", "speculation_type", "assistant_early_exit", "assistant_ensemble_weight",
+    "is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold",
+    "assistant_lookbehind", "target_lookbehind", "max_matching_ngram_size", "cache_implementation", "cache_config",
+    "max_cache_len", "compile_config", "disable_compile", "prefill_chunk_size", "continuous_batching_config",
+    "low_memory",
+})  # fmt: skip
+"""Keys that make transformers faster or smaller and change no token: speculative decoding, caches, compilation."""
+UNSUPPORTED: Final[Mapping[str, Any]] = {
+    "penalty_alpha": 0, "dola_layers": None, "num_beam_groups": 1, "diversity_penalty": 0, "constraints": None,
+    "force_words_ids": None, "token_healing": False,
+}  # fmt: skip
+"""Keys of decoding methods that are not offered → the value with which the key has no effect. All but the last left
+transformers in version 5 for repositories of code on the Hub."""
+
+_LARGEST_INT = 2**63 - 1
+"""Specified: what an int64 tensor holds."""
+_Token = Annotated[int, pydantic.Field(ge=-_LARGEST_INT - 1, le=_LARGEST_INT)]
+_Count = Annotated[int, pydantic.Field(ge=0, le=_LARGEST_INT)]
+_Positive = Annotated[int, pydantic.Field(ge=1, le=_LARGEST_INT)]
+_Number = Annotated[float, pydantic.Field(ge=0)]
+_Factor = Annotated[float, pydantic.Field(gt=0)]
+_Share = Annotated[float, pydantic.Field(ge=0, le=1)]
+_Tokens = Annotated[tuple[_Token, ...], pydantic.Field(min_length=1)]
+_Text = Annotated[str, pydantic.Field(min_length=1)]
+
+
+class _GenerationConfig(Options):
+    """The keys whose values decide a token, with the ranges that transformers' logits processors take."""
+
+    model_config = pydantic.ConfigDict(extra="allow", allow_inf_nan=False)
+
+    max_length: _Positive | None = None
+    max_new_tokens: _Positive | None = None
+    min_length: _Count | None = None
+    min_new_tokens: _Count | None = None
+    max_time: _Number | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    stop_strings: _Text | Annotated[tuple[_Text, ...], pydantic.Field(min_length=1)] | None = None
+    do_sample: bool | None = None
+    num_beams: _Positive | None = None
+    num_return_sequences: _Positive | None = None
+    temperature: _Number | None = None
+    top_k: _Count | None = None
+    top_p: _Share | None = None
+    min_p: _Share | None = None
+    top_h: _Share | None = None
+    typical_p: _Share | None = None
+    epsilon_cutoff: _Share | None = None
+    eta_cutoff: _Share | None = None
+    repetition_penalty: _Factor | None = None
+    encoder_repetition_penalty: _Factor | None = None
+    length_penalty: float | None = None
+    no_repeat_ngram_size: _Count | None = None
+    encoder_no_repeat_ngram_size: _Count | None = None
+    bad_words_ids: tuple[_Tokens, ...] | None = None
+    renormalize_logits: bool | None = None
+    remove_invalid_values: bool | None = None
+    exponential_decay_length_penalty: tuple[_Count, float] | None = None
+    sequence_bias: tuple[tuple[_Tokens, float], ...] | None = None
+    guidance_scale: _Number | None = None
+    watermarking_config: dict[str, object] | None = None
+    pad_token_id: _Token | None = None
+    bos_token_id: _Token | tuple[_Token, ...] | None = None
+    eos_token_id: _Token | tuple[_Token, ...] | None = None
+    decoder_start_token_id: _Token | tuple[_Token, ...] | None = None
+    forced_bos_token_id: _Token | None = None
+    forced_eos_token_id: _Token | tuple[_Token, ...] | None = None
+    forced_decoder_ids: tuple[tuple[_Positive, _Token | None], ...] | None = None
+    suppress_tokens: tuple[_Token, ...] | None = None
+    begin_suppress_tokens: tuple[_Token, ...] | None = None
+    lang_to_id: dict[str, _Token] | None = None
+    task_to_id: dict[str, _Token] | None = None
+    no_timestamps_token_id: _Token | None = None
+    is_multilingual: bool | None = None
+    return_timestamps: bool | Literal["char", "word"] | None = None
+    language: str | tuple[str, ...] | None = None
+    task: str | tuple[str, ...] | None = None
+
+
+def read_generation_config(folder: Path) -> dict[str, Any]:
+    """Return what ``generation_config.json`` in a folder says, without nulls and empty lists; empty without one.
+
+    Raises:
+        InputError: the file is damaged, or a value is of the wrong kind.
+        UsageError: it asks for a way to choose tokens that is not offered.
+    """
+    path = folder / GENERATION_CONFIG_NAME
+    record = {
+        key: value for key, value in read_record(folder, GENERATION_CONFIG_NAME).items() if value not in (None, [])
+    }
+    check_kinds(record, path)
+    for key, neutral in UNSUPPORTED.items():
+        if key in record and record[key] != neutral:
+            raise UsageError(
+                f"{path}: {key} is {record[key]!r}, a decoding strategy that is not supported",
+                hint=f"Remove {key} from the file.",
+            )
+    return record
+
+
+def check_kinds(record: Mapping[str, object], path: Path) -> None:
+    """Refuse a value of the wrong kind under a key of generation.
+
+    Raises:
+        InputError: names the file, the key and the value.
+    """
+    try:
+        parse_options(_GenerationConfig, dict(record), str(path))
+    except ConfigError as error:
+        raise InputError(error.message, hint="Correct or remove this key.") from None
+
+
+def read_record(folder: Path, name: str) -> dict[str, Any]:
+    """Return the JSON object in a file beside a model; ``{}`` if there is no such file.
+
+    Raises:
+        InputError: it is damaged, or a link that leads out of the folder.
+    """
+    path = library_file(folder, name)
+    if path is None:
+        return {}
+    try:
+        record = read_json_file(path)
+    except JsonError as error:
+        raise InputError(f"{path}: {error}", hint=error.hint or "Build the model again.") from error
+    if not isinstance(record, dict):
+        raise InputError(f"{path}: not a JSON object", hint="Build the model again.")
+    return record
+
+
+_DEFAULT_NEW_TOKENS: Final = 256
+"""Chosen: a long answer. transformers' own default is 20."""
+_DEFAULT_TOP_K = 50
+"""Specified: what transformers' sampling takes where nothing says otherwise."""
+
+_POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_sequence_length", "seq_length")
+"""Specified: how the configs of transformers call the number of positions."""
+_RELATIVE_KEY = "relative_attention_num_buckets"
+"""Specified: stands in configs of models whose positions are relative. ``n_positions`` limits nothing beside it: it is
+the length of the texts of the training."""
+_TEXT_CONFIGS = ("text_config", "decoder", "llm_config")
+"""Specified: sections of the config of a model of several parts that are about its text."""
+
+_OF_STEPS = {"do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
+_OF_ENDS = {"max_new_tokens", "max_length", "eos_token_id"}
+_WITHOUT_EFFECT = {
+    "bos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version", "use_cache", "_from_model_config",
+    "num_return_sequences", "length_penalty", "early_stopping", "output_attentions", "output_hidden_states",
+    "output_scores", "output_logits", "return_dict_in_generate", "_name_or_path", "chat_format", "max_window_size",
+}  # fmt: skip
+"""Keys that change no token of one text that is written without beams and without a second model."""
+_NEUTRAL: Mapping[str, Any] = {
+    "num_beams": 1, "typical_p": 1.0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "min_length": 0,
+    "min_new_tokens": 0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "encoder_repetition_penalty": 1.0,
+    "guidance_scale": 1, "remove_invalid_values": False, "renormalize_logits": False,
+}  # fmt: skip
+"""Specified: values with which a key changes nothing."""
+
+_NOTED = {"prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp"}
+"""Those of ``SPEED_ONLY`` that switch another way to generate on; the others say how it or a cache is laid out."""
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """How one token is chosen from the scores of all."""
+
+    is_sampled: bool = False
+    """Draw it; else it is the one with the highest score."""
+    temperature: float = 1.0
+    """Scores are divided by it."""
+    top_k: int = 0
+    """Draw from that many of the highest scores; 0: from all."""
+    top_p: float = 1.0
+    """Draw from the fewest tokens whose probabilities reach this sum."""
+    min_p: float | None = None
+    """Draw from tokens that have at least this share of the largest probability."""
+    repetition_penalty: float = 1.0
+    """Divides positive scores of tokens that occurred, and multiplies negative ones."""
+
+    @property
+    def drawn(self) -> dict[str, Any]:
+        """What decides how a token is drawn, by the names of transformers; `{}` if none is drawn."""
+        values = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
+        return values if self.is_sampled else {}
+
+    @property
+    def words(self) -> str:
+        """What it does, for people."""
+        if not self.is_sampled:
+            return "greedy"
+        words = [f"temperature {self.temperature:g}", f"top-p {self.top_p:g}"]
+        return ", ".join(("sampled", *words, *([f"top-k {self.top_k}"] if self.top_k else [])))
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """How a text is written."""
+
+    step: StepSettings = StepSettings()
+    max_new_tokens: int = _DEFAULT_NEW_TOKENS
+    is_default_length: bool = True
+    """Whether nobody said how long it may become, so that it may be made to fit the positions of the model."""
+    max_length: int | None = None
+    """Tokens of the prompt and the answer together, where the files limit these; None: they do not."""
+    eos_token_ids: tuple[int, ...] = ()
+    """Tokens that end it."""
+    seed: int = 0
+    for_transformers: Mapping[str, Any] | None = None
+    """Keys of the files that only transformers' own generation loop honours; None: there are none."""
+    notes: tuple[str, ...] = ()
+    """What the files ask for and is left out, one sentence each."""
+
+    @property
+    def is_stepwise(self) -> bool:
+        """Whether each token is known as soon as it is chosen; of beams, all are known at the end."""
+        return bool((self.for_transformers or {}).get("num_beams", 1) == 1)
+
+    def as_record(self) -> dict[str, Any]:
+        """Return what decides the text, as JSON values."""
+        step = self.step
+        return {
+            "do_sample": step.is_sampled,
+            **(step.drawn | {"seed": self.seed} if step.is_sampled else {}),
+            "repetition_penalty": step.repetition_penalty,
+            "max_new_tokens": self.max_new_tokens,
+            "eos_token_ids": list(self.eos_token_ids),
+            **(self.for_transformers or {}),
+        }
+
+    def updated(
+        self,
+        *,
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        num_beams: int | None = None,
+        stop: Sequence[str] = (),
+        seed: int = 0,
+    ) -> GenerationSettings:
+        """Return the settings with what a user asks for; None: as the files say.
+
+        Args:
+            max_new_tokens: Longest text.
+            temperature: Scores are divided by it, and tokens drawn; 0 takes the token with the highest score.
+            top_k: Tokens are drawn from that many of the highest scores; 0: from all.
+            top_p: Tokens are drawn from the fewest whose probabilities reach this sum.
+            min_p: Tokens are drawn from those with at least this share of the largest probability.
+            repetition_penalty: Divides positive scores of tokens that occurred, and multiplies negative ones.
+            num_beams: Texts that are followed at once, by transformers' loop; 1: one.
+            stop: Texts that end the answer, by transformers' loop.
+            seed: Of what is drawn.
+        """
+        drawn = without_none(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        step = replace(self.step, **without_none(repetition_penalty=repetition_penalty))
+        if temperature == 0:
+            step = replace(step, is_sampled=False)
+        elif drawn:
+            step = replace(step, is_sampled=True, **drawn)
+        others = {**(self.for_transformers or {}), **({"stop_strings": list(stop)} if stop else {})}
+        if num_beams is not None:
+            others.pop("num_beams", None)
+            others |= {"num_beams": num_beams} if num_beams > 1 else {}
+        found = replace(self, step=step, seed=seed, for_transformers=others or None)
+        if max_new_tokens is None:
+            return found
+        return replace(found, max_new_tokens=max_new_tokens, max_length=None, is_default_length=False)
+
+    def fitted(self, prompt_tokens: int, positions: int | None) -> GenerationSettings:
+        """Return the settings with a length that the positions of the model leave room for.
+
+        Args:
+            prompt_tokens: Tokens of the prompt.
+            positions: Tokens that the model has positions for; None: it has no limit.
+
+        Raises:
+            UsageError: the prompt fills them, or what was asked for does not fit.
+        """
+        if self.max_length is not None:
+            if prompt_tokens >= self.max_length:
+                raise UsageError(
+                    f"the prompt has {prompt_tokens} tokens, but max_length in {GENERATION_CONFIG_NAME} is "
+                    f"{self.max_length}, which includes the prompt",
+                    hint="Set --max-new-tokens, which overrides it, or shorten the prompt.",
+                )
+            limited = replace(self, max_new_tokens=self.max_length - prompt_tokens, max_length=None)
+            return limited.fitted(prompt_tokens, positions)
+        if positions is None:
+            return self
+        room = positions - prompt_tokens
+        if room < 1:
+            raise UsageError(
+                f"the prompt has {prompt_tokens} tokens, but the model has {positions} positions",
+                hint="Shorten it to leave at least one position for the generated text.",
+            )
+        if self.max_new_tokens <= room:
+            return self
+        if not self.is_default_length:
+            raise UsageError(
+                f"--max-new-tokens {self.max_new_tokens}: with a prompt of {prompt_tokens} the text may have "
+                f"{prompt_tokens + self.max_new_tokens} tokens, but the model has {positions} positions",
+                hint=f"Set it to {room} or fewer.",
+            )
+        return replace(self, max_new_tokens=room)
+
+
+def read_settings(folder: Path) -> GenerationSettings:
+    """Return what the files in the folder of a model say.
+
+    Raises:
+        InputError: a file is damaged, or a value is of the wrong kind.
+        UsageError: a way to choose tokens is asked for that is not supported.
+    """
+    config = read_record(folder, CHECKPOINT_CONFIG_NAME)
+    passed = read_generation_config(folder)
+    eos = passed.get("eos_token_id", _first_of(config, ("eos_token_id",)))
+    ids = eos if isinstance(eos, list) else [eos]
+    read_here = _OF_STEPS | _OF_ENDS | _WITHOUT_EFFECT | SPEED_ONLY | UNSUPPORTED.keys()
+    other = {
+        key: value
+        for key, value in passed.items()
+        if key not in read_here and (key not in _NEUTRAL or value != _NEUTRAL[key])
+    }
+    temperature = float(passed.get("temperature", 1.0))
+    step = StepSettings(
+        # As --temperature 0 does: the token with the highest score.
+        is_sampled=passed.get("do_sample", False) and temperature > 0,
+        temperature=temperature or 1.0,
+        top_k=passed.get("top_k", _DEFAULT_TOP_K),
+        top_p=float(passed.get("top_p", 1.0)),
+        min_p=passed.get("min_p"),
+        repetition_penalty=float(passed.get("repetition_penalty", 1.0)),
+    )
+    return GenerationSettings(
+        step,
+        max_new_tokens=passed.get("max_new_tokens", _DEFAULT_NEW_TOKENS),
+        max_length=None if "max_new_tokens" in passed else passed.get("max_length"),
+        eos_token_ids=tuple(token for token in ids if isinstance(token, int) and not isinstance(token, bool)),
+        for_transformers=other or None,
+        notes=tuple(
+            f"{folder / GENERATION_CONFIG_NAME}: {key} is ignored: it does not affect the generated tokens"
+            for key in sorted(passed.keys() & _NOTED)
+        ),
+    )
+
+
+def position_limit(folder: Path, part: str = DECODER) -> int | None:
+    """Return the tokens that the model in a folder has positions for, as its config says; None: nothing limits them.
+
+    Args:
+        folder: With the config.
+        part: ``encoder`` or ``decoder``, where the model is made of both.
+
+    Raises:
+        InputError: the config is damaged.
+    """
+    config = read_record(folder, CHECKPOINT_CONFIG_NAME)
+    keys: tuple[str, ...] = (f"max_{part}_position_embeddings", *_POSITION_KEYS)
+    if isinstance(config.get(part), dict):
+        config = config[part]
+    if _first_of(config, (_RELATIVE_KEY,)) is not None:
+        keys = tuple(key for key in keys if key != "n_positions")
+    limit = _first_of(config, keys)
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def part_position_limit(model: Path, folder: Path, part: str = DECODER) -> int | None:
+    """Return the tokens that one of several parts has positions for, as its file says; else as the config does.
+
+    Args:
+        model: The file of the part.
+        folder: With the config.
+        part: ``encoder`` or ``decoder``, where the model is made of both.
+
+    Raises:
+        InputError: a file is damaged.
+    """
+    from winml.modelkit.onnx.bundle import read_part_description
+
+    described = read_part_description(model)
+    stated = None if described is None else described.positions
+    return position_limit(folder, part) if stated is None else stated
+
+
+def without_none(**values: Any) -> dict[str, Any]:
+    """Return the values that are not None."""
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _first_of(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
+    """Return the first value of a config, or of the section about its text."""
+    sections = (config, *(config[name] for name in _TEXT_CONFIGS if isinstance(config.get(name), dict)))
+    found = (section[key] for section in sections for key in keys if section.get(key) is not None)
+    return next(found, None)

@@ -1,0 +1,191 @@
+"""Generates text with a built model, piece by piece.
+
+Our own loop chooses the tokens as long as the files ask for nothing else; it needs no torch. Whatever only transformers
+knows, such as beams, is left to its loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.file_names import files_folder
+from winml.modelkit.generate.generation.decoder_prompt import PreparedPrompt
+from winml.modelkit.generate.generation.loop import GeneratedToken, TokenSource, generate_tokens
+from winml.modelkit.generate.generation.settings import position_limit, read_settings
+from winml.modelkit.generate.generation.text import TimedText, chat_prompt, read_tokenizer
+from winml.modelkit.generate.text_records import GeneratedText
+from winml.modelkit.ort.decoding.decoder import DecoderGraph
+from winml.modelkit.ort.decoding.encoder_decoder import EncoderDecoder
+from winml.modelkit.ort.decoding.vision_language import VisionLanguageDecoder, VisionLanguageSessions
+from winml.modelkit.ort.devices import ChosenProvider
+from winml.modelkit.ort.sessions import Session
+from winml.modelkit.progress import count_progress
+
+_NO_CACHE = (
+    "This model has no KV cache: every token recomputes the whole text, so generation slows down with its length.",
+    "Build it again without --no-cache to get one.",
+)
+
+
+@dataclass
+class _Progress:
+    """What was written so far."""
+
+    most: int
+    """Tokens that may be written."""
+    tokens: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    end: Literal["eos", "stop", "length"] = "length"
+
+    def add(self, entry: GeneratedToken) -> int:
+        """Take note of a token and return it."""
+        self.tokens.append(entry.token)
+        count_progress(len(self.tokens), self.most, f"token {len(self.tokens)} of at most {self.most}")
+        self.seconds.append(entry.seconds)
+        self.end = entry.end or self.end
+        return entry.token
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of the tokens after the first."""
+        return len(self.seconds[1:]) / sum(self.seconds[1:]) if sum(self.seconds[1:]) else None
+
+
+def prepare_prompt(
+    model: Path,
+    prompt: str,
+    *,
+    is_chat: bool,
+    system: str | None = None,
+    reader: Path | None = None,
+    **requested: Any,
+) -> PreparedPrompt:
+    """Encode a prompt, and settle how the answer is written; the model itself is not opened.
+
+    Args:
+        model: The ONNX file; tokenizer and configs are beside it.
+        prompt: The text.
+        is_chat: Whether it is the message of a user, which the chat template of the model makes a prompt of.
+        system: What the chat template is given before it in the role ``system``.
+        reader: The ONNX file that reads prompts, where the model is of two graphs of fixed sizes.
+        **requested: See :meth:`~winml.modelkit.generate.generation.settings.GenerationSettings.updated`.
+
+    Raises:
+        UsageError: the prompt is empty, the model has no chat template, or too few positions.
+        InputError: there is no tokenizer, or a file is damaged.
+    """
+    folder = files_folder(model)
+    tokenizer = read_tokenizer(folder)
+    settings = read_settings(folder).updated(**requested)
+    text = chat_prompt(folder, prompt, system) if is_chat else prompt
+    tokens = tuple(tokenizer.encode(text, with_special=not is_chat))
+    if not tokens:
+        raise UsageError("the prompt is empty, and the tokenizer adds no start token", hint="Pass a text.")
+    settings = settings.fitted(len(tokens), position_limit(folder))
+    return PreparedPrompt(model, text, tokens, settings, tokenizer, reader=reader)
+
+
+def write_texts(
+    prompts: Sequence[PreparedPrompt],
+    provider: ChosenProvider,
+    *,
+    threads: int | None,
+    show: Callable[[str], None],
+    adapter: Path | None,
+) -> Iterator[GeneratedText]:
+    """Yield the text after each prompt. The model is opened once, and each prompt starts with an empty cache.
+
+    Args:
+        prompts: Prompts of one model, at least one.
+        provider: Where the model runs.
+        threads: Threads that share the work of one operator; None: the runtime's own choice.
+        show: Called with each piece of the text as soon as it is generated.
+        adapter: File of the active adapter; None: the base model answers.
+
+    Raises:
+        InputError: the model does not generate.
+        UsageError: it does not take as many tokens.
+        StageError: ONNX Runtime fails.
+    """
+    started = time.perf_counter()
+    names, options = provider.names, provider.options
+    opened = partial(Session, providers=names, provider_options=options, threads=threads, adapter=adapter)
+    graph, begin = _opened_graphs(prompts[0], opened)
+    session_ms = (time.perf_counter() - started) * 1000
+    fitted = [replace(item, settings=item.settings.fitted(item.decoder_tokens, graph.most_tokens)) for item in prompts]
+    for prompt in fitted:
+        loop, tokens = begin(prompt)
+        yield _written(prompt, graph, loop, tokens, session_ms, show)
+
+
+def _written(
+    prompt: PreparedPrompt,
+    graph: DecoderGraph,
+    loop: Literal["winml", "transformers"],
+    tokens: Iterator[GeneratedToken],
+    session_ms: float,
+    show: Callable[[str], None],
+) -> GeneratedText:
+    progress, pieces = _Progress(prompt.settings.max_new_tokens), list[str]()
+    for piece in prompt.tokenizer.pieces((progress.add(entry) for entry in tokens), after=prompt.before):
+        pieces.append(piece)
+        if piece:
+            show(piece)
+    ends_early = {"stop_strings", "max_time"} & (prompt.settings.for_transformers or {}).keys()
+    if progress.end == "length" and ends_early and len(progress.tokens) < prompt.settings.max_new_tokens:
+        progress.end = "stop"
+    return GeneratedText(
+        model=str(prompt.model),
+        prompt=prompt.text,
+        prompt_tokens=prompt.tokens,
+        tokens=tuple(progress.tokens),
+        text="".join(pieces),
+        end=progress.end,
+        loop=loop,
+        settings=prompt.settings.as_record(),
+        session_ms=session_ms,
+        first_token_ms=next(iter(progress.seconds), 0.0) * 1000,
+        tokens_per_second=progress.tokens_per_second if prompt.settings.is_stepwise else None,
+        cache_bytes=graph.last_cache.size_bytes() if graph.last_cache is not None else None,
+        notes=(*prompt.settings.notes, *(() if graph.has_cache else _NO_CACHE)),
+        segments=prompt.tokenizer.as_records(prompt.before) if isinstance(prompt.tokenizer, TimedText) else None,
+    )
+
+
+def _opened_graphs(
+    prompt: PreparedPrompt, opened: Callable[[Path], Session]
+) -> tuple[DecoderGraph, Callable[[PreparedPrompt], TokenSource]]:
+    """Return the decoder, and what says whose loop chooses the tokens and begins to yield them."""
+    session = opened(prompt.model)
+    if prompt.shown is not None:
+        from winml.modelkit.generate.generation.vision_language_text import vision_language_tokens
+
+        sessions = VisionLanguageSessions(opened(prompt.shown.vision), opened(prompt.shown.embedding), session)
+        displayed = VisionLanguageDecoder(sessions)
+        return displayed, partial(vision_language_tokens, displayed)
+    if prompt.encoder is not None:
+        from winml.modelkit.generate.generation.encoder_decoder_text import encoder_decoder_tokens
+
+        graphs = EncoderDecoder(opened(prompt.encoder), session)
+        return graphs.decoder, partial(encoder_decoder_tokens, graphs)
+    graph = DecoderGraph(session, prompt=None if prompt.reader is None else opened(prompt.reader))
+    return graph, partial(_token_source, graph)
+
+
+def _token_source(graph: DecoderGraph, prompt: PreparedPrompt) -> TokenSource:
+    """Return the loop that chooses the tokens, and the tokens."""
+    if prompt.settings.for_transformers is None:
+        return "winml", generate_tokens(graph, prompt.tokens, prompt.settings)
+    import torch
+
+    from winml.modelkit.generate.generation.causal_lm import DecoderModel, generated_by
+
+    model = DecoderModel.of_graph(graph, files_folder(prompt.model))
+    inputs = {"inputs": torch.tensor([list(prompt.tokens)])}
+    return "transformers", generated_by(model, inputs, len(prompt.tokens), prompt.settings)

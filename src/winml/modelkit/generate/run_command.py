@@ -1,0 +1,166 @@
+"""``winml run``: the answer of a model to one text, image, recording or set of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
+from winml.modelkit.cli._folders import show_plan
+from winml.modelkit.cli._options import (
+    debug_option,
+    format_option,
+    grouped_argument,
+    grouped_option,
+    model_option,
+    quiet_option,
+    request_options,
+    source_options,
+)
+from winml.modelkit.cli._requests import model_name, model_request, refuse_checkpoint_options, stated_fields
+from winml.modelkit.cli._streams import (
+    json_text,
+    library_output_to_stderr,
+    show_result,
+    silence_library_warnings,
+)
+from winml.modelkit.fields import RECORDED, VERIFICATION
+from winml.modelkit.file_names import ONLY_PART
+from winml.modelkit.generate.run_verb import RunRequest, plan_run, run_model, run_schema
+from winml.modelkit.generate.task_inputs import RUN_TASKS
+
+if TYPE_CHECKING:
+    from winml.modelkit.generate.records import InferenceResult
+
+
+class _RunCommand(WinMLCommand):
+    """The verb, which takes the inputs of tasks by name."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line; an input of a task that is written as an option is told how it is passed."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name.lstrip("-").replace("-", "_")
+            if any(item.name == name for task in RUN_TASKS.values() for item in task.inputs):
+                raise click.UsageError(
+                    f"No such option '{error.option_name}'. Inputs of a task are passed by name: --input {name}=VALUE.",
+                    ctx,
+                ) from None
+            raise
+
+
+EPILOG = """\b
+Examples:
+  winml run built --schema
+  winml run built --text "The house is old."
+  winml run qa-built --input question="What is old?" --input context=@article.txt
+  winml run detector --image photo.jpg --save boxes.png
+  winml run clip-built --image photo.jpg --label "a cat" --label "a dog"
+  winml run whisper-built --audio speech.wav --format json
+  winml run minilm --text "The house is old." --text "An old building."
+  winml run built --text "The house is old." --reference
+  winml run model.onnx --input input_ids=[[2,5,3]] --input attention_mask=[[1,1,1]]
+"""
+
+
+@click.command(name="run", cls=_RunCommand, epilog=EPILOG)
+@grouped_argument(
+    "target",
+    required=False,
+    metavar="[MODEL]",
+    help="ONNX file, build folder, Hub id or checkpoint folder. A file on the Hub is OWNER/NAME/PATH.onnx.",
+)
+@model_option(required=False, help="Same as the argument MODEL.")
+@source_options
+@request_options(RunRequest)
+@grouped_option(
+    "--reference",
+    group=VERIFICATION,
+    is_common=True,
+    is_flag=False,
+    flag_value=RECORDED,
+    metavar="[CHECKPOINT]",
+    help="Also run PyTorch on the same inputs and compare. Without a value: the local checkpoint that the model was "
+    "exported from.",
+)
+@quiet_option("Print the result only.")
+@format_option
+@debug_option
+def command(**options: Any) -> None:
+    """Run a model on text, an image, audio or tensors, and print the result.
+
+    The task is recorded in the file, or stated by --task. A checkpoint is built in the cache first.
+
+    Exit codes: 0 success, 1 failure, 2 usage error, 3 the result differs from PyTorch (--reference).
+    """
+    silence_library_warnings(debug=options["debug"])
+    request = _read_request(options)
+    plan = plan_run(request)
+    if options["dry_run"]:
+        show_plan(plan, options)
+        return
+    from winml.modelkit.generate.table import inference_document, schema_document
+
+    if request.schema:
+        with library_output_to_stderr():
+            schema = run_schema(plan, request)
+        show_result(schema.as_record(), options, lambda: schema_document(schema), is_answer=True)
+        return
+    with library_output_to_stderr():
+        result, saved = run_model(plan, request)
+    written = _write(result, saved, request)
+    show_result(result.as_record(), options, lambda: inference_document(result).with_files(written), is_answer=True)
+    if result.reference is not None and not result.reference.is_same:
+        click.get_current_context().exit(NEGATIVE_RESULT)
+
+
+def _read_request(options: Mapping[str, Any]) -> RunRequest:
+    """Return what the command line requests."""
+    from winml.modelkit.builds.found_models import onnx_file, part_files
+    from winml.modelkit.models.request import resolve_source
+
+    name = model_name(options, "an ONNX file, a build folder, or a checkpoint")
+    files: Mapping[str, Path] = part_files(name)
+    checkpoint = None
+    if not files:
+        path = onnx_file(name)
+        files = {} if path is None else {ONLY_PART: path}
+    if files:
+        hint = "Omit it, or specify the checkpoint that the file was exported from."
+        refuse_checkpoint_options(
+            next(iter(files.values())), options, ("model_class", "revision", "trust_remote_code"), hint
+        )
+    else:
+        checkpoint = model_request({**options, "model": name})
+        resolve_source(checkpoint)
+    return RunRequest(
+        name=name,
+        files=files,
+        checkpoint=checkpoint,
+        task=options["task"],
+        reference=options["reference"],
+        **stated_fields(RunRequest, options),
+    )
+
+
+def _write(result: InferenceResult, saved: Mapping[Path, Callable[[Path], None]], request: RunRequest) -> list[Path]:
+    """Write the files that are requested, all or none."""
+    from winml.modelkit.onnx.files.output_files import OutputFiles
+
+    writers = dict(saved)
+    if request.output is not None:
+        text = f"{json_text(result.as_record())}\n"
+
+        def write_answer(path: Path) -> None:
+            path.write_text(text, encoding="utf-8", newline="\n")
+
+        writers[request.output] = write_answer
+    with OutputFiles() as files:
+        for path, write in writers.items():
+            write(files.reserve(path))
+        files.commit(overwrite=request.overwrite)
+    return list(writers)

@@ -1,0 +1,747 @@
+"""What does ``winml run`` do with a request? Answers one set of inputs with a model, as people read it."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from winml.modelkit.errors import InputError, ModelPathError, TaskError, UsageError
+from winml.modelkit.fields import INPUTS, OUTPUT, RECORDED, declare
+from winml.modelkit.file_names import DECODER, ENCODER, ONLY_PART, PROMPT, VISION, files_folder
+from winml.modelkit.generate.task_inputs import IMAGE_SUFFIXES, RUN_TASKS, RunTask, TaskInput, run_task
+from winml.modelkit.models.checkpoints.task import canonical_task
+from winml.modelkit.onnx.files.foreign_names import ForeignNameError, refuse_special_file
+from winml.modelkit.options import load_json, nearest, read_json_file
+from winml.modelkit.ort.execution_providers import provider_options_of
+from winml.modelkit.report.plan import PlannedStep
+from winml.modelkit.samples.processors import missing_processors
+from winml.modelkit.verbs.answers import AnswerPlan, AnswerRequest, plan_answer
+from winml.modelkit.verbs.running import ProviderFields
+
+if TYPE_CHECKING:
+    from winml.modelkit.generate.answering import Answer, TaskRunner
+    from winml.modelkit.generate.records import AnswerEntry, InferenceResult, RunSchema, SchemaTensor
+    from winml.modelkit.models.request import ModelRequest
+    from winml.modelkit.onnx.specs import StatedBounds
+
+_ARRAYS_SUFFIX = ".npz"
+_SHORT_S = 2.0
+"""Chosen: a build takes longer, and finding one in the cache does not."""
+_BY_OPTION = frozenset({"text", "image", "audio", "label"})
+"""Inputs of tasks with an option of their own."""
+_INPUT_FORM = "Such as --input context=@article.txt, or --input input_ids=[[2,5,3]]."
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest(AnswerRequest, ProviderFields):
+    """What is requested of ``winml run``."""
+
+    name: str
+    """The model as the user wrote it."""
+    files: Mapping[str, Path]
+    """Part → ONNX file; empty for a checkpoint."""
+    checkpoint: ModelRequest | None = None
+    task: str | None = None
+    reference: str | None = None
+    """The checkpoint that PyTorch runs as well; :data:`RECORDED`; or None."""
+
+    text: tuple[str, ...] = declare(
+        (),
+        "Text input. Several texts: their similarity for embedding models, one result per text for all other tasks.",
+        INPUTS,
+        metavar="TEXT",
+        is_common=True,
+    )
+    image: tuple[str, ...] = declare(
+        (), "Image file. Several images: as for texts.", INPUTS, metavar="FILE", is_common=True
+    )
+    audio: tuple[str, ...] = declare(
+        (), "Audio file. Several files: as for texts.", INPUTS, metavar="FILE", is_common=True
+    )
+    label: tuple[str, ...] = declare(
+        (), "Candidate label for zero-shot classification.", INPUTS, metavar="TEXT", is_common=True
+    )
+    inputs: tuple[str, ...] = declare(
+        (),
+        "Named input: of the task (question, context, text_pair), or a tensor of the graph. @FILE reads the value.",
+        INPUTS,
+        spelling="--input",
+        metavar="NAME=VALUE",
+        is_common=True,
+    )
+    schema: bool = declare(
+        False, "Show the inputs of the model with an example command, and run nothing.", OUTPUT, is_common=True
+    )
+    top: int | None = declare(
+        None, "Number of classes or tokens to show.", OUTPUT, minimum=1, default_words="5", is_common=True
+    )
+    threshold: float | None = declare(
+        None,
+        "Minimum score of boxes and segments, from 0 to 1.",
+        OUTPUT,
+        minimum=0,
+        maximum=1,
+        default_words="that of the pipeline",
+        is_common=True,
+    )
+    save: Path | None = declare(
+        None,
+        "Also write the result to this file: boxes, segments or depth as an image (.png, .jpg), embeddings or tensors "
+        "as arrays (.npz).",
+        OUTPUT,
+        is_common=True,
+    )
+
+
+@dataclass(frozen=True)
+class RunSubject:
+    """What is run on what."""
+
+    task: str | None
+    """None where tensors are passed by name, or the task of a checkpoint is not known yet."""
+    task_rule: str
+    tensors: Mapping[str, str]
+    """Input of the graph → value as the user wrote it."""
+    named: Mapping[str, tuple[str, ...]]
+    """Input of the task → values as the user wrote them."""
+    definition: RunTask | None = None
+    """Inputs of the task, if it is known."""
+
+
+def plan_run(request: RunRequest) -> AnswerPlan[RunSubject]:
+    """Return what would be run on what. Nothing is written, and no model is loaded.
+
+    Raises:
+        UsageError: an input is missing, unknown or of another task, there is nothing to save, or the execution
+            provider is unknown or not installed.
+        TaskError: the task is unknown, or the model is for another.
+        OutputExistsError, WriteError: as :func:`winml.modelkit.verbs.answers.plan_answer` raises.
+    """
+    request.refuse_unknown_provider()
+    if request.schema and request.reference:
+        raise UsageError(
+            "--schema and --reference cannot be combined, since --schema runs nothing", hint="Use one of them."
+        )
+    subject = _subject(request)
+    media = [Path(value[1:]) for value in subject.tensors.values() if value.startswith("@")]
+    media += [Path(value) for values in subject.named.values() for value in values if value.startswith("@")]
+    plan = plan_answer(
+        "run",
+        subject,
+        request,
+        reads=(*request.files.values(), *media, *map(Path, request.image), *map(Path, request.audio)),
+        steps=(PlannedStep("running", f"{request.name}: {subject.task or 'tensors by name'}"),),
+    )
+    request.choose_provider()
+    return plan
+
+
+# --- What is passed, and to which task?
+
+
+def _subject(request: RunRequest) -> RunSubject:
+    named = _named_values(request)
+    tensors: tuple[str, ...] = ()
+    stated: str | None = None
+    if request.files:
+        from winml.modelkit.onnx.bundle import described_model
+
+        tensors = tuple(item.name for item in _graph_tensors(request.files, "inputs"))
+        stated = described_model(_described_file(request)).get("task")
+    if request.task and stated and canonical_task(request.task) != canonical_task(stated):
+        raise TaskError(
+            f"--task {request.task}: {request.name} was exported for {stated}",
+            hint="Omit --task, or build the model again for this task.",
+        )
+    name = request.task or stated
+    rule = "set by --task" if request.task else "from the file" if stated else ""
+    passed = {key: value for key, value in named.items() if key in tensors and not _is_of_task(key, name, tensors)}
+    if passed:
+        if other := [key for key in named if key not in tensors]:
+            raise UsageError(
+                f"input {other[0]!r} is none of the graph, and {next(iter(passed))!r} is a tensor of it",
+                hint=f"Pass all tensors by name: {', '.join(tensors)}; or only inputs of the task.",
+            )
+        _refuse_save(request, RunTask((), "arrays"), "tensors by name")
+        values = {key: value[-1] for key, value in passed.items()}
+        return RunSubject(None, "tensors are passed by name", values, {})
+    # Texts, images or audio? The tensors of a checkpoint are known once it is built.
+    if name is None or (not request.files and canonical_task(name) == "feature-extraction"):
+        if request.files and not request.schema:
+            raise TaskError(
+                f"{request.name} does not state its task",
+                hint=f"Specify --task, such as --task text-classification, or pass tensors by name: "
+                f"{', '.join(f'--input {item}=@FILE.npy' for item in tensors)}.",
+            )
+        return RunSubject(None, rule, {}, named)
+    task, definition = run_task(name, tensors)
+    if not request.schema:
+        _refuse_generating(request, task, definition)
+        assert definition is not None  # refused above
+        _refuse_inputs(request, task, definition, named, tensors)
+        _refuse_save(request, definition, task)
+    return RunSubject(task, rule, {}, named, definition)
+
+
+def _is_of_task(key: str, name: str | None, tensors: tuple[str, ...]) -> bool:
+    definition = None if name is None else run_task(name, tensors)[1]
+    return definition is not None and any(item.name == key for item in definition.inputs)
+
+
+def _named_values(request: RunRequest) -> dict[str, tuple[str, ...]]:
+    """Return what the options pass, by name; files as ``@path``.
+
+    Raises:
+        UsageError: a value without a name.
+    """
+    named: dict[str, tuple[str, ...]] = {}
+
+    def add(name: str, value: str) -> None:
+        named[name] = (*named.get(name, ()), value)
+
+    for text in request.text:
+        add("text", text)
+    for image in request.image:
+        add("image", f"@{image}")
+    for audio in request.audio:
+        add("audio", f"@{audio}")
+    for label in request.label:
+        add("label", label)
+    for pair in request.inputs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"--input {pair}: expected NAME=VALUE or NAME=@FILE", hint=_INPUT_FORM)
+        add(name.strip(), value)
+    return named
+
+
+def _refuse_generating(request: RunRequest, task: str, definition: RunTask | None) -> None:
+    if PROMPT in request.files or VISION in request.files or task in ("text-generation", "image-text-to-text"):
+        raise UsageError(
+            f"{request.name} is for {task}, which winml generate runs",
+            hint=f'winml generate {_commanded(request)} -p "Once upon a time"',
+        )
+    if definition is None and {ENCODER, DECODER} <= request.files.keys():
+        raise UsageError(
+            f"{request.name} is for {task}, which winml generate runs",
+            hint=f"winml generate {_commanded(request)} --image photo.jpg",
+        )
+    if definition is None:
+        raise UsageError(
+            f"{task}: winml run reads no texts, images or audio for this task",
+            hint=f"Pass tensors by name (winml run {request.name} --schema lists them)"
+            + ("." if request.files else f", or a task of: {', '.join(RUN_TASKS)}."),
+        )
+
+
+def _refuse_inputs(
+    request: RunRequest,
+    task: str,
+    definition: RunTask,
+    named: Mapping[str, tuple[str, ...]],
+    tensors: tuple[str, ...],
+) -> None:
+    """Refuse names that the task does not know, and what is missing.
+
+    Raises:
+        UsageError: names the input and the nearest that there is.
+    """
+    known = {item.name: item for item in definition.inputs}
+    for name, values in named.items():
+        if name not in known:
+            # Those of options are no misspellings: the task takes others.
+            guess = None if name in _BY_OPTION else nearest(name, (*known, *tensors))
+            hint = (
+                f"Did you mean {guess!r}? "
+                if guess
+                else f"For example {_run_command(_commanded(request), definition)}. "
+            )
+            raise UsageError(
+                f"{request.name} has no input {name!r}: {task} takes {', '.join(known)}",
+                hint=f"{hint}winml run {request.name} --schema lists its inputs.",
+            )
+        item = known[name]
+        if item.kind != "text" and not values[0].startswith("@"):
+            raise UsageError(
+                f"input {name!r}: {values[0]!r} is no file; {task} takes {_article(item.kind)}",
+                hint=f"--input {name}=@{item.example}",
+            )
+    several = [name for name, values in named.items() if len(values) > 1 and not known[name].is_repeatable]
+    if len(several) > 1:
+        raise UsageError(
+            f"inputs {several[0]!r} and {several[1]!r} are both passed several times, and {task} runs once for each "
+            "value of one input",
+            hint=f"Pass {several[1]!r} once.",
+        )
+    if several and request.save is not None:
+        raise UsageError(
+            f"--save {request.save}: the result of one {several[0]} is saved, {len(named[several[0]])} are passed",
+            hint=f"Omit it, or pass one {several[0]}.",
+        )
+    missing = [item for item in definition.inputs if item.is_required and item.name not in named]
+    if missing:
+        raise UsageError(
+            f"input {missing[0].name!r} is missing: {task} takes {', '.join(known)}",
+            hint=_run_command(_commanded(request), definition),
+        )
+
+
+def _article(kind: str) -> str:
+    return {"image": "an image", "audio": "a recording"}[kind]
+
+
+def _refuse_save(request: RunRequest, definition: RunTask, what: str) -> None:
+    if request.save is None:
+        return
+    if definition.saved is None:
+        raise UsageError(
+            f"--save {request.save}: {what} has no image and no arrays to save",
+            hint="Omit it; -o FILE writes the result as JSON.",
+        )
+    suffixes = IMAGE_SUFFIXES if definition.saved == "image" else (_ARRAYS_SUFFIX,)
+    if request.save.suffix.lower() not in suffixes:
+        raise UsageError(
+            f"--save {request.save}: the result of {what} is saved as {', '.join(suffixes)}",
+            hint=f"--save {request.save.with_suffix(suffixes[0])}",
+        )
+
+
+# --- What does it take?
+
+
+def example_command(
+    name: str, task: str, definition: RunTask | None, files: Mapping[str, Path] | None = None
+) -> str | None:
+    """Return a command that runs a model on inputs of its task; None if only tensors can be passed.
+
+    Args:
+        name: The model, as it is written on a command line.
+        task: Its task, as :func:`~winml.modelkit.generate.task_inputs.run_task` names it.
+        definition: What the task takes, if it is known.
+        files: Part → ONNX file, to find the tokenizer or processor beside it and the provider it is compiled for.
+    """
+    if files:
+        path = next(iter(files.values()))
+        inputs = [item.name for item in _graph_tensors(files, "inputs")]
+        if missing_processors(inputs, files_folder(path)):
+            return None
+        name = _with_provider(name, path)
+    if task == "text-generation":
+        return f'winml generate {name} -p "Once upon a time"'
+    return None if definition is None else _run_command(name, definition)
+
+
+def _with_provider(name: str, path: Path) -> str:
+    """Return a model as it is written on a command line, with the options of the provider that it is compiled for."""
+    return f"{name} {provider_options_of(path)}".rstrip()
+
+
+def _commanded(request: RunRequest) -> str:
+    """Return the model of a request as hints write it."""
+    if request.ep is not None:
+        return f"{request.name} --ep {request.ep}"
+    return _with_provider(request.name, _described_file(request)) if request.files else request.name
+
+
+def _run_command(name: str, definition: RunTask) -> str:
+    return " ".join(["winml run", name, *(_example(item) for item in definition.inputs if item.is_required)])
+
+
+def _option_of(item: TaskInput) -> str:
+    return f"--{item.name}" if item.name in _BY_OPTION else f"--input {item.name}="
+
+
+def _example(item: TaskInput) -> str:
+    value = item.example if item.kind != "text" else f'"{item.example}"'
+    return f"{_option_of(item)}{'' if _option_of(item).endswith('=') else ' '}{value}"
+
+
+def _graph_tensors(files: Mapping[str, Path], which: str) -> list[SchemaTensor]:
+    """Return the inputs or outputs of the graphs as their files declare them."""
+    import onnx_ir as ir
+
+    from winml.modelkit.generate.records import SchemaTensor
+    from winml.modelkit.onnx.files.reading import read_structure
+
+    found = []
+    for part, path in files.items():
+        graph = read_structure(path).graph
+        weights = {tensor.name for tensor in graph.initializer}
+        for value in graph.input if which == "inputs" else graph.output:
+            if value.name in weights:
+                continue
+            tensor = value.type.tensor_type
+            dtype = ""
+            with suppress(TypeError, ValueError):
+                dtype = str(ir.DataType(tensor.elem_type).numpy())
+            sizes = tuple(
+                size.dim_value if size.HasField("dim_value") else size.dim_param or None for size in tensor.shape.dim
+            )
+            found.append(SchemaTensor(part, value.name, dtype, sizes))
+    return found
+
+
+def _graph_bounds(files: Mapping[str, Path]) -> tuple[StatedBounds, ...]:
+    """Return the bounds of dynamic dimensions that the graphs state, each once."""
+    from winml.modelkit.onnx.files.reading import read_structure
+    from winml.modelkit.onnx.specs import stated_bounds
+
+    metadata = ({item.key: item.value for item in read_structure(path).metadata_props} for path in files.values())
+    return tuple(dict.fromkeys(item for props in metadata for item in stated_bounds(props).values()))
+
+
+def _damaged_bounds_notes(files: Mapping[str, Path]) -> list[str]:
+    from winml.modelkit.onnx.files.reading import read_structure
+    from winml.modelkit.onnx.specs import damaged_bounds_notes
+
+    metadata = ({item.key: item.value for item in read_structure(path).metadata_props} for path in files.values())
+    return [note for props in metadata for note in damaged_bounds_notes(props)]
+
+
+def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:
+    """Return what a model takes: inputs of its task, tensors of its graph, and a command. Loads no weights.
+
+    Raises:
+        WinMLError: a checkpoint cannot be resolved.
+    """
+    from winml.modelkit.generate.records import RunSchema, SchemaInput, SchemaTensor
+
+    subject, bounds = plan.subject, _graph_bounds(request.files)
+    name, tensors, outputs = (
+        subject.task,
+        _graph_tensors(request.files, "inputs"),
+        _graph_tensors(request.files, "outputs"),
+    )
+    if request.checkpoint is not None:
+        from winml.modelkit.models.resolution import resolve_model
+
+        resolved = resolve_model(request.checkpoint)
+        name = None if resolved.decision is None else resolved.decision.task
+        tensors = [
+            SchemaTensor(part.name, spec.name, spec.dtype, tuple(spec.shape))
+            for part in resolved.parts
+            for spec in part.inputs
+        ]
+    task, definition = (None, None) if name is None else run_task(name, tuple(item.name for item in tensors))
+    inputs = tuple(
+        SchemaInput(
+            item.name,
+            item.kind,
+            _option_of(item),
+            item.is_required,
+            item.is_repeatable,
+            item.meaning,
+        )
+        for item in (definition.inputs if definition is not None else ())
+    )
+    by_name = " ".join(f"--input {name}=@{name}.npy" for name in dict.fromkeys(item.name for item in tensors))
+    example = example_command(request.name, task or "", definition, request.files)
+    example = example or f"winml run {_commanded(request)} {by_name}"
+    return RunSchema(request.name, task, inputs, tuple(tensors), tuple(outputs), example, bounds)
+
+
+# --- The run.
+
+
+def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[InferenceResult, Mapping[Path, Any]]:
+    """Answer the inputs, and compare with PyTorch where that is requested; write nothing.
+
+    Returns:
+        The answer, and for each file of ``save`` what writes it.
+
+    Raises:
+        WinMLError: an input cannot be read, the model cannot be loaded or built, or a run fails.
+    """
+    plan.recover()
+    from winml.modelkit.generate.answering import tensor_answer
+    from winml.modelkit.generate.auto_model import WinMLAutoModel
+    from winml.modelkit.generate.records import InferenceResult
+
+    provider = {name: getattr(request, name) for name in ("ep", "device", "ep_options", "threads")}
+    notes: list[str] = []
+    if request.checkpoint is not None:
+        from winml.modelkit.builds.open_sizes import build_with_open_sizes
+
+        started = time.perf_counter()
+        built = build_with_open_sizes(request.checkpoint, None, ep=request.ep)
+        if (seconds := time.perf_counter() - started) > _SHORT_S:
+            notes.append(f"the checkpoint was built into the cache in {seconds:.1f} s (winml cache ls)")
+        files = built.part_paths if len(built.part_paths) > 1 else {ONLY_PART: built.model_path}
+        request = replace(request, files=files)
+        subject = _subject(replace(request, task=None))
+    else:
+        subject = plan.subject
+    notes += _damaged_bounds_notes(request.files)
+    started = time.perf_counter()
+    model: Any = WinMLAutoModel.open_files(request.files, **provider)
+    session_ms = (time.perf_counter() - started) * 1000
+    started = time.perf_counter()
+    if subject.task is None:
+        dtypes = {item.name: item.dtype for item in getattr(model, "inputs", ())}
+        tensors = {name: _tensor(name, value, dtypes.get(name)) for name, value in subject.tensors.items()}
+        answers: list[tuple[str | None, Answer]] = [(None, tensor_answer(model, tensors))]
+        passed: Mapping[str, Any] = {
+            name: f"{array.dtype}[{', '.join(map(str, array.shape))}]" for name, array in tensors.items()
+        }
+        calls: list[tuple[str | None, Mapping[str, Any]]] = [(None, tensors)]
+    else:
+        definition = subject.definition
+        assert definition is not None  # refused by the plan
+        calls = [
+            (
+                text,
+                {item.name: _values(item, named[item.name]) for item in definition.inputs if item.name in named},
+            )
+            for text, named in _calls(definition, subject.named)
+        ]
+        run = _runner(model, model, subject.task, request)
+        answers = [(text, run(values)) for text, values in calls]
+        passed = {
+            name: given[0].removeprefix("@") if len(given) == 1 else [text.removeprefix("@") for text in given]
+            for name, given in subject.named.items()
+        }
+    run_ms = (time.perf_counter() - started) * 1000
+    result = InferenceResult(
+        model=request.name,
+        task=subject.task,
+        task_rule=subject.task_rule,
+        provider=request.choose_provider().provider.name,
+        inputs=passed,
+        kind=answers[0][1].kind,
+        entries=_entries(answers),
+        session_ms=session_ms,
+        run_ms=run_ms,
+        notes=tuple(dict.fromkeys([*notes, *(note for _, answer in answers for note in answer.notes)])),
+        saved=request.save,
+    )
+    if request.reference is not None:
+        result = _compared(result, answers, subject, calls, request, model)
+    return result, _saved(answers[0][1], calls[0][1], request.save)
+
+
+def _calls(
+    definition: RunTask, named: Mapping[str, tuple[str, ...]]
+) -> list[tuple[str | None, Mapping[str, tuple[str, ...]]]]:
+    """Return what each run of the model takes, with the text or file that it is for; None where there is one run."""
+    several = (item.name for item in definition.inputs if len(named.get(item.name, ())) > 1 and not item.is_repeatable)
+    name = next(several, None)
+    if name is None:
+        return [(None, named)]
+    return [(value.removeprefix("@"), {**named, name: (value,)}) for value in named[name]]
+
+
+def _entries(answers: Sequence[tuple[str | None, Answer]]) -> tuple[AnswerEntry, ...]:
+    return tuple(replace(entry, input=text) for text, answer in answers for entry in answer.entries)
+
+
+def _runner(model: Any, built: Any, task: str, request: RunRequest) -> TaskRunner:
+    """Return what answers a task with a model, its inputs made to fit the graph of the built one.
+
+    PyTorch takes audio and text of any length, also where the graph is padded or its text is cut.
+    """
+    from winml.modelkit.generate.answering import AUDIO, TEXT, TaskRunner
+    from winml.modelkit.generate.generation.seq2seq import EncoderDecoderModel
+
+    folder = files_folder(_described_file(request))
+    graph_inputs = built.inputs if len(request.files) == 1 else ()
+    if isinstance(built, EncoderDecoderModel):
+        # The encoder pads a shorter text itself, and makes audio and images fit.
+        graph_inputs = tuple(item for item in built.graphs.inputs if item.name == TEXT)
+    if model is not built:
+        # A question is answered in windows of the context: with equal windows, the scores can be compared.
+        whole = {AUDIO} if task == "question-answering" else {AUDIO, TEXT}
+        graph_inputs = tuple(item for item in graph_inputs if item.name not in whole)
+    return TaskRunner(model, task, folder, graph_inputs=graph_inputs, top=request.top, threshold=request.threshold)
+
+
+def _described_file(request: RunRequest) -> Path:
+    """Return the file that says what the model is for, with tokenizer and configs beside it."""
+    return request.files.get(DECODER) or request.files[ONLY_PART]
+
+
+def _compared(
+    result: InferenceResult,
+    answers: Sequence[tuple[str | None, Answer]],
+    subject: RunSubject,
+    calls: Sequence[tuple[str | None, Mapping[str, Any]]],
+    request: RunRequest,
+    model: Any,
+) -> InferenceResult:
+    """Return a result with what PyTorch answers in each call."""
+    from winml.modelkit.generate.answer_comparison import compared_answers
+    from winml.modelkit.generate.answering import tensor_answer
+    from winml.modelkit.models.model import load_model
+
+    checkpoint = _reference(request)
+    if subject.task is not None:
+        checkpoint = replace(checkpoint, task=subject.task)
+    loaded: Any = load_model(replace(checkpoint, cache=False)).model
+    run = None if subject.task is None else _runner(loaded, model, subject.task, request)
+    theirs = [
+        (text, tensor_answer(loaded, values, answer.arrays) if run is None else run(values))
+        for (text, answer), (_, values) in zip(answers, calls, strict=True)
+    ]
+    compared = [
+        compared_answers(ours, other, checkpoint.model) for (_, ours), (_, other) in zip(answers, theirs, strict=True)
+    ]
+    differing = next((place for place, found in enumerate(compared) if not found.is_same), None)
+    reference = compared[0 if differing is None else differing]
+    if len(compared) > 1:
+        differences = [found.max_difference for found in compared if found.max_difference is not None]
+        words = None if differing is None else f"{answers[differing][0]!r}: {reference.difference}"
+        largest = max(differences, default=None)
+        reference = replace(reference, entries=_entries(theirs), max_difference=largest, difference=words)
+    return replace(result, reference=reference)
+
+
+def _reference(request: RunRequest) -> ModelRequest:
+    """Return the checkpoint to compare with.
+
+    Raises:
+        UsageError: the user named none, and the model names none on this disk.
+    """
+    from winml.modelkit.models.request import reference_checkpoint
+    from winml.modelkit.onnx.files.reading import read_structure
+
+    if request.checkpoint is not None and request.reference == RECORDED:
+        return request.checkpoint
+    path = _described_file(request)
+    metadata = {entry.key: entry.value for entry in read_structure(path).metadata_props}
+    return reference_checkpoint(metadata, str(path), str(request.reference))
+
+
+def _values(item: TaskInput, given: tuple[str, ...]) -> Any:
+    """Return the value of an input: one, or a list where several may be passed."""
+    values = [_value(item, text) for text in given]
+    return values if item.is_repeatable else values[0]
+
+
+def _value(item: TaskInput, given: str) -> Any:
+    """Return a text, an image or a recording.
+
+    Raises:
+        ModelPathError: there is no such file.
+        InputError: it cannot be read.
+    """
+    if not given.startswith("@"):
+        return given
+    path = Path(given[1:])
+    try:
+        refuse_special_file(path)
+    except ForeignNameError as error:
+        raise ModelPathError(f"input {item.name!r}: {path}: {error}", hint="Pass the path of a file.") from None
+    if item.kind == "text":
+        from winml.modelkit.options import JsonError, read_text_file
+
+        try:
+            return read_text_file(path)
+        except JsonError as error:
+            raise InputError(f"input {item.name!r}: {path}: {error}", hint="Pass a UTF-8 text file.") from error
+    from winml.modelkit.samples.media import Unreadable, open_image, open_recording
+
+    opened: Any = (open_image if item.kind == "image" else open_recording)(str(path), None, str(path))
+    if isinstance(opened, Unreadable):
+        raise InputError(
+            f"input {item.name!r}: {path} cannot be read as {_article(item.kind)}: {opened.reason}",
+            hint=f"Pass {_article(item.kind)}, such as {item.example}.",
+        )
+    return opened.convert("RGB") if item.kind == "image" else opened
+
+
+def _tensor(name: str, given: str, dtype: str | None) -> Any:
+    """Return an array: JSON, or a file that numpy.save or a JSON writer wrote.
+
+    Args:
+        name: Input of the graph.
+        given: The value as the user wrote it.
+        dtype: Element type of the input, which numbers of JSON are converted to; None if it is unknown.
+
+    Raises:
+        UsageError: there is no such file, it is neither, or the input does not hold one of its numbers.
+        InputError: the file of numpy is damaged, or declares more than it holds.
+    """
+    import numpy as np
+
+    from winml.modelkit.arrays import numpy_dtype
+    from winml.modelkit.ort.graph_inputs import DRAWN_DTYPES, read_array
+
+    hint = f"Pass numbers as JSON, --input {name}=[[1,2,3]], or a file of numpy.save: --input {name}=@{name}.npy."
+    path = Path(given[1:]) if given.startswith("@") else None
+    try:
+        if path is not None and path.suffix == ".npy":
+            return read_array(path, f"--input {name}: {path}")
+        content = load_json(given) if path is None else read_json_file(path)
+        array = np.asarray(content)
+    except (OSError, ValueError) as error:
+        label = f"--input {name}" if path is None else f"--input {name}: {path}"
+        raise UsageError(f"{label}: {error}", hint=hint) from error
+    numbers = np.asarray(content, object)
+    if not all(isinstance(number, (int, float)) for number in numbers.flat):
+        raise UsageError(f"--input {name}: holds no numbers in rows of equal length", hint=hint)
+    if dtype not in DRAWN_DTYPES:
+        return array.astype(np.float32) if array.dtype.kind in "fO" else array
+    for number in numbers.flat:
+        _refuse_number(name, number, dtype)
+    return numbers.astype(numpy_dtype(dtype))
+
+
+def _refuse_number(name: str, number: float, dtype: str) -> None:
+    """Refuse a number that an element type does not hold; floats are rounded.
+
+    Raises:
+        UsageError: names the number, the type and its range.
+    """
+    import ml_dtypes
+    import numpy as np
+
+    from winml.modelkit.arrays import numpy_dtype
+
+    if dtype == "bool":
+        is_held, expected = number in (0, 1), "true, false, 0 or 1"
+    elif "float" in dtype:
+        about = ml_dtypes.finfo(numpy_dtype(dtype))  # type: ignore[no-untyped-call]
+        limit = float(about.max)
+        # Slightly larger numbers are rounded down. JSON may write infinity and NaN themselves.
+        is_held = not isinstance(number, bool) and not (limit * (1 + float(about.eps) / 4) < abs(number) < math.inf)
+        expected = f"a number from {-limit:.6g} to {limit:.6g}"
+    else:
+        limits = np.iinfo(dtype)
+        is_held = not isinstance(number, bool) and limits.min <= number <= limits.max and number == int(number)
+        expected = f"a whole number from {limits.min} to {limits.max}"
+    if not is_held:
+        raise UsageError(
+            f"--input {name}: {json.dumps(number)} is not a value of the input, which takes {dtype}",
+            hint=f"Pass {expected}.",
+        )
+
+
+def _saved(answer: Answer, values: Mapping[str, Any], path: Path | None) -> Mapping[Path, Any]:
+    """Return the file to save → what writes it to a path."""
+    if path is None:
+        return {}
+    if path.suffix.lower() == _ARRAYS_SUFFIX:
+
+        def write_arrays(target: Path) -> None:
+            import numpy as np
+
+            with target.open("wb") as file:
+                np.savez(file, **answer.arrays)  # type: ignore[arg-type]  # numpy declares a flag among the keywords
+
+        return {path: write_arrays}
+    from winml.modelkit.evaluate.drawing import depth_image, save_image, with_boxes, with_segments
+
+    image = values["image"]
+    if answer.kind == "depth":
+        image = depth_image(answer.arrays["depth"], image.size)
+    elif answer.kind == "segments":
+        image = with_segments(image, answer.arrays["segments"], len(answer.entries))
+    else:
+        boxes = [(f"{entry.label} {entry.score:.2f}", entry.box) for entry in answer.entries if entry.box is not None]
+        image = with_boxes(image, boxes)
+    return {path: lambda target: save_image(image, target, path.suffix.lower())}

@@ -1,0 +1,141 @@
+"""Describes what a model takes and what it answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from winml.modelkit.generate.records import AnswerEntry, InferenceResult, RunSchema, SchemaTensor
+from winml.modelkit.report import document as doc
+
+_DISPLAYED_CHARACTERS = 40
+"""Of a text beside its result. Chosen: the result fits on the same line."""
+
+
+def inference_document(result: InferenceResult) -> doc.Document:
+    """Describe the answer as people read it, and how it compares with PyTorch."""
+    return doc.Document([_answer(result)], doc.Fields(list(_summary(result))), title="Answer")
+
+
+def _answer(result: InferenceResult) -> doc.Block:
+    entries = result.entries
+    is_single = all(entry.input is None for entry in entries)
+    match result.kind:
+        case "text" if is_single:
+            return doc.Paragraph(entries[0].text or "")
+        case "text":
+            columns = doc.columns("text")
+            rows: list[list[doc.Cell]] = [[entry.text or ""] for entry in entries]
+        case "labels" if any(entry.text is not None for entry in entries):
+            columns = doc.columns("token", ("score", "score"), "text")
+            rows = [[entry.label or "", entry.score, entry.text or ""] for entry in entries]
+        case "labels":
+            columns = doc.columns("label", ("score", "score"))
+            rows = [[entry.label or "", entry.score] for entry in entries]
+        case "entities":
+            columns = doc.columns("entity", "text", ("score", "score"), "characters")
+            rows = [
+                [entry.label or "", entry.text or "", entry.score, f"{entry.start}–{entry.end}"] for entry in entries
+            ]
+        case "spans":
+            columns = doc.columns("answer", ("score", "score"), "characters")
+            rows = [[entry.text or "", entry.score, f"{entry.start}–{entry.end}"] for entry in entries]
+        case "boxes":
+            columns = doc.columns("object", ("score", "score"), "left, top, right, bottom")
+            rows = [
+                [entry.label or "", entry.score, ", ".join(f"{side:g}" for side in entry.box or ())]
+                for entry in entries
+            ]
+        case "segments":
+            columns = doc.columns("segment", ("pixels", "share"), ("score", "score"))
+            rows = [[entry.label or "", entry.share, entry.score] for entry in entries]
+        case "similarity":
+            first = next((result.inputs[name] for name in ("text", "image", "audio") if name in result.inputs), [""])
+            columns = doc.columns(f"similarity to {_short(first[0])!r}", ("cosine", "score"))
+            rows = [[_short(entry.text or ""), entry.score] for entry in entries]
+        case "embedding":
+            entry = entries[0]
+            values = entry.values or ()
+            return doc.Fields([("embedding", f"{len(values)} numbers: {_numbers(values[:6])}, …")])
+        case _:
+            columns = doc.columns("output", "type", "minimum", "maximum", "first values")
+            rows = [_tensor_row(entry) for entry in entries]
+    if not is_single:
+        columns = [*doc.columns("input"), *columns]
+        texts = [entry.input or "" for entry in entries]
+        rows = [[doc.Shortened(_short(text), text), *row] for text, row in zip(texts, rows, strict=True)]
+    return doc.Table(columns, rows)
+
+
+def _short(text: str) -> str:
+    r"""Return the start of a text, on one line.
+
+    >>> _short("one\n two")
+    'one two'
+    """
+    line = " ".join(text.split())
+    return line if len(line) <= _DISPLAYED_CHARACTERS else f"{line[:_DISPLAYED_CHARACTERS]}…"
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return ", ".join(f"{value:.4g}" for value in values)
+
+
+def _tensor_row(entry: AnswerEntry) -> list[doc.Cell]:
+    shape = ", ".join(map(str, entry.shape or ()))
+    limits = ("" if value is None else f"{value:.4g}" for value in (entry.minimum, entry.maximum))
+    return [entry.label or "", f"{entry.dtype}[{shape}]", *limits, _numbers((entry.values or ())[:4])]
+
+
+def _summary(result: InferenceResult) -> Iterator[doc.Field]:
+    if not result.entries:
+        yield "answer", "nothing found"
+    if result.task is not None:
+        yield "task", f"{result.task} ({result.task_rule})"
+    prepared = "" if result.task is None else ", input and output processing included"
+    count = len({entry.input for entry in result.entries})
+    runs = "the first run" if count <= 1 else f"{count} runs, with the first one"
+    yield "time", f"{result.run_ms:.0f} ms for {runs}{prepared}; {result.session_ms:.0f} ms to open the model"
+    yield "provider", result.provider
+    yield from doc.note_fields(result.notes)
+    reference = result.reference
+    if reference is not None:
+        number = "" if reference.max_difference is None else f", largest difference {reference.max_difference:.1e}"
+        words = "the same answer" if reference.is_same else f"another answer: {reference.difference}"
+        yield "PyTorch", f"{words}{number} ({reference.model})"
+
+
+def schema_document(schema: RunSchema) -> doc.Document:
+    """Describe what a model takes: inputs of its task, tensors of its graph, and a command that runs it."""
+    blocks: list[doc.Block] = [doc.Fields([("task", schema.task or "not stated")])]
+    if schema.inputs:
+        columns = doc.columns("input", "kind", "option", "meaning")
+        rows: list[list[doc.Cell]] = [
+            [
+                item.name + ("" if item.is_required else " (optional)"),
+                item.kind,
+                item.option + (" …" if item.is_repeatable else ""),
+                item.meaning,
+            ]
+            for item in schema.inputs
+        ]
+        blocks.append(doc.Table(columns, rows))
+    blocks.append(_tensors("tensor", schema.tensors))
+    if schema.outputs:
+        blocks.append(_tensors("output", schema.outputs))
+    if schema.dimensions:
+        blocks.append(doc.Fields([("sizes", ", ".join(f"{item.name} {item.words}" for item in schema.dimensions))]))
+    return doc.Document(blocks, doc.Fields([("example", schema.example)]), title="Inputs")
+
+
+def _tensors(name: str, tensors: tuple[SchemaTensor, ...]) -> doc.Table:
+    has_parts = len({item.part for item in tensors}) > 1
+    columns = doc.columns(name, "type", *(["part"] if has_parts else []))
+    rows: list[list[doc.Cell]] = [
+        [
+            item.name,
+            f"{item.dtype}[{', '.join('?' if size is None else str(size) for size in item.shape)}]",
+            *([item.part] if has_parts else []),
+        ]
+        for item in tensors
+    ]
+    return doc.Table(columns, rows)

@@ -1,0 +1,126 @@
+"""Which inputs does a task take from a user, and what does its answer look like?
+
+Names of texts, images and audio, as ``winml run`` takes them; the tensors of a graph are made of these by the tokenizer
+or processor beside the model. Imports no model library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from winml.modelkit.models.checkpoints.task import TASK_VARIANTS, canonical_task, canonical_word
+from winml.modelkit.samples.processors import kinds_for
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+"""Of the files that an image is saved to."""
+InputKind = Literal["text", "image", "audio"]
+Saved = Literal["image", "arrays"]
+"""What ``--save`` writes: a picture, or the arrays of the answer."""
+
+
+@dataclass(frozen=True)
+class TaskInput:
+    """One input of a task."""
+
+    name: str
+    kind: InputKind
+    meaning: str
+    example: str
+    """A value for the example command."""
+    is_required: bool = True
+    is_repeatable: bool = False
+
+
+@dataclass(frozen=True)
+class RunTask:
+    """What a task takes, and what can be saved of its answer."""
+
+    inputs: tuple[TaskInput, ...]
+    saved: Saved | None = None
+
+
+_TEXT = TaskInput("text", "text", "the text", "The house is old.")
+_IMAGE = TaskInput("image", "image", "the image", "photo.jpg")
+_AUDIO = TaskInput("audio", "audio", "the audio file", "speech.wav")
+
+RUN_TASKS: Mapping[str, RunTask] = {
+    "text-classification": RunTask((
+        _TEXT,
+        TaskInput("text_pair", "text", "the second text, for models of text pairs", "It is new.", is_required=False),
+        TaskInput("label", "text", "a candidate label, for models of natural language inference", "animals",
+                  is_required=False, is_repeatable=True),
+    )),
+    "token-classification": RunTask((_TEXT,)),
+    "question-answering": RunTask((
+        TaskInput("question", "text", "the question", "What is old?"),
+        TaskInput("context", "text", "the text that contains the answer", "The house is old."),
+    )),
+    "fill-mask": RunTask((
+        TaskInput("text", "text", "the text with the mask token of the tokenizer", "The [MASK] is old."),
+    )),
+    "feature-extraction": RunTask(
+        (TaskInput("text", "text", "one text: its embedding; several: the similarity of each to the first",
+                   "The house is old.", is_repeatable=True),),
+        "arrays",
+    ),
+    "image-feature-extraction": RunTask(
+        (TaskInput("image", "image", "one image: its embedding; several: the similarity of each to the first",
+                   "photo.jpg", is_repeatable=True),),
+        "arrays",
+    ),
+    "image-classification": RunTask((_IMAGE,)),
+    "object-detection": RunTask((_IMAGE,), "image"),
+    "image-segmentation": RunTask((_IMAGE,), "image"),
+    "depth-estimation": RunTask((_IMAGE,), "image"),
+    "zero-shot-image-classification": RunTask((
+        _IMAGE,
+        TaskInput("label", "text", "a candidate label, such as: a photo of a cat", "a photo of a cat",
+                  is_repeatable=True),
+    )),
+    "automatic-speech-recognition": RunTask((_AUDIO,)),
+    "audio-classification": RunTask((_AUDIO,)),
+    "text2text-generation": RunTask((_TEXT,)),
+}  # fmt: skip
+"""Task → what it takes. Other tasks are run on tensors by name."""
+_AUDIO_FEATURES = RunTask(
+    (TaskInput("audio", "audio", "one audio file: its embedding; several: the similarity of each to the first",
+               "speech.wav", is_repeatable=True),),
+    "arrays",
+)  # fmt: skip
+"""``feature-extraction`` of a model of audio."""
+
+
+def run_task(name: str, tensors: tuple[str, ...]) -> tuple[str, RunTask | None]:
+    """Return the task a name stands for and the inputs of the task; None if the model is run on tensors only.
+
+    Args:
+        name: Task, alias or variant.
+        tensors: Inputs of the graph. For ``feature-extraction``, they tell models of texts, images and audio apart.
+
+    Raises:
+        TaskError: there is no such task.
+
+    >>> run_task("ner", ())[0]
+    'token-classification'
+    >>> [item.name for item in run_task("feature-extraction", ("input_values",))[1].inputs]
+    ['audio']
+    """
+    word = canonical_word(name)
+    task = word if word in TASK_VARIANTS else canonical_task(name)
+    task = {"summarization": "text2text-generation", "translation": "text2text-generation"}.get(task, task)
+    if task != "feature-extraction":
+        return task, RUN_TASKS.get(task)
+    if "decoder_input_ids" in tensors:
+        return task, None
+    match kinds_for(tensors):
+        case ("tokenizer",):
+            return task, RUN_TASKS[task]
+        case ("feature extractor",):
+            return task, _AUDIO_FEATURES
+        case (*_, "image processor"):
+            task = "zero-shot-image-classification" if "input_ids" in tensors else "image-feature-extraction"
+            return task, RUN_TASKS[task]
+        case _:
+            return task, None

@@ -1,0 +1,317 @@
+"""``winml inspect``: what is in a model, before any weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
+from winml.modelkit.cli._folders import named_parts, options_of_part, parts_record
+from winml.modelkit.cli._measuring import refuse_unknown_ep
+from winml.modelkit.cli._options import (
+    debug_option,
+    device_option,
+    format_option,
+    grouped_argument,
+    grouped_option,
+    input_options,
+    model_option,
+    source_options,
+    tree_options,
+)
+from winml.modelkit.cli._progress import show_step, shown_wait
+from winml.modelkit.cli._requests import exported_path, model_request, refuse_checkpoint_options
+from winml.modelkit.cli._streams import library_output_to_stderr, show_result, silence_library_warnings
+from winml.modelkit.errors import UsageError
+from winml.modelkit.fields import DEVICE, MODEL, OUTPUT
+from winml.modelkit.models.load_options import declared_options
+from winml.modelkit.ort.execution_providers import parse_ep_options
+from winml.modelkit.progress import counted
+
+if TYPE_CHECKING:
+    from winml.modelkit.inspect.onnx_inspection import OnnxInspection
+    from winml.modelkit.inspect.provider_fit import ProviderFit
+    from winml.modelkit.models.request import ModelRequest
+    from winml.modelkit.report.document import Document
+    from winml.modelkit.report.module_tree import TreeLimits
+
+EPILOG = """\b
+Examples:
+  winml inspect model.onnx -H
+  winml inspect model.onnx --module 'encoder.layer.0.**'
+  winml inspect model.onnx --ep qnn
+  winml inspect -m sentence-transformers/all-MiniLM-L6-v2 --hierarchy
+  winml inspect --model-type bert --list-tasks
+  winml inspect --model-class BertForMaskedLM
+"""
+
+FOR_CHECKPOINTS = (
+    "model_type",
+    "list_tasks",
+    *(option.name for option in declared_options()),
+    "input_specs",
+    "shape_config",
+    "batch_size",
+)
+"""Options that say how a checkpoint becomes a graph, which an ONNX file already is."""
+
+
+@click.command(name="inspect", cls=WinMLCommand, epilog=EPILOG)
+@grouped_argument(
+    "target",
+    required=False,
+    metavar="[MODEL]",
+    help="ONNX file, build folder, Hub id, checkpoint or factory. A factory is file.py:function or "
+    "package.module:function. A file on the Hub is OWNER/NAME/PATH.onnx.",
+)
+@model_option(required=False, help="Same as the argument MODEL.")
+@grouped_option(
+    "--model-type", group=MODEL, is_common=True, metavar="TYPE", help="Architecture, such as bert, instead of a model."
+)
+@source_options
+@grouped_option(
+    "--list-tasks",
+    is_flag=True,
+    group=OUTPUT,
+    is_common=True,
+    help="List the tasks of the architecture, or all tasks without a model.",
+)
+@grouped_option("-H", "--hierarchy", is_flag=True, group=OUTPUT, is_common=True, help="Show the module tree.")
+@grouped_option(
+    "--module",
+    metavar="SELECTOR",
+    group=OUTPUT,
+    is_common=True,
+    help="Show these modules and their nodes. Requires an ONNX file.",
+)
+@input_options
+@tree_options("Show more detail: every operator and initializer.")
+@grouped_option(
+    "--ep",
+    metavar="NAME",
+    group=DEVICE,
+    is_common=True,
+    help="Show which nodes this execution provider, such as qnn, does not run, and what to do.",
+)
+@device_option
+@grouped_option(
+    "--ep-options", multiple=True, metavar="KEY=VALUE", group=DEVICE, help="Option of the execution provider."
+)
+@format_option
+@debug_option
+def command(**options: object) -> None:
+    """Show the contents of an ONNX model, or the planned export of a checkpoint.
+
+    ONNX files: inputs and outputs, operators, sizes and module tree. Checkpoints: task, class, inputs and modules of
+    the export. No weights are read. With --ep, a checkpoint is exported first, once.
+
+    Exit codes: 0 success, 1 invalid files, 2 usage error, 3 the execution provider does not run all nodes.
+    """
+    parts = named_parts(options)
+    # Each part is a file: what is wrong with the options is so for all of them.
+    requested = options_of_part(options, next(iter(parts.values()))) if parts else options
+    model = _refuse_early(requested)
+    if len(parts) > 1:
+        _inspect_parts(parts, options, requested)
+    elif model is not None and model.lower().endswith(".onnx"):
+        _inspect_file(Path(model), requested)
+    elif model is None and options["list_tasks"] and not (options["model_type"] or options["model_class"]):
+        _list_all_tasks(options)
+    else:
+        _inspect_model(model, options)
+
+
+def _refuse_early(options: Mapping[str, Any]) -> str | None:
+    """Return the model, given as argument or option; refuse what is wrong with its name, before heavy imports.
+
+    Raises:
+        UsageError: there is none, or two.
+    """
+    passed = [value for value in (options["target"], options["model"]) if value is not None]
+    if len(passed) > 1:
+        raise UsageError(
+            f"two models are specified: {passed[0]!r} and, with -m, {passed[1]!r}", hint="Use one of them."
+        )
+    if passed and options["model_type"]:
+        raise UsageError(
+            f"--model-type {options['model_type']} and the model {passed[0]!r} cannot be combined",
+            hint="Use one of them.",
+        )
+    if not passed and not any(options[name] for name in ("model_type", "model_class", "list_tasks")):
+        raise UsageError(
+            "no model is specified",
+            hint="Pass an ONNX file, a Hub id, a checkpoint folder, a config.json or file.py:factory; or --model-type "
+            "or --model-class.",
+        )
+    if options["depth"] is not None and not options["hierarchy"] and options["module"] is None:
+        raise UsageError(f"--depth {options['depth']} applies to the module tree, which -H shows", hint="Add -H.")
+    model: str | None = _named_file(passed[0]) if passed else None
+    is_file = model is not None and model.lower().endswith(".onnx")
+    _refuse_provider(options, model)
+    if options["module"] is not None and not is_file:
+        raise UsageError("--module requires an ONNX file", hint="Use --hierarchy to see the module tree.")
+    if model is not None and not is_file:
+        request = model_request({**options, "model": model})
+        if options["ep"] is None:
+            from winml.modelkit.models.request import resolve_source
+
+            resolve_source(request, needs_weights=False)
+        else:
+            _refuse_export(request, options)
+    return model
+
+
+def _refuse_export(request: ModelRequest, options: Mapping[str, Any]) -> None:
+    """Refuse what keeps a model from being exported for a provider, before the cache is written to.
+
+    Raises:
+        WinMLError: the model cannot be exported, or nothing is known of the provider here.
+    """
+    from winml.modelkit.builds.cache import plan_cached_export
+    from winml.modelkit.inspect.provider_check import checked_provider
+
+    plan_cached_export(request)
+    checked_provider(options["ep"], options["device"], parse_ep_options(options["ep_options"]))
+
+
+def _refuse_provider(options: Mapping[str, Any], model: str | None) -> None:
+    """Refuse an unknown provider, options of one without its name, and one without a model."""
+    refuse_unknown_ep(options["ep"])
+    parse_ep_options(options["ep_options"])
+    for name in ("device", "ep_options"):
+        if options[name] and options["ep"] is None:
+            raise UsageError(f"--{name.replace('_', '-')} requires an execution provider", hint="Add --ep NAME.")
+    if options["ep"] is not None and (model is None or options["list_tasks"]):
+        raise UsageError(
+            f"--ep {options['ep']} requires a model",
+            hint="Specify an ONNX file, or a checkpoint, which is exported first.",
+        )
+
+
+def _named_file(name: str) -> str:
+    """Return the ONNX file of a name: in the folder of a build or an export, or of the Hub; else the name itself."""
+    from winml.modelkit.builds.found_models import onnx_file, onnx_file_in
+    from winml.modelkit.models.checkpoints.hub import hub_file
+
+    path = onnx_file(name) if hub_file(name) is not None else onnx_file_in(name)
+    return name if path is None else str(path)
+
+
+def _inspect_file(path: Path, options: dict[str, object]) -> None:
+    with shown_wait("inspecting"):
+        inspected = _inspected_file(path, options)
+    show_result(inspected.as_record(options), options, lambda: inspected.document(options))
+    _end(inspected.fit)
+
+
+def _inspect_parts(parts: Mapping[str, Path], options: Mapping[str, Any], requested: dict[str, object]) -> None:
+    """Show what is in each part of a folder, as ``requested``; ``--module`` in those that have such a module."""
+    from winml.modelkit.builds.folder_transformation import part_modules, parts_with_module
+
+    displayed = list(parts)
+    if options["module"] is not None:
+        displayed = parts_with_module(part_modules(parts), options["module"])
+    with shown_wait("inspecting"):
+        inspected = {part: _inspected_file(parts[part], requested) for part in counted(displayed, "part")}
+    from winml.modelkit.report.document import parts_document
+
+    record = parts_record(options, {part: item.as_record(options) for part, item in inspected.items()})
+    show_result(record, options, lambda: parts_document(inspected, lambda item: item.document(options)))
+    for item in inspected.values():
+        _end(item.fit)
+
+
+@dataclass(frozen=True)
+class _InspectedFile:
+    """What is in a file, and whether the provider that was named runs it."""
+
+    inspection: OnnxInspection
+    fit: ProviderFit | None
+
+    def as_record(self, options: Mapping[str, Any]) -> dict[str, object]:
+        record = self.inspection.as_record(with_hierarchy=_with_hierarchy(options), with_weights=options["verbose"])
+        return {**record, "execution_provider": None if self.fit is None else self.fit.as_record()}
+
+    def document(self, options: Mapping[str, object]) -> Document:
+        from winml.modelkit.inspect.onnx_table import onnx_inspection_document
+
+        limits = _limits(options) if _with_hierarchy(options) else None
+        return _with_fit(onnx_inspection_document(self.inspection, limits), self.fit)
+
+
+def _with_hierarchy(options: Mapping[str, Any]) -> bool:
+    return options["hierarchy"] or options["module"] is not None
+
+
+def _inspected_file(path: Path, options: Mapping[str, Any]) -> _InspectedFile:
+    hint = "Omit it, or inspect the checkpoint that the file was exported from."
+    refuse_checkpoint_options(path, options, FOR_CHECKPOINTS, hint)
+    from winml.modelkit.inspect.onnx_inspection import inspect_onnx
+
+    return _InspectedFile(inspect_onnx(path, selector=options["module"]), _provider_fit(path, options))
+
+
+def _provider_fit(path: Path, options: Mapping[str, Any]) -> ProviderFit | None:
+    """Return whether the provider that was named runs a file; None where none was."""
+    if options["ep"] is None:
+        return None
+    from winml.modelkit.inspect.provider_check import check_provider
+
+    return check_provider(path, options["ep"], options["device"], parse_ep_options(options["ep_options"]))
+
+
+def _with_fit(document: Document, fit: ProviderFit | None) -> Document:
+    from winml.modelkit.inspect.provider_fit_table import provider_fit_document
+    from winml.modelkit.report.document import joined
+
+    return document if fit is None else joined(document, provider_fit_document(fit))
+
+
+def _end(fit: ProviderFit | None) -> None:
+    """End with the code for a negative answer where the provider does not run all of the model."""
+    if fit is not None and not fit.runs_all:
+        click.get_current_context().exit(NEGATIVE_RESULT)
+
+
+def _limits(options: Mapping[str, Any]) -> TreeLimits:
+    from winml.modelkit.report.module_tree import TreeLimits
+
+    return TreeLimits(options["depth"], folds=options["verbose"] < 2)
+
+
+def _list_all_tasks(options: dict[str, object]) -> None:
+    from winml.modelkit.inspect.table import tasks_document
+    from winml.modelkit.models.checkpoints.task import TASK_ALIASES, all_tasks
+
+    tasks = all_tasks()
+    record = {"kind": "tasks", "tasks": tasks, "aliases": TASK_ALIASES}
+    show_result(record, options, lambda: tasks_document(tasks, TASK_ALIASES))
+
+
+def _inspect_model(model: str | None, options: Mapping[str, Any]) -> None:
+    request = model_request({**options, "model": model or ""})
+    silence_library_warnings(debug=options["debug"])
+    from winml.modelkit.inspect.model_inspection import inspect_model, list_tasks
+    from winml.modelkit.inspect.table import model_inspection_document, tasks_document
+
+    if options["list_tasks"]:
+        with library_output_to_stderr():
+            tasks = list_tasks(request, model_type=options["model_type"])
+        record = {"kind": "tasks", "tasks": {task: list(classes) for task, classes in tasks.items()}}
+        show_result(record, options, lambda: tasks_document(tasks))
+        return
+    with library_output_to_stderr(), shown_wait("inspecting"):
+        inspection = inspect_model(request, model_type=options["model_type"], hierarchy=options["hierarchy"])
+        fit = None
+        if options["ep"] is not None:
+            from winml.modelkit.builds.found_models import FoundModel
+
+            fit = _provider_fit(exported_path(FoundModel(request.model, request=request), show_step), options)
+    output = {**inspection.as_record(), "execution_provider": None if fit is None else fit.as_record()}
+    limits = _limits(options)
+    show_result(output, options, lambda: _with_fit(model_inspection_document(inspection, limits), fit))
+    _end(fit)

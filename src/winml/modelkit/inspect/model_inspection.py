@@ -1,0 +1,416 @@
+"""Finds out what an export of a model will be, without reading a weight: the flow of ``winml inspect``.
+
+Where a forward needs values, and its module tree is asked for, the model gets random weights if these are small enough.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from winml.modelkit.compare.verification.reference_run import conditions_as_python, prepared_part
+from winml.modelkit.errors import CheckpointError, InputError, first_line
+from winml.modelkit.export.config import WinMLExportConfig, first_choice
+from winml.modelkit.inspect.records import (
+    InspectedModel,
+    InspectedPart,
+    StoredBits,
+    StoredParameter,
+    WeightsOnDisk,
+)
+from winml.modelkit.models.checkpoints.companion_files import ProcessorClass, find_processor_classes
+from winml.modelkit.models.checkpoints.task import inference_class, tasks_and_variants_for
+from winml.modelkit.models.checkpoints.weight_files import (
+    StoredSize,
+    WeightFiles,
+    check_safetensors,
+    stored_sizes,
+)
+from winml.modelkit.models.inputs.shape_run import REFUSALS
+from winml.modelkit.models.model import load_resolved, model_info
+from winml.modelkit.models.output_shapes import output_specs_of
+from winml.modelkit.models.parts import ModelPart
+from winml.modelkit.models.preparation import FlatForward
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.models.resolution import ResolvedModel, resolve_checkpoint, resolve_model
+from winml.modelkit.models.state_restoration import unchanged_attributes
+from winml.modelkit.models.tensors import to_torch
+from winml.modelkit.onnx.specs import InputTensorSpec, OutputTensorSpec, summed_sizes
+from winml.modelkit.ort.feeds import make_feeds
+from winml.modelkit.ort.foreign_libraries import local_libraries
+from winml.modelkit.tags.torch_modules import CallTrace, TracedModule, joined_traces, module_of_error, record_calls
+from winml.modelkit.tags.tree import build_tree
+from winml.modelkit.words import count_words, size_words
+
+# --- Runs a forward pass on tensors that have a shape and a dtype but no values.
+#
+# Finds which modules run and the shapes of the outputs, at a cost that does not grow with the weights. The meta device
+# is the quicker one; where a forward mixes it with tensors of its own, fake tensors on the CPU are. A forward that
+# depends on values cannot run this way; the result says so. Does not know where the module came from.
+
+
+_TORCH_LOG = "torch._subclasses.fake_tensor"
+"""Logger to which torch writes a traceback before it raises the error that is handled here."""
+
+_DISPLAYED = 160
+"""Characters kept of a message of torch."""
+
+
+@dataclass(frozen=True)
+class WeightlessRun:
+    """The result of a forward on fake tensors."""
+
+    trace: CallTrace | None
+    """The module calls; None where the forward failed."""
+    outputs: Mapping[str, torch.Tensor]
+    """Tensors without values by output name; shapes and dtypes are those of a real run."""
+    problem: str = ""
+    """Why the forward failed, and in which module; empty where it succeeded."""
+
+
+def run_weightless(
+    model: nn.Module,
+    inputs: Sequence[InputTensorSpec],
+    named_outputs: Callable[[Any], Mapping[str, torch.Tensor]],
+    sizes: Mapping[str, int] | None = None,
+) -> WeightlessRun:
+    """Run a module once on tensors without values.
+
+    The module may be on the ``meta`` device or have real weights; weights are neither read nor written. The module is
+    not changed.
+
+    Args:
+        model: In evaluation mode; called with the inputs by position.
+        inputs: The inputs of the forward, in order.
+        named_outputs: Returns the tensors by name in what the forward returned.
+        sizes: Sizes of the dynamic dimensions, by name.
+
+    Returns:
+        The calls and outputs. A forward that fails is not an error: its problem is in the result.
+    """
+    if (run := _run_on_meta_device(model, inputs, named_outputs, sizes or {})) is not None:
+        return run
+    try:
+        with _fake_tensors(), torch.no_grad():
+            values = {name: _empty_like(value) for name, value in _named_tensors(model)}
+            tensors = [torch.empty(_shape_of(spec, sizes or {}), dtype=getattr(torch, spec.dtype)) for spec in inputs]
+            with record_calls(model) as trace:
+                returned = torch.func.functional_call(model, values, tuple(tensors))
+            outputs = named_outputs(returned)
+    except Exception as error:
+        path = module_of_error(error, model)
+        where = "" if path is None else f" in module {path or '(the root)'}"
+        return WeightlessRun(None, {}, f"{type(error).__name__}{where}: {first_line(error)[:_DISPLAYED]}")
+    return WeightlessRun(trace, outputs)
+
+
+def _run_on_meta_device(
+    model: nn.Module,
+    inputs: Sequence[InputTensorSpec],
+    named_outputs: Callable[[Any], Mapping[str, torch.Tensor]],
+    sizes: Mapping[str, int],
+) -> WeightlessRun | None:
+    """Return what a forward does on the meta device; None where it does not run there.
+
+    Measured on 80 layers: 0.6 of the time that fake tensors take.
+    """
+    values = {name: torch.empty_like(value, device="meta") for name, value in _named_tensors(model)}
+    tensors = tuple(
+        torch.empty(_shape_of(spec, sizes), dtype=getattr(torch, spec.dtype), device="meta") for spec in inputs
+    )
+    try:
+        # What a forward keeps for the next one is none the next one could use.
+        with unchanged_attributes(model), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with record_calls(model) as trace:
+                returned = torch.func.functional_call(model, values, tensors)
+            return WeightlessRun(trace, named_outputs(returned))
+    except REFUSALS:
+        return None
+
+
+@contextmanager
+def _fake_tensors() -> Iterator[None]:
+    log = logging.getLogger(_TORCH_LOG)
+    was_disabled, log.disabled = log.disabled, True
+    try:
+        # Tensors that a module keeps outside its buffers are real, and allowed.
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield
+    finally:
+        log.disabled = was_disabled
+
+
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _empty_like(value: torch.Tensor) -> torch.Tensor:
+    """Return a fake tensor on the CPU, the device of the tensors a forward creates."""
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+
+
+def _shape_of(spec: InputTensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    sizes = {**summed_sizes(spec.sums, sizes), **sizes}
+    return tuple(size if isinstance(size, int) else sizes[size] for size in spec.shape)
+
+
+WEIGHTLESS = "a forward without weights"
+RANDOM_WEIGHTS = "a forward with random weights"
+
+MOST_STAND_IN_BYTES = 2 * 10**9
+"""Chosen: random weights up to this size are made where a forward needs values; a laptop has room for them twice."""
+
+_CONTAINERS = {"ModuleList", "ModuleDict", "ParameterList", "ParameterDict"}
+"""Classes of ``torch.nn`` that are never called."""
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """What one forward showed."""
+
+    trace: CallTrace | None
+    outputs: tuple[OutputTensorSpec, ...] | None
+    source: str
+    notes: tuple[str, ...] = ()
+
+
+def _joined(forwards: Sequence[_Forward]) -> _Forward:
+    """Return what the forwards of all parts showed of the modules."""
+    traces = [forward.trace for forward in forwards if forward.trace is not None]
+    sources = dict.fromkeys(forward.source for forward in forwards if forward.source)
+    notes = dict.fromkeys(note for forward in forwards for note in forward.notes)
+    trace = joined_traces(traces) if len(traces) == len(forwards) else None
+    return _Forward(trace, None, " and ".join(sources), tuple(notes))
+
+
+def inspect_model(
+    request: ModelRequest, *, model_type: str | None = None, hierarchy: bool = False, opset_version: int | None = None
+) -> InspectedModel:
+    """Find out what an export of a model will be.
+
+    Of a Hub id only small files are fetched. A factory is called, and whatever it makes is made.
+
+    Args:
+        request: What the user asked for.
+        model_type: transformers' model type, in place of ``request.model``: no checkpoint at all.
+        hierarchy: Whether the module tree is wanted.
+        opset_version: Of the export; None is its default.
+
+    Raises:
+        UsageError: the request is wrong, or asks for a size or task this model does not have.
+        InputError: config files, the Hub, or the user's code did not deliver; or the module tree is wanted and the
+            forward needs more random weights than can be made.
+    """
+    resolved = resolve_model(request, model_type=model_type)
+    defaults = WinMLExportConfig()
+    with local_libraries() if resolved.checkpoint is not None else nullcontext():
+        forwards = [_run_forward(resolved, part, request, hierarchy=hierarchy) for part in resolved.parts]
+    forward = _joined(forwards)
+    parts = tuple(
+        InspectedPart(part.name, part.inputs, run.outputs)
+        for part, run in zip(resolved.parts, forwards, strict=True)
+        if not request.submodel or part.name in request.submodel
+    )
+    weights, weight_notes = _stored_weights(resolved)
+    type_name = _model_type(resolved)
+    tree = build_tree(forward.trace) if hierarchy and forward.trace is not None else None
+    return InspectedModel(
+        info=model_info(resolved, request),
+        tasks=tasks_and_variants_for(type_name) if type_name else {},
+        inference_class=_inference_class(resolved),
+        processors=_processor_classes(resolved),
+        parts=parts,
+        opset_version=opset_version or defaults.opset_for(first_choice(defaults).name),
+        parameters=_parameter_sizes(resolved.model),
+        weights=weights,
+        modules=sum(1 for _ in resolved.model.modules()),
+        quantization=_stored_bits(resolved),
+        tree=tree,
+        never_ran=tuple(_never_ran(forward.trace)) if hierarchy and forward.trace is not None else (),
+        tree_source=forward.source if hierarchy else "",
+        notes=(
+            *resolved.notes,
+            *(resolved.coded.notes if resolved.coded else ()),
+            *weight_notes,
+            *forward.notes,
+            *(tree.notes if tree is not None else ()),
+        ),
+    )
+
+
+def list_tasks(request: ModelRequest, *, model_type: str | None = None) -> Mapping[str, tuple[str, ...]]:
+    """Return every task an architecture has, with the classes that serve it; empty for a factory.
+
+    Raises:
+        UsageError: the request is wrong.
+        InputError: config files or the Hub did not deliver.
+    """
+    checkpoint = resolve_checkpoint(request, model_type=model_type)
+    return {} if checkpoint is None else tasks_and_variants_for(checkpoint.config.model_type)
+
+
+def _model_type(resolved: ResolvedModel) -> str | None:
+    return resolved.checkpoint.config.model_type if resolved.checkpoint else None
+
+
+def _inference_class(resolved: ResolvedModel) -> str | None:
+    if resolved.decision is None:
+        return None
+    return inference_class(resolved.decision.task, resolved.decision.model_class_name, _model_type(resolved) or "")
+
+
+def _processor_classes(resolved: ResolvedModel) -> tuple[ProcessorClass, ...]:
+    checkpoint = resolved.checkpoint
+    if checkpoint is None:
+        return ()
+    names = [spec.name for part in resolved.parts for spec in part.inputs]
+    return find_processor_classes(checkpoint.root, checkpoint.config.model_type, names)
+
+
+def _run_forward(resolved: ResolvedModel, part: ModelPart, request: ModelRequest, *, hierarchy: bool) -> _Forward:
+    """Run a part as an export would, without weights; where that fails and the tree is wanted, with random ones."""
+    with prepared_part(part) as prepared, conditions_as_python():
+
+        def run_at(sizes: Mapping[str, int]) -> WeightlessRun:
+            return run_weightless(part.model, part.inputs, lambda flat: _outputs_by_name(prepared.forward, flat), sizes)
+
+        run = run_at(part.trace_sizes)
+        if run.trace is not None:
+            outputs = output_specs_of(
+                run.outputs, part.dimensions, lambda sizes: run_at(sizes).outputs or None, part.inputs
+            )
+            return _Forward(run.trace, outputs, WEIGHTLESS)
+    note = f"the forward fails without values: {run.problem}"
+    if not hierarchy:
+        return _Forward(None, None, "", (f"{note}; --hierarchy runs it with random weights",))
+    return _run_with_values(resolved, part.name, request, note)
+
+
+def _outputs_by_name(forward: FlatForward, flat: tuple[torch.Tensor, ...]) -> Mapping[str, torch.Tensor]:
+    return dict(zip(forward.output_names, flat, strict=True))
+
+
+def _run_with_values(resolved: ResolvedModel, name: str, request: ModelRequest, note: str) -> _Forward:
+    """Run a part on random values.
+
+    Raises:
+        CheckpointError: they would be too many.
+        InputError: the model refuses its own inputs.
+    """
+    size_bytes = sum(entry.size_bytes for entry in _parameter_sizes(resolved.model))
+    if resolved.checkpoint is not None and size_bytes > MOST_STAND_IN_BYTES:
+        raise CheckpointError(
+            f"{note}; random weights would take {size_words(size_bytes)}, more than the maximum of "
+            f"{size_words(MOST_STAND_IN_BYTES)}",
+            hint="Inspect without --hierarchy, or use a config with fewer layers: the modules of all layers are alike.",
+        )
+    weighted = load_resolved(resolved, dataclasses.replace(request, random_weights=True))
+    loaded = next(part for part in weighted.parts if part.name == name)
+    with prepared_part(loaded) as prepared, conditions_as_python():
+        drawn = make_feeds(loaded.inputs, request.seed, sizes=loaded.trace_sizes)
+        feeds = loaded.example or {name: to_torch(value) for name, value in drawn.items()}
+        try:
+            with record_calls(loaded.model) as trace:
+                flat = loaded.model(*(feeds[spec.name].clone() for spec in loaded.inputs))
+        except Exception as error:
+            path = module_of_error(error, loaded.model)
+            raise InputError(
+                f"the forward fails in module {path or '(the root)'}: {type(error).__name__}: {first_line(error)}",
+                hint="Correct the config, or set supported sizes with --shape-config.",
+            ) from error
+        outputs = output_specs_of(_outputs_by_name(prepared.forward, flat), (), lambda _sizes: None)
+    replaced = (
+        f"{count_words(sum(entry.count for entry in _parameter_sizes(loaded.model)))} random weights were used instead"
+    )
+    source = RANDOM_WEIGHTS if resolved.checkpoint is not None else "a forward with the weights of the factory"
+    return _Forward(trace, outputs, source, (f"{note}; {replaced}" if resolved.checkpoint is not None else note,))
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _parameter_sizes(model: nn.Module) -> tuple[StoredSize, ...]:
+    counts: dict[torch.dtype, int] = {}
+    for parameter in model.parameters():
+        counts[parameter.dtype] = counts.get(parameter.dtype, 0) + parameter.numel()
+    return tuple(StoredSize(_dtype_name(dtype), count, count * dtype.itemsize) for dtype, count in counts.items())
+
+
+def _stored_weights(resolved: ResolvedModel) -> tuple[WeightsOnDisk | None, tuple[str, ...]]:
+    """Return the weight files and what is wrong with them; damaged ones do not keep anyone from inspecting."""
+    source = resolved.source
+    if source.kind not in ("folder", "hub") or source.path is None:
+        return None, ()
+    try:
+        files = source.stored_weights
+        on_disk = None if files is None else _weights_on_disk(files)
+    except CheckpointError as error:
+        return None, (error.message,)
+    return on_disk, () if files is None else tuple(_damaged_files(files))
+
+
+def _stored_bits(resolved: ResolvedModel) -> StoredBits | None:
+    """Return how many bits each parameter has in the checkpoint; None where none is in codes."""
+    coded = resolved.coded
+    if coded is None:
+        return None
+    parameters = [
+        StoredParameter(
+            name,
+            tensor.weight.source_format,
+            tensor.weight.precision,
+            tensor.weight.published_bits,
+            tensor.weight.block_size,
+            tensor.weight.has_zero_points,
+            tensor.weight.read_order is not None,
+        )
+        for name, tensor in coded.tensors.items()
+    ]
+    left = [
+        StoredParameter(name, None, entry.dtype, entry.bits)
+        for name, entry in coded.entries.items()
+        if name not in coded.consumed and len(entry.shape) > 1
+    ]
+    return StoredBits(coded.format.name, coded.words, (*parameters, *left))
+
+
+def _damaged_files(weights: WeightFiles) -> Iterator[str]:
+    """Yield what would keep an export from reading the weights, as far as headers and file sizes tell."""
+    return filter(None, map(_damage_of, weights.files if weights.format == "safetensors" else ()))
+
+
+def _damage_of(file: Path) -> str:
+    try:
+        check_safetensors(file)
+    except CheckpointError as error:
+        return error.message
+    return ""
+
+
+def _weights_on_disk(weights: WeightFiles) -> WeightsOnDisk:
+    stored = stored_sizes(weights.files) if weights.format == "safetensors" else ()
+    return WeightsOnDisk(weights.format, weights.files, sum(file.stat().st_size for file in weights.files), stored)
+
+
+def _never_ran(trace: CallTrace) -> Iterable[TracedModule]:
+    """Yield the modules that were not called, outermost only; containers never are."""
+    outermost: list[str] = []
+    for module in trace.modules:
+        is_container = module.is_torch_nn and module.class_name in _CONTAINERS
+        if module.calls or is_container or any(module.path.startswith(f"{path}.") for path in outermost):
+            continue
+        outermost.append(module.path)
+        yield module

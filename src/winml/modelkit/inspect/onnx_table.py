@@ -1,0 +1,225 @@
+"""Describes an inspected ONNX file: file, graph, metadata, modules, nodes and initializers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from winml.modelkit.compare.verification_words import at_root_words
+from winml.modelkit.inspect.onnx_inspection import OnnxInspection, ValueInfo
+from winml.modelkit.metadata_keys import QUANTIZATION_KEY
+from winml.modelkit.onnx.module_costs import Cost, ModuleCost
+from winml.modelkit.report import document as doc
+from winml.modelkit.report.module_tree import DisplayedModule, TreeLimits, displayed_modules, displayed_rows
+from winml.modelkit.tags import address
+from winml.modelkit.words import count_noun, count_words, shape_words, size_words
+
+_UNKNOWN = "?"
+"""Beside numbers of the same kind: it depends on a shape that is not static, or a file is missing."""
+_TOP_OPERATORS = 8
+"""Operators unless all are asked for. Chosen: they fit on a line."""
+
+
+def onnx_inspection_document(inspection: OnnxInspection, limits: TreeLimits | None = None) -> doc.Document:
+    """Describe an inspected ONNX file.
+
+    Args:
+        inspection: The inspected file.
+        limits: How much of the module tree is shown; None shows none of it.
+    """
+    fields = [
+        *_file_fields(inspection),
+        *_graph_fields(inspection),
+        *_record_fields(inspection),
+        *_hierarchy_fields(inspection),
+        *([("assumed", item.message) for item in inspection.assumed or ()]),
+        *doc.note_fields(inspection.notes),
+    ]
+    return doc.Document(
+        [
+            doc.Fields(fields),
+            *([_module_table(inspection, limits)] if limits is not None and inspection.modules else []),
+            *([_node_table(inspection)] if inspection.module_nodes is not None else []),
+            _weight_table(inspection),
+        ]
+    )
+
+
+def _file_fields(inspection: OnnxInspection) -> Iterator[doc.Field]:
+    for index, file in enumerate(inspection.files):
+        size = "missing" if file.size_bytes is None else size_words(file.size_bytes)
+        yield ("data" if index else "file"), f"{file.path} ({size})"
+    if len(inspection.files) > 1:
+        yield "on disk", size_words(inspection.size_bytes)
+    versions = [f"IR version {inspection.ir_version}"]
+    versions += [f"{domain} opset {version}" for domain, version in inspection.opsets.items()]
+    yield "format", " · ".join(versions)
+    producer = f"{inspection.producer_name} {inspection.producer_version}".strip()
+    yield "producer", producer or "does not say"
+
+
+def _graph_fields(inspection: OnnxInspection) -> Iterator[doc.Field]:
+    yield "inputs", ", ".join(map(_value_words, inspection.inputs)) or "none"
+    yield "outputs", ", ".join(map(_value_words, inspection.outputs)) or "none"
+    if inspection.dimensions:
+        yield "sizes", ", ".join(f"{item.name} {item.words}" for item in inspection.dimensions)
+    groups = [
+        f"{dtype} {count_words(summary.parameters) if summary.parameters else 'packed values or scales'} "
+        f"({size_words(summary.size_bytes)})"
+        for dtype, summary in inspection.weight_summaries.items()
+    ]
+    total = inspection.total
+    yield (
+        "initializers",
+        f"{len(inspection.weights)}, {count_words(total.parameters)} values, {size_words(total.size_bytes)}"
+        + (f": {', '.join(groups)}" if groups else "")
+        + (f" · {total.bits:.3g} bits a parameter" if total.bits else ""),
+    )
+    subgraphs = f", {inspection.subgraph_nodes} of them in subgraphs" if inspection.subgraph_nodes else ""
+    yield "nodes", f"{total.nodes}{subgraphs}"
+    listed = {
+        "operators": [f"{name} {count}" for name, count in inspection.operators.items()],
+        "functions": [f"{name} ({count_noun(count, 'node')})" for name, count in inspection.functions.items()],
+    }
+    for label, words in listed.items():
+        if words:
+            yield label, doc.first_of(words, _TOP_OPERATORS, "and {} others")
+    yield "MACs", _macs_words(total.macs)
+
+
+def _record_fields(inspection: OnnxInspection) -> Iterator[doc.Field]:
+    for key, record in inspection.records.items():
+        if key == QUANTIZATION_KEY:
+            yield key, _quantization_words(record)
+        else:
+            # A list repeats the inputs and outputs above, in a form for programs.
+            yield key, _record_words(record), doc.Detail.VERBOSE if isinstance(record, list) else doc.Detail.ALWAYS
+    if inspection.metadata:
+        yield "metadata", ", ".join(inspection.metadata)
+    yield from ((key, text, doc.Detail.VERBOSE) for key, text in inspection.metadata.items())
+
+
+def _quantization_words(record: Any) -> doc.Shortened:
+    """Return what was asked for and how many nodes have it; in full also the modules, which have columns."""
+    try:
+        modules = record["modules"]
+        quantized = sum(module["quantized"] for module in modules)
+        left = sum(sum(module["left"].values()) for module in modules)
+        words = f"{_record_words(record['requested'])} · {quantized} of {quantized + left} nodes with weights"
+        return doc.Shortened(words, "; ".join([words, *(f"{module['tag']} {module['actual']}" for module in modules)]))
+    except (KeyError, TypeError, AttributeError):
+        return doc.Shortened(*[_record_words(record)] * 2)  # of another tool, or damaged
+
+
+def _record_words(record: Any) -> str:
+    """Return a metadata record of winml on one line: ``key value`` pairs; tensors separated by semicolons."""
+    if isinstance(record, dict):
+        return ", ".join(
+            f"{key} {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+            for key, value in record.items()
+            # Nothing to say, such as the reason for the exporter where there was no choice.
+            if value not in ("", None)
+        )
+    if isinstance(record, list) and record and all(isinstance(item, dict) and "name" in item for item in record):
+        return "; ".join(_record_words(item) for item in record)
+    return record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)
+
+
+def _hierarchy_fields(inspection: OnnxInspection) -> Iterator[doc.Field]:
+    coverage = inspection.coverage
+    if inspection.tree_source == "none":
+        yield "hierarchy", "none: no node says which module it came from"
+        return
+    found = f"{coverage.tagged} of {coverage.nodes} nodes ({coverage.percent:.0f} %), {at_root_words(coverage)}"
+    yield "hierarchy", f"from {inspection.tree_source} · {found}"
+    yield "sources", ", ".join(f"{name} {count}" for name, count in sorted(coverage.sources.items()))
+
+
+def _value_words(value: ValueInfo) -> str:
+    if value.shape is None:
+        return f"{value.name} {value.dtype} of unknown shape"
+    return f"{value.name} {shape_words(value.dtype, ['?' if size is None else size for size in value.shape])}"
+
+
+def _macs_words(macs: int | None) -> str:
+    return (
+        "unknown: a shape they depend on is not static, or an operator is foreign"
+        if macs is None
+        else count_words(macs)
+    )
+
+
+def _module_table(inspection: OnnxInspection, limits: TreeLimits) -> doc.Table:
+    """Return the module tree with the costs of each module, including its children and without them."""
+    costs: tuple[tuple[str, doc.Kind], ...] = (
+        ("nodes", "count"),
+        ("parameters", "parameters"),
+        ("size", "bytes"),
+        ("bits", "bits"),
+        ("MACs", "parameters"),
+    )
+    columns = [doc.Column("module"), doc.Column("path", "name")]
+    for name, kind in costs:
+        columns += [doc.Column(name, kind), doc.Column("own", kind, is_dim=True, key=f"own {name}")]
+    rows: list[list[doc.Cell]] = []
+    for displayed, level in displayed_rows(_displayed_tree(inspection.modules, limits)):
+        segment = displayed.name(lambda module: address.last_segment(module.tag)) + displayed.count_words
+        path = displayed.name(lambda module: module.path)
+        rows.append([doc.Nested(segment, segment, level), path, *_cost_cells(displayed.item.total, displayed.item.own)])
+    if inspection.selector is None and inspection.unclaimed != Cost():
+        rows.append(["(no module)", "", *_cost_cells(inspection.unclaimed, inspection.unclaimed)])
+    return doc.Table(columns, rows)
+
+
+def _cost_cells(total: Cost, own: Cost) -> Iterator[doc.Cell]:
+    for name in ("nodes", "parameters", "size_bytes", "bits"):
+        yield from (getattr(total, name), getattr(own, name))
+    yield from (_UNKNOWN if cost.macs is None else cost.macs for cost in (total, own))
+
+
+def _displayed_tree(modules: Sequence[ModuleCost], limits: TreeLimits) -> tuple[DisplayedModule[ModuleCost], ...]:
+    """Return the shown tree; a module whose parent is not shown stands at the top."""
+    tags = {module.tag for module in modules}
+    children: dict[str, list[ModuleCost]] = {}
+    for module in modules:
+        parent = module.tag.rpartition(address.SEPARATOR)[0]
+        children.setdefault(parent if parent in tags else "", []).append(module)
+    return displayed_modules(
+        children.get("", []),
+        lambda module: children.get(module.tag, []),
+        lambda module: (module.class_name, module.total, module.own),
+        limits,
+    )
+
+
+def _node_table(inspection: OnnxInspection) -> doc.Table:
+    return doc.Table(
+        doc.columns(("node", "name"), "operator", ("tag", "name"), "reads", "makes", ("MACs", "parameters")),
+        [
+            [
+                node.name,
+                node.operator,
+                node.tag,
+                *(", ".join(name or doc.MISSING for name in names) for names in (node.inputs, node.outputs)),
+                _UNKNOWN if node.macs is None else node.macs,
+            ]
+            for node in inspection.module_nodes or ()
+        ],
+    )
+
+
+def _weight_table(inspection: OnnxInspection) -> doc.Table:
+    return doc.Table(
+        doc.columns(("initializer", "name"), "type", "file", ("size", "bytes")),
+        [
+            [
+                weight.name,
+                shape_words(weight.dtype, weight.shape),
+                weight.location.file if weight.location else "",
+                _UNKNOWN if weight.size_bytes is None else weight.size_bytes,
+            ]
+            for weight in inspection.weights
+        ],
+        detail=doc.Detail.VERBOSE,
+    )

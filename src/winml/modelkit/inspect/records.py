@@ -1,0 +1,169 @@
+"""A PyTorch model as an export would read it, without its weights: the record of ``winml inspect``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from winml.modelkit.file_names import ONLY_PART
+from winml.modelkit.models.checkpoints.companion_files import ProcessorClass
+from winml.modelkit.models.checkpoints.weight_files import StoredSize
+from winml.modelkit.models.parts import ModelInfo
+from winml.modelkit.onnx.bundle import only_part
+from winml.modelkit.onnx.specs import InputTensorSpec, OutputTensorSpec
+from winml.modelkit.records import Record, entry, recorded
+from winml.modelkit.tags.torch_modules import TracedModule
+from winml.modelkit.tags.tree import ModuleTree
+
+
+@dataclass(frozen=True)
+class WeightsOnDisk(Record):
+    """The weight files of a checkpoint, as their headers describe them."""
+
+    format: str
+    """``safetensors`` or ``pickle``."""
+    files: tuple[Path, ...]
+    size_bytes: int
+    """Size of all files."""
+    stored: tuple[StoredSize, ...] = field(metadata=entry(skip=True))
+    """Parameters per dtype; empty for pickles, whose headers do not list them."""
+
+    @recorded(entry("dtypes"))
+    def dtypes_entry(self) -> dict[str, dict[str, int]]:
+        """Return the number and size of the parameters by dtype."""
+        return _size_records(self.stored)
+
+
+@dataclass(frozen=True)
+class StoredParameter(Record):
+    """A parameter of two or more axes in a checkpoint that has weights of few bits."""
+
+    name: str
+    """As the float checkpoint would call it."""
+    format: str | None
+    """Format of its codes, such as ``gptq``; None for one that is no code."""
+    precision: str
+    """``int4``, ``nf4``, ``float8_e4m3fn`` …, or the type of one that is no code."""
+    bits: int
+    block_size: int | None = field(default=None, metadata=entry(omit_none=True))
+    """Values that share a scale in the operators of the file."""
+    has_zero_points: bool = field(default=False, metadata=entry(omit_empty=True))
+    is_reordered: bool = field(default=False, metadata=entry(omit_empty=True))
+    """Whether its groups hold input channels in an order of their own (act-order)."""
+
+
+@dataclass(frozen=True)
+class StoredBits(Record):
+    """In how few bits a checkpoint has its weights."""
+
+    format: str
+    """Name of the format: ``gptq``."""
+    words: str
+    """For people: ``GPTQ, 4 bits in blocks of 128 (224 weights)``."""
+    parameters: tuple[StoredParameter, ...]
+    """In the order of the files."""
+
+
+@dataclass(frozen=True)
+class InspectedPart(Record):
+    """One graph that an export would write."""
+
+    name: str = field(metadata=entry(skip=True))
+    """``model`` for the only part."""
+    inputs: tuple[InputTensorSpec, ...]
+    outputs: tuple[OutputTensorSpec, ...] | None
+    """None where they depend on the values of the inputs."""
+
+
+@dataclass(frozen=True)
+class InspectedModel(Record, kind="model"):
+    """The model, inputs, outputs and weights that an export would use."""
+
+    info: ModelInfo = field(metadata=entry(skip=True))
+    tasks: Mapping[str, tuple[str, ...]]
+    """Every task of the architecture, with the classes that implement it; empty for a factory."""
+    inference_class: str | None = field(metadata=entry(skip=True))
+    """Class that runs the exported model; None for a factory."""
+    processors: tuple[ProcessorClass, ...] = field(metadata=entry(skip=True))
+    parts: tuple[InspectedPart, ...] = field(metadata=entry(skip=True))
+    """The graphs that were asked for, in the order in which they run."""
+    opset_version: int = field(metadata=entry(skip=True))
+    parameters: tuple[StoredSize, ...] = field(metadata=entry(skip=True))
+    """Parameters of the built model, per dtype; tied parameters count once."""
+    weights: WeightsOnDisk | None
+    """None where there are no local weight files."""
+    modules: int
+    """Number of registered modules, with those that never run."""
+    quantization: StoredBits | None = field(default=None, metadata=entry(before="modules", omit_none=True))
+    """In how few bits the checkpoint has its weights; None where it has no codes."""
+    tree: ModuleTree | None = field(default=None, metadata=entry(skip=True))
+    """The hierarchy as an export would build it; None where it was not requested."""
+    never_ran: tuple[TracedModule, ...] = field(default=(), metadata=entry(skip=True))
+    """Modules that the forward never called, without the modules inside of them."""
+    tree_source: str = field(default="", metadata=entry(skip=True))
+    """The values the forward was run on, in words."""
+    notes: tuple[str, ...] = ()
+    """Notes for the user, one sentence each."""
+
+    @property
+    def inputs(self) -> tuple[InputTensorSpec, ...]:
+        """The inputs of the only part."""
+        return only_part(self.parts).inputs
+
+    @property
+    def outputs(self) -> tuple[OutputTensorSpec, ...] | None:
+        """The outputs of the only part."""
+        return only_part(self.parts).outputs
+
+    @property
+    def parameter_count(self) -> int:
+        """Number of parameters."""
+        return sum(entry.count for entry in self.parameters)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Size of all parameters in their dtypes."""
+        return sum(entry.size_bytes for entry in self.parameters)
+
+    @recorded(entry("model", before="tasks"))
+    def model_entry(self) -> dict[str, object]:
+        """Return class, type and task of the model."""
+        own = {"source": self.info.source_kind, "task_rule": self.info.task_rule}
+        return {**self.info.as_record(), **own, "inference_class": self.inference_class}
+
+    @recorded(entry("processors", before="weights"))
+    def processors_entry(self) -> list[dict[str, object]]:
+        """Return the processors of the checkpoint."""
+        return [{"role": item.role, "class": item.class_name, "origin": item.origin} for item in self.processors]
+
+    @recorded(entry("export", before="weights"))
+    def export_entry(self) -> dict[str, object]:
+        """Return opset, inputs and outputs of an export; of several graphs by part."""
+        if len(self.parts) == 1 and self.parts[0].name == ONLY_PART:
+            return {"opset_version": self.opset_version, **self.parts[0].as_record()}
+        parts = [{"name": part.name, **part.as_record()} for part in self.parts]
+        return {"opset_version": self.opset_version, "parts": parts}
+
+    @recorded(entry("parameters", before="weights"))
+    def parameters_entry(self) -> dict[str, object]:
+        """Return the number and size of the parameters."""
+        dtypes = _size_records(self.parameters)
+        return {"count": self.parameter_count, "size_bytes": self.parameter_bytes, "dtypes": dtypes}
+
+    @recorded(entry("hierarchy", omit_none=True))
+    def hierarchy_entry(self) -> dict[str, object] | None:
+        """Return the module tree; None where it was not requested."""
+        if self.tree is None:
+            return None
+        records = zip(self.tree.as_record(), self.tree, strict=True)
+        return {
+            "source": self.tree_source,
+            "registered": self.tree.registered,
+            "modules": [{**record, "parent": node.parent} for record, node in records],
+            "never_ran": [{"path": module.path, "class": module.class_name} for module in self.never_ran],
+        }
+
+
+def _size_records(sizes: tuple[StoredSize, ...]) -> dict[str, dict[str, int]]:
+    return {size.dtype: {"count": size.count, "size_bytes": size.size_bytes} for size in sizes}

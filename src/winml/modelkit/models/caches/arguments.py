@@ -1,0 +1,478 @@
+"""How do the flat tensors of a graph become the cache a forward takes, and the cache it returns outputs?"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+from winml.modelkit.models.caches.layout import CacheLayout, EncoderDecoderLayout, ModuleState, Way, cache_field
+from winml.modelkit.models.inputs.nested_arguments import NestedArguments
+
+# --- Caches of other classes than transformers' own: which tensors do they hold, and how is one made that holds
+# others?
+#
+# A list of states, or an object with lists and dicts of them. What is in it is found by looking, and no class is known
+# by name. Layers of transformers' own in such an object are looked at by ``finding.py``.
+
+
+_LAYERS = "layers"
+"""Attribute of a cache of transformers that holds its layers."""
+_PLAIN = (bool, int, float, complex, str)
+
+
+def held_tensors(cache: object) -> dict[Way, torch.Tensor]:
+    """Return the tensors that a cache holds outside of its layers, each with the way to it."""
+    return {way: value for way, value in _leaves(cache, ()) if isinstance(value, torch.Tensor)}
+
+
+def held_values(cache: object) -> dict[Way, object]:
+    """Return what else a cache holds outside of its layers: numbers, truth values, text and None, each with its way."""
+    return {way: value for way, value in _leaves(cache, ()) if value is None or isinstance(value, _PLAIN)}
+
+
+def with_tensors(cache: object, tensors: Mapping[Way, object], layers: Sequence[object] = ()) -> Any:
+    """Return a copy of a cache that holds other tensors; what is not among them is as it was.
+
+    Args:
+        cache: A cache of the same model.
+        tensors: What it is to hold.
+        layers: Its layers, where it has some.
+    """
+
+    def replaced(value: object, way: Way) -> Any:
+        if way in tensors:
+            return tensors[way]
+        if isinstance(value, torch.Tensor):
+            return value.clone()
+        return _mapped(value, way, replaced)
+
+    created = replaced(cache, ())
+    if layers:
+        created.layers = list(layers)
+    return created
+
+
+def unread(value: object) -> Any:
+    """Return what stands for a number or a tensor of numbers that is counted on and never read: reading it raises."""
+    return value.as_subclass(_UnreadTensor) if isinstance(value, torch.Tensor) else _UnreadNumber()
+
+
+class _ReadError(RuntimeError):
+    """A count is read. No ``TypeError``: of that, Python and torch make another attempt in comparisons."""
+
+
+class _UnreadNumber:
+    """A number that a number can be added to, and nothing else be done with."""
+
+    def __add__(self, other: object) -> _UnreadNumber:
+        _refuse_unless_number(other)
+        return self
+
+    __radd__ = __add__
+
+    def _read(self, *_others: object) -> Any:
+        raise _ReadError("a count is read")
+
+    # What Python gives to every object; all that a number has beyond it raises, since there is none here.
+    __bool__ = __eq__ = __ne__ = __hash__ = __repr__ = __format__ = _read
+    __int__ = __index__ = __lt__ = __le__ = __gt__ = __ge__ = _read
+
+
+class _UnreadTensor(torch.Tensor):
+    """Numbers that a number can be added to, and nothing else be done with."""
+
+    @classmethod
+    def __torch_function__(cls, func: object, types: Any, args: Any = (), kwargs: object = None) -> Any:
+        if func not in _ADDING:
+            raise _ReadError(f"{func} reads a count")
+        _refuse_unless_number(args[1])
+        return args[0]
+
+
+_ADDING = (torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.__iadd__, torch.Tensor.add_, torch.Tensor.add)
+
+
+def _refuse_unless_number(value: object) -> None:
+    if not isinstance(value, int):
+        raise _ReadError(f"{type(value).__name__} is added to a count")
+
+
+def _leaves(value: object, way: Way) -> Iterator[tuple[Way, Any]]:
+    items = _items(value, way)
+    if not items:
+        yield way, value
+    for key, item in items:
+        yield from _leaves(item, (*way, key))
+
+
+def _items(value: object, way: Way) -> Sequence[tuple[str | int, Any]]:
+    """Return what a container holds, or the cache itself."""
+    if isinstance(value, torch.Tensor):
+        return ()
+    if isinstance(value, Mapping):
+        return tuple(value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(enumerate(value))
+    if way or not hasattr(value, "__dict__"):
+        # An object inside, such as a config, is no state.
+        return ()
+    return tuple((name, item) for name, item in vars(value).items() if name != _LAYERS)
+
+
+def _mapped(value: Any, way: Way, change: Callable[[object, Way], Any]) -> Any:
+    items = {key: change(item, (*way, key)) for key, item in _items(value, way)}
+    if isinstance(value, Mapping):
+        return items
+    if isinstance(value, (list, tuple)):
+        return type(value)(items.values())
+    if not items:
+        return value
+    created = copy.copy(value)
+    vars(created).update(items)
+    return created
+
+
+# --- States that modules keep in attributes of their own from run to run, beside the cache that a forward is given.
+#
+# Found by running the forward on shapes and looking which attributes hold tensors afterwards. No model is known by
+# name.
+
+
+_STATES = "states_of_modules"
+"""Chosen: name of the argument that takes the states of modules, and of the result that holds them afterwards."""
+_Place = tuple[str, str]
+"""Path of a module, and name of the attribute."""
+
+
+@contextmanager
+def found_states(model: nn.Module) -> Iterator[dict[_Place, torch.Tensor]]:
+    """Collect the tensors that attributes hold at the end of the block and did not hold before; they are put back.
+
+    Yields:
+        Module and attribute → tensor; filled at the end.
+    """
+    before = {path: dict(vars(module)) for path, module in model.named_modules()}
+    found: dict[_Place, torch.Tensor] = {}
+    try:
+        yield found
+    finally:
+        for path, module in model.named_modules():
+            for name, value in list(vars(module).items()):
+                is_new = value is not before[path].get(name)
+                if is_new and isinstance(value, torch.Tensor):
+                    found[path, name] = value
+                if is_new and name in before[path]:
+                    vars(module)[name] = before[path][name]
+                elif is_new:
+                    del vars(module)[name]
+
+
+def forward_with_states(states: tuple[ModuleState, ...], argument: str) -> Callable[[nn.Module], Callable[..., Any]]:
+    """Return what makes a forward that is given the states of modules, and returns them with the cache it was given.
+
+    Args:
+        states: The states.
+        argument: Parameter of the forward that takes the cache, which is changed in place.
+    """
+
+    def entry(model: nn.Module) -> Callable[..., Any]:
+        forward = model.forward
+
+        @functools.wraps(forward)
+        def call(*args: object, **arguments: Any) -> Any:
+            passed: Mapping[_Place, torch.Tensor] | None = arguments.pop(_STATES, None)
+            if passed is None:
+                # As its user calls it: the modules keep them.
+                return forward(*args, **arguments)
+            for (path, name), tensor in passed.items():
+                setattr(model.get_submodule(path), name, tensor)
+            outputs = forward(*args, **arguments)
+            retained = {
+                (item.path, item.attribute): getattr(model.get_submodule(item.path), item.attribute) for item in states
+            }
+            return {**outputs, argument: arguments[argument], _STATES: retained}
+
+        call.__signature__ = _with_parameter(inspect.signature(forward), _STATES)  # type: ignore[attr-defined]
+        return call
+
+    return entry
+
+
+def _with_parameter(signature: inspect.Signature, name: str) -> inspect.Signature:
+    """Return a signature with one more keyword."""
+    further = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+    parameters = sorted([*signature.parameters.values(), further], key=lambda parameter: parameter.kind)
+    return signature.replace(parameters=parameters)
+
+
+DECODER_TOKENS, _MASK, _POSITIONS = "decoder_input_ids", "attention_mask", "position_ids"
+"""Specified: how encoder-decoders of transformers call the tokens of the decoder, and the mask over the encoder's."""
+TOKENS, ENCODER_MASK = "input_ids", "encoder_attention_mask"
+"""Specified: what other readers of a graph of the decoder call these."""
+ENCODER_OUTPUT_STATES, ENCODER_STATES = "last_hidden_state", "encoder_hidden_states"
+"""Specified: how the same readers call what the encoder answers, at the encoder and the decoder."""
+
+
+def arguments_with_cache(
+    layout: CacheLayout, names: Sequence[str], *, kinds: str | None = None, first_position: int = 0
+) -> NestedArguments:
+    """Return how inputs become the arguments of a forward with a cache, and its result outputs.
+
+    Args:
+        layout: The cache.
+        names: Names of the other inputs, each an argument.
+        kinds: The one of them that says of each token of a run what kind it is; the forward is told the kinds of the
+            tokens in the cache as well, by which it finds the others. None: there is none.
+        first_position: What the forward calls the position of the first token.
+    """
+
+    def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, object]:
+        cache = cache_of(layout, tensors)
+        arguments = {**{name: tensors[name] for name in names}, layout.argument: cache}
+        if layout.of_modules:
+            arguments[_STATES] = {(item.path, item.attribute): tensors[item.state.input] for item in layout.of_modules}
+        if first_position and _POSITIONS in arguments:
+            arguments[_POSITIONS] = tensors[_POSITIONS] + first_position
+        if kinds is not None:
+            from winml.modelkit.models.caches.traced_layers import PromptCache
+
+            arguments[kinds] = torch.nn.functional.pad(tensors[kinds], (cache.get_seq_length(), 0))
+            arguments[layout.argument] = PromptCache()
+            arguments[layout.argument].layers = cache.layers
+        return arguments
+
+    def results(outputs: Any) -> dict[str, object]:
+        field = cache_field(outputs, layout.argument)
+        retained = {name: value for name, value in outputs.items() if name not in (field, _STATES)}
+        return {**retained, **_states_of(layout, outputs[field], outputs.get(_STATES, {}))}
+
+    return NestedArguments((*names, layout.argument, *([_STATES] if layout.of_modules else [])), {}, build, results)
+
+
+def encoder_arguments(
+    layout: EncoderDecoderLayout, names: Sequence[str], start: int, *, with_cross: bool
+) -> NestedArguments:
+    """Return how the inputs of an encoder become the arguments of the whole forward, and its result its outputs.
+
+    The decoder runs on one token, for the keys and values that it computes from what the encoder answers. Nothing else
+    that it computes is an output, so nothing else of it is left in the graph.
+
+    Args:
+        layout: What the model keeps.
+        names: Names of the inputs, each an argument.
+        start: A token of the decoder.
+        with_cross: Whether these keys and values are outputs.
+    """
+
+    def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, object]:
+        first = tensors[names[0]]
+        tokens = torch.full((first.shape[0], 1), start, dtype=torch.int64, device=first.device)
+        return {**{name: tensors[name] for name in names}, DECODER_TOKENS: tokens}
+
+    def results(outputs: Any) -> dict[str, object]:
+        cross = outputs[cache_field(outputs, layout.cross.argument)].cross_attention_cache
+        retained = _states_of(layout.cross, cross) if with_cross else {}
+        mask = {ENCODER_MASK: outputs[ENCODER_MASK]} if layout.mask_dtype is not None else {}
+        return {ENCODER_OUTPUT_STATES: outputs["encoder_last_hidden_state"], **mask, **retained}
+
+    return NestedArguments((*names, DECODER_TOKENS), {}, build, results)
+
+
+_OWN_OF_DECODER = {_MASK: "decoder_attention_mask", _POSITIONS: "decoder_position_ids"}
+"""Specified: what readers of a graph of the decoder call its own mask and positions → the arguments of transformers."""
+
+
+def own_decoder_arguments(parameters: Collection[str]) -> dict[str, str]:
+    """Return what a forward can be told of the decoder's own tokens: input of the graph → argument of the forward."""
+    return {name: argument for name, argument in _OWN_OF_DECODER.items() if argument in parameters}
+
+
+def decoder_arguments(
+    layout: EncoderDecoderLayout, *, has_mask: bool, own: Mapping[str, str] = MappingProxyType({})
+) -> NestedArguments:
+    """Return how the inputs of a decoder become the arguments of the whole forward, and its result its outputs.
+
+    What the encoder answered is given with its sizes alone: the keys and values from it are in the cache.
+
+    Args:
+        layout: What the model keeps.
+        has_mask: Whether the forward takes a mask over the tokens of the encoder.
+        own: Inputs that say something of the decoder's own tokens → the argument each becomes.
+    """
+
+    def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, object]:
+        keys = tensors[layout.cross.states[0].input]
+        hidden = keys.new_zeros((keys.shape[0], keys.shape[2], layout.hidden_size))
+        mask = tensors[ENCODER_MASK] if has_mask else None
+        return {
+            **_answered(layout, hidden, mask),
+            DECODER_TOKENS: tensors[TOKENS],
+            **{argument: tensors[name] for name, argument in own.items()},
+            layout.own.argument: _both_caches(layout, tensors, has_cross=True),
+        }
+
+    def results(outputs: Any) -> dict[str, object]:
+        retained = outputs[cache_field(outputs, layout.own.argument)].self_attention_cache
+        return {"logits": outputs["logits"], **_states_of(layout.own, retained)}
+
+    return NestedArguments((*_decoder_names(layout, has_mask), *own.values()), {}, build, results)
+
+
+def self_feeding_decoder_arguments(layout: EncoderDecoderLayout, *, has_mask: bool) -> NestedArguments:
+    """Return the same for a decoder that is given what the encoder answered in every run.
+
+    It computes keys and values of what lies beyond those it is given: of all in the first run, of nothing later.
+
+    Args:
+        layout: What the model keeps.
+        has_mask: Whether the forward takes a mask over the tokens of the encoder.
+    """
+
+    def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, object]:
+        keys, hidden = tensors[layout.cross.states[0].input], tensors[ENCODER_STATES]
+        mask = _mask_over_keys(tensors[ENCODER_MASK], keys, hidden.dtype) if has_mask else None
+        return {
+            **_answered(layout, hidden[:, keys.shape[2] :], mask),
+            DECODER_TOKENS: tensors[TOKENS],
+            layout.own.argument: _both_caches(layout, tensors, has_cross=False),
+        }
+
+    def results(outputs: Any) -> dict[str, object]:
+        caches = outputs[cache_field(outputs, layout.own.argument)]
+        states = _states_of(layout.own, caches.self_attention_cache)
+        return {"logits": outputs["logits"], **states, **_states_of(layout.cross, caches.cross_attention_cache)}
+
+    return NestedArguments(_decoder_names(layout, has_mask), {}, build, results)
+
+
+def inner_decoder_arguments(layout: EncoderDecoderLayout, arguments: NestedArguments) -> NestedArguments:
+    """Return the same for a decoder that is called by itself, and has names of its own for what it is given.
+
+    Args:
+        layout: What the model keeps.
+        arguments: Those for the forward of an encoder-decoder.
+    """
+
+    def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        passed = arguments.build(tensors)
+        return {
+            TOKENS: passed[DECODER_TOKENS],
+            ENCODER_STATES: passed["encoder_outputs"].last_hidden_state,
+            layout.own.argument: passed[layout.own.argument],
+        }
+
+    return NestedArguments((TOKENS, ENCODER_STATES, layout.own.argument), {}, build, arguments.results)
+
+
+def _answered(layout: EncoderDecoderLayout, hidden: torch.Tensor, mask: torch.Tensor | None) -> dict[str, object]:
+    """Return the arguments that stand for what an encoder answered, with the mask over it where there is one."""
+    if layout.mask_dtype is not None:
+        return {"encoder_outputs": layout.answer_class(last_hidden_state=hidden, attention_mask=mask)}
+    own = {} if mask is None else {_MASK: mask}
+    return {**own, "encoder_outputs": layout.answer_class(last_hidden_state=hidden)}
+
+
+def _decoder_names(layout: EncoderDecoderLayout, has_mask: bool) -> tuple[str, ...]:
+    return (
+        *([_MASK] if has_mask and layout.mask_dtype is None else []),
+        DECODER_TOKENS,
+        "encoder_outputs",
+        layout.own.argument,
+    )
+
+
+def _mask_over_keys(mask: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a mask of the tokens of an encoder as what is added to scores, which forwards take as it is.
+
+    They would make it as long as what is encoded in this run. Keys beyond the mask are hidden.
+    """
+    beyond = torch.zeros_like(keys[:, 0, mask.shape[1] :, 0], dtype=dtype)
+    displayed = torch.cat([mask.to(dtype), beyond], dim=1)
+    return (1 - displayed[:, None, None, :]) * torch.finfo(dtype).min
+
+
+def empty_states(layout: CacheLayout, batch: int, held: int = 0) -> dict[str, torch.Tensor]:
+    """Return the cache before the first token, of zeros, by the names of the inputs.
+
+    Args:
+        layout: The cache.
+        batch: Rows.
+        held: Tokens in the cache of every run, where their number is fixed; 0: no keys and values.
+    """
+    return {
+        state.input: torch.zeros(state.shape(batch, held), dtype=getattr(torch, state.dtype)) for state in layout.states
+    }
+
+
+def cache_of(layout: CacheLayout, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Return a new cache that holds these tensors.
+
+    Args:
+        layout: The cache.
+        tensors: Its states by the names of the inputs.
+    """
+    from transformers.cache_utils import DynamicCache
+
+    from winml.modelkit.models.caches.traced_layers import EMPTY_LAYER, LAYER_CLASSES, DroppingLayer, EmptyLayer
+
+    classes = {EMPTY_LAYER: EmptyLayer, **{item.__name__: traced for item, traced in LAYER_CLASSES.items()}}
+    held = {*(state for _, state in layout.held), *(item.state for item in layout.of_modules)}
+    layers: list[Any] = []
+    for layer, name in enumerate(layout.layer_classes):
+        states = {place: item for place, item in layout.states_of(layer).items() if item not in held}
+        values = {place: tensors[item.input] for place, item in states.items()}
+        window = next((item.window for item in states.values() if item.window), None)
+        if window in layout.dropping_windows:
+            layers.append(DroppingLayer(values, window))
+        else:
+            layers.append(classes[name](values))
+    if layout.template is not None:
+        return with_tensors(layout.template, {way: tensors[state.input] for way, state in layout.held}, layers)
+    cache = DynamicCache()
+    cache.layers = layers
+    return cache
+
+
+def _both_caches(layout: EncoderDecoderLayout, tensors: Mapping[str, torch.Tensor], *, has_cross: bool) -> Any:
+    """Return a new cache of an encoder-decoder that holds these tensors.
+
+    Args:
+        layout: What the model keeps.
+        tensors: By names of the inputs.
+        has_cross: Whether all keys and values of what was encoded are among them; else the forward appends others.
+    """
+    from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+    cache: Any = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    cache.self_attention_cache = cache_of(layout.own, tensors)
+    cache.cross_attention_cache = cache_of(layout.cross, tensors)
+    # Else asked of sizes, which a trace would keep.
+    cache.is_updated = dict.fromkeys(range(len(layout.cross.layer_classes)), has_cross)
+    return cache
+
+
+def _states_of(
+    layout: CacheLayout, cache: object, of_modules: Mapping[tuple[str, str], torch.Tensor] = MappingProxyType({})
+) -> dict[str, torch.Tensor]:
+    """Return the states of a cache, and those of modules, by the names of the outputs."""
+    from winml.modelkit.models.caches.traced_layers import layer_tensors
+
+    if layout.template is not None:
+        tensors = held_tensors(cache)
+        found = {state: tensors[way] for way, state in layout.held}
+    else:
+        found = {}
+    found |= {item.state: of_modules[item.path, item.attribute] for item in layout.of_modules}
+    layers = [layer_tensors(layer) for layer in getattr(cache, "layers", ())]
+    return {
+        state.output: found[state] if state in found else layers[state.layer][state.kind, state.index]
+        for state in layout.states
+    }

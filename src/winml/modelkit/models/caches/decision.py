@@ -1,0 +1,179 @@
+"""Does a model get a graph with a cache, and how is its forward called then?"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.models.caches.finding import NO_CACHE_HINT, find_cache, is_of_tokens
+from winml.modelkit.models.caches.inputs import (
+    PAST_KEY,
+    fixed_sizes_of,
+    open_by_default,
+    refuse_several_rows,
+    with_cache_inputs,
+    with_sums,
+)
+from winml.modelkit.models.caches.layout import CacheLayout
+from winml.modelkit.models.checkpoints.config import CheckpointConfig
+from winml.modelkit.models.inputs.decision import (
+    AxisMeanings,
+    InputDecision,
+    decide_inputs,
+    forward_keywords,
+    forward_parameters,
+)
+from winml.modelkit.models.inputs.dynamic_axes import open_axes
+
+if TYPE_CHECKING:
+    from winml.modelkit.models.request import ModelRequest
+
+CACHED_TASKS = ("text-generation",)
+"""Tasks whose graphs take a cache, where the model keeps one."""
+
+NO_CACHE_REQUESTED = "The graph has no cache (--no-cache): every run reads all tokens."
+"""What is noted of a request without one."""
+_LAST_ONLY = "logits_to_keep"
+"""Parameter of a forward: of how many of the last tokens scores are computed."""
+
+
+def decision_with_cache(
+    model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
+) -> InputDecision:
+    """Return the inputs of the graph with a cache; without inputs, and with the reason as a note, where it gets none.
+
+    Args:
+        model: The model; its parameters may be on the ``meta`` device.
+        checkpoint: Its config and files.
+        task: Canonical task.
+        request: What the user asked for.
+
+    Raises:
+        UsageError: the cache is of a kind that no graph can take, or sizes do not fit it.
+    """
+    described = request.input_specs
+    if task not in CACHED_TASKS:
+        _refuse_logits(request, f"{task} computes no logits of next tokens")
+        return InputDecision(())
+    if not request.cache or (described is not None and not any(spec.cache for spec in described)):
+        _refuse_logits(request, "the graph has no cache")
+        described_none = f"The graph has no cache, {request.specs_origin} describes none: every run reads all tokens."
+        return InputDecision((), (described_none if request.cache else NO_CACHE_REQUESTED,))
+    plain = decide_inputs(
+        model,
+        checkpoint.config,
+        checkpoint.root,
+        task=task,
+        shape=_without_past(request),
+        batch_size=request.batch_size,
+    )
+    if request.task is not None:
+        plain = _text_only(plain, forward_parameters(model))
+    layout = find_cache(model, plain.inputs, cached_keywords(model, request))
+    if isinstance(layout, str):
+        _refuse_logits(request, "the graph has no cache")
+        return InputDecision((), (f"The graph has no cache, since {layout}: every run reads all tokens.",))
+    return open_cached_inputs(plain, layout, model, checkpoint.config, request)
+
+
+def _text_only(plain: InputDecision, parameters: Mapping[str, inspect.Parameter]) -> InputDecision:
+    """Return the decision without images and recordings, where the forward runs without them.
+
+    A model that reads both has the same decoder for text alone, and text is what was asked for by the name of the task.
+    """
+    others = [spec.name for spec in plain.inputs if not is_of_tokens(spec)]
+    if not others or any(parameters[name].default is inspect.Parameter.empty for name in others):
+        return plain
+    replaced = (*others, *(spec.name for spec in plain.inputs if spec.first_values))
+    notes = (note for note in plain.notes if not note.startswith(tuple(f"{name}:" for name in replaced)))
+    specs = (spec.model_copy(update={"first_values": ()}) for spec in plain.inputs if is_of_tokens(spec))
+    note = f"The graph takes text only, as its task requires: not {' and '.join(others)}."
+    return dataclasses.replace(plain, inputs=tuple(specs), notes=(*notes, note))
+
+
+def cached_keywords(model: torch.nn.Module, request: ModelRequest) -> dict[str, Any]:
+    """Return the fixed keywords of a forward that takes and returns a cache.
+
+    Raises:
+        UsageError: scores of the last token are asked for, and the forward always computes those of all.
+    """
+    keywords: dict[str, Any] = forward_keywords(model)
+    parameters = forward_parameters(model).values()
+    if "use_cache" in keywords or any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        # Some heads hand it on to the decoder with further keywords.
+        keywords["use_cache"] = True
+    if request.logits == "last":
+        if _LAST_ONLY not in forward_parameters(model):
+            raise UsageError(
+                f"--logits last: {type(model).__name__} computes the logits of all tokens",
+                hint="Remove --logits, and use the last logits of the output.",
+            )
+        keywords[_LAST_ONLY] = 1
+    return keywords
+
+
+def open_cached_inputs(
+    plain: InputDecision, layout: CacheLayout, model: torch.nn.Module, config: object, request: ModelRequest
+) -> InputDecision:
+    """Return the inputs with the cache, sizes left open.
+
+    Args:
+        plain: The inputs without one.
+        layout: The cache.
+        model: Whose forward takes them.
+        config: Of the model; tells how many positions it has.
+        request: What the user asked for.
+
+    Raises:
+        UsageError: sizes do not fit, the model mixes up the rows asked for, or the inputs are described otherwise.
+    """
+    passed, notes = fixed_sizes_of(request.shape_config, request.batch_size, layout)
+    left_open = request.shape_config.left_open() if request.shape_config else {}
+    decision = with_cache_inputs(plain, layout, forward_parameters(model), config, passed)
+    if request.input_specs is not None:
+        decision = _as_described(decision, request)
+        opened = open_axes(decision, request.dynamic, are_sizes_firm=True)
+    else:
+        requested = left_open.keys()
+        left_open = open_by_default(left_open, passed, layout, decision.meanings)
+        by_default = left_open.keys() - requested
+        opened = open_axes(decision, request.dynamic, left_open, by_default=by_default, firm_keys=frozenset(passed))
+    refuse_several_rows(opened.inputs, layout)
+    return dataclasses.replace(with_sums(opened), cache=layout, notes=(*opened.notes, *notes))
+
+
+def _as_described(decision: InputDecision, request: ModelRequest) -> InputDecision:
+    """Return the decision with the inputs as the user describes them.
+
+    Raises:
+        UsageError: they are not those of this model.
+    """
+    assert request.input_specs is not None
+    names, described = ([spec.name for spec in specs] for specs in (decision.inputs, request.input_specs))
+    if sorted(names) != sorted(described):
+        odd = sorted({*names} ^ {*described})
+        raise UsageError(
+            f"{request.specs_origin}: {odd[0]}: the graph with a cache takes {', '.join(names)}", hint=NO_CACHE_HINT
+        )
+    by_name = {spec.name: spec for spec in request.input_specs}
+    return dataclasses.replace(
+        decision,
+        inputs=tuple(by_name[name] for name in names),
+        meanings=AxisMeanings(),
+        requested_by=request.specs_origin,
+    )
+
+
+def _without_past(request: ModelRequest) -> Any:
+    """Return the sizes the user wants without that of the cache, which the plain inputs do not have."""
+    return request.shape_config and request.shape_config.model_copy(update={PAST_KEY: None})
+
+
+def _refuse_logits(request: ModelRequest, reason: str) -> None:
+    if request.logits == "last":
+        raise UsageError(f"--logits last: {reason}", hint="Remove --logits.")

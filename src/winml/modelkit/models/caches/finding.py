@@ -1,0 +1,606 @@
+"""Which cache does a model have? Found by running its forward once, on shapes only.
+
+What the forward returns says it: the parameter that takes the cache again, its layers and their tensors. No model is
+known by name. A cache that cannot be flattened is refused with the layer or the tensor, and the class, that stop it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.models.caches.arguments import (
+    DECODER_TOKENS,
+    cache_of,
+    found_states,
+    held_tensors,
+    held_values,
+    unread,
+    with_tensors,
+)
+from winml.modelkit.models.caches.layout import (
+    EMBEDDED,
+    CacheLayout,
+    CacheState,
+    EncoderDecoderLayout,
+    ModuleState,
+    Side,
+    Way,
+    argument_of,
+    cache_argument,
+    cache_field,
+)
+from winml.modelkit.models.inputs.shape_run import run_on_shapes
+from winml.modelkit.onnx.specs import InputTensorSpec
+from winml.modelkit.ort.shared_settings import attribute_replaced
+
+# --- How does a forward read tokens after others? Found by running it once more on shapes, with a cache that holds
+# some.
+#
+# What is looked at: whether it reads several tokens at once, and whether it takes the mask as it is. Beside that, which
+# windows masks know, so that what these do not reach is hidden. No model is known by name.
+
+
+MASK = "attention_mask"
+"""Specified by transformers: what says which tokens are no padding."""
+_OVERLAYS = ("sliding_window_overlay", "chunked_overlay")
+"""Specified by transformers: what makes the part of a mask that hides tokens beyond a window."""
+
+
+_CONTRACTING = frozenset(
+    {torch.matmul, torch.bmm, torch.einsum, torch.Tensor.matmul, torch.Tensor.__matmul__, nn.functional.linear}
+)
+"""Functions whose answer has other columns than what they are given."""
+
+_ALLOCATING = frozenset(getattr(torch.Tensor, f"new_{kind}") for kind in ("empty", "full", "ones", "tensor", "zeros"))
+"""Functions that take nothing but dtype and device of what they are given."""
+
+
+class _CacheReached(Exception):  # noqa: N818  # no error, and none of those that mean a refusal
+    """A forward put keys and values into the cache."""
+
+
+class _MaskUse(TorchFunctionMode):
+    """Sees what is done with one tensor, the mask that a forward is given, and with what is made of it.
+
+    Whatever function does it: tensors whose last axis still counts the tokens of the mask are followed, and one of them
+    is widened where only that axis becomes longer, or where it is written into a longer one.
+    """
+
+    def __init__(self) -> None:
+        """Have seen nothing."""
+        super().__init__()
+        self.is_widened = False
+        """Whether further columns are put beside its own."""
+        self._followed: dict[int, torch.Tensor] = {}
+        self._columns = 0
+
+    def follow(self, mask: torch.Tensor | None) -> None:
+        """Begin with a mask of shape [rows, tokens]; None: there is none."""
+        self._followed = {} if mask is None else {id(mask): mask}
+        self._columns = 0 if mask is None else mask.shape[-1]
+
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at what is made of the mask."""
+        output = func(*args, **(kwargs or {}))
+        passed = [value for value in _tensors_in((args, kwargs)) if id(value) in self._followed]
+        if passed and func not in _CONTRACTING | _ALLOCATING:
+            for created in _tensors_in((output, _written_into(func, args, output))):
+                self.is_widened |= any(_is_wider(created, mask) for mask in passed)
+                if created.dim() and created.shape[-1] == self._columns:
+                    # Kept, so that no other tensor gets its id.
+                    self._followed[id(created)] = created
+        return output
+
+
+def _tensors_in(values: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors in arguments or in an answer."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _tensors_in(value)
+    elif isinstance(values, Mapping):
+        yield from _tensors_in(list(values.values()))
+
+
+def _written_into(func: object, args: Any, output: object) -> torch.Tensor | None:
+    """Return the tensor that a function changed by writing into it, or into a view of it; None where it did not."""
+    if func is torch.Tensor.__setitem__:
+        target: torch.Tensor = args[0]
+        return target
+    return output._base if isinstance(output, torch.Tensor) and args and output is args[0] else None
+
+
+def _is_wider(created: torch.Tensor, mask: torch.Tensor) -> bool:
+    """Say whether a tensor is as a mask but for more columns; none is made of one column by repeating it."""
+    return created.shape[:-1] == mask.shape[:-1] and 1 < mask.shape[-1] < created.shape[-1]
+
+
+def _as_read_after(layout: CacheLayout, rows: int, past: int, run: Callable[..., object]) -> CacheLayout | None:
+    """Return a layout that says what the forward does with a mask after the tokens in the cache.
+
+    Args:
+        layout: The cache; layers of transformers' own.
+        rows: Rows of a run.
+        past: Tokens in the cache.
+        run: Given rows, tokens, tokens in the cache, what looks at the mask and further arguments, what the forward
+            returns.
+
+    Returns:
+        None where it reads one token after others and no more, so that no graph serves the prompt and the steps.
+    """
+    if not layout.grows:
+        return layout
+
+    def use_of_mask(tokens: int) -> _MaskUse | None:
+        use = _MaskUse()
+        try:
+            outputs = run(rows, tokens, past=past, use=use, **{layout.argument: _cache_that_stops(layout, rows, past)})
+        except _CacheReached:
+            return use
+        return None if outputs is None else use
+
+    use = use_of_mask(1 if layout.is_recurrent else past)
+    if use is None:
+        # Where one token asks for values as well, what is written is compared.
+        return layout if layout.is_recurrent or use_of_mask(1) is None else None
+    return replace(layout, is_masked=not use.is_widened)
+
+
+def _cache_that_stops(layout: CacheLayout, rows: int, past: int) -> Any:
+    """Return a cache that ends a run where the first layer comes to it: masks are made before, once for all layers."""
+
+    def stop(*_args: object, **_arguments: object) -> Any:
+        raise _CacheReached
+
+    states = {
+        state.input: torch.empty(state.shape(rows, past), dtype=getattr(torch, state.dtype), device="meta")
+        for state in layout.states
+    }
+    cache = cache_of(layout, states)
+    for layer in cache.layers:
+        layer.update = stop
+    return cache
+
+
+def streams_of(inputs: Sequence[InputTensorSpec]) -> Mapping[str, int]:
+    """Return how many rows each input has for one row of the others: as many as there are streams of tokens."""
+    fewest = min((int(spec.shape[0]) for spec in inputs), default=1)
+    return {spec.name: int(spec.shape[0]) // fewest for spec in inputs}
+
+
+@contextmanager
+def _window_masks(model: nn.Module) -> Iterator[set[int]]:
+    """Collect the windows beyond which masks hide tokens, as the functions of transformers that make these are called.
+
+    Args:
+        model: Its own files may have imported them.
+    """
+    from transformers import masking_utils
+
+    windows: set[int] = set()
+    own = {name: getattr(masking_utils, name) for name in _OVERLAYS}
+
+    def seen(name: str) -> Callable[..., Any]:
+        def call(*args: object, **arguments: Any) -> Any:
+            # Specified: the first parameter of each is how many tokens are seen.
+            windows.add(int(next(iter((*args, *arguments.values())))))
+            return own[name](*args, **arguments)
+
+        return call
+
+    files = {sys.modules.get(type(module).__module__) for module in model.modules()}
+    places = [
+        (file, name) for file in (masking_utils, *files) for name in own if getattr(file, name, None) is own[name]
+    ]
+    try:
+        for file, name in places:
+            setattr(file, name, seen(name))
+        yield windows
+    finally:
+        for file, name in places:
+            setattr(file, name, own[name])
+
+
+NO_CACHE_HINT = "--no-cache exports a graph that reads all tokens in every run."
+
+_HeldStates = tuple[tuple[Way, CacheState], ...]
+"""States outside of layers, each with the way to it."""
+
+_DROPPING_LAYER = "DynamicSlidingWindowLayer"
+"""Specified by transformers: the layer that keeps keys and values of a window, and nothing else."""
+_SUMS = (0.0, 1.0)
+"""Chosen: values of states nobody knows. Some are sums of exponents, that other states are divided by."""
+RUN_ROWS, RUN_TOKENS = 2, 3
+"""Chosen: the smallest sizes that are neither 1 nor equal."""
+
+
+def find_cache(
+    model: torch.nn.Module, inputs: tuple[InputTensorSpec, ...], keywords: Mapping[str, object]
+) -> CacheLayout | str:
+    """Return the cache that a model keeps, or as a clause why there is none.
+
+    Args:
+        model: The model; its parameters may be on the ``meta`` device.
+        inputs: What its forward takes without a cache.
+        keywords: Further arguments of the forward, among them the one that asks for a cache.
+
+    Raises:
+        UsageError: the cache is of a kind that no graph can take; names layer and class.
+    """
+    name = type(model).__name__
+    others = [spec.name for spec in inputs if spec.name != EMBEDDED and not is_of_tokens(spec)]
+    if others:
+        return f"{name} takes {others[0]} besides tokens"
+    parameters = inspect.signature(model.forward).parameters
+    run = _runs_on_shapes(model, inputs, keywords)
+
+    def outputs_of(rows: int, tokens: int, **further: object) -> Any:
+        with found_states(model):
+            return run(rows, tokens, **further)
+
+    with _window_masks(model) as masked:
+        outputs = outputs_of(RUN_ROWS, RUN_TOKENS)
+    if outputs is None:
+        return f"{name} fails with a cache"
+    if not isinstance(outputs, Mapping):
+        return f"{name} returns outputs without names"
+    for field, value in outputs.items():
+        argument = argument_of(field, parameters)
+        if argument is None or value is None or isinstance(value, torch.Tensor):
+            continue
+        held = _held_states(name, argument, value, outputs_of)
+        layout = _layout_of(name, argument, value, held=held)
+        if layout is None:
+            return f"the cache of {name} remains empty"
+        if not held:
+            layout = _with_dropping(name, layout, masked)
+            read = _as_read_after(layout, RUN_ROWS, RUN_TOKENS, outputs_of)
+            if read is None:
+                raise _cache_refusal(name, "its forward reads only one token after cached ones")
+            return read
+        step = outputs_of(RUN_ROWS, 1, **{argument: with_tensors(value, {})})
+        return layout if step is None else replace(layout, is_of_one_row=_mixes_rows(step))
+    if layout := _layout_with_modules(model, parameters, run):
+        return layout
+    # What transformers' generate() gives a forward that keeps a cache.
+    takes_cache = cache_argument(parameters) is not None or "use_cache" in parameters
+    return f"{name} returns no cache" if takes_cache else f"transformers has no cache for {name} either"
+
+
+def _with_dropping(model_name: str, layout: CacheLayout, masked: Collection[int]) -> CacheLayout:
+    """Return a layout that says which windows no mask knows.
+
+    Args:
+        model_name: Whose it is, for messages.
+        layout: The cache.
+        masked: Windows beyond which masks hide tokens.
+
+    Raises:
+        UsageError: a layer with such a window keeps other states as well.
+    """
+    dropping = {item.window: item for item in layout.states if item.window is not None and item.window not in masked}
+    for window, state in dropping.items():
+        if (class_name := layout.class_of(state.layer)) != _DROPPING_LAYER:
+            raise _cache_refusal(
+                model_name,
+                f"layer {state.layer} of {layout.argument} ({class_name}) drops tokens beyond {window}",
+            )
+    return replace(layout, dropping_windows=frozenset(dropping))
+
+
+def _runs_on_shapes(
+    model: torch.nn.Module, inputs: Sequence[InputTensorSpec], keywords: Mapping[str, object]
+) -> Callable[..., Any]:
+    """Return what runs a forward, given rows, tokens, tokens in the cache, what looks at the mask, and arguments."""
+    streams = streams_of(inputs)
+
+    def run(rows: int, tokens: int, past: int = 0, use: _MaskUse | None = None, **further: object) -> Any:
+        lengths = {spec.name: past + tokens if spec.name == MASK else tokens for spec in inputs}
+        shapes = {spec.name: (rows * streams[spec.name], lengths[spec.name], *spec.shape[2:]) for spec in inputs}
+        specs = {spec.name: spec.model_copy(update={"shape": shapes[spec.name]}) for spec in inputs}
+
+        def call(**tensors: torch.Tensor) -> Any:
+            if use is None:
+                return model(**tensors, **keywords, **further)
+            use.follow(tensors.get(MASK))
+            with use:
+                return model(**tensors, **keywords, **further)
+
+        return run_on_shapes(call, specs)
+
+    return run
+
+
+def is_of_tokens(spec: InputTensorSpec) -> bool:
+    """Say whether an input says something of each token."""
+    return len(spec.shape) == 2 and spec.dtype == "int64"
+
+
+def _layout_with_modules(
+    model: torch.nn.Module, parameters: Mapping[str, object], run: Callable[..., object]
+) -> CacheLayout | None:
+    """Return the cache of a model whose modules keep states, and that is given a cache and does not return it.
+
+    Raises:
+        UsageError: what a module keeps is no state of each row, or a layer cannot be expressed.
+    """
+    from transformers.cache_utils import DynamicCache
+
+    from winml.modelkit.models.caches.traced_layers import EMPTY_LAYER
+
+    argument = cache_argument(parameters)
+    if argument is None:
+        return None
+    runs = []
+    for more in range(2):
+        cache = DynamicCache(config=getattr(model, "config", None))
+        with found_states(model) as found:
+            outputs = run(RUN_ROWS + more, RUN_TOKENS + more, **{argument: cache})
+        if outputs is None or not found:
+            return None
+        runs.append((cache, found))
+    (cache, found), (_, other) = runs
+    name = type(model).__name__
+    states: list[ModuleState] = []
+    for (path, attribute), value in found.items():
+        sizes = list(value.shape)[1:]
+        shapes = [list(tensor.shape) for tensor in (value, other.get((path, attribute))) if tensor is not None]
+        if shapes != [[RUN_ROWS, *sizes], [RUN_ROWS + 1, *sizes]]:
+            raise _cache_refusal(name, f"{path}.{attribute} has shape {shapes[0]}, expected one state per row")
+        layer = next((int(part) for part in path.split(".") if part.isdecimal()), 0)
+        index = sum(item.state.layer == layer for item in states)
+        dtype = str(value.dtype).removeprefix("torch.")
+        state = CacheState(layer, "recurrent", tuple(sizes), dtype, index=index, value_range=_SUMS)
+        states.append(ModuleState(path, attribute, type(model.get_submodule(path)).__name__, state))
+    attended = _layout_of(name, argument, cache)
+    layers = attended or CacheLayout(argument, (EMPTY_LAYER,) * len(cache.layers), ())
+    all_states = (*(item.state for item in states), *layers.states)
+    return replace(layers, states=all_states, of_modules=tuple(states))
+
+
+def _held_states(model_name: str, argument: str, cache: object, outputs_of: Callable[..., Any]) -> _HeldStates:
+    """Return the states that a cache of a class of its own holds outside of layers, each with the way to it.
+
+    Args:
+        model_name: Whose it is, for messages.
+        argument: Parameter of the forward that takes it.
+        cache: What the forward returned.
+        outputs_of: Given rows, tokens and further arguments, what the forward returns.
+
+    Raises:
+        UsageError: a tensor is no state of one size for each row, or a count decides what is computed.
+    """
+    tensors = held_tensors(cache)
+    if not tensors:
+        return ()
+    other_outputs = outputs_of(RUN_ROWS + 1, RUN_TOKENS + 1)
+    if other_outputs is None:
+        raise _cache_refusal(model_name, f"{argument} is a {type(cache).__name__}")
+    other_cache = other_outputs[cache_field(other_outputs, argument)]
+    others = held_tensors(other_cache)
+    counts = _values_that_differ(cache, other_cache)
+    states: list[tuple[Way, CacheState]] = []
+    for way, value in tensors.items():
+        shapes = [list(found.shape) for found in (value, others.get(way)) if found is not None]
+        if len(shapes) == 2 and shapes[0] == shapes[1] and not (value.is_meta or others[way].is_meta):
+            if not torch.equal(value, others[way]):
+                counts[way] = value
+            # Else the same whatever was read.
+            continue
+        if shapes != [[RUN_ROWS, *shapes[0][1:]], [RUN_ROWS + 1, *shapes[0][1:]]]:
+            place = ".".join(map(str, (argument, *way)))
+            raise _cache_refusal(
+                model_name, f"{place} of a {type(cache).__name__} has shape {shapes[0]}, expected one state per row"
+            )
+        layer, index = _place_of(way)
+        dtype = str(value.dtype).removeprefix("torch.")
+        state = CacheState(layer, "recurrent", tuple(shapes[0][1:]), dtype, index=index, value_range=_SUMS)
+        states.append((way, state))
+    if counts:
+        # A forward may have a branch of its own for the one token of a step.
+        for tokens in (RUN_TOKENS, 1):
+            counted = with_tensors(cache, {way: unread(value) for way, value in counts.items()})
+            if outputs_of(RUN_ROWS, tokens, **{argument: counted}) is None:
+                raise _changing_value(model_name, argument, next(iter(counts)), cache)
+    return tuple(states)
+
+
+def _mixes_rows(outputs: Mapping[str, object]) -> bool:
+    """Say whether scores of one token in each of several rows are of another number of tokens."""
+    scores = outputs.get("logits")
+    return isinstance(scores, torch.Tensor) and tuple(scores.shape[:2]) != (RUN_ROWS, 1)
+
+
+def _values_that_differ(cache: object, other: object) -> dict[Way, Any]:
+    """Return the numbers and other values, but for tensors, that depend on what was read."""
+    values, others = held_values(cache), held_values(other)
+    ways = dict.fromkeys([*values, *others])
+    return {
+        way: values.get(way) for way in ways if way not in values or way not in others or values[way] != others[way]
+    }
+
+
+def _changing_value(model_name: str, argument: str, way: Way, cache: object) -> UsageError:
+    place = ".".join(map(str, (argument, *way)))
+    return _cache_refusal(
+        model_name, f"{place} of a {type(cache).__name__} depends on the tokens read, but is not a state"
+    )
+
+
+def _place_of(way: Way) -> tuple[int, int | None]:
+    """Return layer and index of a tensor: the first two positions on the way; in a bare list the index alone."""
+    numbers = [key for key in way if isinstance(key, int)]
+    if len(way) == 1:
+        numbers = [0, *numbers]
+    layer, index, *_ = (*numbers, None, None)
+    return layer or 0, index
+
+
+def _layout_of(
+    model_name: str,
+    argument: str,
+    cache: object,
+    *,
+    tokens: int = RUN_TOKENS,
+    side: Side | None = None,
+    held: _HeldStates = (),
+) -> CacheLayout | None:
+    """Return the layout of a cache after one run; None where it holds nothing.
+
+    Args:
+        model_name: Whose it is, for messages.
+        argument: Parameter of the forward that takes it.
+        cache: What the forward returned.
+        tokens: How many tokens it stands for.
+        side: Of an encoder-decoder: whose tokens these are.
+        held: States it holds outside of layers.
+
+    Raises:
+        UsageError: a layer cannot be expressed.
+    """
+    from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+    from winml.modelkit.models.caches.traced_layers import EMPTY_LAYER, LAYER_CLASSES, layer_tensors
+
+    if isinstance(cache, EncoderDecoderCache) and not any(map(layer_tensors, cache.cross_attention_cache.layers)):
+        # A decoder without an encoder; it takes the cache of its own tokens alone as well.
+        cache = cache.self_attention_cache
+    if type(cache) is not DynamicCache and not held:
+        raise _cache_refusal(model_name, f"{argument} is a {type(cache).__name__}")
+    states = [state for _, state in held]
+    classes = {item: item.__name__ for item in LAYER_CLASSES}
+    names: list[str] = []
+    for number, layer in enumerate(getattr(cache, "layers", ())):
+        tensors = layer_tensors(layer)
+        if type(layer) not in classes:
+            raise _cache_refusal(model_name, f"layer {number} of {argument} is a {type(layer).__name__}")
+        # A layer that nothing was written to keeps nothing.
+        names.append(classes[type(layer)] if tensors else EMPTY_LAYER)
+        window = getattr(layer, "sliding_window", None)
+        for (kind, index), value in tensors.items():
+            state = _state(CacheState(number, kind, (), "", window, index, side), value, tokens)
+            if state is None:
+                shape = list(value.shape)
+                raise _cache_refusal(
+                    model_name, f"layer {number} of {argument} ({type(layer).__name__}) holds {kind} {shape}"
+                )
+            states.append(state)
+    inputs = [state.input for state in states]
+    if len({*inputs}) < len(inputs):
+        raise _cache_refusal(model_name, f"{argument} is a {type(cache).__name__}")
+    template = cache if held else None
+    return CacheLayout(argument, tuple(names), tuple(states), template, held) if states else None
+
+
+def _state(state: CacheState, value: torch.Tensor, tokens: int) -> CacheState | None:
+    """Return a state with what its tensor says; None where rows and tokens are not where every other cache has them."""
+    dtype = str(value.dtype).removeprefix("torch.")
+    sizes = list(value.shape)
+    is_attended = state.kind in ("key", "value")
+    if len(sizes) < 2 or (is_attended and len(sizes) != 4) or sizes.pop(0) != RUN_ROWS:
+        return None
+    if state.token_axis is not None and sizes.pop(state.token_axis - 1) != tokens:
+        return None
+    return replace(state, sizes=tuple(sizes), dtype=dtype, window=state.window if is_attended else None)
+
+
+def _cache_refusal(model_name: str, what: str) -> UsageError:
+    """Return the error for a cache that cannot be flattened, which says what stops it."""
+    return UsageError(f"{model_name} has a cache that a graph cannot represent: {what}", hint=NO_CACHE_HINT)
+
+
+# --- Which caches does an encoder-decoder keep? Found by running its forward once, on shapes alone.
+
+
+ENCODER_OUTPUT = "encoder_last_hidden_state"
+"""Specified: how transformers calls what the encoder answered in the result of the whole."""
+
+
+def find_encoder_decoder(
+    model: torch.nn.Module, inputs: tuple[InputTensorSpec, ...], keywords: Mapping[str, object]
+) -> EncoderDecoderLayout | str:
+    """Return what an encoder-decoder keeps, or as a clause why it cannot be divided.
+
+    Args:
+        model: The model; its parameters may be on the ``meta`` device.
+        inputs: What its forward takes without a cache, of fixed sizes.
+        keywords: Further arguments of the forward, among them the one that asks for a cache.
+
+    Raises:
+        UsageError: a cache is of a kind that no graph can take; names layer and class.
+    """
+    name = type(model).__name__
+    specs = {spec.name: spec.model_copy(update={"shape": (RUN_ROWS, *spec.shape[1:])}) for spec in inputs}
+    specs[DECODER_TOKENS] = specs[DECODER_TOKENS].model_copy(update={"shape": (RUN_ROWS, RUN_TOKENS)})
+    with recorded_encoder_outputs(model) as answers:
+        outputs = run_on_shapes(lambda **tensors: model(**tensors, **keywords), specs)
+    if not isinstance(outputs, Mapping):
+        return f"{name} fails with a cache"
+    layout = layout_of_both(name, outputs, inspect.signature(model.forward).parameters)
+    if isinstance(layout, str) or not answers:
+        return layout
+    mask = answers[-1].get(MASK)
+    dtype = str(mask.dtype).removeprefix("torch.") if isinstance(mask, torch.Tensor) else None
+    return replace(layout, answer_class=type(answers[-1]), mask_dtype=dtype)
+
+
+@contextmanager
+def recorded_encoder_outputs(model: torch.nn.Module) -> Iterator[list[Mapping[str, Any]]]:
+    """Yield a list that takes the records that the encoder of a model answers."""
+    outputs: list[Mapping[str, Any]] = []
+    get_encoder: Any = getattr(model, "get_encoder", None)
+    encoder = get_encoder() if callable(get_encoder) else None
+    forward = getattr(encoder, "forward", None)
+    if not isinstance(encoder, nn.Module) or forward is None:
+        yield outputs
+        return
+
+    @functools.wraps(forward)
+    def call(*args: object, **named: object) -> Any:
+        output = forward(*args, **named)
+        outputs.extend([output] if isinstance(output, Mapping) else [])
+        return output
+
+    with attribute_replaced(encoder, "forward", call):
+        yield outputs
+
+
+def layout_of_both(name: str, outputs: Mapping[str, object], parameters: Collection[str]) -> EncoderDecoderLayout | str:
+    """Return what an encoder-decoder keeps, as its outputs hold it, or as a clause why it cannot be divided.
+
+    Args:
+        name: Of the model, for messages.
+        outputs: Of a run on shapes, with :data:`~winml.modelkit.models.caches.finding.RUN_ROWS` rows and
+            :data:`~winml.modelkit.models.caches.finding.RUN_TOKENS` tokens.
+        parameters: Of the forward that takes the caches.
+
+    Raises:
+        UsageError: a cache is of a kind that no graph can take; names layer and class.
+    """
+    from transformers.cache_utils import EncoderDecoderCache
+    from transformers.modeling_outputs import BaseModelOutput
+
+    found = ((key, value) for key, value in outputs.items() if isinstance(value, EncoderDecoderCache))
+    field, cache = next(found, ("", None))
+    encoded = outputs.get(ENCODER_OUTPUT)
+    if cache is None or not isinstance(encoded, torch.Tensor) or encoded.dim() != 3:
+        return f"{name} stores none of the outputs of its encoder"
+    argument = argument_of(field, parameters) or field
+    length, hidden_size = encoded.shape[1:]
+    own = _layout_of(name, argument, cache.self_attention_cache, side="decoder")
+    cross = _layout_of(name, argument, cache.cross_attention_cache, tokens=length, side="encoder")
+    if own is None or cross is None:
+        raise _cache_refusal(name, f"{argument} remains empty")
+    return EncoderDecoderLayout(own, cross, int(hidden_size), int(length), BaseModelOutput)

@@ -1,0 +1,393 @@
+"""Reads the files of LoRA adapters, in the format of the package peft.
+
+Only the config and the header of the weights are read here: what an adapter is, which modules it changes, and what of
+it cannot be applied. Neither peft nor torch is imported. ``merging.py`` applies an adapter to a model.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from winml.modelkit.errors import CheckpointError, ModelPathError, UsageError
+from winml.modelkit.models.checkpoints.weight_files import StoredEntry, check_safetensors, stored_entries
+from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
+from winml.modelkit.onnx.files.named_paths import named_path
+from winml.modelkit.options import JsonError, read_json_file
+
+if TYPE_CHECKING:
+    from winml.modelkit.arrays import Array
+
+ADAPTER_CONFIG_NAME = "adapter_config.json"
+_ADAPTER_WEIGHTS_NAME = "adapter_model.safetensors"
+"""The names peft gives the two files of an adapter."""
+
+_NAME = re.compile(r"^[A-Za-z0-9][\w.-]{0,63}$", re.ASCII)
+"""Chosen: what may be the stem of a file on every system."""
+
+_PREFIX = "base_model.model."
+"""Specified: how peft begins the names of tensors."""
+
+_PAIR = re.compile(r"^(?P<path>.*?)\.?(?P<kind>lora_(embedding_)?[AB])(\.(?P<leaf>weight|bias))?$")
+_MAGNITUDE = re.compile(r"^(?P<path>.*?)\.?lora_magnitude_vector(\.weight)?$")
+
+_REFUSED = {
+    "layer_replication": "repeats layers of the base model",
+    "megatron_config": "is for modules of Megatron",
+    "trainable_token_indices": "trains single tokens of an embedding",
+    "alora_invocation_tokens": "is active only after certain tokens (aLoRA)",
+    "use_qalora": "is a QALoRA",
+    "target_parameters": "targets parameters instead of modules",
+    "use_bdlora": "is a block-diagonal LoRA",
+    "arrow_config": "routes between several adapters",
+    "kasa_config": "is a KaSA",
+    "velora_config": "is a VeLoRA",
+    "monteclora_config": "is a MonteCLoRA",
+}
+"""Keys of the config that make other weights than W + scaling · B · A."""
+
+_WITHOUT_EFFECT = frozenset({
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying",
+    "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
+    "layers_to_transform", "loftq_config", "lora_alpha", "lora_bias", "lora_dropout", "lora_ga_config",
+    "megatron_core", "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern",
+    "revision", "runtime_config", "target_modules", "task_type", "use_dora", "use_rslora",
+})  # fmt: skip
+"""Keys that are read here, or that only decide how an adapter is trained. ``fan_in_fan_out`` follows from the class of
+the module, as in peft."""
+
+_ORIGINAL_WEIGHTS = frozenset({"gaussian", "eva", "orthogonal"})
+"""Initial weights of an adapter, by name, that leave the base model as it is; others, such as pissa, change it."""
+
+_PATTERNS = ("rank_pattern", "alpha_pattern")
+_MODULE_NAME = re.compile(r"\^?(?:[\w.-]|\\\.){1,1000}\$?")
+"""Keys of these that are no expressions but the end of a path, or after ``^`` a whole one."""
+_LARGEST = 10**9
+"""Chosen: of a rank or an alpha; ranks are at most some thousands."""
+_EXPECTED_NUMBER = f"expected a number above 0 and below {_LARGEST:_}"
+_SHOWN = 100
+"""Characters of a value in a message."""
+_DTYPES = frozenset({
+    "float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2",
+    "bool", "uint8", "int8", "int16", "int32", "int64",
+})  # fmt: skip
+"""Element types of the tensors of an adapter; integers are those of buffers that are saved whole."""
+
+_MERGE = "Merge it into its base model with peft (merge_and_unload), save that, and pass the result with -m."
+_RESAVE = "Save the adapter again with the save_pretrained of peft."
+
+
+@dataclass(frozen=True)
+class NamedAdapter:
+    """What one ``--adapter`` says."""
+
+    folder: Path
+    name: str | None = None
+    """Under which it can be switched on; None: it is merged into the weights."""
+
+    @property
+    def words(self) -> str:
+        """The option as it was written, for messages."""
+        return f"--adapter {self.folder}" if self.name is None else f"--adapter {self.name}={self.folder}"
+
+
+@dataclass(frozen=True)
+class LoraPair:
+    """The two matrices by which an adapter changes one weight: W + scaling · B · A."""
+
+    a: str
+    """Tensor of the file that reads the input: rank × input channels (of a convolution, and its kernel)."""
+    b: str
+    """Tensor that writes the output: output channels × rank."""
+    rank: int
+    scaling: float
+    is_embedding: bool = False
+    bias: str | None = None
+    """Tensor that is added to the bias of the module, times the scaling; None without one."""
+    magnitude: str | None = None
+    """Tensor with the length of each row of the weight (DoRA); None without one."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One adapter, none of its weights read."""
+
+    requested: NamedAdapter
+    file: Path
+    tensors: Mapping[str, StoredEntry]
+    """Where the tensors of the file lie, by the names that they have there."""
+    pairs: Mapping[str, LoraPair]
+    """By the path of the module in the base model."""
+    replaced: Mapping[str, str]
+    """Parameter of the base model that is saved whole → tensor of the file."""
+
+    @property
+    def name(self) -> str | None:
+        """Under which it can be switched on; None: it is merged."""
+        return self.requested.name
+
+    def error(self, problem: str, hint: str = "") -> CheckpointError:
+        """Return the error for an adapter that cannot be applied."""
+        return CheckpointError(f"{self.requested.words}: {problem}", hint=hint)
+
+
+def named_adapter(text: str) -> NamedAdapter:
+    """Return what ``PATH`` or ``NAME=PATH`` says. A folder whose name holds ``=`` is a path where it exists.
+
+    Raises:
+        UsageError: the name is none of a file, or there is no path.
+    """
+    name, sign, path = text.partition("=")
+    if not sign or named_path(text).is_dir() or {*name} & {"/", "\\"}:
+        if not text.strip():
+            raise UsageError("--adapter: empty path", hint="Pass the folder that peft saved, or NAME=FOLDER.")
+        return NamedAdapter(named_path(text).absolute())
+    if not _NAME.match(name) or not path.strip():
+        raise UsageError(
+            f"--adapter {text}: expected PATH or NAME=PATH, with a NAME of letters, digits, '_', '-' and '.'",
+            hint="Pass the folder that peft saved; with a NAME, the adapter remains swappable.",
+        )
+    return NamedAdapter(named_path(path).absolute(), name)
+
+
+def read_adapters(requested: Sequence[str]) -> tuple[Adapter, ...]:
+    """Read the adapters of a request, as far as their headers say.
+
+    Raises:
+        UsageError: two have one name, or an option is malformed.
+        ModelPathError: a folder holds no adapter.
+        CheckpointError: an adapter is damaged, or of a kind that is not applied.
+    """
+    items = [named_adapter(text) for text in requested]
+    names = [item.name.lower() for item in items if item.name is not None]
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"--adapter {repeated}=…: two adapters have this name", hint="Use a separate name for each.")
+    return tuple(_read_adapter(item) for item in items)
+
+
+def _read_adapter(requested: NamedAdapter) -> Adapter:
+    folder = requested.folder
+    config_path, weights_path = _adapter_file(requested, ADAPTER_CONFIG_NAME), folder / _ADAPTER_WEIGHTS_NAME
+    try:
+        config = read_json_file(config_path)
+    except JsonError as error:
+        raise CheckpointError(f"{config_path}: {error}", hint=_RESAVE) from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{config_path}: expected a JSON object", hint=_RESAVE)
+    _refuse_config(requested, config)
+    weights_path = _adapter_file(requested, _ADAPTER_WEIGHTS_NAME)
+    check_safetensors(weights_path)
+    tensors = stored_entries([weights_path])
+    for name, entry in tensors.items():
+        if entry.dtype not in _DTYPES:
+            expected = ", ".join(sorted(_DTYPES))
+            raise _tensor_error(requested, tensors, name, f"is {entry.dtype}, expected {expected}")
+    pairs, replaced = _sorted_tensors(requested, config, tensors)
+    return Adapter(requested, weights_path, tensors, pairs, replaced)
+
+
+def _adapter_file(requested: NamedAdapter, name: str) -> Path:
+    folder = requested.folder
+    if not folder.is_dir():
+        raise ModelPathError(f"{requested.words}: no such folder", hint="Pass the folder that peft saved.")
+    try:
+        return file_below(folder, name)
+    except ForeignNameError as error:
+        hint = f"Pass the folder that peft saved, with {ADAPTER_CONFIG_NAME} and {_ADAPTER_WEIGHTS_NAME}."
+        if (folder / "adapter_model.bin").is_file():
+            hint = "adapter_model.bin is a pickle, which is not read: save the adapter as safetensors."
+        raise ModelPathError(f"{requested.words}: {name}: {error}", hint=hint) from None
+
+
+def _refuse_config(requested: NamedAdapter, config: Mapping[str, Any]) -> None:
+    """Refuse an adapter that is no LoRA, or one whose weights follow another formula.
+
+    Raises:
+        CheckpointError: names the key, its value and what is applied.
+    """
+
+    def refusal(key: str, because: str, hint: str = _MERGE) -> CheckpointError:
+        return CheckpointError(
+            f"{requested.words}: {ADAPTER_CONFIG_NAME}: {key} is {_shown(config.get(key))}: {because}", hint=hint
+        )
+
+    if str(config.get("peft_type")).upper() != "LORA":
+        raise refusal("peft_type", "expected LORA, the only supported kind")
+    for key, reason in _REFUSED.items():
+        if config.get(key):
+            raise refusal(key, f"the adapter {reason}, which is not supported")
+    initial = config.get("init_lora_weights", True)
+    if isinstance(initial, str) and initial.lower() not in (*_ORIGINAL_WEIGHTS, "true", "false"):
+        raise refusal(
+            "init_lora_weights", "such an adapter also changes the weights of its base model, which is not supported"
+        )
+    for key in config:
+        if key not in _REFUSED and key not in _WITHOUT_EFFECT and config[key] not in (None, False, [], {}, ""):
+            raise refusal(key, "the key is unknown to this version, and may change the weights")
+    for key in ("r", "lora_alpha"):
+        if not _is_positive(config.get(key)):
+            raise refusal(key, _EXPECTED_NUMBER, _RESAVE)
+    for key in _PATTERNS:
+        pattern = config.get(key) or {}
+        if not isinstance(pattern, dict) or not all(map(_is_positive, pattern.values())):
+            expected = f"expected an object: path of a module → {_EXPECTED_NUMBER.removeprefix('expected ')}"
+            raise refusal(key, expected, _RESAVE)
+        expression = next((name for name in pattern if not _MODULE_NAME.fullmatch(name)), None)
+        if expression is not None:
+            raise CheckpointError(
+                f"{requested.words}: {ADAPTER_CONFIG_NAME}: {key} has the key {expression[:_SHOWN]!r}: expected the "
+                "path of a module or its end; regular expressions are not evaluated",
+                hint=_MERGE,
+            )
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python writes
+        return "a number of thousands of digits"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < _LARGEST
+
+
+def _sorted_tensors(
+    requested: NamedAdapter, config: Mapping[str, Any], tensors: Mapping[str, StoredEntry]
+) -> tuple[dict[str, LoraPair], dict[str, str]]:
+    """Return what belongs to which module, and which parameters are saved whole.
+
+    Raises:
+        CheckpointError: a tensor has no counterpart, another shape than the config says, or an unknown name.
+    """
+    found: dict[str, dict[str, str]] = {}
+    replaced: dict[str, str] = {}
+    for tensor in tensors:
+        name = tensor.removeprefix(_PREFIX).replace(".base_layer", "").replace(".modules_to_save", "")
+        if match := _PAIR.match(name):
+            found.setdefault(match["path"], {})[f"{match['kind']}{'.bias' if match['leaf'] == 'bias' else ''}"] = tensor
+        elif match := _MAGNITUDE.match(name):
+            found.setdefault(match["path"], {})["magnitude"] = tensor
+        elif "lora_" in name:
+            raise _tensor_error(requested, tensors, tensor, "is of an unsupported kind")
+        else:
+            replaced[name] = tensor
+    if not found:
+        raise CheckpointError(f"{requested.words}: {_ADAPTER_WEIGHTS_NAME} contains no LoRA weights", hint=_RESAVE)
+    ranks, alphas = (_ValuesByModule(config.get(key) or {}) for key in _PATTERNS)
+    pairs = {}
+    for path, parts in found.items():
+        rank, alpha = ranks.of(path, config["r"]), alphas.of(path, config["lora_alpha"])
+        pairs[path] = _pair(requested, config, tensors, parts, int(rank), float(alpha))
+    return pairs, replaced
+
+
+def _pair(
+    requested: NamedAdapter,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, StoredEntry],
+    parts: Mapping[str, str],
+    rank: int,
+    alpha: float,
+) -> LoraPair:
+    is_embedding = "lora_embedding_A" in parts or "lora_embedding_B" in parts
+    names = ("lora_embedding_A", "lora_embedding_B") if is_embedding else ("lora_A", "lora_B")
+    if missing := next((name for name in names if name not in parts), None):
+        first = next(iter(parts.values()))
+        raise _tensor_error(requested, tensors, first, f"has no matching {missing}")
+    a, b = (parts[name] for name in names)
+    shapes = tensors[a].shape, tensors[b].shape
+    if any(len(shape) < 2 for shape in shapes) or len(shapes[0]) != len(shapes[1]):
+        raise _tensor_error(requested, tensors, a, f"does not fit {b} of shape {list(shapes[1])}")
+    if shapes[0][0] != rank or shapes[1][1] != rank:
+        raise _tensor_error(
+            requested,
+            tensors,
+            a,
+            f"has rank {shapes[0][0]}, and {b} has rank {shapes[1][1]}; expected {rank} by {ADAPTER_CONFIG_NAME}",
+        )
+    scaling = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    if ("magnitude" in parts) != bool(config.get("use_dora")):
+        problem = (
+            "belongs to a DoRA, which the config does not declare" if "magnitude" in parts else "lacks its magnitudes"
+        )
+        raise _tensor_error(requested, tensors, parts.get("magnitude", a), problem)
+    return LoraPair(a, b, rank, scaling, is_embedding, parts.get("lora_B.bias"), parts.get("magnitude"))
+
+
+class _ValuesByModule:
+    """The numbers of ``rank_pattern`` or ``alpha_pattern``.
+
+    peft takes the keys as regular expressions for the end of the path of a module. Text of a file is never used as one:
+    its time has no bound. Names are looked up, and :func:`_refuse_config` refuses other expressions.
+    """
+
+    def __init__(self, pattern: Mapping[str, float]) -> None:
+        self._values: dict[str, tuple[int, float]] = {}
+        for place, (name, value) in enumerate(pattern.items()):
+            self._values.setdefault(name.replace("\\.", ".").removesuffix("$"), (place, float(value)))
+        self._longest = max(map(len, self._values), default=0)
+
+    def of(self, path: str, default: float) -> float:
+        """Return the number of a module: that of the first key that its path ends with."""
+        found = [self._values[f"^{path}"]] if f"^{path}" in self._values else []
+        start = len(path)
+        while start > 0 and len(path) - start <= self._longest:
+            start = path.rfind(".", 0, start)
+            if (ending := path[start + 1 :]) in self._values:
+                found.append(self._values[ending])
+        return min(found)[1] if found else default
+
+
+def _tensor_error(
+    requested: NamedAdapter, tensors: Mapping[str, StoredEntry], tensor: str, problem: str
+) -> CheckpointError:
+    return CheckpointError(
+        f"{requested.words}: tensor {tensor!r} of shape {list(tensors[tensor].shape)} {problem}", hint=_RESAVE
+    )
+
+
+def adapter_values(adapter: Adapter, inputs: Mapping[str, tuple[str, str]], dtype: Any) -> dict[str, Array]:
+    """Return what an adapter fills inputs of a graph with, the scaling included.
+
+    Args:
+        adapter: One that can be switched.
+        inputs: Path of a module in the graph → the names of its inputs.
+        dtype: Element type of the inputs, as numpy or ``ml_dtypes`` have it.
+
+    Raises:
+        CheckpointError: the graph has no inputs for a module, or the file became shorter.
+    """
+    import numpy as np
+
+    from winml.modelkit.models.checkpoints.quantized.stored import stored_values
+
+    values = {}
+    for path, pair in adapter.pairs.items():
+        found = path if path in inputs else next((name for name in inputs if _is_same_module(name, path)), None)
+        if found is None:
+            raise adapter.error(f"the graph has no inputs for module {path!r}", "Export the model again.")
+        a, b = (stored_values(adapter.tensors[name], name).read().astype(np.float32) for name in (pair.a, pair.b))
+        first, second = inputs[found]
+        values[first] = np.ascontiguousarray(a.T).astype(dtype)
+        values[second] = np.ascontiguousarray(b.T * np.float32(pair.scaling)).astype(dtype)
+    return values
+
+
+def _is_same_module(path: str, other: str) -> bool:
+    """Say whether two paths differ only by the name of the base model before one of them."""
+    return path.endswith(f".{other}") or other.endswith(f".{path}")
+
+
+def adapter_files(adapters: Sequence[Adapter]) -> dict[str, Path]:
+    """Return the files that adapters are read from, by a name that tells them apart."""
+    return {
+        f"{number}/{name}": adapter.requested.folder / name
+        for number, adapter in enumerate(adapters)
+        for name in (ADAPTER_CONFIG_NAME, adapter.file.name)
+    }

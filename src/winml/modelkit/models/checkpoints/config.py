@@ -1,0 +1,431 @@
+"""Reads the ``config.json`` of a checkpoint into a transformers config.
+
+Reads the JSON, decides the model type, decides whether the checkpoint's own code is needed and allowed, and builds the
+transformers config. References to other repositories in it are dropped or refused. Everything is read from the disk;
+nothing is fetched. Does not decide task or class (``task.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from winml.modelkit.errors import CheckpointError, RemoteCodeError, UsageError, failed_import, first_line
+from winml.modelkit.file_names import MODEL_CARD_NAME
+from winml.modelkit.models.checkpoints.quantized.formats import quantization_of, without_quantization
+from winml.modelkit.models.checkpoints.task import tasks_for
+from winml.modelkit.models.checkpoints.weight_files import FORMATS
+from winml.modelkit.onnx.files.foreign_files import foreign_parser
+from winml.modelkit.onnx.files.foreign_numbers import refuse_absurd_sizes
+from winml.modelkit.onnx.files.front_matter import FrontMatterError, front_matter_value
+from winml.modelkit.options import JsonError, nearest, read_json_file
+
+_AUTO_CONFIG = "AutoConfig"
+_AUTO_MODEL_PREFIX = "AutoModel"
+
+_SPECIAL_FLOAT_KEY = "__float__"
+_SPECIAL_FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+"""Specified by transformers: ``{"__float__": "Infinity"}`` is how a config writes what JSON has no number for."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """The config of a checkpoint and what the user should hear about it."""
+
+    config: Any
+    """The ``transformers.PreTrainedConfig``."""
+    root: Path | None
+    """Folder it stands in: custom code, tokenizer and processor files stand beside it. None without a checkpoint."""
+    custom_models: dict[str, str]
+    """Auto class → ``module.Class`` of the checkpoint's own code that may run; empty when transformers' is used."""
+    notes: tuple[str, ...] = ()
+    """Sentences for the user."""
+    quantization: Mapping[str, Any] | None = None
+    """What it says of weights in few bits; the config itself says nothing of it, and is that of the float model."""
+
+
+def load_config(path: Path, name: str, *, trust_remote_code: bool) -> CheckpointConfig:
+    """Build the config that ``path`` holds.
+
+    Args:
+        path: The ``config.json``.
+        name: Hub id or path as the user wrote it; old configs without a model type are told by it.
+        trust_remote_code: Whether code of the checkpoint may run.
+
+    Raises:
+        CheckpointError: malformed JSON (line and column), an unknown model type, or values transformers refuses.
+        RemoteCodeError: the checkpoint needs its own code, and that was not allowed or is not there.
+    """
+    content = _read_content(path)
+    _check_architectures(content, path)
+    references = _own_class_references(content)
+    model_type, notes = _decide_model_type(content, name, path, has_own_code=_AUTO_CONFIG in references)
+    refuse_absurd_sizes(content, path)
+    own = _classes_of_own_code(references, model_type)
+    if own and not trust_remote_code:
+        raise RemoteCodeError(
+            f"{name}: needs custom code ({', '.join(sorted(set(own.values())))}), which was not run",
+            hint="Read that code; if you trust it, add --trust-remote-code.",
+        )
+    if references and not trust_remote_code:
+        notes.append(f"the code in {name} was not run: transformers has the same classes")
+    if references and trust_remote_code:
+        own = references
+        notes.append(f"running code of {name}, as --trust-remote-code allows: {', '.join(sorted(set(own.values())))}")
+    quantization = quantization_of(content)
+    content, dropped = _without_foreign_references(without_quantization(content), path)
+    notes += dropped
+    config = _build_config(path, content, model_type, own.get(_AUTO_CONFIG))
+    models = {key: reference for key, reference in own.items() if key != _AUTO_CONFIG}
+    return CheckpointConfig(config, path.parent, models, tuple(notes), quantization)
+
+
+def default_config(model_type: str) -> CheckpointConfig:
+    """Return the config transformers takes for a model type where nothing else is said.
+
+    Raises:
+        UsageError: transformers does not know the type (names the nearest).
+    """
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if model_type not in CONFIG_MAPPING:
+        guess = nearest(model_type, CONFIG_MAPPING.keys())
+        raise UsageError(
+            f"--model-type {model_type}: unknown to transformers {transformers.__version__}",
+            hint=f"Did you mean {guess!r}?" if guess else "Pass a model type such as bert, vit or whisper.",
+        )
+    return CheckpointConfig(_built_or_refused(CONFIG_MAPPING[model_type], f"--model-type {model_type}"), None, {})
+
+
+def with_config_of_class(checkpoint: CheckpointConfig, model_class: object) -> CheckpointConfig:
+    """Return the checkpoint with the config a class takes: that of a decoder alone is inside the config of the whole.
+
+    Args:
+        checkpoint: Config and files of the whole model.
+        model_class: The class that is to be built.
+    """
+    expected = getattr(model_class, "config_class", None)
+    config = checkpoint.config
+    if not isinstance(expected, type) or isinstance(config, expected):
+        return checkpoint
+    inner = [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
+    fitting = [item for item in inner if type(item) is expected]
+    return replace(checkpoint, config=fitting[0]) if len(fitting) == 1 else checkpoint
+
+
+def model_type_of_class(name: str) -> str:
+    """Return the model type of a transformers class.
+
+    Raises:
+        UsageError: transformers has no model class of this name, or it is one of every type.
+    """
+    import transformers
+
+    if name.startswith("Auto") and hasattr(transformers, name):
+        raise UsageError(
+            f"--model-class {name}: is not specific to an architecture", hint="Pass --model-type as well, or a model."
+        )
+    model_type = getattr(getattr(getattr(transformers, name, None), "config_class", None), "model_type", None)
+    if not isinstance(model_type, str):
+        guess = nearest(name, dir(transformers))
+        raise UsageError(
+            f"--model-class {name}: transformers {transformers.__version__} has no model class of this name",
+            hint=f"Did you mean {guess!r}?" if guess else "Pass a class such as BertForMaskedLM.",
+        )
+    return model_type
+
+
+def _read_content(path: Path) -> dict[str, object]:
+    try:
+        content = read_json_file(path, object_hook=_plain_value)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: no such file", hint="Download the checkpoint again.") from error
+    except JsonError as error:
+        raise CheckpointError(
+            f"{path}: {error}", hint="Correct the config, or download the checkpoint again."
+        ) from error
+    if not isinstance(content, dict):
+        raise CheckpointError(
+            f"{path}: expected a JSON object, got {type(content).__name__}", hint="Pass a transformers config."
+        )
+    return content
+
+
+def _plain_value(value: dict[str, object]) -> Any:
+    """Return an object of the JSON as it is, or the float it stands for."""
+    tag = value.get(_SPECIAL_FLOAT_KEY)
+    return _SPECIAL_FLOATS.get(tag, value) if isinstance(tag, str) and len(value) == 1 else value
+
+
+def _decide_model_type(
+    content: dict[str, object], name: str, path: Path, *, has_own_code: bool
+) -> tuple[str, list[str]]:
+    """Return the model type, with a note where it was not simply written down."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    declared = content.get("model_type")
+    if isinstance(declared, str) and (declared in CONFIG_MAPPING or has_own_code):
+        return declared, []
+    if declared is not None:
+        raise _unknown_type_error(declared, path, CONFIG_MAPPING.keys())
+    # Configs older than the key are told by their name, the longest type in it winning, as transformers does.
+    last = name.replace("\\", "/").rstrip("/").rpartition("/")[2].removesuffix(".json")
+    for model_type in sorted(CONFIG_MAPPING.keys(), key=len, reverse=True):
+        if model_type in last.lower():
+            return model_type, [f"{path} has no model_type; {model_type!r} is assumed from the name {last!r}"]
+    raise CheckpointError(
+        f"{path}: has no model_type, and none is part of the name {last!r}",
+        hint='Add "model_type", such as "bert"; only configs of transformers are supported.',
+    )
+
+
+def _unknown_type_error(declared: object, path: Path, model_types: Any) -> CheckpointError:
+    import transformers
+
+    guess = nearest(str(declared), model_types)
+    ending = f"Did you mean {guess!r}? " if guess else ""
+    return CheckpointError(
+        f"{path}: model_type {declared!r} is unknown to transformers {transformers.__version__}",
+        hint=f"{ending}A newer transformers may support it; else pass the model as file.py:factory.",
+    )
+
+
+def _own_class_references(content: dict[str, object]) -> dict[str, str]:
+    """Return the config and model classes of the checkpoint's own code; tokenizers are never built here."""
+    auto_map = content.get("auto_map")
+    entries = auto_map.items() if isinstance(auto_map, dict) else ()
+    return {
+        key: value
+        for key, value in entries
+        if isinstance(value, str) and (key == _AUTO_CONFIG or key.startswith(_AUTO_MODEL_PREFIX))
+    }
+
+
+def _classes_of_own_code(references: dict[str, str], model_type: str) -> dict[str, str]:
+    """Return the references that transformers has no class of the same name for.
+
+    Models that moved into transformers keep their ``auto_map``; the class of the same name is then the same model.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    native = {CONFIG_MAPPING[model_type].__name__} if model_type in CONFIG_MAPPING else set()
+    native.update(name for classes in tasks_for(model_type).values() for name in classes)
+    return {key: value for key, value in references.items() if value.rpartition(".")[2] not in native}
+
+
+def _build_config(path: Path, content: dict[str, object], model_type: str, reference: str | None) -> Any:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    config_class = own_class(reference, path.parent) if reference else CONFIG_MAPPING[model_type]
+    values = {**content, "model_type": model_type}
+    return _built_or_refused(lambda: config_class.from_dict(values), f"{path}: {config_class.__name__}")
+
+
+def _built_or_refused(build: Callable[[], object], subject: str) -> Any:
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    hint = "Correct the value, or download the checkpoint again."
+    try:
+        with foreign_parser(
+            f"{subject} rejects the config",
+            error=CheckpointError,
+            hint=hint,
+            reason=_reason,
+            spared=OfflineModeIsEnabled,
+        ):
+            return build()
+    except OfflineModeIsEnabled as error:
+        raise CheckpointError(
+            f"{subject} requires a part of the config from the Hub ({_requested_url(error)}), but only the folder "
+            "is read",
+            hint="Write that part into the config, such as a backbone as backbone_config.",
+        ) from error
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _requested_url(error: Exception) -> str:
+    return next((word.rstrip(":") for word in str(error).split() if "://" in word), first_line(error))
+
+
+def own_class(reference: str, root: Path) -> Any:
+    """Import a class of the checkpoint's own code. Call only after the user allowed it.
+
+    Raises:
+        RemoteCodeError: the code is not beside the config, or cannot be imported.
+    """
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    repository, separator, _ = reference.rpartition("--")
+    if separator:
+        raise RemoteCodeError(
+            f"{root}: its code {reference} is in another repository, {repository}, which is not downloaded",
+            hint="Put that code beside config.json in a local folder, and reference it in auto_map without the "
+            "repository.",
+        )
+    try:
+        return get_class_from_dynamic_module(reference, str(root), local_files_only=True)
+    except (OSError, ImportError, AttributeError, ValueError, SyntaxError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        package = failed_import(error)
+        broken = f"{package}: " if package not in ("", reference.partition(".")[0], "transformers_modules") else ""
+        raise RemoteCodeError(
+            f"{root}: its code {reference} cannot be imported: {broken}{reason}",
+            hint="Put the module beside config.json, and install what it imports.",
+        ) from error
+
+
+def build_error(model_class: type, error: Exception) -> CheckpointError:
+    """Return what to raise when ``model_class`` could not be built from a config, with the reason it gave."""
+    return CheckpointError(
+        f"{model_class.__name__} cannot be built from this config: {type(error).__name__}: {first_line(error)}",
+        hint="Correct the config.",
+    )
+
+
+def _check_architectures(content: dict[str, object], path: Path) -> None:
+    architectures = content.get("architectures")
+    is_list = isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
+    if architectures is not None and not is_list:
+        raise CheckpointError(
+            f"{path}: architectures is {architectures!r}, expected a list of class names",
+            hint='Write it as ["BertModel"], or remove it.',
+        )
+
+
+# --- What does the model card of a checkpoint say the model is for?
+#
+# A card is the ``README.md`` beside the config; facts for programs stand in front of its text. It is a help, never a
+# need: one that cannot be read says nothing.
+
+
+_LONGEST_TAG = 1000
+"""Bytes of the line of the tag. Chosen: the longest name of a task has 30 letters."""
+
+
+def card_task(folder: Path | None) -> str | None:
+    """Return the ``pipeline_tag`` of the card in a folder; None where there is no card, or none is named."""
+    if folder is None:
+        return None
+    try:
+        tag = front_matter_value(folder / MODEL_CARD_NAME, "pipeline_tag", _LONGEST_TAG)
+    except FrontMatterError:
+        return None
+    return tag if isinstance(tag, str) else None
+
+
+_ATTENTION = frozenset({"eager", "sdpa", "flex_attention"})
+_EXPERTS = frozenset({"eager", "batched_mm", "grouped_mm"})
+"""The implementations that torch and transformers bring along; others are packages, or kernels on the Hub."""
+
+_IMPLEMENTATIONS: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(("attn_implementation", "_attn_implementation", "_attn_implementation_internal"), _ATTENTION),
+    **dict.fromkeys(
+        ("experts_implementation", "_experts_implementation", "_experts_implementation_internal"), _EXPERTS
+    ),
+}
+_KERNEL_SWITCHES = frozenset({"use_kernels", "kernel_config"})
+_OWN_CODE = "auto_map"
+_TIMM_NAMES = ("backbone", "architecture")
+_ADAPTER = "adapter_config.json"
+_WEIGHTS_KEY = "transformers_weights"
+_DISTRIBUTED_SHARDS = "shard-*-model-*-of-*.safetensors"
+
+
+def _without_foreign_references(content: Mapping[str, object], path: Path) -> tuple[dict[str, object], tuple[str, ...]]:
+    """Return the content of a config without the entries that lead elsewhere, and a note for each that was dropped.
+
+    Args:
+        content: What the file holds; its own ``auto_map`` is the caller's to decide on, nested ones are dropped.
+        path: The file, for messages.
+
+    Raises:
+        CheckpointError: the config names an architecture that only another repository tells.
+    """
+    notes: dict[str, None] = {}
+    outer = {key: value for key, value in content.items() if key != _OWN_CODE}
+    cleaned = _cleaned(outer, path, lambda note: notes.setdefault(f"{path}: {note}"))
+    return {**cleaned, **({_OWN_CODE: content[_OWN_CODE]} if _OWN_CODE in content else {})}, tuple(notes)
+
+
+def _cleaned(record: Mapping[str, object], path: Path, tell: Callable[[str], object]) -> dict[str, object]:
+    cleaned: dict[str, object] = {}
+    for key, value in record.items():
+        if key in _IMPLEMENTATIONS:
+            usable = _usable_implementation(key, value, tell)
+            if usable is not None:
+                cleaned[key] = usable
+        elif key in _KERNEL_SWITCHES:
+            tell(f"{key} is ignored: kernels are code from outside the checkpoint")
+        elif key == _OWN_CODE:
+            tell(f"an inner {key} is ignored: the classes of transformers are used")
+        elif key in _TIMM_NAMES and isinstance(value, str) and ":" in value:
+            raise CheckpointError(
+                f"{path}: {key} is {value!r}, whose config is elsewhere, but only the folder is read",
+                hint="Write the name of the timm model, such as resnet50.",
+            )
+        else:
+            cleaned[key] = _cleaned_value(value, path, tell)
+    return _with_timm_backbone(cleaned)
+
+
+def _cleaned_value(value: object, path: Path, tell: Callable[[str], object]) -> Any:
+    if isinstance(value, Mapping):
+        return _cleaned(value, path, tell)
+    return [_cleaned_value(item, path, tell) for item in value] if isinstance(value, list) else value
+
+
+def _usable_implementation(key: str, value: object, tell: Callable[[str], object]) -> Any:
+    """Return the part of the entry that names what torch and transformers bring along; None where there is none."""
+    if isinstance(value, Mapping):  # one for each inner config
+        inner = {name: _usable_implementation(key, item, tell) for name, item in value.items()}
+        return {name: item for name, item in inner.items() if item is not None} or None
+    if value is None or (isinstance(value, str) and value in _IMPLEMENTATIONS[key]):
+        return value
+    tell(f"{key} {value!r} is ignored, as its code is not part of transformers; the default of the model is used")
+    return None
+
+
+def _with_timm_backbone(record: dict[str, object]) -> dict[str, object]:
+    """Write out a backbone of timm that older configs name alone, as transformers does once the Hub has no such model.
+
+    Changes nothing where transformers does not ask the Hub first.
+    """
+    name, keywords = record.get("backbone"), record.get("backbone_kwargs")
+    is_written_out = record.get("backbone_config") is not None or record.get("use_timm_backbone") is False
+    if is_written_out or not isinstance(name, str) or "/" in name or not isinstance(keywords, dict) or not keywords:
+        return record
+    retained = {key: value for key, value in record.items() if key not in ("backbone", "backbone_kwargs")}
+    return {**retained, "backbone_config": {**keywords, "model_type": "timm_backbone", "backbone": name}}
+
+
+def refuse_foreign_weights(config: object, folder: Path) -> None:
+    """Refuse a folder whose weights transformers would not take from the files that were checked.
+
+    Raises:
+        CheckpointError: the config names another file, or an adapter or a distributed checkpoint lies beside it.
+    """
+    named = getattr(config, _WEIGHTS_KEY, None)
+    usual = next((name for _, *names in FORMATS for name in names if (folder / name).is_file()), None)
+    if named is not None and named != usual:
+        raise CheckpointError(
+            f"{folder}: its config sets {named!r} as the file of weights ({_WEIGHTS_KEY}), which is not supported",
+            hint=f"Rename that file to {FORMATS[0][1]}, and remove {_WEIGHTS_KEY} from the config.",
+        )
+    if (folder / _ADAPTER).is_file():
+        raise CheckpointError(
+            f"{folder}: contains an adapter ({_ADAPTER}) with the model, which is not applied",
+            hint=f"Merge it into the model and save that, or remove {_ADAPTER} to use the model without it.",
+        )
+    shard = next(iter(sorted(folder.glob(_DISTRIBUTED_SHARDS))), None)
+    if shard is not None:
+        raise CheckpointError(
+            f"{folder}: contains a distributed checkpoint ({shard.name}), which is not supported",
+            hint="Save the model in one piece, or in shards with an index.",
+        )

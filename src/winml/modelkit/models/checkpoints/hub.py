@@ -1,0 +1,302 @@
+"""Finds the folder on this disk that holds a checkpoint or an ONNX file of the Hub, and downloads what is missing.
+
+Looks into the cache that transformers uses and, only if something is missing there, fetches it. Hands back a folder, so
+that nothing after it ever needs the network. Imports ``huggingface_hub`` alone; knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from winml.modelkit.errors import CheckpointError, HubError
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, MODEL_CARD_NAME, MODEL_SUFFIX
+from winml.modelkit.models.checkpoints.companion_files import LARGEST_COMPANION, LARGEST_MODULE_WEIGHTS
+from winml.modelkit.models.checkpoints.weight_files import FORMATS, find_weights
+from winml.modelkit.onnx.files.foreign_files import COMPANION_NAMES, MODULES_NAME
+
+_LOG = logging.getLogger(__name__)
+
+_SMALL_SUFFIXES = frozenset(
+    {".json", ".txt", ".jinja", ".model", ".spm", ".tiktoken", ".vocab", ".codes", ".bpe", ".dict"}
+)
+"""Endings of configs, vocabularies, merges, sentencepiece models and chat templates; code of a repository may read more
+of them than transformers has names for."""
+
+
+_FILE_NAME = re.compile(r"^(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[^/@]+))?/(?P<path>.*[^/])$", re.ASCII)
+_DISPLAYED_NAMES = 8
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """An ONNX file of a repository, as ``owner/name/path/model.onnx`` or ``owner/name@revision/path/model.onnx``."""
+
+    repository: str
+    path: str
+    """Within the repository, with ``/`` between folders."""
+    revision: str | None = None
+    """Branch, tag or commit; None is the default branch."""
+
+    def local_path(self) -> Path:
+        """Return the file in the Hub cache; it is fetched with its data and the tokenizer's files if it is not there.
+
+        Raises:
+            HubError: offline, no such repository, revision or file, gated, or the connection failed.
+        """
+        import huggingface_hub
+
+        cached = huggingface_hub.try_to_load_from_cache(self.repository, self.path, revision=self.revision)
+        # Without its data, the download was interrupted.
+        if isinstance(cached, str) and not self._missing_data(Path(cached)):
+            return Path(cached)
+        if huggingface_hub.is_offline_mode():
+            raise HubError(
+                f"{self}: no such file here or in the Hub cache, and offline mode forbids the download",
+                hint="Unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, or pass the path of an ONNX file.",
+            )
+        with _hub_errors(self.repository, self.revision, "file"):
+            return self._fetch()
+
+    def _fetch(self) -> Path:
+        sizes = _listed_sizes(self.repository, self.revision)
+        if self.path not in sizes:
+            files = [name for name in sorted(sizes) if name.lower().endswith(MODEL_SUFFIX)]
+            more = len(files) - _DISPLAYED_NAMES
+            named = ", ".join(files[:_DISPLAYED_NAMES]) + (f" and {more} more" if more > 0 else "")
+            raise HubError(
+                f"{self}: {self.repository} has no file {self.path}",
+                hint=f"Its ONNX files are {named}." if files else "It has no ONNX file: build one with winml build.",
+            )
+        names = [self.path, *_files_to_fetch(sizes, needs_weights=False, needs_code=False)]
+        file = self._download(names) / self.path
+        missing = self._missing_data(file)
+        if missing:
+            self._download([name for name in missing if name in sizes])
+        return file
+
+    def _download(self, names: Sequence[str]) -> Path:
+        import huggingface_hub
+
+        patterns = [glob.escape(name) for name in names]
+        with _bars_on_terminals_only():
+            folder = huggingface_hub.snapshot_download(self.repository, revision=self.revision, allow_patterns=patterns)
+        return Path(folder)
+
+    def _missing_data(self, file: Path) -> tuple[str, ...]:
+        """Return the data files that the model names and that are not beside it, as named in the repository."""
+        from winml.modelkit.onnx.files.placing import data_names
+
+        folder = PurePosixPath(self.path).parent
+        return tuple(str(folder / name) for name in data_names(file) if not (file.parent / name).is_file())
+
+    def __str__(self) -> str:
+        """Return the name as it is written for ``-m``."""
+        return f"{self.repository}{'' if self.revision is None else f'@{self.revision}'}/{self.path}"
+
+
+@contextlib.contextmanager
+def _bars_on_terminals_only() -> Iterator[None]:
+    """Display the progress bars of the Hub's client on a terminal, and nothing in a log."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if sys.stderr.isatty() or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
+
+
+def hub_file(name: str | os.PathLike[str]) -> HubFile | None:
+    """Return the ONNX file of the Hub that a name means; None where it means a path.
+
+    A name that begins with a dot, or whose first folder exists here, is a path.
+    """
+    path = Path(name)
+    match = _FILE_NAME.match(path.as_posix())
+    if (
+        match is None
+        or os.fspath(name).startswith(".")
+        or path.suffix.lower() != MODEL_SUFFIX
+        or Path(path.parts[0]).exists()
+    ):
+        return None
+    return HubFile(match["repository"], match["path"], match["revision"])
+
+
+def snapshot_folder(
+    repository: str,
+    revision: str | None,
+    *,
+    needs_weights: bool,
+    needs_code: bool,
+    progress: Callable[[str], None] | None = None,
+) -> Path:
+    """Return the folder of the Hub cache that holds ``repository`` at ``revision``, fetching what is missing.
+
+    A complete cached snapshot is used without asking the network whether the Hub has a newer one. ``HF_HUB_OFFLINE``
+    and ``TRANSFORMERS_OFFLINE`` forbid fetching.
+
+    Args:
+        repository: ``owner/name``.
+        revision: Branch, tag or commit; None is the default branch.
+        needs_weights: Whether a snapshot without weights is incomplete.
+        needs_code: Whether Python files are part of the snapshot.
+        progress: Told in words what is fetched.
+
+    Raises:
+        HubError: offline, no such repository or revision, gated, or the connection failed.
+    """
+    import huggingface_hub
+
+    cached = cached_snapshot(repository, revision, needs_weights=needs_weights, needs_code=needs_code)
+    if cached is not None:
+        _LOG.debug("using cached snapshot %s", cached)
+        return cached
+    if huggingface_hub.is_offline_mode():
+        shown_name = repository if revision is None else f"{repository} at revision {revision}"
+        raise HubError(
+            f"{shown_name}: not in the cache, and offline mode forbids the download",
+            hint="Unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, or pass a local checkpoint folder.",
+        )
+    return _fetch_snapshot(repository, revision, needs_weights, needs_code, progress)
+
+
+def cached_snapshot(repository: str, revision: str | None, *, needs_weights: bool, needs_code: bool) -> Path | None:
+    """Return the folder of the Hub cache where everything that is needed is in it; fetches nothing."""
+    import huggingface_hub
+
+    cached = _cached_snapshot(repository, revision, needs_weights)
+    # Code may consist of several files that only the Hub can list: offline, what is cached has to do.
+    if cached is not None and needs_code and not any(cached.glob("*.py")) and not huggingface_hub.is_offline_mode():
+        return None
+    return cached
+
+
+def _cached_snapshot(repository: str, revision: str | None, needs_weights: bool) -> Path | None:
+    """Return the cached snapshot folder if everything needed is in it."""
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(repository, CHECKPOINT_CONFIG_NAME, revision=revision)
+    if not isinstance(config, str):
+        return None
+    folder = Path(config).parent
+    try:
+        complete = not needs_weights or find_weights(folder) is not None
+    except CheckpointError:
+        complete = False  # shards are missing: an interrupted download
+    return folder if complete else None
+
+
+def _fetch_snapshot(
+    repository: str, revision: str | None, needs_weights: bool, needs_code: bool, progress: Callable[[str], None] | None
+) -> Path:
+    import huggingface_hub
+
+    with _hub_errors(repository, revision, "folder"):
+        file_names = _files_to_fetch(_listed_sizes(repository, revision), needs_weights, needs_code)
+        if progress is not None:
+            progress(f"downloading {len(file_names)} files of {repository}")
+        # By name, not by the commit of the listing: only then is it found in the cache by that name again.
+        return Path(huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=file_names))
+
+
+def _listed_sizes(repository: str, revision: str | None) -> dict[str, int]:
+    """Return every file of a repository → bytes; 0 where the server does not tell them."""
+    import huggingface_hub
+
+    listing = huggingface_hub.HfApi().model_info(repository, revision=revision, files_metadata=True)
+    return {sibling.rfilename: sibling.size or 0 for sibling in listing.siblings or ()}
+
+
+@contextlib.contextmanager
+def _hub_errors(repository: str, revision: str | None, kind: str) -> Iterator[None]:
+    """Raise what the Hub's client raises as :class:`HubError`; ``kind`` is what the name could mean on this disk."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise HubError(
+            f"{repository}: is gated and this account has no access",
+            hint=f"Request access on its Hub page, then log in with `hf auth login` or set HF_TOKEN ({repository}).",
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise HubError(
+            f"{repository}: has no revision {revision!r}", hint="Pass a branch, tag or commit of the repository."
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise HubError(
+            f"{repository}: no such {kind} here and no such model on the Hub",
+            hint="Check the spelling; for a private model log in with `hf auth login` or set HF_TOKEN.",
+        ) from error
+    except errors.HFValidationError as error:
+        raise HubError(f"{repository}: not a valid Hub id", hint="Pass owner/name, or an existing path.") from error
+    except _connection_errors() as error:
+        raise HubError(
+            f"{repository}: no such {kind} here, and the Hub could not be reached: {_first_line(error)}",
+            hint=f"Check the connection, or pass the path of a local {kind}.",
+        ) from error
+
+
+def _connection_errors() -> tuple[type[BaseException], ...]:
+    """Return OSError and the root error of the HTTP library under the Hub client, which has changed more than once."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return HfHubHTTPError.__bases__
+
+
+def _files_to_fetch(sizes: Mapping[str, int], needs_weights: bool, needs_code: bool) -> list[str]:
+    """Choose what to fetch: small files at the top of the repository, one format of weights, and code if allowed.
+
+    Of a repository of sentence-transformers also those of its modules.
+
+    Args:
+        sizes: Every file of the repository → bytes; 0 where it is not known.
+        needs_weights: Whether weights are among them.
+        needs_code: Whether Python files are.
+    """
+    top = [name for name in sizes if "/" not in name]
+    weights: list[str] = []
+    for _, single, index in FORMATS if needs_weights else ():
+        stem, suffix = PurePosixPath(single).stem, PurePosixPath(single).suffix
+        shards = [name for name in top if name.startswith(f"{stem}-") and name.endswith(suffix)]
+        weights = [single] if single in top else [index, *shards] if index in top else []
+        if weights:
+            break
+    indexes = {index for _, _, index in FORMATS}
+    small = [
+        name
+        for name in top
+        if (name in COMPANION_NAMES or PurePosixPath(name).suffix in _SMALL_SUFFIXES)
+        and name not in indexes
+        and sizes[name] <= LARGEST_COMPANION
+    ]
+    code = [name for name in sizes if name.endswith(".py")] if needs_code else []
+    card = [MODEL_CARD_NAME] if MODEL_CARD_NAME in top else []
+    modules = [name for name in sizes if _is_of_a_module(name, sizes[name])] if MODULES_NAME in top else []
+    return [*small, *card, *code, *weights, *modules]
+
+
+def _is_of_a_module(name: str, size_bytes: int) -> bool:
+    """Say whether a file is in a folder as sentence-transformers calls those of its modules: ``1_Pooling``."""
+    path = PurePosixPath(name)
+    if len(path.parts) != 2 or not re.match(r"\d+_\w", path.parts[0]) or path.name.startswith("."):
+        return False
+    is_small = path.suffix in _SMALL_SUFFIXES and size_bytes <= LARGEST_COMPANION
+    return is_small or (path.name in {single for _, single, _ in FORMATS} and 0 < size_bytes <= LARGEST_MODULE_WEIGHTS)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,299 @@
+"""Applies LoRA adapters to a model in PyTorch: merges them into its weights, or lists the branches of the graph.
+
+The formulas are those that peft publishes: W + scaling · B · A, transposed for tables and for transformers' ``Conv1D``;
+with DoRA, each row scaled to a length of its own afterwards. Sums are computed in float32 and cast once. Weights that
+are not read yet stay unread: what is done with them is recorded (``weights.py``), and computed one tensor at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from winml.modelkit.models.checkpoints.adapters import Adapter, LoraPair
+from winml.modelkit.models.checkpoints.weights import DeferredTensor, deferred_entries
+from winml.modelkit.onnx.coded_weights import CodedTensor
+from winml.modelkit.onnx.lora_branches import LoraBranch, lora_names
+from winml.modelkit.options import nearest
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def check_adapters(model: nn.Module, adapters: Sequence[Adapter]) -> None:
+    """Refuse adapters that do not fit a model; its parameters need no values.
+
+    Raises:
+        CheckpointError: a module is missing, of a class that takes no LoRA, or of other sizes; or a matrix has NaN or
+            infinite values.
+    """
+    for adapter in adapters:
+        from winml.modelkit.models.checkpoints.quantized.stored import stored_values  # not where there is no adapter
+
+        for path, pair in adapter.pairs.items():
+            _check_pair(adapter, model, path, pair)
+        for name, tensor in adapter.replaced.items():
+            _check_replaced(adapter, model, name, tensor)
+        for pair in adapter.pairs.values():
+            for name in filter(None, (pair.a, pair.b, pair.bias, pair.magnitude)):
+                if not np.isfinite(stored_values(adapter.tensors[name], name).read().astype(np.float32)).all():
+                    raise adapter.error(f"tensor {name!r} contains NaN or infinite values", "Train or save it again.")
+        if adapter.name is not None:
+            _refuse_swapping(adapter, model)
+
+
+def merge_adapters(model: nn.Module, adapters: Sequence[Adapter], *, retains_codes: bool = False) -> list[LoraBranch]:
+    """Merge the adapters without a name into the weights of a model, in place.
+
+    A parameter that several modules share becomes one of its own where an adapter changes it.
+
+    Args:
+        model: The model, with values or with tensors that refer to files.
+        adapters: All adapters of the request, in the order in which they are merged; they fit the model.
+        retains_codes: Leave weights in few bits as they are.
+
+    Returns:
+        A branch for each weight that was left.
+
+    Raises:
+        CheckpointError: a weight that has to stay in few bits cannot have a branch.
+    """
+    branches = []
+    for adapter in adapters:
+        if adapter.name is not None:
+            continue
+        tensors = deferred_entries(adapter.tensors)
+        for name, tensor in adapter.replaced.items():
+            module, attribute = _place(model, name)
+            _set(module, attribute, _cast(tensors[tensor], getattr(module, attribute).dtype))
+        for path, pair in adapter.pairs.items():
+            module, attribute = _target(model, path)
+            weight: Any = getattr(module, attribute)
+            if retains_codes and isinstance(weight, DeferredTensor) and isinstance(weight.origin, CodedTensor):
+                branches.append(_branch(adapter, module, _module_path(model, path) or "", pair, tensors))
+            else:
+                _set(module, attribute, _merged(module, weight, pair, tensors))
+            if pair.bias is not None:
+                bias: Any = module.bias
+                _set(module, "bias", _cast(_float(bias) + _value(tensors[pair.bias], bias) * pair.scaling, bias.dtype))
+    return branches
+
+
+@contextmanager
+def adapter_merged(model: nn.Module, adapter: Adapter) -> Iterator[None]:
+    """Merge an adapter that is switched at run time into the weights of a model for the time of the block.
+
+    Args:
+        model: The model, with values.
+        adapter: The adapter.
+    """
+    places = [_target(model, path) for path in adapter.pairs]
+    before = [(module, attribute, getattr(module, attribute)) for module, attribute in places]
+    try:
+        merge_adapters(model, [replace(adapter, requested=replace(adapter.requested, name=None))])
+        yield
+    finally:
+        for module, attribute, weight in before:
+            setattr(module, attribute, weight)
+
+
+def swappable_branches(model: nn.Module, adapters: Sequence[Adapter]) -> list[LoraBranch]:
+    """Return a branch without weights for each module that an adapter with a name changes."""
+    paths = {
+        found: pair.is_embedding
+        for adapter in adapters
+        if adapter.name is not None
+        for path, pair in adapter.pairs.items()
+        if (found := _module_path(model, path)) is not None
+    }
+    branches = []
+    for path, module in model.named_modules():  # in the order of the model, whatever that of the files is
+        if path in paths:
+            branches.append(LoraBranch(path, *_channels(module), is_table=paths[path]))
+    return branches
+
+
+def _factors(pair: LoraPair, tensors: dict[str, DeferredTensor]) -> tuple[DeferredTensor, DeferredTensor]:
+    """Return both matrices as a branch multiplies with them, the scaling in the second."""
+    a, b = tensors[pair.a].to(torch.float32), tensors[pair.b].to(torch.float32)
+    first: Any = a.t()
+    second: Any = b.t() * pair.scaling
+    return first, second
+
+
+def _branch(
+    adapter: Adapter, module: nn.Module, path: str, pair: LoraPair, tensors: dict[str, DeferredTensor]
+) -> LoraBranch:
+    if pair.magnitude is not None:
+        raise adapter.error(
+            f"the weight of {path} is quantized, and a DoRA scales the rows of the weight",
+            "Merge it into the model that was quantized, or use an adapter without DoRA.",
+        )
+    a, b = (item.by_reference(name) for item, name in zip(_factors(pair, tensors), lora_names(path), strict=True))
+    return LoraBranch(path, *_channels(module), is_table=pair.is_embedding, a=a, b=b)
+
+
+def _merged(
+    module: nn.Module, weight: torch.Tensor, pair: LoraPair, tensors: dict[str, DeferredTensor]
+) -> torch.Tensor:
+    """Return a weight with an adapter merged, in the type of the weight."""
+    a, b = _float(_value(tensors[pair.a], weight)), _float(_value(tensors[pair.b], weight))
+    rank = pair.rank
+    if a.dim() == 2:
+        delta = b @ a
+    else:
+        delta = b.reshape(-1, rank) @ a.reshape(rank, -1)
+    if pair.is_embedding or _is_transposed(module):
+        delta = delta.t()
+    merged = _float(weight) + delta.reshape(weight.shape) * pair.scaling
+    if pair.magnitude is not None:
+        rows = 0 if _is_transposed(module) else 1
+        length = torch.linalg.vector_norm(merged, dim=rows, keepdim=True)
+        magnitude = _float(_value(tensors[pair.magnitude], weight)).reshape(length.shape)
+        merged = merged * (magnitude / length)
+    return _cast(merged, weight.dtype)
+
+
+def _value(tensor: DeferredTensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the adapter as the weight is: unread beside one that is unread."""
+    return tensor if isinstance(like, DeferredTensor) else tensor.realized()
+
+
+def _float(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to(torch.float32)
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype)
+
+
+def _set(module: nn.Module, attribute: str, values: torch.Tensor) -> None:
+    before = getattr(module, attribute)
+    if isinstance(values, DeferredTensor) and not isinstance(before, DeferredTensor):
+        values = values.realized()
+    is_parameter = attribute in dict(module.named_parameters(recurse=False))
+    setattr(module, attribute, nn.Parameter(values, requires_grad=False) if is_parameter else values)
+
+
+# --- Where is what an adapter names?
+
+
+def _module_path(model: nn.Module, path: str) -> str | None:
+    """Return the path of a module that an adapter names; it may be that of a model with a head, or of one without."""
+    prefix = getattr(model, "base_model_prefix", "") or ""
+    candidates = [path]
+    if prefix:
+        candidates += [path.removeprefix(f"{prefix}.")] if path.startswith(f"{prefix}.") else [f"{prefix}.{path}"]
+    modules = dict(model.named_modules(remove_duplicate=False))
+    return next((name for name in candidates if name in modules), None)
+
+
+def _target(model: nn.Module, path: str) -> tuple[nn.Module, str]:
+    """Return the module that an adapter changes, and its weight's name."""
+    module = model.get_submodule(_module_path(model, path) or "")
+    return module, "in_proj_weight" if isinstance(module, nn.MultiheadAttention) else "weight"
+
+
+def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """Return the module that holds a parameter which an adapter replaces, and its name there."""
+    path, _, attribute = name.rpartition(".")
+    return model.get_submodule(_module_path(model, path) or ""), attribute
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    """Say whether the weight of a module is input × output channels, as that of transformers' ``Conv1D``."""
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, Conv1D)
+
+
+def _channels(module: nn.Module) -> tuple[int, int]:
+    """Return the input and output channels of a module, or the rows and columns of a table."""
+    weight: Any = module.in_proj_weight if isinstance(module, nn.MultiheadAttention) else module.weight
+    first, second = weight.shape[0], weight.shape[1]
+    is_direct = isinstance(module, nn.Embedding) or _is_transposed(module)
+    return (first, second) if is_direct else (second, first)
+
+
+def _check_pair(adapter: Adapter, model: nn.Module, path: str, pair: LoraPair) -> None:
+    found = _module_path(model, path)
+    if found is None:
+        guess = nearest(path, (name for name, _ in model.named_modules()))
+        raise adapter.error(
+            f"{type(model).__name__} has no module {path!r}",
+            f"The adapter was trained on another model{f'; the nearest module here is {guess}' if guess else ''}.",
+        )
+    module, attribute = _target(model, path)
+    kinds = (nn.Linear, nn.Embedding, nn.MultiheadAttention, *_CONVOLUTIONS)
+    if not isinstance(module, kinds) and not _is_transposed(module):
+        raise adapter.error(
+            f"{found} is a {type(module).__name__}, expected Linear, Embedding, Conv1D, Conv2d or MultiheadAttention",
+            "Merge the adapter with peft, and pass the result with -m.",
+        )
+    if getattr(module, "groups", 1) != 1:
+        raise adapter.error(
+            f"{found} is a {type(module).__name__} of {module.groups} groups, expected 1",
+            "Remove the module from the adapter.",
+        )
+    weight = getattr(module, attribute)
+    a, b = adapter.tensors[pair.a].shape, adapter.tensors[pair.b].shape
+    expected = _expected_shapes(module, weight, pair.rank)
+    if (a, b) != expected:
+        raise adapter.error(
+            f"{pair.a} and {pair.b} have shapes {list(a)} and {list(b)}, expected {list(expected[0])} and "
+            f"{list(expected[1])} by {found}",
+            "The adapter was trained on a model of different sizes.",
+        )
+    if pair.bias is not None and getattr(module, "bias", None) is None:
+        raise adapter.error(f"{found} has no bias that lora_bias could be added to", "Train it without lora_bias.")
+    if pair.magnitude is not None and not (isinstance(module, nn.Linear) or _is_transposed(module)):
+        raise adapter.error(
+            f"{found} is a {type(module).__name__} with DoRA, which is applied to Linear and Conv1D",
+            "Merge the adapter with peft, and pass the result with -m.",
+        )
+
+
+def _expected_shapes(module: nn.Module, weight: torch.Tensor, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of the two matrices of a module."""
+    if isinstance(module, _CONVOLUTIONS):
+        output, inputs, *kernel = weight.shape
+        return (rank, inputs, *kernel), (output, rank, *(1,) * len(kernel))
+    inputs, output = _channels(module)
+    return (rank, inputs), (output, rank)
+
+
+def _check_replaced(adapter: Adapter, model: nn.Module, name: str, tensor: str) -> None:
+    path, _, attribute = name.rpartition(".")
+    found = _module_path(model, path)
+    own = None if found is None else getattr(model.get_submodule(found), attribute, None)
+    if not isinstance(own, torch.Tensor):
+        raise adapter.error(
+            f"tensor {tensor!r} is not a LoRA, and {type(model).__name__} has no parameter {name!r} to replace",
+            "The adapter was trained on another model, or for another --task.",
+        )
+    shape = adapter.tensors[tensor].shape
+    if tuple(own.shape) != shape:
+        raise adapter.error(
+            f"tensor {tensor!r} has shape {list(shape)}, expected {list(own.shape)} by {name}",
+            "The adapter was trained with another vocabulary or number of labels; change the base model accordingly.",
+        )
+
+
+def _refuse_swapping(adapter: Adapter, model: nn.Module) -> None:
+    """Refuse what only a merged adapter can change."""
+    merging = f"Merge it: --adapter {adapter.requested.folder}."
+    if adapter.replaced:
+        name = next(iter(adapter.replaced))
+        raise adapter.error(f"replaces the parameter {name}, which cannot be switched at run time", merging)
+    for path, pair in adapter.pairs.items():
+        module, _ = _target(model, path)
+        if pair.bias is not None or pair.magnitude is not None:
+            kind = "DoRA" if pair.magnitude is not None else "lora_bias"
+            raise adapter.error(f"{path} has {kind}, which cannot be switched at run time", merging)
+        if not isinstance(module, (nn.Linear, nn.Embedding)) and not _is_transposed(module):
+            raise adapter.error(f"{path} is a {type(module).__name__}, which cannot be switched at run time", merging)

@@ -1,0 +1,231 @@
+"""Determines the format of a quantized checkpoint from its config, and finds its weights.
+
+A format is data: its name in ``quantization_config``, and what reads its tensors. Only headers and small index tensors
+are read here; codes are read when a weight is written or compared. No package of a format is needed. Imports no model
+library: what reads the tensors is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from winml.modelkit.errors import CheckpointError
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
+from winml.modelkit.models.checkpoints.weight_files import StoredEntry
+from winml.modelkit.options import JsonError, read_json_file
+
+if TYPE_CHECKING:
+    from winml.modelkit.onnx.coded_weights import CodedTensor
+
+_CONFIG_KEYS = ("quantization_config", "compression_config")
+"""Specified: what transformers calls the record, and what older versions of compressed-tensors do."""
+_PACKED_BITS = (2, 4, 8)
+"""Bits of packed integers for which ONNX Runtime has operators."""
+
+
+@dataclass(frozen=True)
+class QuantizedFormat:
+    """One format of few bits."""
+
+    name: str
+    """As nodes of a graph say it: ``source_format``."""
+    words: str
+    """For people."""
+    reader: str
+    """``module:function`` of this folder that takes the tensors of a checkpoint and its ``quantization_config``."""
+    refusal: Callable[[Mapping[str, Any]], str] = lambda _config: ""
+    """Says what of a config is not read; empty where all is."""
+
+
+def _gptq_refusal(config: Mapping[str, Any]) -> str:
+    version = config.get("checkpoint_format") or "gptq"
+    if version not in ("gptq", "gptq_v2"):
+        return f"checkpoint_format {version!r}, expected gptq or gptq_v2"
+    return _bits_refusal("bits", config.get("bits"))
+
+
+def _bits_refusal(key: str, bits: object, readable: Collection[int] = _PACKED_BITS) -> str:
+    """Return the refusal of bits that are stated and not readable."""
+    if bits is None or (type(bits) is int and bits in readable):
+        return ""
+    return f"{key} {bits!r}, expected {' or '.join(map(str, readable))}"
+
+
+def _awq_refusal(config: Mapping[str, Any]) -> str:
+    if (version := str(config.get("version") or "gemm").lower()) != "gemm":
+        return f"version {version!r}, expected gemm"
+    return _bits_refusal("bits", config.get("bits", config.get("w_bit")), (4,))
+
+
+def _compressed_refusal(config: Mapping[str, Any]) -> str:
+    by_name = config.get("config_groups") or {}
+    if not isinstance(by_name, Mapping):
+        return f"config_groups {by_name!r}, expected an object"
+    groups = [group for group in by_name.values() if isinstance(group, Mapping)]
+    for name in (config.get("format"), *(group.get("format") for group in groups)):
+        if name is not None and name not in _COMPRESSED:
+            return f"format {name!r}, expected one of {', '.join(sorted(_COMPRESSED))}"
+    for group in groups:
+        weights = group.get("weights")
+        is_packed = (group.get("format") or config.get("format")) == "pack-quantized"
+        bits = weights.get("num_bits") if is_packed and isinstance(weights, Mapping) else None
+        if problem := _bits_refusal("num_bits", bits):
+            return problem
+    sparsity = config.get("sparsity_config")
+    if isinstance(sparsity, Mapping) and sparsity.get("format") not in (None, "dense"):
+        return f"sparsity_config with format {sparsity['format']!r}, expected dense"
+    if isinstance(transforms := config.get("transform_config"), Mapping) and transforms.get("config_groups"):
+        return "transform_config, which rotates activations, expected none"
+    return ""
+
+
+_COMPRESSED = frozenset({
+    "pack-quantized", "int-quantized", "naive-quantized", "float-quantized", "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized", "mixed-precision", "dense",
+})  # fmt: skip
+
+FORMATS: Mapping[str, QuantizedFormat] = {
+    "gptq": QuantizedFormat("gptq", "GPTQ", "integers:read_gptq", _gptq_refusal),
+    "awq": QuantizedFormat("awq", "AWQ", "integers:read_awq", _awq_refusal),
+    "compressed-tensors": QuantizedFormat(
+        "compressed-tensors", "compressed-tensors", "compressed:read_compressed", _compressed_refusal
+    ),
+    "fp8": QuantizedFormat("fp8", "FP8", "floats:read_fp8"),
+    "fbgemm_fp8": QuantizedFormat("fp8", "FP8 of FBGEMM", "floats:read_fp8"),
+    "bitsandbytes": QuantizedFormat("bitsandbytes", "bitsandbytes", "floats:read_bitsandbytes"),
+    "mxfp4": QuantizedFormat("mxfp4", "MXFP4", "floats:read_mxfp4"),
+    "gguf": QuantizedFormat("gguf", "GGUF", "gguf:read_gguf"),
+    "modelopt": QuantizedFormat("modelopt", "ModelOpt", "floats:read_modelopt"),
+}
+"""By the value of ``quant_method``."""
+
+_PACKINGS = {"auto_gptq": "gptq", "auto_awq": "awq"}
+"""Specified: last part of ``packing_format`` of AutoRound → the format whose layout it is. Others (``auto_round``,
+``auto_round:gptqmodel``) store other zero points in tensors of the same names."""
+
+
+def quantization_of(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the record of few bits in the content of a ``config.json``, its own or that of its text model."""
+    text = content.get("text_config")
+    for record in (content, text if isinstance(text, Mapping) else {}):
+        for key in _CONFIG_KEYS:
+            if record.get(key) is not None:
+                found = record[key]
+                return found if isinstance(found, Mapping) else {"quant_method": found}
+    return None
+
+
+def without_quantization(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a ``config.json`` as that of the float model."""
+    plain = {key: value for key, value in content.items() if key not in _CONFIG_KEYS}
+    if isinstance(text := plain.get("text_config"), Mapping):
+        plain["text_config"] = {key: value for key, value in text.items() if key not in _CONFIG_KEYS}
+    return plain
+
+
+@dataclass(frozen=True)
+class CodedCheckpoint:
+    """The weights of a checkpoint that are in few bits."""
+
+    format: QuantizedFormat
+    tensors: Mapping[str, CodedTensor]
+    """By name of the parameter, as the float checkpoint would call it."""
+    consumed: frozenset[str]
+    """Names of the tensors in the files that these are made of."""
+    entries: Mapping[str, StoredEntry]
+    """All tensors in the files."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """The format and its bits, for people: ``GPTQ, 4 bits in blocks of 128 (224 weights)``."""
+        counts = Counter((item.weight.bits, item.weight.block_size) for item in self.tensors.values())
+        kinds = ", ".join(
+            f"{bits} bits in blocks of {size} ({count} weight{'s' if count > 1 else ''})"
+            for (bits, size), count in counts.most_common()
+        )
+        return f"{self.format.words}, {kinds}"
+
+
+def read_coded_checkpoint(
+    record: Mapping[str, Any], entries: Mapping[str, StoredEntry], folder: Path, files: Sequence[Path]
+) -> CodedCheckpoint:
+    """Find the weights of few bits in a checkpoint.
+
+    Args:
+        record: Its ``quantization_config``.
+        entries: Where its tensors lie.
+        folder: The checkpoint.
+        files: Its weight files.
+
+    Raises:
+        CheckpointError: the format is unknown, or not read in this form; or its tensors do not fit together.
+    """
+    form = _format_of(record, folder)
+    from winml.modelkit.models.checkpoints.quantized.stored import CodedEntries, StoredTensors
+
+    module, function = form.reader.split(":")
+    read = getattr(importlib.import_module(f"{__package__}.{module}"), function)
+    stored = StoredTensors(entries, folder, form.words, files)
+    found: CodedEntries = read(stored, record)
+    if not found.tensors:
+        place = files[0] if len(files) == 1 else f"{folder} ({len(files)} weight files)"
+        raise CheckpointError(
+            f"{place}: its config.json has quant_method {record.get('quant_method')!r}, and no tensor has that format",
+            hint="Remove quantization_config from config.json if the weights are floats, or download the checkpoint "
+            "again.",
+        )
+    tensors = {name: stored.checked(tensor) for name, tensor in found.tensors.items()}
+    return CodedCheckpoint(form, tensors, frozenset(found.consumed), {**entries, **found.plain}, tuple(found.notes))
+
+
+def folder_format(folder: Path) -> QuantizedFormat | None:
+    """Return the format of few bits that the config in a folder names; None where it names none, or cannot be read.
+
+    Raises:
+        CheckpointError: the format is unknown, or not read in this form.
+    """
+    try:
+        content = read_json_file(folder / CHECKPOINT_CONFIG_NAME)
+    except (JsonError, OSError):
+        return None  # who reads the config says so
+    record = quantization_of(content) if isinstance(content, dict) else None
+    return None if record is None else _format_of(record, folder)
+
+
+def _format_of(record: Mapping[str, Any], folder: Path) -> QuantizedFormat:
+    """Return the format that a ``quantization_config`` names.
+
+    Raises:
+        CheckpointError: it is unknown, or not read in this form; says what is.
+    """
+    method = record.get("quant_method")
+    if method in ("auto-round", "intel/auto-round"):
+        packing = record.get("packing_format")
+        if (method := _PACKINGS.get(str(packing).rpartition(":")[2])) is None:
+            raise CheckpointError(
+                f"{folder}: its quantization_config (AutoRound) has packing_format {packing!r}, expected "
+                f"{' or '.join(f'auto_round:{name}' for name in _PACKINGS)}",
+                hint="Save it from AutoRound again in such a format, or pass the original model and a --precision.",
+            )
+    name = method if isinstance(method, str) else None
+    if name is None and ("load_in_4bit" in record or "load_in_8bit" in record):
+        name = "bitsandbytes"  # as its own versions before quant_method wrote it
+    if name is None or name not in FORMATS:
+        raise CheckpointError(
+            f"{folder}: its quantization_config has quant_method {method!r}, which is not supported; expected "
+            f"{', '.join(FORMATS)}",
+            hint="Pass a checkpoint in one of these formats, or the original model and a --precision.",
+        )
+    form = FORMATS[name]
+    if problem := form.refusal(record):
+        raise CheckpointError(
+            f"{folder}: its quantization_config ({form.words}) has {problem}",
+            hint="Pass a checkpoint in that form, or the original model and a --precision.",
+        )
+    return form

@@ -1,0 +1,187 @@
+"""Reads the header of a GGUF file: its metadata and the table of its tensors.
+
+Every count, length and offset is compared with the size of the file before it is used: the libraries that read the
+file afterwards loop over such numbers, or allocate memory for them.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from winml.modelkit.errors import CheckpointError, UsageError
+from winml.modelkit.onnx.files.foreign_names import ForeignNameError, refuse_special_file
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+"""Of the format, in the byte order of x86; other files are rare and not read by transformers either."""
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""Specified: number of a type of metadata → its code in ``struct``."""
+_STRING, _ARRAY = 8, 9
+_LEAST_ENTRY_BYTES = {"metadata": 8 + 4 + 1, "tensors": 8 + 4 + 4 + 8}
+"""Of an entry of each table, by its parts of fixed size."""
+_MOST_AXES = 4
+"""Specified: axes of a tensor."""
+_ALIGNMENT = 32
+"""Specified: of the values, where ``general.alignment`` is not set."""
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """An entry of the table of tensors."""
+
+    name: str
+    shape: tuple[int, ...]
+    """As transformers has it: the axis whose values lie beside each other is the last."""
+    type_name: str
+    """Such as ``Q4_K``."""
+    offset: int
+    """Byte of the file at which the values start."""
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """The header of a file that holds every value it announces."""
+
+    metadata: Mapping[str, Any]
+    """Key → number, text or bool; ``None`` for an array."""
+    tensors: tuple[GgufTensor, ...]
+
+
+class _Cursor:
+    """A place in the header that never leaves the file."""
+
+    def __init__(self, path: Path, content: mmap.mmap) -> None:
+        self.path = path
+        self._content = content
+        self._place = 0
+
+    def error(self, problem: str) -> CheckpointError:
+        return CheckpointError(f"{self.path}: not a GGUF file, or damaged: {problem}", hint="Download the file again.")
+
+    @property
+    def place(self) -> int:
+        return self._place
+
+    def skip(self, count: int, label: str) -> int:
+        """Move on, and return where the skipped bytes begin."""
+        start = self._place
+        if count > len(self._content) - start:
+            raise self.error(f"{label} takes {count} bytes, but the file ends {len(self._content) - start} bytes later")
+        self._place = start + count
+        return start
+
+    def number(self, code: str, label: str) -> Any:
+        start = self.skip(struct.calcsize(code), label)
+        return struct.unpack_from(f"<{code}", self._content, start)[0]
+
+    def text(self, label: str) -> str:
+        size = self.number("Q", label)
+        start = self.skip(size, label)
+        try:
+            return self._content[start : start + size].decode()
+        except UnicodeDecodeError:
+            raise self.error(f"{label} is not UTF-8 text") from None
+
+    def count(self, label: str, least_bytes: int) -> int:
+        """Return a number of entries that the rest of the file has room for."""
+        number: int = self.number("Q", label)
+        if number * least_bytes > len(self._content) - self._place:
+            raise self.error(f"{label} is {number}, for which a file of {len(self._content)} bytes has no room")
+        return number
+
+    def value(self, label: str) -> Any:
+        """Return a value of the metadata; ``None`` for an array."""
+        kind = self.number("I", f"the type of {label}")
+        if kind in _SCALARS:
+            return self.number(_SCALARS[kind], label)
+        if kind == _STRING:
+            return self.text(label)
+        if kind != _ARRAY:
+            raise self.error(f"{label} has the unknown type {kind}")
+        inner = self.number("I", f"the type of {label}")
+        if inner in _SCALARS:
+            size = struct.calcsize(_SCALARS[inner])
+            self.skip(self.count(f"the length of {label}", size) * size, label)
+        elif inner == _STRING:
+            for _ in range(self.count(f"the length of {label}", 8)):
+                self.skip(self.number("Q", label), label)
+        else:
+            raise self.error(f"{label} is an array of the type {inner}, expected numbers or texts")
+        return None
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Read the header of a GGUF file.
+
+    Raises:
+        UsageError: the package ``gguf``, which lists the types of tensors, is not installed.
+        CheckpointError: the file is damaged, or announces more than it holds; names the key or tensor.
+    """
+    try:
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+    except ImportError as error:
+        raise UsageError(
+            f"{path}: reading a GGUF file needs the package gguf, which is not installed",
+            hint="pip install 'winml-modelkit[gguf]'",
+        ) from error
+    sizes = {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
+    try:
+        refuse_special_file(path)
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return _header(_Cursor(path, content), sizes, len(content))
+    except (OSError, ForeignNameError, ValueError) as error:  # ValueError: an empty file cannot be mapped
+        raise CheckpointError(f"{path}: not a GGUF file: {error}", hint="Download the file again.") from error
+
+
+def _header(cursor: _Cursor, sizes: Mapping[int, tuple[str, int, int]], file_size: int) -> GgufHeader:
+    if (magic := struct.pack("<I", cursor.number("I", "the magic number"))) != _MAGIC:
+        raise cursor.error(f"it begins with {magic!r}")
+    if (version := cursor.number("I", "the version")) not in _VERSIONS:
+        raise cursor.error(f"its version is {version}, expected {' or '.join(map(str, _VERSIONS))}")
+    tensor_count = cursor.count("the number of tensors", _LEAST_ENTRY_BYTES["tensors"])
+    metadata: dict[str, Any] = {}
+    for _ in range(cursor.count("the number of metadata keys", _LEAST_ENTRY_BYTES["metadata"])):
+        key = cursor.text("a metadata key")
+        if key in metadata:
+            raise cursor.error(f"metadata key {key!r} occurs twice")
+        metadata[key] = cursor.value(f"metadata key {key!r}")
+    entries = [_table_entry(cursor, sizes) for _ in range(tensor_count)]
+    alignment = metadata.get("general.alignment", _ALIGNMENT)
+    if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+        raise cursor.error(f"general.alignment is {alignment!r}, expected a power of two")
+    start = -(-cursor.place // alignment) * alignment
+    tensors: dict[str, GgufTensor] = {}
+    for name, shape, kind, offset in entries:
+        type_name, values, block_bytes = sizes[kind]
+        count = math.prod(shape)
+        size_bytes = count // values * block_bytes
+        if name in tensors:
+            raise cursor.error(f"tensor {name!r} occurs twice")
+        if 0 in shape or not shape or shape[-1] % values:
+            raise cursor.error(f"tensor {name!r} of shape {list(shape)} does not consist of {type_name} values")
+        if start + offset + size_bytes > file_size:
+            raise cursor.error(
+                f"truncated: tensor {name!r} ends at byte {start + offset + size_bytes}, the file has {file_size}"
+            )
+        tensors[name] = GgufTensor(name, shape, type_name, start + offset, size_bytes)
+    return GgufHeader(metadata, tuple(tensors.values()))
+
+
+def _table_entry(cursor: _Cursor, sizes: Mapping[int, tuple[str, int, int]]) -> tuple[str, tuple[int, ...], int, int]:
+    """Return name, shape, number of the type and offset of the next tensor."""
+    name = cursor.text("the name of a tensor")
+    axes = cursor.number("I", f"the rank of tensor {name!r}")
+    if axes > _MOST_AXES:
+        raise cursor.error(f"tensor {name!r} has {axes} axes, expected at most {_MOST_AXES}")
+    shape = tuple(cursor.number("Q", f"the shape of tensor {name!r}") for _ in range(axes))
+    kind = cursor.number("I", f"the type of tensor {name!r}")
+    if kind not in sizes:
+        raise cursor.error(f"tensor {name!r} has the unknown type {kind}")
+    return name, tuple(reversed(shape)), kind, cursor.number("Q", f"the offset of tensor {name!r}")

@@ -1,0 +1,213 @@
+"""Reads the tensors of a quantized checkpoint that belong to one parameter, and checks that they fit together.
+
+Tensors are read by plain reads when they are needed. Knows no format.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from winml.modelkit.arrays import Array
+from winml.modelkit.errors import CheckpointError
+from winml.modelkit.models.checkpoints.weight_files import StoredEntry
+from winml.modelkit.onnx.coded_weights import CodedParts, CodedTensor, CodedWeight
+from winml.modelkit.onnx.files.stored_tensors import StoredValues
+
+LEAST_BLOCK_SIZE, MOST_BLOCK_SIZE = 16, 256
+"""Specified: values of a row that share a scale in operators of ONNX Runtime, a power of two."""
+_USUAL_BLOCK_SIZE = 128
+"""Chosen: block of a row that has one scale altogether."""
+
+_DTYPES = {
+    **{name: ir.DataType[name.upper()] for name in (
+        "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool", "float16", "bfloat16",
+    )},
+    "float32": ir.DataType.FLOAT, "float64": ir.DataType.DOUBLE,
+    "float8_e4m3fn": ir.DataType.FLOAT8E4M3FN, "float8_e5m2": ir.DataType.FLOAT8E5M2,
+    "f8_e8m0": ir.DataType.FLOAT8E8M0,
+}  # fmt: skip
+
+_RESAVE = "Download the checkpoint again, or pass the original model and a --precision."
+
+
+def stored_values(entry: StoredEntry, name: str) -> StoredValues:
+    """Return where the values of a tensor lie."""
+    return StoredValues(entry.path, entry.offset, _DTYPES[entry.dtype], entry.shape, name)
+
+
+@dataclass
+class CodedEntries:
+    """What a reader of a format found in a checkpoint."""
+
+    tensors: dict[str, CodedTensor] = field(default_factory=dict)
+    """By name of the parameter, as the float checkpoint would call it."""
+    consumed: set[str] = field(default_factory=set)
+    """Names of the tensors that these are made of."""
+    plain: dict[str, StoredEntry] = field(default_factory=dict)
+    """Tensors that are no codes, where the reader itself found them: name of the parameter → where it lies."""
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class StoredTensors:
+    """The tensors of a checkpoint by name."""
+
+    entries: Mapping[str, StoredEntry]
+    folder: Path
+    format: str
+    """Name of the format, for messages."""
+    files: Sequence[Path] = ()
+    """The weight files."""
+
+    @property
+    def _place(self) -> Path:
+        """The weight file, or the folder of several."""
+        return self.files[0] if len(self.files) == 1 else self.folder
+
+    def modules(self, suffix: str) -> Iterator[str]:
+        """Yield what stands before a suffix in names that end with it, in the order of the files."""
+        for name in self.entries:
+            if name.endswith(suffix):
+                yield name.removesuffix(suffix)
+
+    def entry(self, name: str, dtypes: Collection[str], axes: int | None = None) -> StoredEntry:
+        """Return where a tensor lies.
+
+        Raises:
+            CheckpointError: there is none, it is empty, or it is of another type or number of axes; names it.
+        """
+        found = self.entries.get(name)
+        if found is None:
+            raise CheckpointError(f"{self._place}: {self.format}: tensor {name!r} is missing", hint=_RESAVE)
+        if found.dtype not in dtypes or (axes is not None and len(found.shape) != axes) or 0 in found.shape:
+            expected = f"{' or '.join(dtypes)}{f' with {axes} axes' if axes is not None else ''}, none of size 0"
+            raise CheckpointError(
+                f"{found.path}: {self.format}: tensor {name!r} is {found.dtype} of shape {list(found.shape)}, "
+                f"expected {expected}",
+                hint=_RESAVE,
+            )
+        return found
+
+    def refuse_shape(self, name: str, expected: Sequence[int], because: str) -> None:
+        """Refuse a tensor of another shape than others say.
+
+        Raises:
+            CheckpointError: names it, both shapes and what decides.
+        """
+        found = self.entries[name]
+        if found.shape != tuple(expected):
+            raise CheckpointError(
+                f"{found.path}: {self.format}: tensor {name!r} has shape {list(found.shape)}, expected "
+                f"{list(expected)} by {because}",
+                hint=_RESAVE,
+            )
+
+    def error(self, name: str, problem: str) -> CheckpointError:
+        """Return the error for a tensor that cannot be read."""
+        found = self.entries.get(name)
+        place = found.path if found is not None else self._place
+        return CheckpointError(f"{place}: {self.format}: {name}: {problem}", hint=_RESAVE)
+
+    def checked(self, coded: CodedTensor) -> CodedTensor:
+        """Return a tensor that refuses scales with NaN or infinite values when it is read."""
+        weight = self._checked(coded.weight)
+        return CodedTensor(weight, dtype=coded.dtype, permutation=coded.permutation, name=coded.name)
+
+    def _checked(self, weight: CodedWeight) -> CodedWeight:
+        members = tuple(map(self._checked, weight.members))
+        return replace(weight, read=partial(self._read_checked, weight), members=members)
+
+    def _read_checked(self, weight: CodedWeight) -> CodedParts:
+        parts = weight.read()
+        for numbers, words in ((parts.scales, "scales"), (parts.zero_points, "zero points")):
+            if numbers is not None and numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
+                raise self.error(weight.key, f"its {words} contain NaN or infinite values")
+        return parts
+
+    def read(self, name: str) -> Array:
+        """Return the values of a tensor.
+
+        Raises:
+            CheckpointError: the file became shorter.
+        """
+        return stored_values(self.entries[name], name).read()
+
+    def read_part(self, name: str, part: int | None) -> Array:
+        """Return what of a tensor lies at one place of its first axis; None: all of it.
+
+        Raises:
+            CheckpointError: the file became shorter.
+        """
+        if part is None:
+            return self.read(name)
+        values = stored_values(self.entries[name], name)
+        shape = values.shape[1:]
+        size = math.prod(shape)
+        return values.part(part * size, size).reshape(shape)
+
+    def read_float(self, name: str) -> Array:
+        """Return the values of a tensor as float32.
+
+        Raises:
+            CheckpointError: the file became shorter.
+        """
+        return self.read(name).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class BlockLayout:
+    """How the groups of a checkpoint, each with a scale, become the blocks of operators."""
+
+    block_size: int
+    repeats: int
+    """Blocks of a group."""
+    blocks: int
+    """Blocks of a row."""
+
+    @classmethod
+    def of(cls, stored: StoredTensors, name: str, group_size: int, depth: int) -> BlockLayout:
+        """Return the blocks of a row.
+
+        Args:
+            stored: The tensors, for messages.
+            name: What they belong to.
+            group_size: Values that share a scale in the checkpoint; the last group may be shorter.
+            depth: Values of a row.
+
+        Raises:
+            CheckpointError: no operator has blocks that groups can be divided into.
+        """
+        if group_size >= depth:
+            size = min(_USUAL_BLOCK_SIZE, max(LEAST_BLOCK_SIZE, 1 << (depth - 1).bit_length()))
+        else:
+            size = math.gcd(group_size, MOST_BLOCK_SIZE)
+        if size < LEAST_BLOCK_SIZE:
+            raise stored.error(
+                name,
+                f"groups of {group_size} values cannot be divided into the blocks of {LEAST_BLOCK_SIZE} or more that "
+                "operators of ONNX Runtime take",
+            )
+        return cls(size, math.ceil(min(group_size, depth) / size), math.ceil(depth / size))
+
+    def parts(self, codes: Array, scales: Array, zero_points: Array | None = None) -> CodedParts:
+        """Return the parts of a weight, with a scale and a zero point for each block.
+
+        Args:
+            codes: As :class:`CodedParts` has them.
+            scales: float32, rows × groups.
+            zero_points: uint8, rows × groups.
+        """
+        points = None if zero_points is None else self._by_block(zero_points)
+        return CodedParts(codes, self._by_block(scales), points)
+
+    def _by_block(self, values: Array) -> Array:
+        if self.repeats > 1:
+            values = np.repeat(values, self.repeats, axis=1)
+        return np.ascontiguousarray(values[:, : self.blocks])

@@ -1,0 +1,536 @@
+"""An encoder-decoder that generates: the encoder runs once for each text, the decoder once for each token.
+
+The encoder's graph answers the keys and values that the decoder attends to, so that no step computes them again. Which
+models these are is found by running the forward on shapes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from winml.modelkit.file_names import DECODER, ENCODER
+from winml.modelkit.models.caches.arguments import (
+    DECODER_TOKENS,
+    ENCODER_MASK,
+    ENCODER_OUTPUT_STATES,
+    ENCODER_STATES,
+    TOKENS,
+    decoder_arguments,
+    encoder_arguments,
+    inner_decoder_arguments,
+    own_decoder_arguments,
+    self_feeding_decoder_arguments,
+)
+from winml.modelkit.models.caches.decision import NO_CACHE_REQUESTED, cached_keywords
+from winml.modelkit.models.caches.finding import (
+    ENCODER_OUTPUT,
+    RUN_ROWS,
+    RUN_TOKENS,
+    find_encoder_decoder,
+    is_of_tokens,
+    layout_of_both,
+    recorded_encoder_outputs,
+)
+from winml.modelkit.models.caches.inputs import PAST_KEY, refuse_beyond_positions
+from winml.modelkit.models.caches.layout import CacheLayout, EncoderDecoderLayout, cache_field
+from winml.modelkit.models.checkpoints.config import CheckpointConfig
+from winml.modelkit.models.families.family import FoundParts, PartAxes, divided_axes, part_of_decision
+from winml.modelkit.models.inputs.decision import (
+    AxisMeanings,
+    InputDecision,
+    decide_inputs,
+    forward_keywords,
+    forward_parameters,
+)
+from winml.modelkit.models.inputs.dynamic_axes import open_axes
+from winml.modelkit.models.inputs.shape_run import run_on_shapes
+from winml.modelkit.models.inputs.sizes import SizeBounds
+from winml.modelkit.models.parts import ModelPart
+from winml.modelkit.onnx.bundle import PartFeed, TextTokens
+from winml.modelkit.onnx.specs import DynamicDimension, DynamicRequest, InputTensorSpec, OpenSize
+from winml.modelkit.ort.shared_settings import attribute_replaced
+
+if TYPE_CHECKING:
+    from winml.modelkit.models.request import ModelRequest
+
+# --- A decoder inside a model, which attends to what the rest of the model makes of a picture or a recording.
+#
+# The forward of the model runs it and returns no cache; its own ``generate()`` runs the rest once and lets the decoder
+# generate. Found by running both on shapes: the module that generates by itself and is given states of an encoder.
+
+
+_MASK = "attention_mask"
+_WITH_CACHE = {"use_cache": True}
+_SEQUENCE_KEY, _INNER_TOKENS_KEY = "sequence_length", "decoder_sequence_length"
+_STEP_ARGUMENTS = frozenset({TOKENS, _MASK, ENCODER_STATES, ENCODER_MASK})
+"""What a decoder may be given: the first two say something of its own tokens, the others of what was encoded."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of the decoder in a run of the model."""
+
+    named: Mapping[str, Any]
+    answer: Any
+
+
+@dataclass(frozen=True)
+class _InnerDecoder:
+    """A decoder inside a model."""
+
+    path: str
+    """Where it is."""
+    layout: EncoderDecoderLayout
+    plain: InputDecision
+    """The inputs of the model by the names that encoder-decoders have for them: media first, then its tokens."""
+    keywords: Mapping[str, Any]
+    """Fixed keywords of its calls."""
+    text: TextTokens | None
+    """How a text begins and ends, as the model's own ``generate()`` says it; None where it does not."""
+
+    def encode(self, model: torch.nn.Module) -> Callable[..., Any]:
+        """Return the forward of the model as that of an encoder-decoder that returns its caches."""
+        forward, decoder = model.forward, model.get_submodule(self.path)
+        argument = self.layout.own.argument
+
+        def encoded(**arguments: object) -> dict[str, object]:
+            tokens = {TOKENS: arguments.pop(DECODER_TOKENS)}
+            with _recorded_decoder_calls(decoder) as calls:
+                forward(**arguments, **tokens)
+            answer = calls[-1].answer
+            return {ENCODER_OUTPUT: calls[-1].named[ENCODER_STATES], argument: answer[cache_field(answer, argument)]}
+
+        return encoded
+
+
+def _find_inner_decoder(
+    model: torch.nn.Module, plain: InputDecision, request: ModelRequest
+) -> _InnerDecoder | str | None:
+    """Return the decoder inside a model, None where there is none, or as a clause why it cannot be divided from it.
+
+    Args:
+        model: The model; its parameters may be on the ``meta`` device.
+        plain: What its forward takes, with sizes.
+        request: What the user asked for.
+
+    Raises:
+        UsageError: its cache is of a kind that no graph can take; names layer and class.
+    """
+    from transformers import GenerationMixin
+
+    named = [path for path, module in model.named_modules() if path and isinstance(module, GenerationMixin)]
+    if not named or all(spec.name != TOKENS for spec in plain.inputs):
+        return None
+    specs = {spec.name: spec.model_copy(update={"shape": _sizes(spec)}) for spec in plain.inputs}
+    for path in named:
+        with _recorded_decoder_calls(model.get_submodule(path)) as calls:
+            run_on_shapes(model, {name: spec for name, spec in specs.items() if name != _MASK})
+        if calls and isinstance(calls[-1].named.get(ENCODER_STATES), torch.Tensor):
+            return _found(model, plain, path, calls[-1], request)
+    return None
+
+
+def _found(
+    model: torch.nn.Module, plain: InputDecision, path: str, call: _Call, request: ModelRequest
+) -> _InnerDecoder | str:
+    name = type(model).__name__
+    beside = [
+        key for key, value in call.named.items() if isinstance(value, torch.Tensor) and key not in _STEP_ARGUMENTS
+    ]
+    if beside:
+        return f"{path} of {name} takes {beside[0]} besides tokens and encoder outputs"
+    mask = call.named.get(ENCODER_MASK)
+    if mask is not None and (mask.is_meta or not bool(mask.all())):
+        return f"{path} of {name} takes a mask of the encoder outputs"
+    if not isinstance(call.answer, Mapping):
+        return f"{path} of {name} returns outputs without names"
+    encoded = call.named[ENCODER_STATES]
+    decoder = model.get_submodule(path)
+    layout = layout_of_both(name, {**call.answer, ENCODER_OUTPUT: encoded}, forward_parameters(decoder))
+    if isinstance(layout, str):
+        return layout
+    keywords = {**_constants(decoder, call.named), **cached_keywords(decoder, request)}
+    return _InnerDecoder(path, layout, _as_encoder_decoder(plain), keywords, _text_tokens(model, path, plain))
+
+
+def _sizes(spec: InputTensorSpec) -> tuple[int | str, ...]:
+    return (RUN_ROWS, RUN_TOKENS) if spec.name in (TOKENS, _MASK) else (RUN_ROWS, *spec.shape[1:])
+
+
+def _constants(decoder: torch.nn.Module, named: Mapping[str, object]) -> dict[str, bool | int]:
+    """Return the numbers and truth values the model gives its decoder that are not what stands there anyway."""
+    own = forward_parameters(decoder)
+    return {
+        key: value
+        for key, value in named.items()
+        if isinstance(value, (bool, int)) and key in own and own[key].default != value
+    }
+
+
+def _as_encoder_decoder(plain: InputDecision) -> InputDecision:
+    """Return inputs with tokens by the name that encoder-decoders have for those of the decoder, and without a mask."""
+    media = tuple(spec for spec in plain.inputs if spec.name not in (TOKENS, _MASK) and not is_of_tokens(spec))
+    tokens = next(spec for spec in plain.inputs if spec.name == TOKENS)
+    named = tokens.model_copy(update={"name": DECODER_TOKENS})
+    meanings = plain.meanings
+    keys = {spec.name: meanings.keys[spec.name] for spec in media if spec.name in meanings.keys}
+    keys[DECODER_TOKENS] = tuple(
+        _INNER_TOKENS_KEY if key == _SEQUENCE_KEY else key for key in meanings.keys.get(TOKENS, (None, None))
+    )
+    sizes, bounds = (
+        {_INNER_TOKENS_KEY if key == _SEQUENCE_KEY else key: value for key, value in values.items()}
+        for values in (meanings.sizes, meanings.bounds)
+    )
+    return replace(plain, inputs=(*media, named), meanings=AxisMeanings(keys, sizes, bounds))  # type: ignore[arg-type]
+
+
+def _text_tokens(model: Any, path: str, plain: InputDecision) -> TextTokens | None:
+    """Return how a text begins and ends, as ``generate()`` of a model tells its decoder."""
+    if not callable(getattr(model, "generate", None)):
+        return None
+    decoder = model.get_submodule(path)
+    passed: dict[str, object] = {}
+    media = {spec.name: spec for spec in plain.inputs if spec.name not in (TOKENS, _MASK)}
+
+    def look(*args: object, **named: object) -> None:
+        passed.update({TOKENS: args[0]} if args else {}, **named)
+        raise _Reached
+
+    with attribute_replaced(decoder, "generate", look):
+        run_on_shapes(lambda **tensors: _until_reached(model.generate, tensors), media)
+    first, ends = passed.get(TOKENS), passed.get("eos_token_id")
+    if not isinstance(first, torch.Tensor) or first.is_meta or first.dim() != 2 or first.shape[1] != 1:
+        return None
+    ids = ends if isinstance(ends, list) else [ends]
+    return TextTokens(int(first[0, 0]), tuple(token for token in ids if isinstance(token, int)))
+
+
+class _Reached(Exception):  # noqa: N818  # no error, and none of those that mean a refusal
+    """A model told its decoder how to generate."""
+
+
+def _until_reached(generate: Callable[..., object], tensors: Mapping[str, torch.Tensor]) -> None:
+    try:
+        generate(**tensors)
+    except _Reached:
+        return
+
+
+@contextmanager
+def _recorded_decoder_calls(decoder: torch.nn.Module) -> Iterator[list[_Call]]:
+    """Yield a list that takes the calls of a decoder, each of which is asked for a cache."""
+    calls: list[_Call] = []
+    forward = decoder.forward
+    names = list(inspect.signature(forward).parameters)
+
+    def call(*args: object, **named: object) -> Any:
+        output = forward(*args, **{**named, **_WITH_CACHE})
+        calls.append(_Call({**dict(zip(names, args, strict=False)), **named}, output))
+        return output
+
+    with attribute_replaced(decoder, "forward", call):
+        yield calls
+
+
+_TASKS = ("text2text-generation", "automatic-speech-recognition", "image-to-text", "image-text-to-text")
+
+_BATCH_KEY, _TEXT_KEY, _TOKENS_KEY = "batch_size", "sequence_length", "decoder_sequence_length"
+_RECORDED_KEYS = ("audio_length", "num_frames")
+_ENCODER_LENGTH_NAME = "encoder_sequence_length"
+"""Name of the length of what the encoder answers, where it is no length of an input."""
+_ENCODER_CACHE_LENGTH = DynamicDimension(name="past_encoder_sequence_length", min=0, example=3)
+"""Length of the keys and values of what was encoded, where the decoder computes those that are missing."""
+_USUAL_POSITIONS = 2048
+"""Chosen: positions where nothing says how many there are."""
+_TRACED: Mapping[str, int] = {_TEXT_KEY: 11, _TOKENS_KEY: 5, PAST_KEY: 7}
+"""Chosen: small, apart from each other, and neither powers of two nor usual numbers of heads."""
+
+
+def encoder_decoder_parts(
+    model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
+) -> FoundParts:
+    """Return encoder and decoder of a model that keeps what its encoder answered.
+
+    Raises:
+        UsageError: a cache is of a kind that no graph can take, or sizes do not fit.
+    """
+    if task not in _TASKS:
+        return FoundParts()
+    shape = request.shape_config and request.shape_config.model_copy(update={PAST_KEY: None})
+    plain = decide_inputs(
+        model, checkpoint.config, checkpoint.root, task=task, shape=shape, batch_size=request.batch_size
+    )
+    inner: _InnerDecoder | str | None = None
+    if all(spec.name != DECODER_TOKENS for spec in plain.inputs):
+        inner = _find_inner_decoder(model, plain, request)
+        if inner is None:
+            return FoundParts()
+    if not request.cache or request.input_specs is not None:
+        described = (
+            f"Exported as one graph, as {request.specs_origin} describes it: every run encodes and reads all tokens."
+        )
+        return FoundParts(notes=(described if request.cache else NO_CACHE_REQUESTED,))
+    layout: EncoderDecoderLayout | str
+    if inner is None:
+        layout = find_encoder_decoder(model, plain.inputs, cached_keywords(model, request))
+    else:
+        layout = inner if isinstance(inner, str) else inner.layout
+    if isinstance(layout, str):
+        return FoundParts(notes=(f"The graph has no cache, since {layout}: every run reads all tokens.",))
+    assert not isinstance(inner, str)  # what is none says why
+    return FoundParts(_Divided(model, plain if inner is None else inner.plain, layout, request, inner).parts())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Divided:
+    """A model that encodes once and decodes token by token."""
+
+    model: torch.nn.Module
+    plain: InputDecision
+    """What it takes without a cache; of an inner decoder by the names that encoder-decoders have for it."""
+    layout: EncoderDecoderLayout
+    request: ModelRequest
+    inner: _InnerDecoder | None
+    """The decoder where it is a module that generates by itself; None where the forward of the model decodes."""
+
+    def parts(self) -> tuple[ModelPart, ...]:
+        """Return encoder and decoder.
+
+        Raises:
+            UsageError: sizes do not fit.
+        """
+        sizes = _Sizes.of(self.request, (_TEXT_KEY, _TOKENS_KEY) if self.inner is not None else None)
+        encoder_axes = _encoder_axes(self.plain, self.layout, sizes)
+        opened = encoder_axes.open(encoder_axes.decision, DynamicRequest())
+        decoder_axes = _decoder_axes(
+            self.plain, self.layout, opened, sizes, self._own_arguments,
+            takes_encoder_states=self._takes_encoder_states,
+        )  # fmt: skip
+        encoder, decoder = divided_axes([encoder_axes, decoder_axes], self.request.dynamic)
+        return self._encoder_part(encoder), self._decoder_part(decoder)
+
+    @property
+    def _own_arguments(self) -> Mapping[str, str]:
+        """What the decoder is told of its own tokens, where the length of its cache is fixed: input → argument.
+
+        Tokens that are not in such a cache yet are hidden by a mask, and positions do not follow from its length.
+        """
+        shape = self.request.shape_config
+        is_fixed = shape is not None and isinstance(getattr(shape, PAST_KEY), int)
+        if not is_fixed or self.inner is not None or self._takes_encoder_states:
+            return {}
+        return own_decoder_arguments(forward_parameters(self.model))
+
+    @property
+    def _takes_encoder_states(self) -> bool:
+        """Whether the decoder computes keys and values of what was encoded."""
+        return self.request.cross_keys == DECODER
+
+    def _encoder_part(self, decision: InputDecision) -> ModelPart:
+        layout, model, inner = self.layout, self.model, self.inner
+        names = [spec.name for spec in decision.inputs]
+        start = _start_token(model, self.plain)
+        states = (PartFeed(ENCODER_OUTPUT_STATES, DECODER, ENCODER_STATES),)
+        has_mask = layout.mask_dtype is not None
+        masks = (PartFeed(ENCODER_MASK, DECODER, ENCODER_MASK),) if has_mask else ()
+        entry = inner.encode if inner is not None else _with_encoder_mask if has_mask else None
+        return part_of_decision(
+            model,
+            decision,
+            forward_keywords(model) if inner is not None else cached_keywords(model, self.request),
+            encoder_arguments(layout, names, start, with_cross=not self._takes_encoder_states),
+            name=ENCODER,
+            entry=entry,
+            feeds=(*masks, *(states if self._takes_encoder_states else layout.cross.feeds_to(DECODER))),
+        )
+
+    def _decoder_part(self, decision: InputDecision) -> ModelPart:
+        layout, inner = self.layout, self.inner
+        cache = layout.both if self._takes_encoder_states else layout.own
+        has_mask = any(spec.name == _MASK for spec in self.plain.inputs)
+        if self._takes_encoder_states:
+            arguments = self_feeding_decoder_arguments(layout, has_mask=has_mask)
+        else:
+            arguments = decoder_arguments(layout, has_mask=has_mask, own=self._own_arguments)
+        return part_of_decision(
+            self.model,
+            decision,
+            cached_keywords(self.model, self.request) if inner is None else inner.keywords,
+            arguments if inner is None else inner_decoder_arguments(layout, arguments),
+            name=DECODER,
+            path="" if inner is None else inner.path,
+            text=None if inner is None else inner.text,
+            feeds=cache.feeds_to(DECODER),
+            cache=cache,
+        )
+
+
+def _with_encoder_mask(model: torch.nn.Module) -> Callable[..., Any]:
+    """Return the forward of a model with the mask among its outputs that its encoder makes of the encoder's own.
+
+    for: Moonshine, whose decoder reads the mask of the shorter sequence that convolutions leave of a recording.
+    """
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def encoded(*args: object, **arguments: object) -> dict[str, object]:
+        with recorded_encoder_outputs(model) as answers:
+            outputs = forward(*args, **arguments)
+        return {**outputs, ENCODER_MASK: answers[-1][_MASK]}
+
+    return encoded
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sizes:
+    """What the user said of sizes, by key of ``--shape-config``."""
+
+    given: Mapping[str, int]
+    left_open: Mapping[str, OpenSize]
+    renamed: Mapping[str, str]
+    """Key as the user writes it → the one that stands for it here."""
+
+    @classmethod
+    def of(cls, request: ModelRequest, renamed: tuple[str, str] | None = None) -> _Sizes:
+        """Read them from a request.
+
+        Args:
+            request: What the user asked for.
+            renamed: A key as the user writes it, and the one that stands for it here.
+        """
+        passed = dict(request.shape_config.fixed()) if request.shape_config else {}
+        left_open = dict(request.shape_config.left_open()) if request.shape_config else {}
+        if request.batch_size:
+            passed[_BATCH_KEY] = request.batch_size
+        if renamed is not None:
+            written, own = renamed
+            for values in (passed, left_open):
+                values.update({own: values.pop(written)} if written in values else {})  # type: ignore[dict-item]
+        return cls(passed, left_open, dict([renamed] if renamed is not None else []))
+
+    def opened(self, keys: tuple[str, ...], decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
+        """Return inputs with axes left open: those of these keys unless a number was given, and what was asked for."""
+        own = {key for axes in decision.meanings.keys.values() for key in axes if key is not None}
+        by_default = {key: OpenSize() for key in keys if key in own and key not in self.given}
+        requested = {key: size for key, size in self.left_open.items() if key in own}
+        firm = frozenset(key for key in self.given if key in own)
+        unasked = by_default.keys() - requested.keys()
+        opened = open_axes(decision, dynamic, {**by_default, **requested}, by_default=unasked, firm_keys=firm)
+        written = {own: key for key, own in self.renamed.items()}
+        names = {name: written.get(key, key) for name, key in opened.open_by_default.items()}
+        return replace(opened, open_by_default=names)
+
+
+def _encoder_axes(plain: InputDecision, layout: EncoderDecoderLayout, sizes: _Sizes) -> PartAxes:
+    inputs = tuple(spec for spec in plain.inputs if spec.name != DECODER_TOKENS)
+    keys = {spec.name: plain.meanings.keys.get(spec.name, ()) for spec in inputs}
+    decision = dataclasses.replace(plain, inputs=inputs, meanings=dataclasses.replace(plain.meanings, keys=keys))
+    outputs = frozenset(state.output for state in layout.cross.states)
+    # A decoder that reads a mask made by the encoder takes as many entries as that answers, of any recording.
+    recorded = _RECORDED_KEYS if layout.mask_dtype is not None else ()
+    return PartAxes(decision, partial(sizes.opened, (_BATCH_KEY, _TEXT_KEY, *recorded)), {}, outputs)
+
+
+def _decoder_axes(
+    plain: InputDecision,
+    layout: EncoderDecoderLayout,
+    encoder: InputDecision,
+    sizes: _Sizes,
+    own: Collection[str],
+    *,
+    takes_encoder_states: bool,
+) -> PartAxes:
+    """Return tokens, the mask over what was encoded, the decoder's own cache, and keys and values of the encoder.
+
+    Where the decoder computes the last, what was encoded is an input as well.
+    """
+    specs = {spec.name: spec for spec in plain.inputs}
+    start = {key: sizes.given.get(key, size) for key, size in _TRACED.items()}
+    batch = sizes.given.get(_BATCH_KEY, 1)
+    bounds = {key: plain.meanings.bounds[key] for key in (_TEXT_KEY, _TOKENS_KEY) if key in plain.meanings.bounds}
+    positions = bounds.get(_TOKENS_KEY, SizeBounds()).max
+    refuse_beyond_positions(positions, sizes.given, _TOKENS_KEY)
+    bounds[PAST_KEY] = SizeBounds(min=0, max=None if positions is None else positions - 1)
+
+    mask = specs.get(_MASK)
+    is_answered = mask is not None and layout.mask_dtype is not None
+    is_masked_length = mask is not None and mask.shape[1] == layout.encoder_length
+    mask_key = plain.meanings.keys[_MASK][1] if mask is not None else None
+    cross_key = mask_key if is_masked_length else None
+    is_open = any(isinstance(size, str) for spec in encoder.inputs for size in spec.shape[1:])
+    encoded: int | str = layout.encoder_length if not is_open else _ENCODER_LENGTH_NAME
+    if cross_key is not None:
+        encoded = start.get(cross_key, layout.encoder_length)
+
+    tokens = specs[DECODER_TOKENS].model_copy(update={"name": TOKENS, "shape": (batch, start[_TOKENS_KEY])})
+    inputs = [tokens]
+    keys: dict[str, tuple[str | None, ...]] = {TOKENS: (_BATCH_KEY, _TOKENS_KEY)}
+    if mask is not None:
+        length = encoded if is_masked_length or is_answered else mask.shape[1]
+        dtype = layout.mask_dtype or mask.dtype
+        inputs.append(mask.model_copy(update={"name": ENCODER_MASK, "shape": (batch, length), "dtype": dtype}))
+        keys[ENCODER_MASK] = (_BATCH_KEY, None if is_answered else mask_key)
+    for name in own:
+        is_mask = name == _MASK
+        length = start[_TOKENS_KEY] + (start[PAST_KEY] if is_mask else 0)
+        most = 1 if is_mask else (_USUAL_POSITIONS if positions is None else positions) - 1
+        inputs.append(InputTensorSpec(name=name, shape=(batch, length), dtype="int64", value_range=(0, most)))
+        keys[name] = (_BATCH_KEY, None if is_mask else _TOKENS_KEY)
+    cross: tuple[int | str, str | None] = (encoded, cross_key)
+    if takes_encoder_states:
+        cross = (_ENCODER_CACHE_LENGTH.name, None)
+        shape, dtype = (batch, encoded, layout.hidden_size), layout.cross.states[0].dtype
+        inputs.append(InputTensorSpec(name=ENCODER_STATES, shape=shape, dtype=dtype))
+        keys[ENCODER_STATES] = (_BATCH_KEY, cross_key, None)
+    for cache, length, key in ((layout.own, start[PAST_KEY], PAST_KEY), (layout.cross, *cross)):
+        for spec in _state_specs(cache, batch, length):
+            inputs.append(spec)
+            keys[spec.name] = (_BATCH_KEY, None, key, None)
+    key_sizes = {**plain.meanings.sizes, **start, _BATCH_KEY: batch}
+    decision = InputDecision(_in_layers(inputs), meanings=AxisMeanings(keys, key_sizes, bounds))
+    # What the model calls tokens are those that are encoded; so is the mask.
+    renamed = {DECODER_TOKENS: TOKENS, _MASK: ENCODER_MASK}
+    hidden = {TOKENS, _MASK} & {spec.name for spec in encoder.inputs}
+    keys_open = (_BATCH_KEY, _TEXT_KEY, _TOKENS_KEY, PAST_KEY)
+    retained = (_ENCODER_CACHE_LENGTH,) if takes_encoder_states else ()
+
+    def opened(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
+        requested = dynamic.model_copy(update={"dimensions": (*dynamic.dimensions, *retained)})
+        return sizes.opened(keys_open, decision, requested)
+
+    return PartAxes(decision, opened, renamed, hidden=frozenset(hidden))
+
+
+def _state_specs(cache: CacheLayout, batch: int, length: int | str) -> list[InputTensorSpec]:
+    return [
+        InputTensorSpec(
+            name=state.input,
+            shape=tuple(
+                length if axis == state.token_axis else size for axis, size in enumerate(state.shape(batch, 1))
+            ),
+            dtype=state.dtype,
+            cache=state.slot,
+        )
+        for state in cache.states
+    ]
+
+
+def _in_layers(inputs: list[InputTensorSpec]) -> tuple[InputTensorSpec, ...]:
+    """Return inputs with the caches of one layer side by side, the decoder's own first."""
+    return tuple(sorted(inputs, key=lambda spec: -1 if spec.cache is None else spec.cache.layer))
+
+
+def _start_token(model: Any, plain: InputDecision) -> int:
+    """Return the token the decoder begins with, else any: the encoder's graph does not depend on it."""
+    start = getattr(model.config, "decoder_start_token_id", None)
+    tokens = next(spec for spec in plain.inputs if spec.name == DECODER_TOKENS)
+    return start if isinstance(start, int) else int((tokens.value_range or (0, 1))[0])

@@ -1,0 +1,218 @@
+"""The contract of a family of models: it returns the parts of a model, or why the model has none of that kind."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.models.checkpoints.config import CheckpointConfig
+from winml.modelkit.models.inputs.axis_names import AxisKeys
+from winml.modelkit.models.inputs.decision import (
+    InputDecision,
+    check_input_specs,
+    decide_inputs,
+    forward_keywords,
+    known_meanings,
+)
+from winml.modelkit.models.inputs.dynamic_axes import open_axes
+from winml.modelkit.models.inputs.nested_arguments import NestedArguments, arguments_of_names
+from winml.modelkit.models.parts import ModelPart
+from winml.modelkit.onnx.specs import DynamicRequest
+from winml.modelkit.options import nearest
+
+if TYPE_CHECKING:
+    from winml.modelkit.models.request import ModelRequest
+
+
+@dataclass(frozen=True)
+class FoundParts:
+    """The answer of a family."""
+
+    parts: tuple[ModelPart, ...] = ()
+    """In the order in which they run; empty where the model is not of this family."""
+    notes: tuple[str, ...] = ()
+    """Why it is not, where the user should hear it."""
+
+
+Family: TypeAlias = "Callable[[torch.nn.Module, CheckpointConfig, str, ModelRequest], FoundParts]"
+"""Given a model (its parameters may be on the ``meta`` device), its config and files, the canonical task and what the
+user asked for. Refuses with a UsageError what no graph of this family can do."""
+
+
+def part_of_decision(
+    model: torch.nn.Module,
+    decision: InputDecision,
+    forward_kwargs: Mapping[str, Any],
+    arguments: NestedArguments | None,
+    **others: Any,
+) -> ModelPart:
+    """Return a part with the inputs that were decided for it.
+
+    Args:
+        model: The whole model.
+        decision: Its inputs.
+        forward_kwargs: Fixed keywords of every call.
+        arguments: How the inputs become arguments of the forward; None where each is one.
+        **others: Further fields of the part, such as ``name`` and ``feeds``.
+    """
+    return ModelPart(
+        model=model,
+        inputs=decision.inputs,
+        forward_kwargs=forward_kwargs,
+        arguments=arguments,
+        dimensions=decision.dimensions,
+        open_by_default=decision.open_by_default,
+        output_axes=decision.output_axes,
+        notes=decision.notes,
+        **others,
+    )
+
+
+# --- Which part of a model leaves open what the user asked for by the name of an input, by meaning, or bounded by
+# name?
+
+
+@dataclass(frozen=True)
+class PartAxes:
+    """The inputs of one part, and how sizes of them are left open."""
+
+    decision: InputDecision
+    """With sizes that are not left open yet."""
+    open: Callable[[InputDecision, DynamicRequest], InputDecision]
+    renamed: Mapping[str, str]
+    """Name of an input of the whole model → its name in this part, where it has another."""
+    outputs: frozenset[str] = frozenset()
+    hidden: frozenset[str] = frozenset()
+    """Names of inputs of this part that are those of another input in the whole model."""
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The user's name → the part's."""
+        own = {*(spec.name for spec in self.decision.inputs), *self.outputs} - self.hidden
+        return {**{name: name for name in own}, **self.renamed}
+
+    def axes_of(self, request: DynamicRequest) -> DynamicRequest:
+        """Return what is asked of this part, without bounds."""
+        names = self.names
+        keys = AxisKeys(self.decision)
+        return DynamicRequest(
+            batch=request.batch,
+            sequence=request.sequence and _has(keys, "sequence"),
+            image_size=request.image_size and _has(keys, "image_size"),
+            axes={names[name]: axes for name, axes in request.axes.items() if name in names},
+            origins=request.origins,
+        )
+
+
+def _has(keys: AxisKeys, meaning: str) -> bool:
+    return any(list(keys.axes_of(key)) for key in keys.keys_opened_by(meaning))
+
+
+def divided_axes(parts: Sequence[PartAxes], request: DynamicRequest) -> list[InputDecision]:
+    """Return the inputs of each part, left open as far as it has what was asked for.
+
+    Args:
+        parts: The parts; what is the name of no input is taken for an output of the last.
+        request: What the user asked for, of the whole model.
+
+    Raises:
+        UsageError: no part has an axis of that name or meaning, or sizes do not fit.
+    """
+    requested = [part.axes_of(request) for part in parts]
+    for meaning in ("sequence", "image_size"):
+        if getattr(request, meaning) and not any(getattr(item, meaning) for item in requested):
+            # It says what there is instead.
+            requested[0] = requested[0].model_copy(update={meaning: True})
+    taken = {name for part in parts for name in part.names}
+    others = {name: axes for name, axes in request.axes.items() if name not in taken}
+    requested[-1] = requested[-1].model_copy(update={"axes": {**requested[-1].axes, **others}})
+    names = [
+        [item.name for item in part.open(part.decision, wish).dimensions]
+        for part, wish in zip(parts, requested, strict=True)
+    ]
+    known = list(dict.fromkeys(name for own in names for name in own))
+    for bound in request.dimensions:
+        if bound.name not in known:
+            guess = nearest(bound.name, known)
+            hint = f"Did you mean {guess!r}?" if guess else f"Names: {', '.join(known)}."
+            raise UsageError(f"dynamic_dimensions: no axis is named {bound.name!r}", hint=hint)
+    return [
+        part.open(
+            part.decision,
+            wish.model_copy(update={"dimensions": tuple(item for item in request.dimensions if item.name in own)}),
+        )
+        for part, wish, own in zip(parts, requested, names, strict=True)
+    ]
+
+
+# --- Any other model: one part, whose forward is called with no cache.
+
+
+def single_part_model(
+    model: torch.nn.Module,
+    checkpoint: CheckpointConfig,
+    task: str,
+    request: ModelRequest,
+    notes: tuple[str, ...] = (),
+) -> ModelPart:
+    """Return the model as one part, with the inputs of the user's manifest, else decided ones.
+
+    Args:
+        model: The model; its parameters may be on the ``meta`` device.
+        checkpoint: Its config and files.
+        task: Canonical task.
+        request: What the user asked for.
+        notes: Why it is exported like this.
+
+    Raises:
+        UsageError: a size the model refuses, or inputs that are not its own.
+    """
+    decision = decide_model_inputs(model, checkpoint, task, request)
+    decision = dataclasses.replace(decision, notes=(*notes, *decision.notes))
+    described = [spec.name for spec in request.input_specs or ()]
+    arguments = arguments_of_names(model, described, request.specs_origin)
+    return part_of_decision(model, decision, forward_keywords(model), arguments)
+
+
+def decide_model_inputs(
+    model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
+) -> InputDecision:
+    """Return the inputs of the user's manifest, else decided ones.
+
+    Raises:
+        UsageError: a size the model refuses, or inputs that are not its own.
+    """
+    if request.input_specs is None:
+        decision = decide_inputs(
+            model,
+            checkpoint.config,
+            checkpoint.root,
+            task=task,
+            shape=request.shape_config,
+            batch_size=request.batch_size,
+        )
+        left_open = request.shape_config.left_open() if request.shape_config else {}
+        return open_axes(decision, request.dynamic, left_open, firm_keys=firm_keys(request))
+    check_input_specs(model, request.input_specs, request.specs_origin)
+    meanings = known_meanings(model, checkpoint.config, request.input_specs, checkpoint.root, task)
+    notes = unused_size_notes(request)
+    decision = InputDecision(request.input_specs, notes, meanings, requested_by=request.specs_origin)
+    return open_axes(decision, request.dynamic, are_sizes_firm=True)
+
+
+def firm_keys(request: ModelRequest) -> frozenset[str]:
+    """Return the sizes the user gave a number for."""
+    passed = request.shape_config.fixed() if request.shape_config else {}
+    return frozenset({*passed, *(["batch_size"] if request.batch_size else [])})
+
+
+def unused_size_notes(request: ModelRequest) -> tuple[str, ...]:
+    """Return a note on sizes that a manifest of the inputs makes useless, if there are any."""
+    passed = {"--shape-config": request.shape_config, "--batch-size": request.batch_size}
+    names = [name for name, value in passed.items() if value is not None]
+    return (f"{request.specs_origin} determines the inputs; {' and '.join(names)} ignored",) if names else ()

@@ -1,0 +1,311 @@
+"""Replaces Python computations on the sizes of images in a grid by tensor operators.
+
+A model that takes the patches of all pictures in one row is told the grid of each: frames, rows and columns. What
+follows from it (places of patches, windows, which patches see each other) is made by functions of
+``transformers.vision_utils``, some of which loop over numbers, and attention is computed picture by picture. A trace
+would keep the grid of one draw. For the time of a call these functions are replaced by ones that compute the same.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.models.inputs.decision import InputDecision
+from winml.modelkit.onnx.specs import DynamicDimension, DynamicRequest, GridSlot
+
+_LIBRARY = "transformers.vision_utils"
+_ATTENTION: Final = "winml_flash_pictures"
+"""Name of our attention. Specified by transformers: a name with ``flash`` is given the bounds of all pictures at once.
+"""
+
+
+_PICTURES, _PATCHES = "images", "patches"
+"""Names of what is left open."""
+
+
+def with_open_grids(decision: InputDecision, dynamic: DynamicRequest, vectors: int) -> InputDecision:
+    """Return the patches and grids of pictures with any number of pictures, each of any size.
+
+    Args:
+        decision: Patches in one row, and the grid of each picture: of fixed sizes.
+        dynamic: What the user asked for.
+        vectors: How many vectors become of these patches.
+
+    Raises:
+        UsageError: an axis is asked for that is of one size.
+    """
+    (patches, grids) = sorted(decision.inputs, key=lambda spec: spec.dtype.startswith("int"))
+    for name in (patches.name, grids.name):
+        if odd := [axis for axis in dynamic.axes.get(name, {}) if axis != 0]:
+            raise UsageError(
+                f"{dynamic.origin_of('dynamic_axes', (name, odd[0]))}: axis {odd[0]} of {name} has a fixed size",
+                hint=f"Axis 0 is dynamic: any number of images, of any size. Axes of {name} count from 0.",
+            )
+    requested = {name: dynamic.axes.get(name, {}).get(0) for name in (patches.name, grids.name)}
+    all_patches, images = requested[patches.name] or _PATCHES, requested[grids.name] or _PICTURES
+    slot = GridSlot(patches=all_patches, multiple=math.isqrt(int(patches.shape[0]) // vectors))
+    opened = {
+        patches.name: patches.model_copy(update={"shape": (all_patches, *patches.shape[1:])}),
+        grids.name: grids.model_copy(update={"shape": (images, *grids.shape[1:]), "first_values": (), "grid": slot}),
+    }
+    bounds = next((item for item in dynamic.dimensions if item.name == images), None)
+    return replace(
+        decision,
+        inputs=tuple(opened[spec.name] for spec in decision.inputs),
+        dimensions=(bounds or DynamicDimension(name=images, example=2),),
+    )
+
+
+def reads_grids(module: torch.nn.Module) -> bool:
+    """Say whether code of a module, or of one inside it, makes something of the grids of pictures."""
+    return bool(_uses(module))
+
+
+@contextmanager
+def computed_grids(module: torch.nn.Module) -> Iterator[None]:
+    """Let a module compute what follows from grids in tensors, for the time of the block.
+
+    Args:
+        module: A transformers model; without code that reads grids, nothing changes.
+    """
+    uses = _uses(module)
+    if not uses:
+        yield
+        return
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    readers: list[Any] = [inner for inner in module.modules() if _is_reader(inner, uses)]
+    configs = {id(inner.config): inner.config for inner in readers}
+    own = {key: config._attn_implementation for key, config in configs.items()}
+    with ExitStack() as stack:
+        for namespace, name in uses:
+            stack.callback(namespace.__setitem__, name, namespace[name])
+            namespace[name] = _REPLACEMENTS[name]
+        ALL_ATTENTION_FUNCTIONS[_ATTENTION] = _attention_in_images
+        stack.callback(ALL_ATTENTION_FUNCTIONS.pop, _ATTENTION)
+        for key, config in configs.items():
+            stack.callback(setattr, config, "_attn_implementation", own[key])
+            config._attn_implementation = _ATTENTION
+        with _TensorRepeats():
+            yield
+
+
+def _uses(module: torch.nn.Module) -> list[tuple[dict[str, object], str]]:
+    """Return the names in modules of Python that stand for functions we replace."""
+    library = sys.modules.get(_LIBRARY)
+    names = {type(inner).__module__ for inner in module.modules()}
+    namespaces = [vars(sys.modules[name]) for name in sorted(names) if name in sys.modules]
+    return [
+        (namespace, name)
+        for namespace in namespaces
+        for name in _REPLACEMENTS
+        if library is not None and name in namespace and namespace[name] is getattr(library, name, None)
+    ]
+
+
+def _is_reader(module: torch.nn.Module, uses: list[tuple[dict[str, object], str]]) -> bool:
+    """Say whether a module has its attention chosen by a config, and its code reads grids."""
+    namespace = vars(sys.modules[type(module).__module__])
+    is_of_readers = any(namespace is used for used, _ in uses)
+    return is_of_readers and hasattr(getattr(module, "config", None), "_attn_implementation")
+
+
+class UnsplitTensors(TorchFunctionMode):
+    """Remembers what tensors were before they were divided into pieces, for the time of the block."""
+
+    def __init__(self) -> None:
+        """Remember nothing yet."""
+        super().__init__()
+        self._divided: list[tuple[tuple[torch.Tensor, ...], torch.Tensor]] = []
+
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function, and remember what it divided."""
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        if func in _DIVIDING and len(args) == 2 and isinstance(args[1], (list, tuple)) and not kwargs.get("dim"):
+            self._divided.append((tuple(output), args[0]))
+        return output
+
+    def is_divided(self, output: object) -> bool:
+        """Say whether these are all pieces of one tensor."""
+        return self._whole(output) is not None
+
+    def of(self, output: Any) -> torch.Tensor:
+        """Return the tensor that these are the pieces of, else the answer itself."""
+        complete = self._whole(output)
+        retained: torch.Tensor = output if complete is None else complete
+        return retained
+
+    def _whole(self, output: object) -> torch.Tensor | None:
+        if not isinstance(output, (list, tuple)):
+            return None
+        ids = list(map(id, output))
+        return next((complete for pieces, complete in self._divided if ids == list(map(id, pieces))), None)
+
+
+_DIVIDING = (torch.split, torch.Tensor.split)
+_REPEATING = (torch.repeat_interleave, torch.Tensor.repeat_interleave)
+
+
+class _UnreadCounts(list[int]):
+    """Numbers that are not read; what is divided by them stays whole."""
+
+
+class _TensorRepeats(TorchFunctionMode):
+    """Repeats the entries of a tensor as often as another says, in operators that any exporter knows; reads no value.
+
+    What a method would divide by numbers out of a tensor stays one piece.
+    """
+
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute it by counting how many entries end before each place."""
+        kwargs = kwargs or {}
+        if func in _REPEATING and not kwargs and _are_entries_and_counts(args):
+            return args[0][_entry_of_each(args[1])]
+        if func is torch.Tensor.tolist and args[0].dim() == 1:
+            return _UnreadCounts([0])
+        if func in _DIVIDING and len(args) > 1 and isinstance(args[1], _UnreadCounts):
+            return (args[0],)
+        return func(*args, **kwargs)
+
+
+def _are_entries_and_counts(args: Sequence[Any]) -> bool:
+    """Say whether these are one row of entries and how often each comes; of more rows, torch makes one first."""
+    return len(args) == 2 and all(isinstance(item, torch.Tensor) and item.dim() == 1 for item in args)
+
+
+def _entry_of_each(counts: torch.Tensor) -> torch.Tensor:
+    """Return which entry each place belongs to, of entries that take so many places each, one after another."""
+    total: Any = counts.sum()  # a tensor, so that a trace keeps it
+    places = torch.arange(total, device=counts.device)
+    entries: torch.Tensor = (places[:, None] >= counts.cumsum(0)[None, :]).sum(1)
+    return entries
+
+
+class _Places:
+    """Where each patch is: in which frame, and in which row and column of blocks of patches that become one token."""
+
+    def __init__(self, grid: torch.Tensor, merge: int | torch.Tensor) -> None:
+        counts = grid[:, 1] * grid[:, 2]
+        self.picture = _entry_of_each(grid[:, 0] * counts)
+        starts = ((grid[:, 0] * counts).cumsum(0) - grid[:, 0] * counts)[self.picture]
+        local = torch.arange(self.picture.shape[0], device=grid.device) - starts
+        self.merge = merge if isinstance(merge, int) else merge[self.picture]
+        self.height, self.width = grid[:, 1][self.picture], grid[:, 2][self.picture]
+        frame = _quotient(local, self.height * self.width)
+        within = local - frame * self.height * self.width
+        self.frame = frame
+        self.frame_start = starts + frame * self.height * self.width
+        unit = self.merge * self.merge
+        block = _quotient(within, unit)
+        inside = within - block * unit
+        blocks = _quotient(self.width, self.merge)
+        row = _quotient(block, blocks)
+        column = block - row * blocks
+        inside_row = _quotient(inside, self.merge)
+        self.row = row * self.merge + inside_row
+        self.column = column * self.merge + inside - inside_row * self.merge
+
+
+def _quotient(number: torch.Tensor, divisor: Any) -> torch.Tensor:
+    return torch.div(number, divisor, rounding_mode="floor")
+
+
+def _position_ids(
+    grid_thw: torch.Tensor,
+    spatial_merge_size: int | torch.Tensor,
+    include_temporal: bool = False,
+    kwargs: dict[str, object] | None = None,  # noqa: ARG001  # transformers' signature: what is known beforehand
+) -> torch.Tensor:
+    """Compute ``get_vision_position_ids``: of each patch its row and column, and its frame before them where asked."""
+    places = _Places(grid_thw, spatial_merge_size)
+    frames = [places.frame] if include_temporal else []
+    return torch.stack([*frames, places.row, places.column], dim=-1)
+
+
+def _window_index(
+    grid_thw: torch.Tensor,
+    spatial_merge_size: int,
+    window_size: int,
+    patch_size: int,
+    kwargs: dict[str, object] | None = None,  # noqa: ARG001  # transformers' signature
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute ``get_vision_window_index``: tokens in the order of their windows.
+
+    In place of the bounds of windows, the start of the window of each patch is returned: what is larger is in another.
+    """
+    edge = window_size // spatial_merge_size // patch_size
+    # Of tokens, each of which stands for a block of patches.
+    merged = torch.stack([grid_thw[:, 0], *(_quotient(grid_thw[:, axis], spatial_merge_size) for axis in (1, 2))], 1)
+    places = _Places(merged, 1)
+    rows, columns = _quotient(places.row, edge), _quotient(places.column, edge)
+    in_row = _quotient(places.width + edge - 1, edge)
+    window = rows * in_row + columns
+    inside = (places.row - rows * edge) * edge + places.column - columns * edge
+    most = (window.max() + 1) * edge * edge
+    # Frames, which begin one after another, before windows, and these before places inside.
+    window = places.frame_start * most + window * edge * edge
+    order = torch.argsort(window + inside)
+    ordered = window[order]
+    starts = (ordered[None, :] < ordered[:, None]).sum(1) * spatial_merge_size**2
+    return order, starts[:, None].expand(-1, spatial_merge_size**2).reshape(-1)
+
+
+def _attention_seqlens(
+    grid_thw: torch.Tensor,
+    config: object,  # noqa: ARG001  # transformers' signature
+    merge_temporal: bool = False,
+    kwargs: dict[str, object] | None = None,
+) -> tuple[torch.Tensor, int]:
+    """Compute ``get_vision_attention_seqlens`` without the largest length, which is read by kernels alone."""
+    library = sys.modules[_LIBRARY]
+    return library.get_vision_cu_seqlens(grid_thw, merge_temporal=merge_temporal, kwargs=kwargs), 1
+
+
+_REPLACEMENTS: Mapping[str, Callable[..., Any]] = {
+    "get_vision_position_ids": _position_ids,
+    "get_vision_window_index": _window_index,
+    "get_vision_attention_seqlens": _attention_seqlens,
+}
+
+
+def _attention_in_images(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,  # noqa: ARG001  # transformers' signature
+    **named: Any,
+) -> tuple[torch.Tensor, None]:
+    """Let patches of one picture see each other.
+
+    Args:
+        module: Whose attention it is.
+        query: Of shape [1, heads, patches, width].
+        key: As it.
+        value: As it.
+        attention_mask: None: the bounds say it.
+        **named: ``cu_seq_lens_q``: where pictures begin, in rising order, numbers may repeat; ``scaling`` of scores.
+
+    Returns:
+        What was attended to, of shape [1, patches, heads, width].
+    """
+    patches = torch.arange(query.shape[2], device=query.device)
+    image = (patches[:, None] >= named["cu_seq_lens_q"][None, 1:]).sum(1)
+    mask = (image[:, None] == image[None, :])[None, None]
+    # Of transformers: sizes would be read in a trace.
+    groups = getattr(module, "num_key_value_groups", 1)
+    if groups > 1:
+        key, value = (item.repeat_interleave(groups, dim=1) for item in (key, value))
+    scale = named.get("scaling")
+    attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    return attended.transpose(1, 2).contiguous(), None

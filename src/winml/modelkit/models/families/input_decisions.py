@@ -1,0 +1,254 @@
+"""Decides the parts of a transformers model: the first family that supports the model determines them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.file_names import DECODER, PROMPT
+from winml.modelkit.models.caches.arguments import arguments_with_cache, forward_with_states
+from winml.modelkit.models.caches.decision import cached_keywords, decision_with_cache
+from winml.modelkit.models.checkpoints.config import CheckpointConfig
+from winml.modelkit.models.checkpoints.task import canonical_task
+from winml.modelkit.models.families.encoder_decoder import encoder_decoder_parts
+from winml.modelkit.models.families.family import (
+    Family,
+    FoundParts,
+    decide_model_inputs,
+    part_of_decision,
+    single_part_model,
+)
+from winml.modelkit.models.families.vision_language import vision_language_parts
+from winml.modelkit.models.inputs.decision import InputDecision
+from winml.modelkit.models.inputs.modalities.modality import BATCH_KEY
+from winml.modelkit.models.inputs.nested_arguments import NestedArguments
+from winml.modelkit.models.inputs.shape_run import run_on_shapes
+from winml.modelkit.models.parts import ModelPart
+from winml.modelkit.onnx.specs import ROWS_OF_ONE_KIND
+from winml.modelkit.options import nearest
+from winml.modelkit.registries import Registry
+
+if TYPE_CHECKING:
+    from winml.modelkit.models.request import ModelRequest
+
+# --- A decoder that generates: one part with a cache, which serves the prompt and every step after it.
+
+
+def _decoder_parts(
+    model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
+) -> FoundParts:
+    """Return the only part of a decoder that keeps a cache.
+
+    Raises:
+        UsageError: the cache is of a kind that no graph can take, or sizes do not fit it.
+    """
+    decision = decision_with_cache(model, checkpoint, task, request)
+    if decision.cache is None:
+        return FoundParts(notes=decision.notes)
+    cache = decision.cache
+    others = [spec.name for spec in decision.inputs if spec.cache is None]
+    part = part_of_decision(
+        model,
+        decision,
+        cached_keywords(model, request),
+        arguments_with_cache(cache, others),
+        feeds=cache.feeds,
+        cache=cache,
+        entry=forward_with_states(cache.of_modules, cache.argument) if cache.of_modules else None,
+    )
+    if request.prompt_length is None:
+        return FoundParts((part,))
+    if decision.dimensions:
+        note = "--prompt-length has no effect: a graph with dynamic sizes reads a prompt of any length in one run."
+        return FoundParts((replace(part, notes=(*part.notes, note)),))
+    sized = request.with_sizes({"sequence_length": request.prompt_length})
+    longer = decision_with_cache(model, checkpoint, task, sized)
+    prompt = replace(part, name=PROMPT, inputs=longer.inputs, feeds=cache.feeds_to(DECODER))
+    return FoundParts((prompt, replace(part, name=DECODER, feeds=cache.feeds_to(DECODER))))
+
+
+# --- An encoder for text and one for images or recordings in one model: a graph of each, where these are asked for.
+#
+# Which models these are is said by the methods they have: each encoder's answers, pooled and projected, are what its
+# method returns. The whole model is one graph, as long as no part of it is asked for.
+
+
+@dataclass(frozen=True)
+class _Encoder:
+    """One of the encoders."""
+
+    part: str
+    method: str
+    """Specified by transformers: the method that returns its answers."""
+    output: str
+    """Specified: what transformers, optimum and transformers.js call them."""
+
+
+_ENCODERS: Final = (
+    _Encoder("text", "get_text_features", "text_embeds"),
+    _Encoder("vision", "get_image_features", "image_embeds"),
+    _Encoder("audio", "get_audio_features", "audio_embeds"),
+)
+
+
+def _dual_encoder_parts(
+    model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
+) -> FoundParts:
+    """Return an encoder of text and one of another medium, where one of them is asked for.
+
+    Raises:
+        UsageError: sizes or inputs that the model does not take.
+    """
+    encoders = [item for item in _ENCODERS if callable(getattr(model, item.method, None))]
+    if not request.submodel or len(encoders) < 2 or encoders[0].part != "text":
+        return FoundParts()
+    complete = decide_model_inputs(model, checkpoint, task, request)
+    taken = {item.part: _read_inputs(getattr(model, item.method), complete) for item in encoders}
+    decisions = {item.part: _inputs_among(complete, taken[item.part]) for item in encoders}
+    if not all(decision.inputs for decision in decisions.values()):
+        return FoundParts()
+    return FoundParts(tuple(_part(model, item, decisions[item.part]) for item in encoders))
+
+
+def _part(model: torch.nn.Module, encoder: _Encoder, decision: InputDecision) -> ModelPart:
+    names = tuple(spec.name for spec in decision.inputs)
+
+    def results(outputs: Any) -> Mapping[str, torch.Tensor]:
+        # Before it returned a record, a method returned the vectors themselves.
+        pooled = outputs if isinstance(outputs, torch.Tensor) else outputs["pooler_output"]
+        return {encoder.output: pooled}
+
+    entry: Callable[[torch.nn.Module], Callable[..., Any]] = attrgetter(encoder.method)
+    return part_of_decision(
+        model, decision, {}, NestedArguments(names, {}, dict, results), name=encoder.part, entry=entry
+    )
+
+
+def _read_inputs(method: Callable[..., object], complete: InputDecision) -> frozenset[str]:
+    """Return the inputs of the whole model that a method computes with; all it takes, where it does not run alone.
+
+    It may take one for the whole model's sake, such as a mask of the other encoder's tokens.
+    """
+    parameters = inspect.signature(method).parameters
+    sizes = {dimension.name: dimension.example or 1 for dimension in complete.dimensions}
+    specs = {
+        spec.name: spec.model_copy(update={"shape": tuple(sizes.get(str(size), size) for size in spec.shape)})
+        for spec in complete.inputs
+        if spec.name in parameters
+    }
+    read: set[str] = set()
+
+    def recorded(**tensors: torch.Tensor) -> Any:
+        with _Reads(tensors, read):
+            return method(**tensors)
+
+    if run_on_shapes(recorded, specs) is None:
+        return frozenset(specs)
+    needed = {name for name in specs if parameters[name].default is inspect.Parameter.empty}
+    return frozenset(read | needed)
+
+
+class _Reads(TorchFunctionMode):
+    """Notes which of some tensors are computed with; that an attribute of one is asked for does not count."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], read: set[str]) -> None:
+        super().__init__()
+        self._names = {id(tensor): name for name, tensor in tensors.items()}
+        self._read = read
+
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function, and note what it is given."""
+        if getattr(func, "__name__", "") != "__get__":
+            passed = _flat([*args, *(kwargs or {}).values()])
+            self._read.update(self._names[id(item)] for item in passed if id(item) in self._names)
+        return func(*args, **(kwargs or {}))
+
+
+def _flat(values: Iterable[object]) -> Iterator[Any]:
+    for value in values:
+        yield from _flat(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _inputs_among(complete: InputDecision, names: frozenset[str]) -> InputDecision:
+    """Return the inputs of these names, with the dimensions that are theirs; rows of one kind are rows."""
+    alone = {item.name: BATCH_KEY.name for item in complete.dimensions if item.name in ROWS_OF_ONE_KIND}
+    inputs = tuple(
+        spec.model_copy(update={"shape": tuple(alone.get(str(size), size) for size in spec.shape)})
+        for spec in complete.inputs
+        if spec.name in names
+    )
+    sizes = {size for spec in complete.inputs if spec.name in names for size in spec.shape}
+    dimensions = tuple(
+        item.model_copy(update={"name": alone.get(item.name, item.name)})
+        for item in complete.dimensions
+        if item.name in sizes
+    )
+    return replace(complete, inputs=inputs, dimensions=dimensions)
+
+
+FAMILIES: Registry[Family] = Registry(
+    "families",
+    "model family",
+    {
+        "encoder-decoder": encoder_decoder_parts,
+        "vision-language": vision_language_parts,
+        "decoder": _decoder_parts,
+        "dual-encoder": _dual_encoder_parts,
+    },
+    lambda: FunctionType,
+)
+"""In the order in which they are asked, those of plug-ins before: a plug-in knows models that ours would take for
+another kind. A family is found by what a model takes and returns, never by its name."""
+
+
+def decide_parts(
+    model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
+) -> tuple[ModelPart, ...]:
+    """Return all parts of a transformers model, with or without storage, in the order in which they run.
+
+    Raises:
+        UsageError: sizes or inputs that the model does not take, or a part that it does not have.
+    """
+    notes: list[str] = []
+    parts: tuple[ModelPart, ...] = ()
+    for name in sorted(FAMILIES, key=lambda name: name in FAMILIES.built_in_names):
+        found = FAMILIES[name](model, checkpoint, canonical_task(task), request)
+        notes = notes or [*found.notes]  # the first that says why it is one graph has said it
+        if parts := found.parts:
+            break
+    parts = parts or (single_part_model(model, checkpoint, canonical_task(task), request, tuple(notes)),)
+    refuse_unknown_parts(request.submodel, parts, type(model).__name__)
+    return parts
+
+
+def refuse_unknown_parts(requested: Sequence[str], parts: Sequence[ModelPart], name: str) -> None:
+    """Refuse parts that a model does not have.
+
+    Args:
+        requested: Their names.
+        parts: What it has.
+        name: The model, for the message.
+
+    Raises:
+        UsageError: names the part, and those that there are.
+    """
+    names = [part.name for part in parts]
+    for part in requested:
+        if len(names) == 1:
+            raise UsageError(
+                f"--submodel {part}: {name} is exported as one graph, without parts", hint="Remove --submodel."
+            )
+        if part not in names:
+            guess = nearest(part, names)
+            raise UsageError(
+                f"--submodel {part}: {name} has no such part",
+                hint=f"{f'Did you mean {guess!r}? ' if guess else ''}It has {', '.join(names)}.",
+            )

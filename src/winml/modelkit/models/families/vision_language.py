@@ -1,0 +1,447 @@
+"""A vision-language model as three graphs: vision encoder, embedding of tokens and image features, decoder.
+
+The first runs once for each set of images. The second turns tokens, and the vectors of the images that some of them
+stand for, into vectors of tokens; with no images, it looks up tokens. The third is a decoder with a cache, which takes
+vectors in place of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
+from winml.modelkit.models.caches.arguments import arguments_with_cache
+from winml.modelkit.models.caches.decision import NO_CACHE_REQUESTED, cached_keywords, open_cached_inputs
+from winml.modelkit.models.caches.finding import NO_CACHE_HINT, find_cache, is_of_tokens
+from winml.modelkit.models.caches.inputs import PAST_KEY, several_positions
+from winml.modelkit.models.caches.layout import EMBEDDED, CacheLayout
+from winml.modelkit.models.checkpoints.config import CheckpointConfig
+from winml.modelkit.models.families.family import FoundParts, PartAxes, divided_axes, firm_keys, part_of_decision
+from winml.modelkit.models.families.image_features import (
+    FEATURES,
+    FEATURES_METHOD,
+    ImageCode,
+    calls_of,
+    find_image_code,
+    has_image_code,
+)
+from winml.modelkit.models.families.image_grids import reads_grids, with_open_grids
+from winml.modelkit.models.inputs.decision import InputDecision, decide_inputs
+from winml.modelkit.models.inputs.dynamic_axes import open_axes
+from winml.modelkit.models.inputs.nested_arguments import NestedArguments
+from winml.modelkit.models.inputs.shape_run import run_on_shapes
+from winml.modelkit.models.inputs.sizes import SHAPE_CONFIG_OPTION
+from winml.modelkit.models.parts import ModelPart
+from winml.modelkit.onnx.bundle import PartFeed
+from winml.modelkit.onnx.specs import DynamicRequest, InputTensorSpec, OpenSize
+
+if TYPE_CHECKING:
+    from winml.modelkit.models.request import ModelRequest
+
+# --- What is a language model that is shown images told of each token, besides its vector?
+#
+# Its positions, counted from a first one of its own, and a mask that follows from the kinds of tokens: those of an
+# image see each other, also ahead. Found by running the model on shapes, in which masks and positions have their
+# values.
+
+
+_KIND_MASK, _KIND_POSITIONS = "attention_mask", "position_ids"
+_VALUES = (0, 1)
+"""Specified by transformers: kinds of tokens; which of them stands for text differs from model to model."""
+_MARKED = 2
+"""Chosen: fewer than the tokens that are traced, so that both kinds are among them."""
+
+
+@dataclass(frozen=True)
+class _TokenKinds:
+    """An input that says of each token whether it sees tokens ahead of it."""
+
+    name: str
+    plain: int
+    """Kind of a token that sees only those before it: what each is where nothing is said."""
+
+    @property
+    def marked(self) -> int:
+        """Kind of a token that sees others of its kind, also ahead."""
+        return 1 - self.plain
+
+    def spec(self, tokens: InputTensorSpec) -> InputTensorSpec:
+        """Return the input that says it of these tokens."""
+        return InputTensorSpec(
+            name=self.name,
+            shape=tokens.shape,
+            dtype="int64",
+            value_range=(self.plain, self.plain),
+            first_values=((self.marked, _MARKED),),
+        )
+
+
+def _find_kinds(model: object, name: str, inputs: Mapping[str, InputTensorSpec]) -> _TokenKinds | str:
+    """Return what an input says of tokens, or as a clause why that is not known.
+
+    Args:
+        model: The model; its parameters may be on the ``meta`` device.
+        name: The input.
+        inputs: What the forward takes, with sizes.
+    """
+    # A mask would hide tokens for reasons of its own.
+    others = {key: spec for key, spec in inputs.items() if key != _KIND_MASK}
+    seen = {}
+    for value in _VALUES:
+        spec = inputs[name].model_copy(update={"first_values": (), "value_range": (value, value)})
+        seen[value] = _sees_ahead(_last_call(model, {**others, name: spec}).get(_KIND_MASK))
+    plain = [value for value, ahead in seen.items() if ahead is False]
+    if None in seen.values() or len(plain) != 1:
+        return f"{type(model).__name__} takes {name} besides tokens and images"
+    return _TokenKinds(name, plain[0])
+
+
+def _find_first_position(model: object, inputs: Mapping[str, InputTensorSpec]) -> int | str:
+    """Return what a model calls the position of its first token, or as a clause why it has no such number.
+
+    Args:
+        model: The model; its parameters may be on the ``meta`` device.
+        inputs: What the forward takes, with sizes.
+    """
+    positions = _last_call(model, {name: spec for name, spec in inputs.items() if name != _KIND_MASK}).get(
+        _KIND_POSITIONS
+    )
+    if positions is None:
+        return 0
+    if isinstance(positions, torch.Tensor) and not positions.is_meta and positions.dim() == 2:
+        first = int(positions[0, 0])
+        if torch.equal(positions - first, torch.arange(positions.shape[1]).expand_as(positions)):
+            return first
+    return f"the positions of {type(model).__name__} do not count tokens"
+
+
+def _last_call(model: Any, inputs: Mapping[str, InputTensorSpec]) -> dict[str, object]:
+    """Return what the language model of a model is given; nothing where it is not reached."""
+    with _masks_of_truth_values(model), calls_of(model.get_decoder()) as calls:
+        run_on_shapes(model, inputs)
+    return calls[-1] if calls else {}
+
+
+@contextmanager
+def _masks_of_truth_values(model: Any) -> Iterator[None]:
+    """Let masks say what is seen, in place of what is added to scores, for the time of the block."""
+    config = model.config.get_text_config(decoder=True)
+    own = config._attn_implementation
+    config._attn_implementation = "sdpa"
+    try:
+        yield
+    finally:
+        config._attn_implementation = own
+
+
+def _sees_ahead(mask: object) -> bool | None:
+    """Say whether a mask, or one of several, lets a token see another after it; None where that is not known."""
+    masks = list(mask.values()) if isinstance(mask, Mapping) else [mask]
+    known = [item for item in masks if isinstance(item, torch.Tensor) and item.dtype == torch.bool and not item.is_meta]
+    if not masks or len(known) != len(masks):
+        return None
+    return any(bool(item.triu(1).any()) for item in known)
+
+
+_TASKS = ("image-text-to-text", "image-to-text", "text-generation")
+_TOKENS, _MASK, _POSITIONS = "input_ids", "attention_mask", "position_ids"
+_BATCH_KEY, _SEQUENCE_KEY = "batch_size", "sequence_length"
+_IMAGE_RANK = 4
+"""Rows, channels, height and width."""
+_WITHOUT_IMAGES = "Without images, image_features is empty, and a run takes any number of tokens."
+_IMAGES = "images"
+"""Name of the number of images in the vectors of all of them."""
+
+
+def vision_language_parts(
+    model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
+) -> FoundParts:
+    """Return the three parts of a language model that is shown images.
+
+    Raises:
+        UsageError: the cache is of a kind that no graph can take, or sizes do not fit.
+    """
+    if task not in _TASKS:
+        return FoundParts()
+    if not has_image_code(model):
+        return FoundParts(notes=_undivided_notes(model, task, request))
+    found = _find_parts(model, checkpoint, task, request)
+    # Of a model that also goes on with text alone, the family of decoders says why it has no cache.
+    return replace(found, notes=()) if task == "text-generation" else found
+
+
+def _undivided_notes(model: Any, task: str, request: ModelRequest) -> tuple[str, ...]:
+    """Say why a model that writes texts about images becomes one graph; nothing where that is told elsewhere."""
+    is_encoded = bool(getattr(model.config, "is_encoder_decoder", False))
+    if task == "text-generation" or not request.cache or request.input_specs is not None:
+        return ()
+    if is_encoded or not callable(getattr(model, "generate", None)):
+        return ()
+    note = (
+        f"Exported as one graph without KV cache: {type(model).__name__} has no {FEATURES_METHOD}() and no inner "
+        "decoder with cross-attention. Every run reads the images and all tokens; winml generate takes no --image "
+        "with it."
+    )
+    return (note,)
+
+
+def _find_parts(model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest) -> FoundParts:
+    shape = request.shape_config and request.shape_config.model_copy(update={PAST_KEY: None})
+    plain = decide_inputs(
+        model, checkpoint.config, checkpoint.root, task=task, shape=shape, batch_size=request.batch_size
+    )
+    inputs = {spec.name: spec for spec in plain.inputs}
+    if "decoder_input_ids" in inputs:
+        return FoundParts()
+    if not request.cache or request.input_specs is not None:
+        described = (
+            f"Exported as one graph, as {request.specs_origin} describes it: every run reads the images and all tokens."
+        )
+        return FoundParts(notes=(described if request.cache else NO_CACHE_REQUESTED,))
+    found = _found(model, checkpoint.config, plain, request)
+    layout = found if isinstance(found, str) else found.cache()
+    if isinstance(found, str) or isinstance(layout, str):
+        reason = found if isinstance(found, str) else layout
+        return FoundParts(
+            notes=(f"Exported as one graph without KV cache, since {reason}: every run reads all tokens.",)
+        )
+    axes = [found.vision_axes(), found.embedding_axes(), found.decoder_axes(layout)]
+    vision, embedding, decoder = divided_axes(axes, request.dynamic)
+    return FoundParts((found.vision_part(vision), found.embedding_part(embedding), found.decoder_part(decoder, layout)))
+
+
+def _found(model: torch.nn.Module, config: object, plain: InputDecision, request: ModelRequest) -> _Found | str:
+    """Return what is known of a model, or as a clause why it cannot be divided."""
+    inputs = {spec.name: spec for spec in plain.inputs}
+    code = find_image_code(model, inputs)
+    if isinstance(code, str):
+        return code
+    others = [name for name in inputs if name not in (*code.parameters, _TOKENS, _MASK)]
+    kinds: _TokenKinds | str | None = None
+    positions = several_positions(inputs[name] for name in others)
+    if positions is not None:
+        others.remove(_POSITIONS)
+    if others and is_of_tokens(inputs[others[0]]):
+        kinds = _find_kinds(model, others.pop(0), inputs)
+    if others:
+        return f"{type(model).__name__} takes {others[0]} besides tokens and images"
+    # Of positions in several rows, each is given as it is.
+    first_position = 0 if positions is not None else _find_first_position(model, inputs)
+    if isinstance(kinds, str) or isinstance(first_position, str):
+        return kinds if isinstance(kinds, str) else str(first_position)
+    if reads_grids(model.get_submodule(code.owner)):
+        # Images need not be as many as rows of tokens, where each is told by itself.
+        bounds = {key: bound for key, bound in plain.meanings.bounds.items() if key != _BATCH_KEY}
+        plain = replace(plain, meanings=replace(plain.meanings, bounds=bounds))
+    found = _Found(model, config, plain, code, request, kinds, first_position, positions)
+    found.refuse_cut_images()
+    return found
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What is known of a model whose images are handled by code of its own."""
+
+    model: torch.nn.Module
+    config: Any
+    plain: InputDecision
+    """The inputs of the whole model."""
+    code: ImageCode
+    request: ModelRequest
+    kinds: _TokenKinds | None
+    """The input that says which tokens see others ahead; None where none does."""
+    first_position: int
+    """What the language model calls the position of the first token."""
+    positions: InputTensorSpec | None
+    """Positions of tokens in several rows, as of frames, rows and columns of pictures; None: in one."""
+
+    @property
+    def decoder(self) -> torch.nn.Module:
+        """What turns vectors of tokens into scores: the whole model, or a language model with a head of its own."""
+        return self.model.get_submodule(self.decoder_path)
+
+    @property
+    def decoder_path(self) -> str:
+        """Where that is."""
+        language_model: Any = self.model.get_submodule(self.code.language_model)
+        return self.code.language_model if language_model.get_output_embeddings() is not None else ""
+
+    @property
+    def keywords(self) -> dict[str, object]:
+        """Fixed keywords of its calls."""
+        return cached_keywords(self.decoder, self.request)
+
+    def cache(self) -> CacheLayout | str:
+        """Return the cache of the language model, or as a clause why there is none."""
+        others = (_POSITIONS, *self.code.layered_names)
+        inputs = tuple(spec for spec in self.decoder_inputs.inputs if spec.name not in others)
+        return find_cache(self.decoder, inputs, self.keywords)
+
+    def vision_axes(self) -> PartAxes:
+        """Return the inputs of what makes vectors of images."""
+        decision = self._among([spec.name for spec in self.plain.inputs if spec.name in self.code.parameters])
+        # Of several images in a row, those that are filler are left out: their number is known to their values alone.
+        has_one_in_each_row = all(len(spec.shape) <= _IMAGE_RANK for spec in decision.inputs)
+
+        def opened(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
+            if reads_grids(self.model.get_submodule(self.code.owner)):
+                return with_open_grids(decision, dynamic, self.code.feature_shape[0])
+            if has_one_in_each_row:
+                return self._opened(decision, (_BATCH_KEY,), dynamic)
+            return self._opened(decision, (), dynamic.model_copy(update={"batch": False}))
+
+        return PartAxes(replace(decision, notes=()), opened, {}, frozenset({FEATURES}))
+
+    def vision_part(self, decision: InputDecision) -> ModelPart:
+        """Return what makes vectors of images."""
+        return part_of_decision(
+            self.model,
+            decision,
+            {},
+            NestedArguments(tuple(spec.name for spec in decision.inputs), {}, dict),
+            name=VISION,
+            path=self.code.owner,
+            entry=self.code.features,
+            feeds=tuple(PartFeed(name, EMBEDDING, name) for name in (FEATURES, *self.code.feature_names)),
+        )
+
+    def embedding_axes(self) -> PartAxes:
+        """Return the tokens of what makes vectors of tokens."""
+        decision = self._among([_TOKENS])
+        notes = (*self.plain.notes, _WITHOUT_IMAGES)
+
+        def opened(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
+            return self._opened(decision, (_BATCH_KEY, _SEQUENCE_KEY), dynamic)
+
+        return PartAxes(replace(decision, notes=notes), opened, {})
+
+    def embedding_part(self, decision: InputDecision) -> ModelPart:
+        """Return what makes vectors of tokens, those of images in their places."""
+        # Without images, and with several in a row, their number is not that of the rows.
+        images, *others = self.code.feature_shape
+        names = (FEATURES, *self.code.feature_names)
+        features = tuple(
+            InputTensorSpec(
+                name=name,
+                shape=(_IMAGES, *others),
+                dtype=self._dtype,
+                sums={_IMAGES: (decision.inputs[0].shape[0],) * (images // self._rows)},
+            )
+            for name in names
+        )
+        return part_of_decision(
+            self.model,
+            replace(decision, inputs=(*decision.inputs, *features)),
+            {},
+            NestedArguments((_TOKENS, *names), {}, dict),
+            name=EMBEDDING,
+            path=self.code.owner,
+            entry=self.code.token_vectors,
+            smallest_sizes={str(size): 1 for size in decision.inputs[0].shape},
+            feeds=tuple(PartFeed(name, DECODER, name) for name in (EMBEDDED, *self.code.layered_names)),
+        )
+
+    def decoder_axes(self, layout: CacheLayout) -> PartAxes:
+        """Return the inputs of the language model with its head: vectors of tokens, and the cache."""
+        text_config = self.config.get_text_config(decoder=True)
+
+        def opened(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
+            request = replace(self.request, dynamic=dynamic)
+            return open_cached_inputs(decision, layout, self.decoder, text_config, request)
+
+        return PartAxes(replace(self.decoder_inputs, notes=()), opened, {_TOKENS: EMBEDDED})
+
+    def decoder_part(self, decision: InputDecision, layout: CacheLayout) -> ModelPart:
+        """Return the language model with its head."""
+        names = [spec.name for spec in decision.inputs if spec.cache is None]
+        kinds = None if self.kinds is None else self.kinds.name
+        return part_of_decision(
+            self.model,
+            replace(decision, notes=()),
+            self.keywords,
+            arguments_with_cache(layout, names, kinds=kinds, first_position=self.first_position),
+            name=DECODER,
+            path=self.decoder_path,
+            entry=None if self.code.layered is None else partial(self.code.decode, path=self.decoder_path),
+            first_position=self.first_position,
+            feeds=layout.feeds_to(DECODER),
+            cache=layout,
+        )
+
+    @property
+    def decoder_inputs(self) -> InputDecision:
+        """The inputs of the language model without a cache."""
+        plain = self._among([name for name in (_TOKENS, _MASK) if name in self._names])
+        tokens = plain.inputs[0]
+        shape = (*tokens.shape, self.code.feature_shape[-1])
+        names = (EMBEDDED, *self.code.layered_names)
+        vectors = tuple(InputTensorSpec(name=name, shape=shape, dtype=self._dtype) for name in names)
+        kinds = () if self.kinds is None else (self.kinds.spec(tokens),)
+        keys: dict[str, tuple[str | None, ...]] = {
+            **plain.meanings.keys,
+            **{spec.name: plain.meanings.keys[_TOKENS] for spec in kinds},
+            **dict.fromkeys(names, (*plain.meanings.keys[_TOKENS], None)),
+        }
+        del keys[_TOKENS]
+        positions = () if self.positions is None else (self.positions,)
+        keys |= {spec.name: (None, *plain.meanings.keys[_TOKENS]) for spec in positions}
+        bounds = dict(plain.meanings.bounds)
+        limit = bounds.get(_SEQUENCE_KEY)
+        if limit is not None:
+            # That a prompt holds places for an image does not count in the steps after it.
+            bounds[_SEQUENCE_KEY] = replace(limit, min=1)
+        meanings = replace(plain.meanings, keys=keys, bounds=bounds)
+        return replace(plain, inputs=(*vectors, *plain.inputs[1:], *kinds, *positions), meanings=meanings)
+
+    def refuse_cut_images(self) -> None:
+        """Refuse a fixed number of tokens in each run where the tokens of an image have to be in one.
+
+        Raises:
+            UsageError: names the size.
+        """
+        passed = self.request.shape_config.fixed() if self.request.shape_config else {}
+        if self.kinds is not None and _SEQUENCE_KEY in passed:
+            raise UsageError(
+                f"{SHAPE_CONFIG_OPTION}: {_SEQUENCE_KEY} {passed[_SEQUENCE_KEY]}: the tokens of an image attend to "
+                f"each other in {type(self.model).__name__}, so each run takes any number of tokens",
+                hint=f"Remove {_SEQUENCE_KEY}. {NO_CACHE_HINT}",
+            )
+
+    @property
+    def _names(self) -> list[str]:
+        return [spec.name for spec in self.plain.inputs]
+
+    @property
+    def _rows(self) -> int:
+        """How many rows the images were counted for."""
+        return self.plain.meanings.sizes.get(_BATCH_KEY, 1)
+
+    @property
+    def _dtype(self) -> str:
+        """Of the vectors of tokens."""
+        model: Any = self.model
+        return str(model.get_input_embeddings().weight.dtype).removeprefix("torch.")
+
+    def _among(self, names: list[str]) -> InputDecision:
+        inputs = tuple(spec for spec in self.plain.inputs if spec.name in names)
+        # The vectors of tokens stand before what is said of these.
+        inputs = tuple(sorted(inputs, key=lambda spec: spec.name != _TOKENS))
+        keys = {spec.name: self.plain.meanings.keys[spec.name] for spec in inputs}
+        return replace(self.plain, inputs=inputs, meanings=replace(self.plain.meanings, keys=keys))
+
+    def _opened(self, decision: InputDecision, by_default: tuple[str, ...], dynamic: DynamicRequest) -> InputDecision:
+        """Return inputs with rows and tokens left open, as far as the user gave no number, and what was asked for."""
+        firm = firm_keys(self.request)
+        own = {key for axes in decision.meanings.keys.values() for key in axes}
+        requested = self.request.shape_config.left_open() if self.request.shape_config else {}
+        left_open = {key: OpenSize() for key in by_default if key not in firm}
+        left_open |= {key: size for key, size in requested.items() if key in own}
+        unasked = left_open.keys() - requested.keys()
+        return open_axes(decision, dynamic, left_open, by_default=unasked, firm_keys=firm)

@@ -1,0 +1,430 @@
+"""Which axis of which input has which name?
+
+Collects names from every option that may give them and refuses those that contradict each other, do not exist, or name
+an axis that cannot vary. Chooses no sizes (``trace_sizes.py``).
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.models.inputs.decision import InputDecision, forward_keywords
+from winml.modelkit.models.inputs.modalities.pipeline import SHAPE_KEYS
+from winml.modelkit.models.inputs.nested_arguments import NestedArguments
+from winml.modelkit.models.inputs.shape_run import run_on_shapes
+from winml.modelkit.models.inputs.sizes import SHAPE_CONFIG_OPTION, SizeBounds
+from winml.modelkit.onnx.specs import (
+    DYNAMIC_AXES_OPTION,
+    OPEN_SIZE,
+    UNNAMED,
+    DynamicRequest,
+    InputTensorSpec,
+    OpenSize,
+    OutputAxis,
+    is_open,
+)
+
+Axis = tuple[str, int]
+"""Input and position."""
+
+
+@dataclass(frozen=True)
+class AxisKeys:
+    """Which key of ``--shape-config`` each axis of the inputs is."""
+
+    decision: InputDecision
+
+    def key_of(self, axis: Axis) -> str | None:
+        """Return the key of an axis; None where the architecture decides its size."""
+        keys = self.decision.meanings.keys.get(axis[0], ())
+        return keys[axis[1]] if axis[1] < len(keys) else None
+
+    def axes_of(self, key: str) -> Iterator[Axis]:
+        """Yield the axes of a key, in the order of the inputs."""
+        return ((spec.name, axis) for spec in self.decision.inputs for axis in range(len(spec.shape))
+                if self.key_of((spec.name, axis)) == key)  # fmt: skip
+
+    def bounds_of(self, key: str | None) -> SizeBounds:
+        """Return between which sizes a key may vary."""
+        return self.decision.meanings.bounds.get(key or "", SizeBounds())
+
+    def first_axes(self) -> list[Axis]:
+        """Return the first axis of every input, where nothing says what it is and all of them are of one size."""
+        inputs = [spec for spec in self.decision.inputs if spec.shape and spec.name not in self.decision.meanings.keys]
+        if len({spec.shape[0] for spec in inputs}) != 1:
+            return []
+        return [(spec.name, 0) for spec in inputs]
+
+    def keys_opened_by(self, meaning: str) -> list[str]:
+        """Return the keys an option leaves open; frames of pictures are no sequence that a model reads."""
+        keys = [key.name for key in SHAPE_KEYS.values() if key.opened_by == meaning]
+        return [key for key in keys if meaning != "sequence" or not self._is_of_images(key)]
+
+    def _is_of_images(self, key: str) -> bool:
+        keys = self.decision.meanings.keys
+        return any("height" in keys.get(name, ()) for name, _ in self.axes_of(key))
+
+    def described_inputs(self) -> str:
+        """Return the inputs and their shapes, for people."""
+        return ", ".join(f"{spec.name} {list(spec.shape)}" for spec in self.decision.inputs)
+
+    def described_keys(self) -> str:
+        """Return the keys the inputs have, for people."""
+        return ", ".join(self.decision.meanings.sizes) or "not known"
+
+
+@dataclass
+class AxisNames:
+    """The names given so far, and by which option; each ``take`` adds names, in the order of calls."""
+
+    axis_keys: AxisKeys
+    names: dict[Axis, str] = field(default_factory=dict)
+    origins: dict[Axis, str] = field(default_factory=dict)
+    unnamed: dict[Axis, str] = field(default_factory=dict)
+    """Axes that are left open without a name, and by which option; ``alike_axes.py`` names them."""
+
+    @property
+    def decision(self) -> InputDecision:
+        """The inputs whose axes are named."""
+        return self.axis_keys.decision
+
+    def take_names_in_shapes(self) -> None:
+        """Take the names that stand in the shapes already."""
+        for spec in self.decision.inputs:
+            for axis, size in enumerate(spec.shape):
+                if isinstance(size, str):
+                    self.set_name((spec.name, axis), size, self.decision.requested_by)
+                elif size == OPEN_SIZE:
+                    self.unnamed[spec.name, axis] = self.decision.requested_by
+
+    def take_axes(self, request: DynamicRequest) -> tuple[OutputAxis, ...]:
+        """Take names given by place; return those of axes of no input, which must be of outputs.
+
+        Raises:
+            UsageError: there is no such axis, or it bears another name already.
+        """
+        ranks = {spec.name: len(spec.shape) for spec in self.decision.inputs}
+        inputs = ", ".join(f"{name} ({rank} axes)" for name, rank in ranks.items())
+        output_axes = []
+        for name, named in request.axes.items():
+            for axis, symbol in named.items():
+                option = request.origin_of("dynamic_axes", (name, axis))
+                if name not in ranks:
+                    output_axes.append(OutputAxis(name, axis, symbol, option))
+                    continue
+                if axis >= ranks[name]:
+                    raise UsageError(
+                        f"{option}: {name} has no axis {axis}; it has {ranks[name]}, counted from 0",
+                        hint=f"Its inputs: {inputs}.",
+                    )
+                if symbol == UNNAMED:
+                    self.unnamed[name, axis] = option
+                else:
+                    self.set_name((name, axis), symbol, option)
+        return tuple(output_axes)
+
+    def take_keys(self, left_open: Mapping[str, OpenSize]) -> None:
+        """Take names given by key of ``--shape-config``.
+
+        Raises:
+            UsageError: the key means nothing for this model, or cannot vary.
+        """
+        for key, size in left_open.items():
+            axes = list(self.axis_keys.axes_of(key))
+            if not axes:
+                raise UsageError(
+                    f"{SHAPE_CONFIG_OPTION}: {key} cannot be dynamic: it does not apply to this model",
+                    hint=f"Sizes of its inputs: {self.axis_keys.described_keys()}.",
+                )
+            for axis in axes:
+                if size.name is not None:
+                    self.set_name(axis, size.name, SHAPE_CONFIG_OPTION)
+                elif axis not in self.names:
+                    self.set_name(axis, self.name_of_key(key), SHAPE_CONFIG_OPTION)
+
+    def take_meanings(self, request: DynamicRequest) -> None:
+        """Name what is asked for by meaning, unless it bears a name already.
+
+        Raises:
+            UsageError: the model has no such dimension, or cannot vary it.
+        """
+        if request.batch:
+            self._take_meaning(request.origin_of("dynamic_batch"), "batch", "first axis that all inputs share")
+        if request.sequence:
+            self._take_meaning(request.origin_of("dynamic_sequence"), "sequence", "sequence")
+        if request.image_size:
+            self._take_meaning(request.origin_of("dynamic_image_size"), "image_size", "image")
+
+    def _take_meaning(self, option: str, meaning: str, description: str) -> None:
+        keys = self.axis_keys.keys_opened_by(meaning)
+        axes = [(key, axis) for key in keys for axis in self.axis_keys.axes_of(key)]
+        if not axes and meaning == "batch":
+            axes = [("batch_size", axis) for axis in self.axis_keys.first_axes()]
+        if not axes:
+            raise UsageError(
+                f"{option}: the inputs of this model have no {description}: {self.axis_keys.described_inputs()}",
+                hint=f"Remove it, or name the axes with {DYNAMIC_AXES_OPTION}.",
+            )
+        self._refuse_fixed(option, axes)
+        for key, axis in axes:
+            if axis not in self.names:
+                self.set_name(axis, self.name_of_key(key), option)
+
+    def _refuse_fixed(self, option: str, axes: Sequence[tuple[str, Axis]]) -> None:
+        """Refuse an option that would leave open what cannot vary, and tell how to leave open the rest of it."""
+        fixed = next((key for key, _ in axes if self.axis_keys.bounds_of(key).fixed), None)
+        if fixed is None:
+            return
+        free = [
+            f"{name}:{axis}={self.name_of_key(key)}"
+            for key, (name, axis) in axes
+            if not self.axis_keys.bounds_of(key).fixed
+        ]
+        raise UsageError(
+            f"{option}: {fixed} cannot be dynamic: {self.axis_keys.bounds_of(fixed).fixed}",
+            hint=f"Use {DYNAMIC_AXES_OPTION} '{' '.join(free)}' for the axes that can." if free else "Remove it.",
+        )
+
+    def bring_along(self) -> list[str]:
+        """Name the axes that mean the same as a named one; return notes that say which.
+
+        Raises:
+            UsageError: axes of one meaning bear two names, or the rows of the inputs share a name with another size.
+        """
+        _refuse_contradictions(self)
+        notes = []
+        names_by_key = {key: name for axis, name in self.names.items() if (key := self.axis_keys.key_of(axis))}
+        for key, name in names_by_key.items():
+            added = [axis for axis in self.axis_keys.axes_of(key) if axis not in self.names]
+            for axis in added:
+                self.set_name(axis, name, "")
+            if added:
+                places = " and ".join(f"axis {position} of {input_name}" for input_name, position in added)
+                notes.append(f"Also {name}, which has the same {key}: {places}.")
+        return notes
+
+    def set_name(self, axis: Axis, name: str, origin: str) -> None:
+        """Name one axis.
+
+        Raises:
+            UsageError: it bears another name already, or cannot vary.
+        """
+        first_name = self.names.setdefault(axis, name)
+        if first_name != name:
+            raise UsageError(
+                f"axis {axis[1]} of {axis[0]} is named {first_name!r} by {self.origins[axis]} and {name!r} by {origin}",
+                hint="Use one name.",
+            )
+        self.origins.setdefault(axis, origin)
+        key = self.axis_keys.key_of(axis)
+        bounds = self.axis_keys.bounds_of(key)
+        if bounds.fixed:
+            raise UsageError(f"{origin}: {key} cannot be dynamic: {bounds.fixed}", hint="Remove it.")
+
+    def name_of_key(self, key: str) -> str:
+        """Return the name axes of this key bear already, else the key itself."""
+        passed = (name for axis, name in self.names.items() if self.axis_keys.key_of(axis) == key)
+        return next(passed, key)
+
+    def symbols(self) -> list[str]:
+        """Return the names in the order of the inputs."""
+        order = [spec.name for spec in self.decision.inputs]
+        places = sorted(self.names, key=lambda axis: (order.index(axis[0]), axis[1]))
+        return list(dict.fromkeys(self.names[place] for place in places))
+
+    def axes_named(self, name: str) -> list[Axis]:
+        """Return the axes that bear a name."""
+        return [axis for axis, axis_name in self.names.items() if axis_name == name]
+
+    def keys_named(self, name: str) -> list[str]:
+        """Return what the axes of a name are, as keys of ``--shape-config``."""
+        return list(dict.fromkeys(key for axis in self.axes_named(name) if (key := self.axis_keys.key_of(axis))))
+
+    def sizes_named(self, name: str) -> set[int]:
+        """Return the numbers that stood where the name stands now."""
+        shapes = {spec.name: spec.shape for spec in self.decision.inputs}
+        sizes = (shapes[input_name][axis] for input_name, axis in self.axes_named(name))
+        return {size for size in sizes if isinstance(size, int) and size != OPEN_SIZE}
+
+    def sizes_beside(self, name: str) -> frozenset[int]:
+        """Return the sizes that stay fixed in the inputs the name stands in."""
+        own_inputs = {input_name for input_name, _ in self.axes_named(name)}
+        return frozenset(
+            size
+            for spec in self.decision.inputs
+            for axis, size in enumerate(spec.shape)
+            if spec.name in own_inputs and isinstance(size, int) and (spec.name, axis) not in self.names
+        )
+
+    def named_inputs(self) -> tuple[InputTensorSpec, ...]:
+        """Return the inputs with the names in their shapes."""
+
+        def with_names(spec: InputTensorSpec) -> InputTensorSpec:
+            shape = tuple(self.names.get((spec.name, axis), size) for axis, size in enumerate(spec.shape))
+            return spec.model_copy(update={"shape": shape})
+
+        return tuple(map(with_names, self.decision.inputs))
+
+
+def _refuse_contradictions(naming: AxisNames) -> None:
+    """Refuse two names of one meaning, and one name of two."""
+    meanings: dict[str, set[str]] = {}
+    for axis, name in naming.names.items():
+        if key := naming.axis_keys.key_of(axis):
+            meanings.setdefault(key, set()).add(name)
+    for key, names in meanings.items():
+        if len(names) > 1:
+            raise UsageError(f"{' and '.join(sorted(names))} both name the same {key}", hint="Use one name everywhere.")
+    for key, names in meanings.items():
+        if key != "batch_size" and names & meanings.get("batch_size", set()):
+            raise UsageError(
+                f"{names.pop()} names both batch_size and {key}, which vary separately",
+                hint="Use a separate name for each.",
+            )
+
+
+# --- Which axes vary together, where place and size are all that is known of them?
+#
+# Names axes that were left open without a name, and finds the axes that have to be open beside those that were asked
+# for (the mask beside the tokens) for inputs of which no modality knows anything.
+
+
+AcceptsShapes = Callable[[Sequence[InputTensorSpec]], bool]
+"""Says whether a forward runs on inputs of these fixed shapes."""
+
+_NOT_OF_NAMES = re.compile(r"\W")
+
+
+def name_the_unnamed(naming: AxisNames) -> None:
+    """Name, in place, what was left open without a name: after its meaning, else alike where place and size are alike.
+
+    Raises:
+        UsageError: one of them cannot vary.
+    """
+    for axis, origin in naming.unnamed.items():
+        if axis in naming.names:
+            continue
+        key = naming.axis_keys.key_of(axis)
+        name = naming.name_of_key(key) if key else _name_of_alike(naming, axis) or _free_name(naming, axis)
+        naming.set_name(axis, name, origin)
+
+
+def _name_of_alike(naming: AxisNames, axis: Axis) -> str | None:
+    """Return the name of an axis of the same place and, where both have one, the same size."""
+    shapes = {spec.name: spec.shape for spec in naming.decision.inputs}
+
+    def place_and_size(item: Axis) -> tuple[int, int, int | str]:
+        shape = shapes[item[0]]
+        # Rows are rows, however many axes follow.
+        return item[1], len(shape) if item[1] else 0, shape[item[1]]
+
+    *place, size = place_and_size(axis)
+    for other, name in naming.names.items():
+        *other_place, other_size = place_and_size(other)
+        if place == other_place and (is_open(size) or is_open(other_size) or size == other_size):
+            return name
+    return None
+
+
+def _free_name(naming: AxisNames, axis: Axis) -> str:
+    stem = f"{_NOT_OF_NAMES.sub('_', axis[0])}_dim_{axis[1]}"
+    taken = set(naming.names.values())
+    name = f"dim_{axis[1]}" if axis[1] else "batch_size"
+    while name in taken:
+        name, stem = stem, f"{stem}_"
+    return name
+
+
+def bring_along_by_size(naming: AxisNames, accepts: AcceptsShapes | None) -> list[str]:
+    """Name, in place, the axes without which the model does not take other sizes; return notes that say which.
+
+    Candidates are axes in inputs that nothing is known of: all those named in an input of the same shape, and first
+    axes of the same size. They are brought along where the model runs with them and not without them, or where they
+    are of size 1 and would only be broadcast.
+
+    Args:
+        naming: The names so far.
+        accepts: Runs the model on shapes; None: nothing is brought along.
+    """
+    candidates = _candidates(naming)
+    if accepts is None or not candidates:
+        return []
+    shapes = {spec.name: spec.shape for spec in naming.decision.inputs}
+    is_broadcast = any(shapes[name][position] == 1 for name, position in candidates)
+    if not accepts(_doubled(naming, {**naming.names, **candidates})):
+        return []
+    if not is_broadcast and accepts(_doubled(naming, naming.names)):
+        return []
+    notes = []
+    for name in dict.fromkeys(candidates.values()):
+        added = [axis for axis, candidate in candidates.items() if candidate == name]
+        for axis in added:
+            naming.set_name(axis, name, "")
+        places = " and ".join(f"axis {position} of {input_name}" for input_name, position in added)
+        notes.append(f"Also {name}, which has the same size: {places}.")
+    return notes
+
+
+def _candidates(naming: AxisNames) -> dict[Axis, str]:
+    """Return the axes that may have to be open, each with the name it would get."""
+    specs = naming.decision.inputs
+    unknown = [spec for spec in specs if spec.name not in naming.decision.meanings.keys]
+    candidates: dict[Axis, str] = {}
+    for spec in unknown:
+        for other in unknown:
+            for position in range(len(other.shape)):
+                name = naming.names.get((other.name, position))
+                is_alike = other.shape == spec.shape or (position == 0 and other.shape[:1] == spec.shape[:1])
+                if name is not None and is_alike and (spec.name, position) not in naming.names:
+                    candidates.setdefault((spec.name, position), name)
+    return candidates
+
+
+def _doubled(naming: AxisNames, names: Mapping[Axis, str]) -> list[InputTensorSpec]:
+    """Return the inputs at twice the size of every named axis, which what divides the size divides as well."""
+
+    def size_at(axis: Axis, size: int | str) -> int:
+        known = 2 if is_open(size) else int(size)
+        return 2 * known if axis in names else known
+
+    return [
+        spec.model_copy(
+            update={"shape": tuple(size_at((spec.name, axis), size) for axis, size in enumerate(spec.shape))}
+        )
+        for spec in naming.decision.inputs
+    ]
+
+
+def accepts_shapes(model: torch.nn.Module, arguments: NestedArguments | None) -> AcceptsShapes:
+    """Return what runs a module on shapes alone; the module stays as it is.
+
+    Args:
+        model: A live module.
+        arguments: How its inputs become the arguments of the forward; None where each is one.
+    """
+    keywords = forward_keywords(model)
+
+    def call(**tensors: torch.Tensor) -> object:
+        named = tensors if arguments is None else arguments.build(tensors)
+        try:
+            return _copy_without_values(model)(**{**keywords, **named})
+        except (Exception, SystemExit) as error:  # code of the user: whatever it raises, it does not run
+            raise RuntimeError("the forward fails on shapes") from error
+
+    return lambda specs: run_on_shapes(call, {spec.name: spec for spec in specs}) is not None
+
+
+def _copy_without_values(model: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy that keeps to itself what a forward writes down; its weights take no memory."""
+    stand_ins: dict[int, torch.Tensor] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        copied = tensor.detach().to("meta") if tensor.is_floating_point() else tensor.detach().clone()
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        stand_ins[id(tensor)] = torch.nn.Parameter(copied, requires_grad=False) if is_parameter else copied
+    return copy.deepcopy(model, stand_ins)

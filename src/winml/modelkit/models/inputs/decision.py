@@ -1,0 +1,586 @@
+"""Which inputs does a forward take?
+
+The one place that decides the inputs of a model: which of the forward's parameters, of which size and type, with which
+valid values. Decided from the forward signature, the config and the processor files, by the *names* of parameters and
+config attributes and never by the name of a model; so it works for a class and a config without weights as well. What
+is known of text, images and audio stands in ``modalities/``; which values of them reach a module is read off a run
+without values. Makes no values (``ort/feeds.py`` does).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.models.checkpoints.companion_files import read_processor_files
+from winml.modelkit.models.inputs.drafts import InputContext, InputDraft, InputLayout, index_range, input_shape
+from winml.modelkit.models.inputs.modalities.modality import DecidedMedium, Modality
+from winml.modelkit.models.inputs.modalities.pipeline import MODALITIES
+from winml.modelkit.models.inputs.modalities.text import KINDS_PARAMETER, TEXT_ROWS_KEY
+from winml.modelkit.models.inputs.options import ShapeConfig
+from winml.modelkit.models.inputs.shape_run import run_on_shapes
+from winml.modelkit.models.inputs.sizes import (
+    INPUT_SPECS_OPTION,
+    SHAPE_CONFIG_OPTION,
+    InputSize,
+    InputSizes,
+    SizeBounds,
+    argument_of,
+    first_int_anywhere,
+)
+from winml.modelkit.onnx.specs import DynamicDimension, InputTensorSpec, OutputAxis, names_among
+from winml.modelkit.options import nearest
+
+if TYPE_CHECKING:
+    from winml.modelkit.models.caches.layout import CacheLayout
+
+_ROW_COUNTS = (5, 7, 11)
+"""Chosen: none divides another, and no usual number of labels or heads."""
+
+
+def _with_rows_apart(inputs: _DraftedInputs, context: InputContext, media: Sequence[DecidedMedium]) -> _DraftedInputs:
+    """Return the inputs with a number of rows for each kind of content, where the model scores every pair of them."""
+    keys = {name: medium.modality.rows_key for medium in media for name in medium.drafts}
+    keys = {draft.name: keys.get(draft.name, TEXT_ROWS_KEY.name) for draft in inputs.drafts}
+    counts = dict(zip(dict.fromkeys(keys.values()), _ROW_COUNTS, strict=False))
+    if not context.has_text or not 1 < len(counts) == len(set(keys.values())):
+        return inputs
+    has_places = any(medium.place_count for medium in media)
+    if has_places or any(draft.shape[:1] != (context.batch,) for draft in inputs.drafts):
+        return inputs
+    if not _scores_pairs(inputs.drafts, keys, counts, context.structure):
+        return inputs
+    rows = {key: context.sizes.choose(key, context.batch.value) for key in counts}
+    return dataclasses.replace(inputs, drafts=tuple(_of_rows(draft, rows[keys[draft.name]]) for draft in inputs.drafts))
+
+
+def _scores_pairs(
+    drafts: Sequence[InputDraft], keys: Mapping[str, str], counts: Mapping[str, int], model: torch.nn.Module
+) -> bool:
+    """Say whether a forward answers with a number for every pair of rows of two kinds."""
+    sized = {draft.name: _of_rows(draft, InputSize(counts[keys[draft.name]])).as_spec() for draft in drafts}
+    pairs = set(itertools.permutations(counts.values(), 2))
+    outputs = run_on_shapes(model, sized)
+    tensors = outputs.values() if isinstance(outputs, Mapping) else ()
+    return any(isinstance(tensor, torch.Tensor) and tuple(tensor.shape) in pairs for tensor in tensors)
+
+
+def _of_rows(draft: InputDraft, rows: InputSize) -> InputDraft:
+    return dataclasses.replace(draft, shape=(rows, *draft.shape[1:]))
+
+
+_FIXED_KEYWORDS = {"use_cache": False, "return_dict": True}
+"""What every forward is called with where it knows the word: no cache goes in or out, outputs carry names."""
+
+
+@dataclass(frozen=True)
+class AxisMeanings:
+    """Which key of ``--shape-config`` each axis is, and between which sizes it may vary."""
+
+    keys: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+    """Input → key of each axis; None where the size is the architecture's own. Inputs nobody knows are not in it."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Key → its size where it is not left open."""
+    bounds: Mapping[str, SizeBounds] = field(default_factory=dict)
+    """Key → its bounds, where there are any."""
+
+
+@dataclass(frozen=True)
+class InputDecision:
+    """The inputs, and what the user should hear about how they came to be."""
+
+    inputs: tuple[InputTensorSpec, ...]
+    """In the order of the forward's parameters."""
+    notes: tuple[str, ...] = ()
+    """Sentences, such as a size that means nothing for this model."""
+    meanings: AxisMeanings = AxisMeanings()
+    """What the axes are."""
+    dimensions: tuple[DynamicDimension, ...] = ()
+    """The names in the shapes, each with the size to trace with; ``dynamic_axes.py`` puts them there."""
+    open_by_default: Mapping[str, str] = field(default_factory=dict)
+    """Names in the shapes that no option asked for → the key of ``--shape-config`` that fixes each."""
+    output_axes: tuple[OutputAxis, ...] = ()
+    """Axes of outputs that are to be open; which outputs there are is known once the model ran."""
+    requested_by: str = INPUT_SPECS_OPTION
+    """What described the inputs, for messages, where somebody did."""
+    cache: CacheLayout | None = None
+    """The cache that goes in and out; None without one."""
+
+
+def decide_inputs(
+    model: torch.nn.Module | type[torch.nn.Module],
+    config: object,
+    folder: Path | None = None,
+    *,
+    task: str | None = None,
+    shape: ShapeConfig | None = None,
+    batch_size: int | None = None,
+) -> InputDecision:
+    """Decide the inputs of a transformers model.
+
+    Args:
+        model: The model, or its class where there are no weights; its parameters are looked at, never their values.
+        config: Its transformers config.
+        folder: Checkpoint folder with tokenizer and processor files.
+        task: Canonical task; decides whether a decoder is given tokens of its own.
+        shape: Sizes the user wants.
+        batch_size: Rows of every input; wins over the config, agrees with ``shape``.
+
+    Raises:
+        UsageError: a size the model refuses, or the forward needs an input that no modality knows.
+        CheckpointError: a processor file is malformed.
+    """
+    requested = {**(shape.fixed() if shape else {}), **({"batch_size": batch_size} if batch_size else {})}
+    context = InputContext(
+        model=model,
+        config=config,
+        parameters=forward_parameters(model),
+        processor=read_processor_files(folder),
+        sizes=InputSizes(requested),
+        task=task,
+        float_dtype=_float_dtype(model, config),
+    )
+    parameters = _choose_parameters(context)
+    media = _decide_media(parameters, context)
+    drafted = _collect_inputs(context, media, _draft_dependents(parameters, context, media))
+    inputs = _with_rows_apart(_with_codebook_tokens(_with_positions(drafted, context), context), context, media)
+    specs = tuple(draft.as_spec() for draft in inputs.drafts)
+    _check_required_parameters(model, context.parameters, [spec.name for spec in specs])
+    unused = _unused_sizes(requested, inputs, media)
+    return InputDecision(specs, (*dict.fromkeys(inputs.notes), *unused), _axis_meanings(inputs))
+
+
+@dataclass(frozen=True)
+class _ChosenParameters:
+    """The parameters that are inputs."""
+
+    media: Mapping[Modality, Sequence[str]]
+    """Modality → those that carry its content, the carrier first; in the order in which modalities are decided."""
+    dependents: Mapping[str, Modality]
+    """The others, each with the modality that drafts it, in the order of the signature."""
+
+
+def _choose_parameters(context: InputContext) -> _ChosenParameters:
+    media = {modality: modality.media_parameters(context) for modality in MODALITIES}
+    media = {modality: names for modality, names in media.items() if names}
+    owners: dict[str, Modality] = {}
+    for modality in MODALITIES:
+        for name in modality.dependent_parameters(context, list(media)):
+            owners.setdefault(name, modality)
+    return _ChosenParameters(media, {name: owners[name] for name in context.parameters if name in owners})
+
+
+def _decide_media(parameters: _ChosenParameters, context: InputContext) -> list[DecidedMedium]:
+    """Return what carries images and recordings."""
+    media: list[DecidedMedium] = []
+    for modality, names in parameters.media.items():
+
+        def draft_others(medium: DecidedMedium, before: Sequence[DecidedMedium] = tuple(media)) -> list[InputDraft]:
+            drafts = {name: draft for earlier in before for name, draft in earlier.drafts.items()}
+            return [*drafts.values(), *_draft_dependents(parameters, context, [*before, medium])]
+
+        media.append(_decide_medium(modality, names, context, draft_others))
+    return media
+
+
+def _draft_dependents(
+    parameters: _ChosenParameters, context: InputContext, media: Sequence[DecidedMedium]
+) -> list[InputDraft]:
+    """Return the drafts that follow from the media, as far as these are decided."""
+    drafts = (owner.draft_dependent(name, context, media) for name, owner in parameters.dependents.items())
+    return [draft for draft in drafts if draft is not None]
+
+
+def _collect_inputs(
+    context: InputContext, media: Sequence[DecidedMedium], dependents: Sequence[InputDraft]
+) -> _DraftedInputs:
+    """Return all inputs in the order of the signature, with the notes and bounds of all sizes."""
+    drafts = {name: draft for medium in media for name, draft in medium.drafts.items()}
+    drafts |= {draft.name: draft for draft in dependents}
+    bounds: dict[str, SizeBounds] = {}
+    for medium in media:
+        bounds |= {**_known_bounds(medium.sizes), **medium.bounds}
+    bounds |= _known_bounds([size for draft in dependents for size in draft.shape])
+    notes = [note for medium in media for note in medium.notes]
+    notes += [note for draft in dependents for note in draft.notes]
+    return _DraftedInputs(tuple(drafts[name] for name in context.parameters if name in drafts), tuple(notes), bounds)
+
+
+def _known_bounds(sizes: Sequence[InputSize]) -> dict[str, SizeBounds]:
+    return {size.key: size.bounds for size in sizes if size.key is not None and size.bounds is not None}
+
+
+def _axis_meanings(inputs: _DraftedInputs) -> AxisMeanings:
+    sizes = [size for draft in inputs.drafts for size in draft.shape]
+    return AxisMeanings(
+        keys={draft.name: draft.keys for draft in inputs.drafts},
+        sizes={size.key: size.value for size in sizes if size.key is not None},
+        bounds=inputs.bounds,
+    )
+
+
+def _unused_sizes(requested: Mapping[str, int], inputs: _DraftedInputs, media: Sequence[DecidedMedium]) -> list[str]:
+    """Return a note for each size the user gave that no input has."""
+    sizes = [size for medium in media for size in medium.sizes]
+    sizes += [size for draft in inputs.drafts for size in draft.shape]
+    used = {size.key for size in sizes if size.key is not None}
+    names = ", ".join(draft.name for draft in inputs.drafts)
+    return [
+        f"{SHAPE_CONFIG_OPTION}: {key} {size} does not apply to this model (inputs: {names})"
+        for key, size in requested.items()
+        if used.isdisjoint(names_among(key, used))
+    ]
+
+
+def known_meanings(
+    model: torch.nn.Module | type[torch.nn.Module],
+    config: object,
+    specs: Sequence[InputTensorSpec],
+    folder: Path | None = None,
+    task: str | None = None,
+) -> AxisMeanings:
+    """Return what is known about the axes of inputs somebody else described; nothing, where the model is not known."""
+    try:
+        meanings = decide_inputs(model, config, folder, task=task).meanings
+    except UsageError:
+        return AxisMeanings()
+    ranks = {spec.name: len(spec.shape) for spec in specs}
+    keys = {name: keys for name, keys in meanings.keys.items() if ranks.get(name) == len(keys)}
+    return AxisMeanings(keys, meanings.sizes, meanings.bounds)
+
+
+def forward_parameters(model: torch.nn.Module | type[torch.nn.Module]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of ``forward`` by name, without ``self``."""
+    try:
+        parameters = dict(inspect.signature(model.forward).parameters)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"{_class_name(model)}: its forward is not a Python function, so its inputs are unknown",
+            hint="Pass the nn.Module: a scripted or traced module does not expose its modules.",
+        ) from None
+    if isinstance(model, type):
+        parameters.pop(next(iter(parameters)))
+    return parameters
+
+
+def forward_keywords(model: torch.nn.Module | type[torch.nn.Module]) -> dict[str, bool]:
+    """Return the fixed keywords to call ``forward`` with: no cache, named outputs, as far as it knows the words."""
+    parameters = forward_parameters(model)
+    return {name: value for name, value in _FIXED_KEYWORDS.items() if name in parameters}
+
+
+def check_input_specs(
+    model: torch.nn.Module | type[torch.nn.Module],
+    specs: Sequence[InputTensorSpec],
+    requested_by: str = INPUT_SPECS_OPTION,
+    arguments: Sequence[str] = (),
+) -> None:
+    """Check a manifest against the forward signature.
+
+    Args:
+        model: Whose forward takes the inputs.
+        specs: The inputs; ``features.input_ids`` belongs to the parameter ``features``.
+        requested_by: What gave them, for messages.
+        arguments: Names of further arguments that are given.
+
+    Raises:
+        UsageError: a name that is no parameter (names the nearest), or a required parameter that is not described.
+    """
+    parameters = forward_parameters(model)
+    names = _named_parameters(parameters)
+    passed = list(dict.fromkeys([*(argument_of(spec.name) for spec in specs), *arguments]))
+    kinds = {parameter.kind for parameter in parameters.values()}
+    takes_any_name = inspect.Parameter.VAR_KEYWORD in kinds and not names
+    # Values of ``*args`` have no names of their own; whatever they are called, they go by position.
+    if not takes_any_name and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        for name in passed:
+            if name not in names:
+                guess = nearest(name, names)
+                hint = f"Did you mean {guess!r}?" if guess else f"It takes: {', '.join(names) or 'nothing'}."
+                if len(names) == 1 and not guess:
+                    hint += f" Pass a dict that is one argument as {{{next(iter(names))!r}: {{…}}}}."
+                raise UsageError(f"{requested_by}: {_class_name(model)} takes no input {name!r}", hint=hint)
+    _check_required_parameters(model, parameters, passed)
+
+
+def _check_required_parameters(
+    model: torch.nn.Module | type[torch.nn.Module], parameters: Mapping[str, inspect.Parameter], chosen: Sequence[str]
+) -> None:
+    named = _named_parameters(parameters)
+    missing = [
+        name for name, parameter in named.items() if parameter.default is inspect.Parameter.empty and name not in chosen
+    ]
+    if missing or not chosen:
+        needs = f"needs {', '.join(missing)}" if missing else "takes none of the inputs known here"
+        raise UsageError(
+            f"{_class_name(model)}: its forward {needs}, whose shapes and types are unknown",
+            hint=f"Describe all its inputs with {INPUT_SPECS_OPTION}; its parameters: {', '.join(named)}.",
+        )
+
+
+def _named_parameters(parameters: Mapping[str, inspect.Parameter]) -> dict[str, inspect.Parameter]:
+    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return {name: parameter for name, parameter in parameters.items() if parameter.kind not in variadic}
+
+
+def _class_name(model: torch.nn.Module | type[torch.nn.Module]) -> str:
+    return model.__name__ if isinstance(model, type) else type(model).__name__
+
+
+def _float_dtype(model: torch.nn.Module | type[torch.nn.Module], config: object) -> str:
+    """Return the dtype of inputs that are not indices: that of the weights they meet."""
+    parameters = () if isinstance(model, type) else model.parameters()
+    dtype = next((p.dtype for p in parameters if p.is_floating_point()), None) or getattr(config, "dtype", None)
+    return str(dtype or torch.float32).removeprefix("torch.")
+
+
+_DraftOthers = Callable[[DecidedMedium], Sequence[InputDraft]]
+"""Makes the drafts of all other inputs, for a forward that has to run as a whole."""
+
+_MOST_COUNTS = 4
+"""Chosen: after the vectors of a medium only those of tokens and their positions are made."""
+
+
+@dataclass(frozen=True)
+class _TrialRun:
+    """What a trial run with one layout found out."""
+
+    count: int | None
+    """Vectors that stand in place of tokens in each row; None where the model does not take the layout."""
+    notes: tuple[str, ...] = ()
+
+
+def _decide_medium(
+    modality: Modality, names: Sequence[str], context: InputContext, draft_others: _DraftOthers
+) -> DecidedMedium:
+    """Decide the tensors of one modality.
+
+    Args:
+        modality: Which one.
+        names: Its parameters that are inputs, the carrier first.
+        context: The model.
+        draft_others: Makes the drafts of its other inputs.
+
+    Raises:
+        UsageError: a size the model does not take.
+    """
+    token = modality.place_token(context.config) if context.has_text else None
+    has_places = token is not None or context.takes(modality.place_mask)
+    layouts = modality.layouts(context, names, has_places=has_places)
+    first, second = next(layouts), next(layouts, None)
+    if second is None and not has_places:
+        return DecidedMedium(modality, first.drafts, sizes=first.sizes)
+    method = _find_method(context.structure, modality.feature_method) if context.has_text else None
+    sizes = (*first.sizes, *(second.sizes if second else ()))
+    notes: tuple[str, ...] = ()
+    for layout in itertools.chain([first], [second] if second else [], layouts):
+        sizes = (*sizes, *layout.sizes)
+        medium = DecidedMedium(modality, layout.drafts, token, sizes=sizes)
+        if method is not None:
+            trial = _count_features(method, medium, context, has_places=has_places)
+        else:
+            trial = _count_places(medium, context, draft_others, has_places=has_places)
+        notes += trial.notes
+        if trial.count is not None:
+            return _with_places(replace(medium, notes=notes, place_count=trial.count), layout, method)
+    if has_places:
+        note = (
+            f"{names[0]}: its layout and number of placeholder tokens are unknown; set them with {INPUT_SPECS_OPTION}"
+        )
+        notes += (note,)
+    return DecidedMedium(modality, first.drafts, sizes=sizes, notes=notes)
+
+
+def _find_method(model: torch.nn.Module, name: str) -> Callable[..., Any] | None:
+    """Return a method of a model, else of the first part of it that has one; None where none has.
+
+    One that passes on whatever it is given does not say what it takes; that of the part it passes it to does.
+    """
+    methods = [getattr(module, name) for module in model.modules() if hasattr(module, name)]
+    return next((method for method in methods if not _takes_anything(method)), next(iter(methods), None))
+
+
+def _runs_with(model: torch.nn.Module, drafts: Iterable[InputDraft]) -> bool:
+    """Say whether the forward runs on the shapes of these inputs."""
+    return run_on_shapes(model, {draft.name: draft.as_spec() for draft in drafts}) is not None
+
+
+def _takes_anything(method: Callable[..., object]) -> bool:
+    kinds = {parameter.kind for parameter in inspect.signature(method).parameters.values()}
+    return inspect.Parameter.VAR_POSITIONAL in kinds
+
+
+def _accepted_drafts(method: Callable[..., object], drafts: Mapping[str, InputDraft]) -> dict[str, InputDraft]:
+    names = drafts if _takes_anything(method) else inspect.signature(method).parameters
+    return {name: draft for name, draft in drafts.items() if name in names}
+
+
+def _count_features(
+    method: Callable[..., object], medium: DecidedMedium, context: InputContext, *, has_places: bool
+) -> _TrialRun:
+    """Count what a feature method makes of the medium."""
+    accepted = _accepted_drafts(method, medium.drafts)
+    features = run_on_shapes(method, {name: draft.as_spec() for name, draft in accepted.items()})
+    if features is None:
+        return _TrialRun(None)
+    return _TrialRun(_vectors_per_row(features, context) if has_places else 0)
+
+
+def _count_places(
+    medium: DecidedMedium, context: InputContext, draft_others: _DraftOthers, *, has_places: bool
+) -> _TrialRun:
+    """Count the vectors that a forward as a whole puts in place of tokens.
+
+    One that misses places has made the vectors by then: they are what one of the last modules to run returned, that
+    with which it runs.
+    """
+    other_drafts = draft_others(medium)
+    notes = tuple(note for draft in other_drafts for note in draft.notes)
+    model, outputs = context.structure, list[Any]()
+    hooks = [module.register_forward_hook(lambda _, __, out: outputs.append(out)) for module in model.modules()]
+    try:
+        if _runs_with(model, [*other_drafts, *medium.drafts.values()]):
+            return _TrialRun(0, notes)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for count in itertools.islice(_possible_counts(outputs if has_places else (), context), _MOST_COUNTS):
+        with suppress(UsageError):  # more than a row takes
+            other_drafts = draft_others(replace(medium, place_count=count))
+            if _runs_with(model, [*other_drafts, *medium.drafts.values()]):
+                return _TrialRun(count, notes)
+    return _TrialRun(None, notes)
+
+
+def _possible_counts(outputs: Sequence[object], context: InputContext) -> Iterator[int]:
+    """Yield how many vectors per row the modules returned, the last to run first, each number once."""
+    vectors = (out[0] if isinstance(out, tuple) and out else out for out in reversed(outputs))
+    yield from dict.fromkeys(count for out in vectors if (count := _vectors_per_row(out, context)))
+
+
+def _vectors_per_row(features: object, context: InputContext) -> int:
+    """Return how many vectors stand in place of tokens in each row.
+
+    They are as wide as those of tokens; where the model makes others of the medium first, a config may name the number.
+    """
+    attributes = (getattr(features, name, None) for name in ("pooler_output", "last_hidden_state"))
+    vectors = next((value for value in attributes if value is not None), features)
+    tensors = [
+        value
+        for value in (vectors if isinstance(vectors, (list, tuple)) else [vectors])
+        if isinstance(value, torch.Tensor)
+    ]
+    if {tensor.shape[-1] for tensor in tensors if tensor.dim()} <= {context.token_width}:
+        return sum(tensor.shape[:-1].numel() for tensor in tensors) // context.batch.value
+    return int(getattr(context.config, "num_query_tokens", None) or 0)
+
+
+def _with_places(medium: DecidedMedium, layout: InputLayout, method: Callable[..., object] | None) -> DecidedMedium:
+    """Return a medium with what follows from the number of its places: which sizes are fixed, and a note."""
+    modality, count = medium.modality, medium.place_count
+    bounds: dict[str, SizeBounds] = {}
+    notes = medium.notes
+    if count:
+        notes += (f"input_ids: each row begins with {count} placeholder tokens for {modality.description}",)
+        reason = f"each row has {count} placeholder tokens for {modality.description} of one size"
+        bounds = {key: SizeBounds(fixed=reason) for key in _keys_of(layout.drafts) if key in modality.place_keys}
+    drafts = layout.drafts
+    if method is not None:
+        drafts = modality.fit_to_features(drafts, _accepted_drafts(method, drafts).keys(), count)
+    return replace(medium, drafts=drafts, bounds={**bounds, **layout.bounds}, notes=notes)
+
+
+def _keys_of(drafts: Mapping[str, InputDraft]) -> list[str]:
+    sizes: Iterator[InputSize] = (size for draft in drafts.values() for size in draft.shape)
+    return list(dict.fromkeys(size.key for size in sizes if size.key is not None))
+
+
+# --- Tokens in another form: positions made outside of the graph, and tokens of several codebooks.
+
+
+_POSITIONS = "position_ids"
+_POSITION_METHOD = "get_rope_index"
+
+
+@dataclass(frozen=True)
+class _DraftedInputs:
+    """All inputs, and what was learned while they were drafted."""
+
+    drafts: tuple[InputDraft, ...]
+    notes: tuple[str, ...] = ()
+    bounds: Mapping[str, SizeBounds] = field(default_factory=dict)
+    """Key of ``--shape-config`` → its bounds."""
+
+
+def _with_positions(inputs: _DraftedInputs, context: InputContext) -> _DraftedInputs:
+    """Return the inputs with positions in place of the kinds of tokens, where the model makes the one of the other.
+
+    It does so in Python, row by row, from the values of masks and grids: a graph would keep the positions of one draw.
+    """
+    by_name = {draft.name: draft for draft in inputs.drafts}
+    kinds = by_name.pop(KINDS_PARAMETER, None)
+    if kinds is None or not context.takes(_POSITIONS):
+        return inputs
+    method = _find_method(context.structure, _POSITION_METHOD)
+    if method is None:
+        return inputs
+    arguments = inspect.signature(method).parameters
+    specs = {draft.name: draft.as_spec() for draft in inputs.drafts if draft.name in arguments}
+    specs.pop("attention_mask", None)
+    positions = run_on_shapes(method, specs)
+    if positions is None:
+        return inputs
+    rows, length = kinds.shape
+    shape = input_shape(len(positions[0]), rows, length)
+    by_name[_POSITIONS] = InputDraft(_POSITIONS, shape, "int64", index_range(length.value))
+    note = f"{_POSITIONS}: computed outside the graph, by {_POSITION_METHOD} of the model"
+    drafts = tuple(by_name[name] for name in context.parameters if name in by_name)
+    return dataclasses.replace(inputs, drafts=drafts, notes=(*inputs.notes, note))
+
+
+def _with_codebook_tokens(inputs: _DraftedInputs, context: InputContext) -> _DraftedInputs:
+    """Return the inputs with the tokens of every codebook, where the model takes no other."""
+    count = first_int_anywhere(context.config, ("num_codebooks",)) or 1
+    by_name = {draft.name: draft for draft in inputs.drafts}
+    tokens = by_name.get("decoder_input_ids") or by_name.get("input_ids")
+    if count == 1 or tokens is None:
+        return inputs
+    rows, *rest = tokens.shape
+    # Of one row each: a forward could take one row for another's codebook.
+    single_row_drafts = [_of_one_row(draft) for draft in inputs.drafts]
+    plain, beside_each_other = input_shape(1, *rest), input_shape(count, *rest)
+    final_shapes = [
+        (plain, tokens.shape),
+        (beside_each_other, input_shape(rows.value * count, *rest)),
+        (input_shape(1, *rest, count), input_shape(rows, *rest, count)),
+        (input_shape(1, count, *rest), input_shape(rows, count, *rest)),
+    ]
+    for single_row_shape, shape in final_shapes:
+        if not _runs_with(context.structure, _with_shape(single_row_drafts, tokens.name, single_row_shape)):
+            continue
+        if single_row_shape is plain:
+            return inputs
+        bounds = dict(inputs.bounds)
+        if single_row_shape is beside_each_other:
+            bounds["batch_size"] = SizeBounds(fixed="each row of tokens is one row for every codebook")
+        note = f"{tokens.name}: tokens of {count} codebooks"
+        return _DraftedInputs(_with_shape(inputs.drafts, tokens.name, shape), (*inputs.notes, note), bounds)
+    return inputs
+
+
+def _of_one_row(draft: InputDraft) -> InputDraft:
+    sizes = (1 if size.key == "batch_size" else size for size in draft.shape)
+    return dataclasses.replace(draft, shape=input_shape(*sizes))
+
+
+def _with_shape(drafts: Sequence[InputDraft], name: str, shape: tuple[InputSize, ...]) -> tuple[InputDraft, ...]:
+    return tuple(dataclasses.replace(draft, shape=shape) if draft.name == name else draft for draft in drafts)

@@ -1,0 +1,263 @@
+"""Which axes of the inputs are left open, and under which names?
+
+Turns what the user asked for – by meaning (``--dynamic-batch``), by key (``--shape-config``), by place
+(``--dynamic-axes``) or in shapes (``--input-specs``) – into names in the shapes of the inputs. Whether the model can
+follow is known only as far as its config says; the rest is proved after the export.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.models.inputs.axis_names import (
+    AcceptsShapes,
+    AxisKeys,
+    AxisNames,
+    bring_along_by_size,
+    name_the_unnamed,
+)
+from winml.modelkit.models.inputs.decision import InputDecision
+from winml.modelkit.models.inputs.modalities.modality import BATCH_KEY
+from winml.modelkit.models.inputs.modalities.pipeline import SHAPE_KEYS
+from winml.modelkit.models.inputs.sizes import SHAPE_CONFIG_OPTION, SizeWish, choose_trace_sizes
+from winml.modelkit.onnx.specs import (
+    DynamicDimension,
+    DynamicRequest,
+    OpenSize,
+    OutputAxis,
+    current_name,
+    names_among,
+)
+from winml.modelkit.options import nearest
+
+_TRACE_SIZE = 16
+"""Chosen: size to trace a dimension with of which nothing is known, large enough to differ from counts of channels."""
+
+
+def open_axes(
+    decision: InputDecision,
+    request: DynamicRequest,
+    left_open: Mapping[str, OpenSize] | None = None,
+    *,
+    by_default: Collection[str] = (),
+    firm_keys: frozenset[str] = frozenset(),
+    are_sizes_firm: bool = False,
+    accepts: AcceptsShapes | None = None,
+) -> InputDecision:
+    """Name the axes that are to be left open.
+
+    Args:
+        decision: The inputs. Names that stand in their shapes already are kept.
+        request: What is to be left open besides.
+        left_open: Keys of ``--shape-config`` that were given a name or a range, and those left open without a request.
+        by_default: The latter among them.
+        firm_keys: Keys the user gave a number for; that size is traced.
+        are_sizes_firm: Whether all sizes come from the user's own example.
+        accepts: Says whether the forward takes other shapes; then axes of inputs nothing is known of are brought along
+            where it takes them together only.
+
+    Returns:
+        The decision with names in the shapes, their dimensions, and notes on axes that were brought along. Without a
+        request and names, the decision itself.
+
+    Raises:
+        UsageError: an input or axis that does not exist, two names or two sizes for one dimension, or a size that this
+            model does not have or cannot vary.
+    """
+    sizes = decision.meanings.sizes
+    passed = left_open or {}
+    meant = {own: size for key, size in passed.items() for own in names_among(key, sizes)}
+    left_open = {**meant, **{key: size for key, size in passed.items() if key in sizes}}
+    firm_keys = frozenset(own for key in firm_keys for own in names_among(key, sizes))
+    naming = AxisNames(AxisKeys(decision))
+    naming.take_names_in_shapes()
+    output_axes = naming.take_axes(request)
+    naming.take_keys(left_open)
+    naming.take_meanings(request)
+    if not naming.names and not naming.unnamed:
+        _refuse_outputs_alone(decision, output_axes)
+    name_the_unnamed(naming)
+    if not naming.names:
+        return decision
+    notes = [*naming.bring_along(), *bring_along_by_size(naming, accepts)]
+    requested = _RequestedSizes(left_open, _bounds_by_name(request, naming.symbols()), firm_keys, are_sizes_firm)
+    wishes = [_size_wish(name, naming, requested) for name in naming.symbols()]
+    sizes = choose_trace_sizes(wishes)
+    dimensions = tuple(
+        DynamicDimension(name=wish.name, min=wish.min, max=wish.max, example=sizes[wish.name]) for wish in wishes
+    )
+    notes += [
+        f"{wish.name} is traced with {sizes[wish.name]}: a size of 1 would be traced as a constant."
+        for wish in wishes
+        if wish.is_firm and wish.preferred == 1
+    ]
+    return replace(
+        decision,
+        inputs=naming.named_inputs(),
+        dimensions=dimensions,
+        open_by_default=_opened_by_default(naming, request, left_open, by_default),
+        notes=(*decision.notes, *notes),
+        output_axes=output_axes,
+    )
+
+
+def _opened_by_default(
+    naming: AxisNames, request: DynamicRequest, left_open: Mapping[str, OpenSize], by_default: Collection[str]
+) -> dict[str, str]:
+    """Return the names that no option asked for, each with the key of its size.
+
+    Args:
+        naming: All names.
+        request: What the user asked to be left open.
+        left_open: Keys that are left open.
+        by_default: Those among them that the user did not ask for.
+    """
+    if not by_default:
+        return {}
+    requested = AxisNames(naming.axis_keys)
+    requested.take_names_in_shapes()
+    requested.take_axes(request)
+    requested.take_keys({key: size for key, size in left_open.items() if key not in by_default})
+    requested.take_meanings(request)
+    bounded = _bounds_by_name(request, naming.symbols())
+    names = {naming.names[axis] for axis in (*requested.names, *requested.unnamed) if axis in naming.names}
+    opened = {naming.names[axis]: key for key in by_default for axis in naming.axis_keys.axes_of(key)}
+    return {name: key for name, key in opened.items() if name not in names and name not in bounded}
+
+
+def _refuse_outputs_alone(decision: InputDecision, output_axes: Sequence[OutputAxis]) -> None:
+    """Refuse axes of no input where no axis of an input is open, on which those of an output could depend.
+
+    Raises:
+        UsageError: names the first of them.
+    """
+    for item in output_axes:
+        guess = nearest(item.output, [spec.name for spec in decision.inputs])
+        hint = f"Did you mean {guess!r}? " if guess else ""
+        inputs = ", ".join(f"{spec.name} ({len(spec.shape)} axes)" for spec in decision.inputs)
+        raise UsageError(
+            f"{item.requested_by}: the model has no input {item.output!r}", hint=f"{hint}Its inputs: {inputs}."
+        )
+
+
+def fitting_example(
+    example: Mapping[str, torch.Tensor] | None, decision: InputDecision
+) -> Mapping[str, torch.Tensor] | None:
+    """Return the user's example if it has the sizes that are traced, else None: other values are drawn then."""
+    if example is None:
+        return None
+    sizes = {dimension.name: dimension.example for dimension in decision.dimensions}
+    shapes = {
+        spec.name: tuple(sizes[size] if isinstance(size, str) else size for size in spec.shape)
+        for spec in decision.inputs
+    }
+    return example if all(shapes[name] == tuple(tensor.shape) for name, tensor in example.items()) else None
+
+
+def _bounds_by_name(request: DynamicRequest, symbols: Sequence[str]) -> dict[str, DynamicDimension]:
+    """Return the bounds the user gave by name.
+
+    Raises:
+        UsageError: no axis bears such a name.
+    """
+    dimensions = {name: item for item in request.dimensions for name in names_among(item.name, symbols)}
+    for name in dimensions:
+        if name not in symbols:
+            guess = nearest(name, symbols)
+            hint = f"Did you mean {guess!r}?" if guess else f"Names: {', '.join(symbols)}."
+            raise UsageError(f"dynamic_dimensions: no axis is named {name!r}", hint=hint)
+    return dimensions
+
+
+@dataclass(frozen=True)
+class _RequestedSizes:
+    """What the user said about sizes."""
+
+    by_key: Mapping[str, OpenSize]
+    by_name: Mapping[str, DynamicDimension]
+    firm_keys: frozenset[str]
+    are_sizes_firm: bool
+
+    def of(self, name: str, keys: Sequence[str]) -> list[OpenSize | DynamicDimension]:
+        """Return all that was said about one dimension."""
+        named = [self.by_name[name]] if name in self.by_name else []
+        return [*(self.by_key[key] for key in keys if key in self.by_key), *named]
+
+
+def _size_wish(name: str, naming: AxisNames, requested: _RequestedSizes) -> SizeWish:
+    """Return between which sizes a dimension may vary, and at which it is best traced."""
+    keys = naming.keys_named(name)
+    low, high = _combined_bounds(name, naming, requested)
+    example, is_firm = _preferred_size(name, naming, requested)
+    if is_firm and not low <= example <= (high or example):
+        raise UsageError(
+            f"{name}: example size {example} is not between {low} and {high or 'any'}", hint="Set a size in this range."
+        )
+    known = (SHAPE_KEYS[key] for key in (*keys, current_name(name)) if key in SHAPE_KEYS)
+    step = max((key.trace_step for key in known), default=1)
+    return SizeWish(name, example, is_firm, low, high, step, naming.sizes_beside(name))
+
+
+def _combined_bounds(name: str, naming: AxisNames, requested: _RequestedSizes) -> tuple[int, int | None]:
+    """Return the smallest and the largest size, as the user and the model bound them.
+
+    Raises:
+        UsageError: the user wants larger ones than the model takes, or nothing is left to vary.
+    """
+    stated = requested.of(name, naming.keys_named(name))
+    bounds = [naming.axis_keys.bounds_of(key) for key in naming.keys_named(name)]
+    # A min that nobody wrote is no wish: a cache may be empty, and is in an example with size 0.
+    least = 0 if 0 in naming.sizes_named(name) else 1
+    low = max(
+        (*(item.min for item in stated if "min" in item.model_fields_set), *(item.min for item in bounds)),
+        default=least,
+    )
+    high = _smallest_limit([item.max for item in stated])
+    limit = _smallest_limit([item.max for item in bounds])
+    if limit is not None and high is not None and high > limit:
+        raise UsageError(
+            f"{SHAPE_CONFIG_OPTION}: {name} up to {high}: the model takes {limit} at most", hint=f"Set max {limit}."
+        )
+    high = high if high is not None else limit
+    if high is not None and low >= high:
+        raise UsageError(f"{name} cannot be dynamic: {low} to {high} is a single size", hint="Widen min and max.")
+    return low, high
+
+
+def _preferred_size(name: str, naming: AxisNames, requested: _RequestedSizes) -> tuple[int, bool]:
+    """Return the size to trace with, and whether the user wants it.
+
+    Raises:
+        UsageError: the user wants two.
+    """
+    keys = naming.keys_named(name)
+    sizes = naming.decision.meanings.sizes
+    firm = {item.example for item in requested.of(name, keys) if item.example is not None}
+    if not firm:
+        firm |= {sizes[key] for key in keys if key in requested.firm_keys and key in sizes}
+        # A trace of size 0 would show nothing of the values.
+        firm |= naming.sizes_named(name) - {0} if requested.are_sizes_firm else set()
+    if len(firm) > 1:
+        raise UsageError(
+            f"{name}: one dimension, but two example sizes, {' and '.join(map(str, sorted(firm)))}",
+            hint="Set one size, or use two names.",
+        )
+    if firm:
+        return firm.pop(), True
+    model_sizes = [sizes[key] for key in keys if key in sizes]
+    return (model_sizes[0] if model_sizes else _usual_size(name, naming)), False
+
+
+def _usual_size(name: str, naming: AxisNames) -> int:
+    """Return a size for a dimension of which only the name, or the place, is known."""
+    key = SHAPE_KEYS.get(current_name(name))
+    is_first = all(axis == 0 for _, axis in naming.axes_named(name))
+    return (key and key.trace_size) or (BATCH_KEY.trace_size if is_first else None) or _TRACE_SIZE
+
+
+def _smallest_limit(limits: Sequence[int | None]) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)

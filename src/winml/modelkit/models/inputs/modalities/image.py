@@ -1,0 +1,239 @@
+"""Images and videos: a plane of pixels, in tiles, or as a row of patches with the size of their grid beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from winml.modelkit.models.inputs.drafts import (
+    ALL_VALID,
+    InputContext,
+    InputDraft,
+    InputLayout,
+    input_shape,
+    value_runs,
+)
+from winml.modelkit.models.inputs.modalities.modality import FRAMES_KEY, Modality, ShapeKey, is_position_name
+from winml.modelkit.models.inputs.sizes import InputSize, SizeBounds, edge_pair, first_edge, first_int, sub_config
+from winml.modelkit.ort.default_sizes import IMAGE_CHANNELS, IMAGE_EDGE, PATCH_EDGE, VIDEO_FRAMES
+
+_PIXELS = "pixel_values"
+_PATCHES = "hidden_states"
+"""Carrier of vision towers that are models of their own; an image only with its grid beside it."""
+_GRIDS = ("image_grid_thw", "grid_thw")
+_POSITIONS = ("image_position_ids", "pixel_position_ids")
+_EDGES = ("spatial_shapes", "target_sizes")
+"""Companions that say how a row of patches was a picture: frames, rows and columns of each, the
+place of each patch, or rows and columns alone."""
+_PATCH_MASK = "pixel_attention_mask"
+_IMAGE_SIZES = "image_sizes"
+
+_MERGED_PATCHES = ("spatial_merge_size", "merge_size", "merge_kernel_size", "pooling_kernel_size", "downsample_factor")
+"""Names for how many patches per edge become one token; pictures are whole numbers of these."""
+_CHANNELS = ("num_channels", "in_channels")
+_TRACE_STEP = 32
+"""Chosen: the product of strides of nearly all vision models."""
+_MOST_TILES = 8
+"""Chosen: more than the largest set of resolutions of a tiled model has for a square picture."""
+_SPECIAL_POSITIONS = 2
+"""Class and distillation tokens have positions of their own."""
+
+
+class Image(Modality):
+    """Pictures of one size."""
+
+    rows_key = "image_batch_size"
+    shape_keys = (
+        ShapeKey(rows_key, "Rows of images, where a model scores each with each text.", "batch"),
+        ShapeKey("height", "Image height in pixels.", "image_size", _TRACE_STEP, IMAGE_EDGE),
+        ShapeKey("width", "Image width in pixels.", "image_size", _TRACE_STEP, IMAGE_EDGE),
+        ShapeKey("num_channels", "Image channels."),
+        FRAMES_KEY,
+    )
+    description = "an image"
+    carriers = (_PIXELS, _PATCHES)
+    companions = (*_GRIDS, *_POSITIONS, *_EDGES, _PATCH_MASK, _IMAGE_SIZES)
+    sub_config_name = "vision_config"
+    feature_method = "get_image_features"
+    place_token_names = ("image_token_id", "image_token_index")
+    place_mask = "image_embeds_position_mask"
+    place_kind = 1
+    has_place_masks = True
+    place_keys = ("height", "width")
+
+    def media_parameters(self, context: InputContext) -> list[str]:
+        """Return pixels or patches, with the descriptions that are asked for and not merely allowed."""
+        names = super().media_parameters(context)
+        if not context.takes("spatial_shapes"):
+            names = [name for name in names if name != _PATCH_MASK]
+        return [] if names[:1] == [_PATCHES] and "grid_thw" not in names else names
+
+    def layouts(self, context: InputContext, names: Sequence[str], *, has_places: bool) -> Iterator[InputLayout]:
+        """Yield rows of patches where a grid describes them, else planes, tiles, and patches without a description."""
+        carrier, *companions = names
+        if {*companions} & {*_GRIDS, *_POSITIONS, *_EDGES}:
+            yield from _patch_layouts(context, carrier, companions)
+            return
+        plane = _image_plane(context)
+        yield _plain_layout(context, carrier, context.batch, *plane)
+        if _IMAGE_SIZES in companions:
+            edges = plane[-2:]
+            sizes = InputDraft(
+                name=_IMAGE_SIZES,
+                shape=input_shape(context.batch, 2),
+                dtype="int64",
+                value_range=(1, max(edge.value for edge in edges)),
+                first_values=value_runs(edges),
+            )
+            yield _plain_layout(context, carrier, context.batch, *plane, companions=(sizes,))
+            for tiles in range(2, _MOST_TILES + 1):
+                yield _plain_layout(context, carrier, context.batch, tiles, *plane, companions=(sizes,))
+        if has_places:
+            # Some take several pictures per row, and some a row of patches.
+            grid = _patch_grid(context)
+            yield _plain_layout(context, carrier, context.batch, 1, *plane, grid=grid)
+            yield _plain_layout(context, carrier, context.batch, grid.count, grid.values, grid=grid)
+
+
+@dataclass(frozen=True)
+class _PatchGrid:
+    """A picture as a row of patches."""
+
+    edges: tuple[InputSize, InputSize]
+    """Height and width in pixels."""
+    rows: int
+    columns: int
+    patch: int
+    """Pixels per edge of a patch."""
+    channels: int
+    depth: int
+    """Frames of a video that make one patch; a picture is repeated as often."""
+
+    @property
+    def count(self) -> int:
+        """Number of patches."""
+        return self.rows * self.columns
+
+    @property
+    def values(self) -> int:
+        """Numbers in one patch."""
+        return self.channels * self.depth * self.patch * self.patch
+
+
+def _plain_layout(
+    context: InputContext,
+    carrier: str,
+    *shape: InputSize | int,
+    companions: Sequence[InputDraft] = (),
+    grid: _PatchGrid | None = None,
+) -> InputLayout:
+    drafts = (InputDraft(carrier, input_shape(*shape), context.float_dtype), *companions)
+    return InputLayout({draft.name: draft for draft in drafts}, grid.edges if grid else ())
+
+
+def _patch_layouts(context: InputContext, carrier: str, companions: Sequence[str]) -> Iterator[InputLayout]:
+    """Yield the layouts of patches that a companion describes."""
+    grid = _patch_grid(context)
+    rows = context.batch.value
+    described = _grid_companions(context, companions, grid)
+    shapes: list[tuple[InputSize | int, ...]]
+    if {*companions} & {*_GRIDS}:
+        shapes = [(rows * grid.count, grid.values), (rows * grid.count, grid.channels, grid.patch, grid.patch)]
+    elif "target_sizes" in companions:
+        # Patches stand side by side, in one strip of an image.
+        shapes = [(1, grid.channels, grid.patch, grid.patch * grid.count * rows)]
+    else:
+        shapes = [(context.batch, grid.count, grid.values)]
+    is_one_row = bool({*companions} & {*_GRIDS, "target_sizes"})
+    bounds = {"batch_size": SizeBounds(fixed="the patches of all images form one row")} if is_one_row else {}
+    for shape in shapes:
+        layout = _plain_layout(context, carrier, *shape, companions=described, grid=grid)
+        yield InputLayout(layout.drafts, (context.batch, *layout.underlying_sizes), bounds)
+
+
+def _grid_companions(context: InputContext, names: Sequence[str], grid: _PatchGrid) -> list[InputDraft]:
+    """Return what says how a row of patches was a picture."""
+    places = [place for row in range(grid.rows) for column in range(grid.columns) for place in (column, row)]
+    batch = context.batch
+    drafts = []
+    for name in names:
+        shape, numbers, value_range = input_shape(batch, grid.count), list[int](), (0, max(grid.columns, grid.rows))
+        if name in _GRIDS:
+            shape, numbers = input_shape(batch, 3), [1, grid.rows, grid.columns]
+        elif name in _POSITIONS:
+            shape, numbers = input_shape(batch, grid.count, 2), places
+        elif name in _EDGES:
+            shape, numbers = input_shape(batch, 2), [grid.rows, grid.columns]
+        elif name == _PATCH_MASK:
+            value_range = ALL_VALID
+        else:
+            continue
+        drafts.append(InputDraft(name, shape, "int64", value_range, first_values=value_runs(numbers)))
+    return drafts
+
+
+def _vision_config(context: InputContext) -> Any:
+    return sub_config(context.config, "vision_config", "image_config", "encoder")
+
+
+def _image_plane(context: InputContext) -> tuple[InputSize, ...]:
+    """Return channels, height and width, with the frames before them for a video model.
+
+    Raises:
+        UsageError: the model takes one size only, and the user wants another.
+    """
+    vision, sizes = _vision_config(context), context.sizes
+    backbone = sub_config(context.config, "backbone_config")
+    places = [(vision, "image_size"), (backbone, "image_size"), (vision, "input_size")]
+    pairs = (edge_pair(getattr(config, name, None)) for config, name in places)
+    declared = next((pair for pair in pairs if pair), None)
+    fixed = declared if _is_image_fixed(context, declared) else None
+    height, width = fixed or context.processor.image_size or declared or (IMAGE_EDGE, IMAGE_EDGE)
+    reason = f"the model takes images of {fixed[0]}x{fixed[1]} pixels only" if fixed else ""
+    bounds = SizeBounds(fixed=reason) if fixed else None
+    is_declared = declared is not None
+    edges = (
+        sizes.choose("height", height, bounds=bounds, is_declared=is_declared),
+        sizes.choose("width", width, bounds=bounds, is_declared=is_declared),
+    )
+    if fixed is not None and (edges[0].value, edges[1].value) != fixed:
+        sizes.refuse("height" if edges[0].value != fixed[0] else "width", reason)
+    channels = sizes.choose_exactly("num_channels", first_int(vision, _CHANNELS), IMAGE_CHANNELS)
+    frames = getattr(vision, "num_frames", None)
+    if isinstance(frames, int) or context.task == "video-classification":
+        return (sizes.choose("num_frames", frames or VIDEO_FRAMES), channels, *edges)
+    return (channels, *edges)
+
+
+def _is_image_fixed(context: InputContext, declared: tuple[int, int] | None) -> bool:
+    """Return whether the model has one learned position per patch and was not asked to interpolate them."""
+    patch = edge_pair(getattr(_vision_config(context), "patch_size", None))
+    if declared is None or patch is None or not context.takes("interpolate_pos_encoding"):
+        return False
+    patches = (declared[0] // patch[0]) * (declared[1] // patch[1])
+    return any(
+        len(values.shape) >= 2 and patches <= values.shape[-2] <= patches + _SPECIAL_POSITIONS
+        for name, values in context.structure.named_parameters()
+        if is_position_name(name.removesuffix(".weight"))
+    )
+
+
+def _patch_grid(context: InputContext) -> _PatchGrid:
+    """Return the picture of a model that takes a row of patches.
+
+    Raises:
+        UsageError: a height or width that is no whole number of patches, merged as the model merges them.
+    """
+    vision = _vision_config(context)
+    patch = edge_pair(getattr(vision, "patch_size", None)) or (PATCH_EDGE, PATCH_EDGE)
+    merges = (first_edge(config, _MERGED_PATCHES) for config in (vision, context.config))
+    unit = patch[0] * next((merged for merged in merges if merged), 1)
+    usual = max(IMAGE_EDGE // unit, 1) * unit
+    height, width = context.sizes.choose("height", usual), context.sizes.choose("width", usual)
+    for key, edge in (("height", height), ("width", width)):
+        if edge.value % unit:
+            context.sizes.refuse(key, f"the model takes multiples of {unit} only")
+    channels = first_int(vision, (*_CHANNELS, "in_chans")) or IMAGE_CHANNELS
+    depth = first_int(vision, ("temporal_patch_size", "patch_temporal")) or 1
+    return _PatchGrid((height, width), height.value // patch[0], width.value // patch[0], patch[0], channels, depth)

@@ -1,0 +1,320 @@
+"""How do the flat inputs of a graph become the arguments of a forward?
+
+An argument may hold its tensors in lists, tuples, dicts, dataclasses and whatever else is registered with torch's
+pytree. Every tensor becomes one input, named by its path: ``features.input_ids``, ``images.0``.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import enum
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Union, get_args, get_origin
+
+import torch
+from torch.utils import _pytree as pytree  # not public; torch.export flattens arguments with it
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.models.inputs.sizes import SEPARATOR
+
+_CONSTANTS = (
+    type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.layout,
+)  # fmt: skip
+"""What a forward may be given besides tensors; the same in every call."""
+_LONGEST_DISPLAYED = 60
+
+
+@dataclass(frozen=True)
+class NestedArguments:
+    """Arguments with a place for every tensor."""
+
+    names: tuple[str, ...]
+    """Names of the arguments, in order."""
+    constants: Mapping[str, Any]
+    """Path → value, for what is no tensor."""
+    _build: Callable[[Mapping[str, torch.Tensor]], dict[str, object]]
+    _results: Callable[[Any], Any] | None = None
+
+    def build(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """Return the arguments by name, with these tensors in their places; containers are new in each call."""
+        return self._build(tensors)
+
+    def results(self, outputs: object) -> Any:
+        """Return what the forward returned in the form whose tensors become outputs; as it is, as a rule."""
+        return outputs if self._results is None else self._results(outputs)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return a sentence on every constant but None, which stands for what is left out."""
+        displayed = {name: repr(value) for name, value in self.constants.items() if value is not None}
+        return tuple(
+            f"{name} is the constant {text if len(text) <= _LONGEST_DISPLAYED else text[:_LONGEST_DISPLAYED] + '…'}: "
+            "only tensors become inputs of the graph"
+            for name, text in displayed.items()
+        )
+
+
+def flatten_arguments(
+    arguments: Mapping[str, object], requested_by: str
+) -> tuple[dict[str, torch.Tensor], NestedArguments | None]:
+    """Return the tensors in arguments by path, and how to build the arguments again.
+
+    Args:
+        arguments: Values by the name of the argument.
+        requested_by: What gave them, for messages.
+
+    Returns:
+        The tensors in order, and None in place of the builder where every argument is a tensor.
+
+    Raises:
+        InputError: there is no tensor, a value is neither tensor nor constant nor a known container, or two tensors
+            have one path.
+    """
+    flattening = _Flattening(requested_by, {}, {})
+    try:
+        build = flattening.flatten(dict(arguments), "")
+    except RecursionError:
+        raise InputError(
+            f"{requested_by}: the arguments contain themselves", hint="Pass containers without cycles."
+        ) from None
+    tensors = flattening.tensors
+    if not tensors:
+        passed = next(
+            (f"{type(value).__name__} for {name!r}, without tensors" for name, value in arguments.items()), ""
+        )
+        raise InputError(
+            f"{requested_by}: expected tensors, got {passed or 'no inputs'}", hint="Pass at least one tensor."
+        )
+    if list(tensors) == list(arguments):
+        return tensors, None
+    return tensors, NestedArguments(tuple(arguments), flattening.constants, build)
+
+
+@dataclass
+class _Flattening:
+    """The tensors and constants found so far."""
+
+    requested_by: str
+    tensors: dict[str, torch.Tensor]
+    constants: dict[str, object]
+
+    def flatten(self, value: Any, prefix: str) -> Callable[[Mapping[str, torch.Tensor]], Any]:
+        """Take the tensors out of a value; return what builds it again."""
+        try:
+            entries, structure = pytree.tree_flatten_with_path(value)
+        except ValueError as error:
+            # A registered type whose registration names no keys.
+            raise InputError(
+                f"{self.requested_by}: {prefix or 'the arguments'}: {error}", hint="Pass a dict or a list instead."
+            ) from error
+        builders = [self._leaf(leaf, _joined(prefix, map(_key_words, path))) for path, leaf in entries]
+        return lambda tensors: pytree.tree_unflatten([build(tensors) for build in builders], structure)
+
+    def _leaf(self, leaf: object, name: str) -> Callable[[Mapping[str, torch.Tensor]], Any]:
+        if isinstance(leaf, torch.Tensor):
+            if name in self.tensors:
+                raise InputError(
+                    f"{self.requested_by}: two tensors have the name {name!r}", hint="Rename one of their keys."
+                )
+            self.tensors[name] = leaf
+            return lambda tensors: tensors[name]
+        if isinstance(leaf, _CONSTANTS):
+            self.constants[name] = leaf
+            return lambda _tensors: leaf
+        members = _members(leaf)
+        if members is None:
+            raise InputError(
+                f"{self.requested_by}: {name!r} is a {type(leaf).__name__}, expected a torch.Tensor, or a list, tuple, "
+                "dict or dataclass of tensors",
+                hint="Pass tensors (torch.from_numpy for arrays); register other containers with torch.export."
+                "register_dataclass or torch.utils._pytree.",
+            )
+        build_members = self.flatten(members, name)
+        if _with_members(leaf, members) is None:
+            raise InputError(
+                f"{self.requested_by}: {name!r} is a {type(leaf).__name__}, which cannot be copied with new tensors",
+                hint="Pass a dict, or a class that is constructed from a mapping.",
+            )
+        return lambda tensors: _with_members(leaf, build_members(tensors))
+
+
+def _joined(prefix: str, keys: Iterator[str]) -> str:
+    return SEPARATOR.join((*([prefix] if prefix else []), *keys))
+
+
+def _key_words(key: object) -> str:
+    """Return one step of a path of pytree."""
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def _members(value: object) -> dict[str, object] | None:
+    """Return what a dataclass or a mapping that pytree does not know holds; None for anything else."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return dict(value) if isinstance(value, Mapping) else None
+
+
+def _with_members(template: object, members: Mapping[str, object]) -> Any:
+    """Return a copy with other members, None where none can be made; the template stays as it is.
+
+    Registering its type with pytree would outlast the export.
+    """
+    if dataclasses.is_dataclass(template):
+        copied = copy.copy(template)
+        for name, value in members.items():
+            object.__setattr__(copied, name, value)  # also where it is frozen
+        return copied
+    ways = (_deep_copy_with, lambda template, members: type(template)(members))
+    created = (_output_or_none(make, template, members) for make in ways)
+    return next((mapping for mapping in created if mapping is not None), None)
+
+
+def _output_or_none(
+    make: Callable[[object, Mapping[str, Any]], Any], template: object, members: Mapping[str, Any]
+) -> Any:
+    try:
+        created = make(template, members)
+        return (
+            created
+            if len(created) == len(members) and all(created[name] is members[name] for name in members)
+            else None
+        )
+    except Exception:
+        return None
+
+
+def _deep_copy_with(template: Any, members: Mapping[str, object]) -> Any:
+    """Return a copy of a mapping with other members, whose own ones are not copied."""
+    copied = copy.deepcopy(template, {id(value): value for value in template.values()})
+    for name, value in members.items():
+        copied[name] = value
+    return copied
+
+
+# --- Which containers do the names of inputs stand for, where no example shows them?
+#
+# ``features.input_ids`` is a value of the dict ``features``, ``images.0`` the first of the list ``images``. What the
+# annotations of the forward call otherwise (a tuple, a NamedTuple, a dataclass) is made of that class.
+
+
+def arguments_of_names(
+    model: torch.nn.Module | type[torch.nn.Module],
+    names: Sequence[str],
+    requested_by: str,
+    constants: Mapping[str, object] | None = None,
+) -> NestedArguments | None:
+    """Return how inputs of these names become the arguments of a forward; None where each is one.
+
+    Args:
+        model: Whose forward takes the arguments.
+        names: Names of the inputs, containers and keys joined by dots.
+        requested_by: What gave the names, for messages.
+        constants: Further arguments, by name.
+
+    Raises:
+        UsageError: a name stands for a tensor and for a container, or a container cannot be made of its names.
+    """
+    constants = constants or {}
+    if not constants and not any("." in name for name in names):
+        return None
+    hints = _annotations(model)
+    members = _members_of(names, requested_by)
+    template = {name: _value(paths, name, hints.get(name), requested_by) for name, paths in members.items()}
+    tensors, arguments = flatten_arguments({**template, **constants}, requested_by)
+    if set(tensors) != set(names):
+        unmatched = sorted({*names} ^ {*tensors})
+        raise UsageError(
+            f"{requested_by}: {unmatched[0]!r} does not fit the class of its container", hint="Name its fields."
+        )
+    return arguments
+
+
+def _members_of(paths: Sequence[str], requested_by: str) -> dict[str, list[str]]:
+    """Return what follows the first name of each path, by that name; ``""`` where nothing does.
+
+    Raises:
+        UsageError: a name is a tensor and a container.
+    """
+    members: dict[str, list[str]] = {}
+    for path in paths:
+        first, _, rest = path.partition(".")
+        members.setdefault(first, []).append(rest)
+    for first, rests in members.items():
+        if "" in rests and len(rests) > 1:
+            raise UsageError(
+                f"{requested_by}: {first!r} is described as a tensor and as a container",
+                hint="Describe the tensor, or those inside.",
+            )
+    return members
+
+
+def _value(paths: Sequence[str], name: str, hint: object, requested_by: str) -> Any:
+    """Return a value of the kind the annotation asks for, else a list where the keys count from 0, else a dict."""
+    if list(paths) == [""]:
+        return torch.empty(0, device="meta")
+    hint = _without_none(hint)
+    members = _members_of(paths, requested_by)
+    is_counted = sorted(members) == sorted(map(str, range(len(members))))
+    origin = get_origin(hint) or hint
+    values = {key: _value(rest, f"{name}.{key}", _hint_of(hint, key), requested_by) for key, rest in members.items()}
+    if isinstance(origin, type) and (dataclasses.is_dataclass(origin) or hasattr(origin, "_fields")):
+        return _record(origin, values, name, requested_by)
+    if is_counted and not (isinstance(origin, type) and issubclass(origin, Mapping)):
+        in_order = [values[str(position)] for position in range(len(values))]
+        return tuple(in_order) if origin is tuple else in_order
+    return values
+
+
+def _record(record: Any, values: Mapping[str, object], name: str, requested_by: str) -> Any:
+    """Return a dataclass or NamedTuple with these members; others that it needs are None.
+
+    Raises:
+        UsageError: it has no such member, or cannot be made.
+    """
+    needed = [key for key, item in inspect.signature(record).parameters.items() if item.default is item.empty]
+    try:
+        return record(**{**dict.fromkeys(needed), **values})
+    except Exception as error:  # the constructor is the user's code
+        raise UsageError(
+            f"{requested_by}: {name}: {record.__name__} cannot be constructed from {', '.join(values)}: "
+            f"{type(error).__name__}: {error}",
+            hint=f"Its members: {', '.join(inspect.signature(record).parameters)}.",
+        ) from error
+
+
+def _annotations(model: Any) -> Mapping[str, Any]:
+    try:
+        return typing.get_type_hints(model.forward)
+    except (NameError, TypeError, AttributeError):
+        return {}
+
+
+def _without_none(hint: object) -> Any:
+    if get_origin(hint) in (Union, types.UnionType):
+        kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+        return kinds[0] if len(kinds) == 1 else None
+    return hint
+
+
+def _hint_of(hint: object, key: str) -> Any:
+    """Return the annotation of a member."""
+    arguments = [kind for kind in get_args(hint) if kind is not ...]
+    origin = get_origin(hint) or hint
+    if isinstance(origin, type) and (dataclasses.is_dataclass(origin) or hasattr(origin, "_fields")):
+        try:
+            return typing.get_type_hints(origin).get(key)
+        except (NameError, TypeError):
+            return None
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return arguments[-1] if arguments else None
+    if origin is tuple and key.isdigit() and int(key) < len(arguments):
+        return arguments[int(key)]
+    return arguments[0] if arguments else None

@@ -1,0 +1,137 @@
+"""Reads ``--shape-config`` and ``--input-specs`` into records.
+
+Does not know the model: whether a size or a name makes sense for it is decided in ``decision.py``. Imports neither
+torch nor transformers, so mistakes are told at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import pydantic
+
+from winml.modelkit.errors import ConfigError
+from winml.modelkit.models.inputs.modalities.pipeline import SHAPE_KEYS
+from winml.modelkit.models.inputs.sizes import INPUT_SPECS_OPTION, SEPARATOR, SHAPE_CONFIG_OPTION
+from winml.modelkit.onnx.specs import InputTensorSpec, OpenSize
+from winml.modelkit.options import Options, parse_options, read_json
+
+
+def _read_size(value: object) -> int | OpenSize:
+    """Read one size: a number, or what leaves it open (a name, or an object with min, max, example or name)."""
+    if isinstance(value, OpenSize):
+        return value
+    if isinstance(value, str):
+        value = {"name": value}
+    if isinstance(value, dict):
+        try:
+            return parse_options(OpenSize, value, "")
+        except ConfigError as error:
+            # The reader of the whole object says which size of which option this is about.
+            raise ValueError(error.message.removeprefix(": ")) from None
+    if not isinstance(value, int) or isinstance(value, bool):
+        # pydantic turns a ValueError into an error that names the field, and no other.
+        raise ValueError("expected a whole number, a name, or an object with min, max and example")  # noqa: TRY004
+    if value < 1:
+        raise ValueError("Input should be greater than or equal to 1")
+    return value
+
+
+def _as_json(value: int | OpenSize) -> int | dict[str, object]:
+    return value if isinstance(value, int) else value.model_dump(exclude_defaults=True)
+
+
+Size = Annotated[
+    int | OpenSize,
+    pydantic.PlainValidator(_read_size),
+    pydantic.PlainSerializer(_as_json, return_type=int | dict[str, object]),
+]
+
+
+_SIZE_FIELDS: dict[str, Any] = {
+    key.name: (Size | None, pydantic.Field(None, description=key.description)) for key in SHAPE_KEYS.values()
+}
+"""One field for each key that a modality understands."""
+_SizeFields: Any = pydantic.create_model("_SizeFields", __base__=Options, **_SIZE_FIELDS)
+
+
+class ShapeConfig(_SizeFields):  # type: ignore[misc]  # its fields are known at run time only
+    """Sizes the user wants; None leaves the size to the model's config, an :class:`OpenSize` leaves it open."""
+
+    def fixed(self) -> dict[str, int]:
+        """Return the sizes that were set to a number."""
+        return {key: value for key, value in self if isinstance(value, int)}
+
+    def left_open(self) -> dict[str, OpenSize]:
+        """Return the sizes that were left open."""
+        return {key: value for key, value in self if isinstance(value, OpenSize)}
+
+
+def parse_shape_config(text_or_path: str | os.PathLike[str]) -> ShapeConfig:
+    """Read ``--shape-config``: a JSON object of sizes, inline or in a file; a name makes a size dynamic.
+
+    Raises:
+        ConfigError: not JSON, an unknown key, or a size that is not an integer of at least 1.
+    """
+    return parse_options(ShapeConfig, *read_json(text_or_path, SHAPE_CONFIG_OPTION))
+
+
+def parse_input_specs(text_or_path: str | os.PathLike[str]) -> tuple[InputTensorSpec, ...]:
+    """Read ``--input-specs``: the full manifest of the inputs, inline or in a file.
+
+    Either a list of ``{"name", "shape", "dtype", "value_range"?, "first_values"?}`` objects, the form in which
+    ``winml.io.inputs`` is written to the model, or one object whose keys are the names. There, an input inside a
+    container may stand inside an object or a list: ``{"features": {"input_ids": {…}}, "images": [{…}, {…}]}`` describes
+    ``features.input_ids``, ``images.0`` and ``images.1``.
+
+    Raises:
+        ConfigError: not JSON, an unknown key, a wrong value, no input at all, or a name given twice.
+    """
+    value, place = read_json(text_or_path, INPUT_SPECS_OPTION)
+    entries = _described_inputs(value, place)
+    specs = tuple(parse_options(InputTensorSpec, entry, where) for where, entry in entries)
+    if not specs:
+        raise ConfigError(f"{place}: no input is described", hint='Describe at least one {"name", "shape", "dtype"}.')
+    names = [spec.name for spec in specs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"{place}: input {name!r} is described twice")
+    return specs
+
+
+def _described_inputs(value: object, place: str) -> list[tuple[str, Any]]:
+    """Return every described input with the words that say where it stands."""
+    if isinstance(value, list):
+        return [(f"{place}: input {index}", entry) for index, entry in enumerate(value)]
+    if not isinstance(value, dict):
+        raise ConfigError(f"{place}: expected a list of inputs, got {type(value).__name__}")
+    entries = []
+    for name, entry in _flat_entries(value, ""):
+        where = f"{place}: input {name!r}"
+        if not isinstance(entry, dict):
+            raise ConfigError(
+                f"{where}: expected an object with shape and dtype, got {type(entry).__name__}",
+                hint=f'Such as {{"{name}": {{"shape": ["batch", 16], "dtype": "int64"}}}}; a name is a dynamic size.',
+            )
+        if entry.get("name", name) != name:
+            raise ConfigError(f"{where}: has a different name inside, {entry['name']!r}")
+        entries.append((where, {**entry, "name": name}))
+    return entries
+
+
+def _flat_entries(value: Mapping[str, Any] | list[Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield what stands at every path through objects and lists that hold nothing but objects and lists."""
+    for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
+        name = f"{prefix}{SEPARATOR}{key}" if prefix else str(key)
+        if _is_container(entry):
+            yield from _flat_entries(entry, name)
+        else:
+            yield name, entry
+
+
+def _is_container(entry: object) -> bool:
+    if isinstance(entry, dict):
+        return bool(entry) and all(isinstance(item, dict) or _is_container(item) for item in entry.values())
+    return isinstance(entry, list) and bool(entry) and all(isinstance(item, (dict, list)) for item in entry)

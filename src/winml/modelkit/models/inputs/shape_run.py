@@ -1,0 +1,145 @@
+"""Runs Python code of a model on shapes only, without its weights.
+
+Tensors have no storage. Only whole numbers and truth values that follow from sizes are computed, since forwards use
+them as sizes in turn (the grid of an image, the length of a recording). Knows no model.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from winml.modelkit.onnx.specs import InputTensorSpec
+
+REFUSALS = (
+    ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, AssertionError,
+)  # fmt: skip
+"""What Python of models raises when it is given what it does not take, or asks for a value there is not."""
+
+_META = torch.device("meta")
+_CPU = torch.device("cpu")
+
+
+def run_on_shapes(call: Callable[..., Any], inputs: Mapping[str, InputTensorSpec]) -> Any | None:
+    """Call Python of a model with inputs of these specifications, and return its result; None where it does not run.
+
+    Tensors of whole numbers hold their first values, and the smallest valid value behind them. A missing value is
+    equal to no other; every other question about it is answered with yes.
+
+    Args:
+        call: Bound to a model whose parameters may be on the ``meta`` device; no parameter is written or read.
+        inputs: Of fixed sizes.
+    """
+    tensors = {name: _tensor_for(spec) for name, spec in inputs.items()}
+    with warnings.catch_warnings(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        # About tensors without elements; whether the forward runs is all that is asked.
+        warnings.simplefilter("ignore")
+        try:
+            with _KeepPythonNumbers(), _ComputeShapesOnly():
+                return call(**tensors)
+        except REFUSALS:
+            return None
+
+
+def _tensor_for(spec: InputTensorSpec) -> torch.Tensor:
+    sizes = [int(size) for size in spec.shape]
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    if dtype.is_floating_point:
+        return torch.empty(sizes, dtype=dtype, device=_META)
+    values = torch.full(sizes, int((spec.value_range or (0, 1))[0]), dtype=dtype)
+    first = [value for value, count in spec.first_values for _ in range(count)]
+    rows = values.view(sizes[0], -1) if sizes else values
+    if first:
+        rows[:, : len(first)] = torch.tensor(first[: rows.shape[1]], dtype=dtype)
+    return values
+
+
+class _UnknownCounts(list[int]):
+    """Whole numbers that are not known; where parts of such sizes are taken, the first is all of it."""
+
+
+class _KeepPythonNumbers(TorchFunctionMode):
+    """Keeps the values of tensors that are made from Python's numbers, and makes lists of numbers nobody knows."""
+
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in (torch.tensor, torch.as_tensor):
+            kwargs.pop("device", None)
+        if func is torch.Tensor.tolist and args[0].is_meta and args[0].dim() == 1 and not args[0].is_floating_point():
+            return _UnknownCounts([0] * args[0].shape[0])
+        if func in (torch.Tensor.split, torch.split) and isinstance(args[1], _UnknownCounts):
+            complete, sizes, axis = args[0], args[1], kwargs.get("dim", args[2] if len(args) > 2 else 0)
+            return func(complete, [complete.shape[axis], *sizes[1:]], axis)
+        return func(*args, **kwargs)
+
+
+class _ComputeShapesOnly(TorchDispatchMode):
+    """Computes whole numbers on the CPU and leaves everything else without values."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Let torch not import ``torch._dynamo`` to run this mode: it takes seconds, and nothing is compiled here."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        leaves, structure = tree_flatten((args, kwargs or {}))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        # Parameters have none here, also where they do: what is made of them alone goes where all the rest is.
+        if any(tensor.is_meta or isinstance(tensor, torch.nn.Parameter) for tensor in tensors):
+            if func in _CHOOSING:
+                return _index_without_values(func, args)
+            leaves = [_META if isinstance(leaf, torch.device) else _without_values(leaf) for leaf in leaves]
+            args, kwargs = tree_unflatten(leaves, structure)
+            return tree_map(_fill_truth_values(func not in _EQUAL), func(*args, **kwargs))
+        leaves = [_CPU if isinstance(leaf, torch.device) else leaf for leaf in leaves]
+        args, kwargs = tree_unflatten(leaves, structure)
+        result = func(*args, **kwargs)
+        # What is made from nothing is a mask or a row of positions where it is whole, and a value like others if not.
+        return result if tensors else tree_map(_integers_only, result)
+
+
+_aten = torch.ops.aten
+_EQUAL = (_aten.eq.Scalar, _aten.eq.Tensor)
+_CHOOSING = (_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default)
+"""What picks by truth values; the size of the result, or of the places, is the number of those that are true."""
+
+
+def _fill_truth_values(truth: bool) -> Callable[[Any], Any]:
+    """Return a function that gives missing truth values the value ``truth`` and leaves everything else."""
+
+    def with_truth(leaf: object) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.is_meta and leaf.dtype == torch.bool:
+            return torch.full(leaf.shape, truth)
+        return leaf
+
+    return with_truth
+
+
+def _index_without_values(func: Any, args: Any) -> Any:
+    subject, *values = map(_without_values, (args[0], *args[2:]))
+    places = [place for choice in args[1] for place in _chosen_places(choice)]
+    if values:
+        values[0].expand(_aten.index.Tensor(subject, places).shape)  # raises, where torch would with values
+    return func(subject, places, *values)
+
+
+def _chosen_places(choice: torch.Tensor | None) -> Sequence[torch.Tensor | None]:
+    """Return a choice as the places it chooses."""
+    if choice is None or choice.is_meta or choice.dtype not in (torch.bool, torch.uint8):
+        return [_without_values(choice)]
+    return choice.nonzero().to(_META).unbind(1)
+
+
+def _without_values(leaf: object) -> Any:
+    return leaf.to(_META) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _integers_only(leaf: Any) -> Any:
+    is_float = isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+    return leaf.to(_META) if is_float else leaf

@@ -1,0 +1,282 @@
+"""Describes a live module as a loaded model: its inputs are read from the example inputs of the caller."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+from torch.jit._script import RecursiveScriptModule  # not public; torch.jit.script returns it
+from torch.jit._trace import TracedModule
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from winml.modelkit.errors import ConfigError, InputError, UsageError
+from winml.modelkit.models.inputs.axis_names import accepts_shapes
+from winml.modelkit.models.inputs.decision import (
+    InputDecision,
+    check_input_specs,
+    decide_inputs,
+    forward_keywords,
+    forward_parameters,
+    known_meanings,
+)
+from winml.modelkit.models.inputs.dynamic_axes import fitting_example, open_axes
+from winml.modelkit.models.inputs.nested_arguments import NestedArguments, arguments_of_names, flatten_arguments
+from winml.modelkit.models.parts import LoadedModel, ModelInfo, ModelPart
+from winml.modelkit.onnx.specs import DTYPES, DynamicRequest, InputTensorSpec
+from winml.modelkit.tags.torch_modules import uncompiled
+
+_DISPLAYED_MODULES = 3
+
+ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
+"""Example values: by name, in the order of the forward's parameters, or a single tensor. Each is a tensor, a container
+of tensors (list, tuple, dict, dataclass), or a constant."""
+
+
+def loaded_from_module(
+    model: nn.Module,
+    inputs: ExampleInputs | None,
+    *,
+    input_tensors: tuple[InputTensorSpec, ...] | None = None,
+    dynamic: DynamicRequest | None = None,
+) -> LoadedModel:
+    """Describe a live module as if it had been loaded; the module itself is not touched.
+
+    Args:
+        model: The module.
+        inputs: Example tensors; they win over everything else.
+        input_tensors: What it takes where there are no examples; a transformers model's own config comes last.
+        dynamic: Which dimensions are to be open; None: only those named in shapes.
+
+    Raises:
+        UsageError: nothing says what the module takes, or a name is no parameter of its forward.
+        InputError: a parameter holds no values yet.
+    """
+    model, dynamic = uncompiled(model), dynamic or DynamicRequest()
+    refuse_uninitialized(model, type(model).__name__)
+    refuse_without_values(model, type(model).__name__)
+    if inputs is not None:
+        example = name_examples(inputs, model, "inputs")
+        specs, arguments = example.specs, example.arguments
+        check_input_specs(model, specs, "inputs", example.argument_names)
+    elif input_tensors is not None:
+        example, specs = None, input_tensors
+        check_input_specs(model, specs, "input_tensors")
+        arguments = arguments_of_names(model, [spec.name for spec in specs], "input_tensors")
+    elif _has_transformers_config(model):
+        decision = open_axes(decide_inputs(model, model.config), dynamic)
+        return _loaded(model, decision, None, None)
+    else:
+        raise UsageError(
+            f"the inputs of {type(model).__name__} are unknown",
+            hint="Pass inputs= with example tensors, or WinMLExportConfig(input_tensors=(InputTensorSpec(…),)).",
+        )
+    decision = InputDecision(specs, () if example is None else example.notes, requested_by="input_tensors")
+    if _has_transformers_config(model):
+        decision = replace(decision, meanings=known_meanings(model, model.config, specs))
+    accepts = accepts_shapes(model, arguments)
+    decision = open_axes(decision, dynamic, are_sizes_firm=True, accepts=accepts)
+    return _loaded(model, decision, None if example is None else example.tensors, arguments)
+
+
+def _loaded(
+    model: nn.Module,
+    decision: InputDecision,
+    example: Mapping[str, torch.Tensor] | None,
+    arguments: NestedArguments | None,
+) -> LoadedModel:
+    part = ModelPart(
+        model=model,
+        inputs=decision.inputs,
+        forward_kwargs=forward_keywords(model),
+        arguments=arguments,
+        example=fitting_example(example, decision),
+        are_ranges_examples=example is not None,
+        dimensions=decision.dimensions,
+        output_axes=decision.output_axes,
+        notes=(*decision.notes, *training_notes(model)),
+    )
+    return LoadedModel(_module_info(model), (part,))
+
+
+def _has_transformers_config(model: nn.Module) -> bool:
+    # Only a process that imported transformers can hold one of its models; importing it here would cost a second.
+    return hasattr(model, "config") and any(cls.__module__.startswith("transformers.") for cls in type(model).__mro__)
+
+
+def _module_info(model: nn.Module) -> ModelInfo:
+    library = "transformers" if _has_transformers_config(model) else "torch"
+    version = str(torch.__version__)
+    if library == "transformers":
+        import transformers
+
+        version = transformers.__version__
+    return ModelInfo(
+        name_or_path=str(getattr(getattr(model, "config", None), "_name_or_path", "") or type(model).__name__),
+        class_name=type(model).__name__,
+        library=library,
+        library_version=version,
+        model_type=getattr(getattr(model, "config", None), "model_type", None),
+    )
+
+
+def refuse_programs(model: object, requested_by: str) -> None:
+    """Refuse an object that computes but is no Python code: TorchScript, or an exported program.
+
+    A module that `torch.jit.trace` made is accepted: its operators are recorded as those of any function.
+
+    Raises:
+        InputError: names the object, or the module inside, and the replacement.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"{requested_by}: {type(model).__name__} is no torch.nn.Module",
+            hint="Pass the nn.Module that the program was made from, with its weights.",
+        )
+    # Only the module of an exported program has methods of its own there, which raise.
+    if isinstance(model, GraphModule) and "eval" in vars(model):
+        raise InputError(
+            f"{requested_by}: the model is the module() of an exported program (torch.export), whose modules are "
+            "flattened",
+            hint="Pass the nn.Module that was exported, with its weights.",
+        )
+    traced: tuple[str, ...] = ()
+    for path, module in model.named_modules():
+        if isinstance(module, TracedModule):
+            traced = (*traced, f"{path}.".removeprefix("."))
+        elif isinstance(module, RecursiveScriptModule) and not path.startswith(traced):
+            place = f"module {path!r} is" if path else "the model is"
+            raise InputError(
+                f"{requested_by}: {place} TorchScript ({module.original_name}, by torch.jit.script or torch.jit.load), "
+                "which torch's exporters cannot look into",
+                hint="Pass the nn.Module before torch.jit.script; load the weights with load_state_dict().",
+            )
+
+
+def training_notes(model: nn.Module) -> tuple[str, ...]:
+    """Return a note on modules in training mode inside a model in evaluation mode; `()` if there are none.
+
+    The export evaluates all of them, so that its outputs are not those of the model as it was passed.
+    """
+    modules = [] if model.training else [path for path, module in model.named_modules() if module.training]
+    if not modules:
+        return ()
+    names = ", ".join(modules[:_DISPLAYED_MODULES]) + (", …" if len(modules) > _DISPLAYED_MODULES else "")
+    verb = "is" if len(modules) == 1 else "are"
+    return (f"{names} {verb} in training mode inside a model in evaluation mode: exported in evaluation mode.",)
+
+
+def refuse_uninitialized(model: torch.nn.Module, requested_by: str) -> None:
+    """Refuse a live module some of whose parameters have no shape yet.
+
+    Raises:
+        InputError: names the first of them.
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
+            raise InputError(
+                f"{requested_by}: {name!r} is not initialized; the first call determines its shape",
+                hint="Call the model once on example inputs before it is returned.",
+            )
+
+
+def refuse_without_values(model: torch.nn.Module, requested_by: str) -> None:
+    """Refuse a live module some of whose parameters have a shape but no values.
+
+    Raises:
+        InputError: names the first of them.
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise InputError(
+                f"{requested_by}: {name!r} is on the meta device, where tensors have no values",
+                hint="Build the model on the CPU, or move it with to_empty() and load its weights.",
+            )
+
+
+@dataclass(frozen=True)
+class NamedExample:
+    """The tensors of an example, each with the name of its input."""
+
+    tensors: Mapping[str, torch.Tensor]
+    """By input name, such as ``images`` or ``features.input_ids``."""
+    arguments: NestedArguments | None
+    """How they become the arguments of the forward; None where each is one."""
+    specs: tuple[InputTensorSpec, ...]
+    """What they say about the inputs."""
+
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        """Names of the arguments that are given, constants included."""
+        return tuple(self.tensors) if self.arguments is None else self.arguments.names
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should hear about it."""
+        return () if self.arguments is None else self.arguments.notes
+
+
+def name_examples(examples: object, model: torch.nn.Module, requested_by: str) -> NamedExample:
+    """Name the tensors of an example after the parameters of ``forward`` they are for.
+
+    Args:
+        examples: Values by name, in the order of the parameters, or a single one. A value is a tensor, a container of
+            tensors, or a constant.
+        model: The module they are for.
+        requested_by: What gave the examples, for messages.
+
+    Raises:
+        InputError: there is no tensor, there are more values than ``forward`` takes, or one cannot be an argument.
+        UsageError: the shape or dtype of a tensor cannot be that of a graph input.
+    """
+    if isinstance(examples, Mapping):
+        named = {str(name): value for name, value in examples.items()}
+    else:
+        values = list(examples) if isinstance(examples, (tuple, list)) else [examples]
+        named = dict(zip(_positional_parameters(model, len(values), requested_by), values, strict=True))
+    tensors, arguments = flatten_arguments(named, requested_by)
+    specs = tuple(_spec_of_example(name, tensor, requested_by) for name, tensor in tensors.items())
+    return NamedExample(tensors, arguments, specs)
+
+
+def _spec_of_example(name: str, value: torch.Tensor, requested_by: str) -> InputTensorSpec:
+    """Describe an example tensor; indices are valid between the smallest and the largest of the example.
+
+    A mask that hides nothing may hide something.
+
+    Raises:
+        UsageError: its shape or dtype cannot be that of a graph input.
+    """
+    dtype = str(value.dtype).removeprefix("torch.")
+    is_index = dtype in DTYPES and not value.is_floating_point() and dtype != "bool" and value.numel() > 0
+    value_range = (float(value.min()), float(value.max())) if is_index else None
+    if name.endswith("mask") and value_range == (1.0, 1.0):
+        value_range = (0.0, 1.0)
+    try:
+        return InputTensorSpec(name=name, shape=tuple(value.shape), dtype=dtype, value_range=value_range)
+    except ConfigError as error:
+        reason = error.message.removeprefix(f"{InputTensorSpec.__name__}: ")
+        raise UsageError(
+            f"{requested_by}: {name!r} of shape {list(value.shape)} and dtype {dtype} cannot be an input: {reason}",
+            hint=f"Pass tensors of dtype {', '.join(DTYPES)}.",
+        ) from error
+
+
+def _positional_parameters(model: torch.nn.Module, count: int, requested_by: str) -> list[str]:
+    kinds = inspect.Parameter
+    names = []
+    for name, parameter in forward_parameters(model).items():
+        if parameter.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD):
+            names.append(name)
+        elif parameter.kind is kinds.VAR_POSITIONAL:
+            names.extend(f"{name}_{position}" for position in range(count - len(names)))
+    if count > len(names):
+        raise InputError(
+            f"{requested_by}: {count} values, but forward takes {len(names)} by position",
+            hint="Pass a dict from parameter names to values; wrap a list that is one argument in a tuple: ([…],).",
+        )
+    return names[:count]

@@ -1,0 +1,292 @@
+"""Loads the weights of a resolved model: those of the checkpoint, or seeded random ones.
+
+What the model is was decided in ``resolution.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from winml.modelkit.models.checkpoints.companion_files import companion_files
+from winml.modelkit.models.checkpoints.config import build_error
+from winml.modelkit.models.checkpoints.merging import merge_adapters, swappable_branches
+from winml.modelkit.models.checkpoints.weights import load_checkpoint
+from winml.modelkit.models.families.input_decisions import decide_parts
+from winml.modelkit.models.live_module import refuse_without_values
+from winml.modelkit.models.parts import LoadedModel, ModelInfo, ModelPart
+from winml.modelkit.models.request import ModelRequest, ModelSource
+from winml.modelkit.models.resolution import ResolvedModel, requested_dtype, resolve_model, with_plain_outputs
+from winml.modelkit.onnx.specs import DynamicDimension, InputTensorSpec
+from winml.modelkit.ort.feeds import make_feeds
+from winml.modelkit.ort.foreign_libraries import local_libraries
+
+# --- Builds a model with seeded random weights from a config alone.
+#
+# Its outputs still show mistakes: no two tensors equal by being constant, and activations that
+# neither fade nor explode through a deep stack. Reads no checkpoint.
+
+
+_MODEL_ERRORS = (
+    ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, AssertionError,
+    OSError,
+)  # fmt: skip
+"""What model classes raise when a config makes no sense to them, or their inputs do not."""
+_CONSTANT_SPREAD = 0.02
+"""Standard deviation added to constant parameters: that of transformers' own initial weights."""
+_SAME = 1e-6
+"""Chosen: values this close are as good as equal; SAM's config asks for weights of 1e-10, which let nothing through."""
+_SMALLEST_SCALE = 0.5
+"""Chosen: half of what a trained normalization scales by, ten times what those that start near zero begin with."""
+_VARIANCE_FLOOR = 0.01
+"""Smallest running variance set, as a share of the layer's mean: a dead channel would be scaled by a thousand."""
+_TINY = 1e-12
+
+
+def build_random_model(
+    model_class: Any, config: object, seed: int, *, dtype: torch.dtype | None = None
+) -> torch.nn.Module:
+    """Build a model of ``model_class`` with seeded random weights, in evaluation mode.
+
+    Initialized as transformers does for training, then constant parameters (zero biases, unit scales, tiny layer
+    scales) get a spread: exporters merge equal constants, and a branch scaled by 1e-6 proves nothing. The caller's
+    random state is left as it was.
+
+    Raises:
+        CheckpointError: the config holds values the class refuses, or the class needs a missing package.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model: torch.nn.Module = model_class._from_config(config, **({} if dtype is None else {"dtype": dtype}))
+            _lift_scales(model)
+            _spread_constants(model)
+    except _MODEL_ERRORS as error:
+        raise build_error(model_class, error) from error
+    return model.eval()
+
+
+@torch.no_grad()
+def _lift_scales(model: torch.nn.Module) -> None:
+    """Bring the scales of normalizations that begin near zero to one, in place.
+
+    They train well from there, but untrained a stack of them lets nothing through.
+    """
+    for module in model.modules():
+        scale = getattr(module, "weight", None)
+        is_norm = isinstance(module, (torch.nn.LayerNorm, torch.nn.GroupNorm)) or _tracks_statistics(module)
+        if is_norm and isinstance(scale, torch.Tensor) and float(scale.abs().mean()) < _SMALLEST_SCALE:
+            scale.normal_(1.0, _CONSTANT_SPREAD)
+
+
+@torch.no_grad()
+def _spread_constants(model: torch.nn.Module) -> None:
+    for tensor in (*model.parameters(), *_learned_tables(model)):
+        if not tensor.is_floating_point() or tensor.numel() < 2:
+            continue
+        if float((tensor - tensor.flatten()[0]).abs().max()) <= _SAME:
+            tensor.add_(torch.randn_like(tensor), alpha=_CONSTANT_SPREAD)
+
+
+def _learned_tables(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the buffers that a checkpoint fills as it does parameters: codebooks, of which each row is an entry."""
+    stored = model.state_dict(keep_vars=True)
+    for name, buffer in model.named_buffers():
+        if name in stored and buffer.dim() > 1:
+            yield buffer
+
+
+@torch.no_grad()
+def calibrate_batch_norms(
+    model: torch.nn.Module, draws: Sequence[Mapping[str, torch.Tensor]], keywords: Mapping[str, object]
+) -> None:
+    """Set the running statistics of every batch norm, in place, to those of the values that reach it in one forward.
+
+    With the initial statistics (mean 0, variance 1) a deep random network fades to nothing. With those of one image it
+    explodes on the next: its last layers see a handful of pixels. So all draws go through it side by side, or the first
+    alone where it takes no such batch. A model that refuses even that is left as it is; whoever runs it tells why.
+    """
+    norms = [module for module in model.modules() if _tracks_statistics(module)]
+    if not norms:
+        return
+    together = {name: torch.cat([draw[name] for draw in draws]) for name in draws[0]}
+    handles = [module.register_forward_pre_hook(_take_statistics) for module in norms]
+    try:
+        for feeds in (together, draws[0]):
+            with contextlib.suppress(*_MODEL_ERRORS):
+                model(**feeds, **keywords)
+                return
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _tracks_statistics(module: torch.nn.Module) -> bool:
+    """Say whether a module is a batch norm, frozen ones of a library's own class included."""
+    return all(isinstance(getattr(module, name, None), torch.Tensor) for name in ("running_mean", "running_var"))
+
+
+def _take_statistics(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+    values: torch.Tensor = arguments[0].float()
+    dimensions = [0, *range(2, values.dim())]
+    mean, square = values.mean(dimensions), values.square().mean(dimensions)
+    running_mean: Any = module.running_mean
+    running_var: Any = module.running_var
+    if values.numel() == values.shape[1]:
+        # One value per channel: subtracting it would leave nothing, so only the scale is kept.
+        mean, square = torch.zeros_like(mean), square.mean().expand_as(square)
+    running_mean.copy_(mean)
+    variance = (square - mean.square()).clamp_min(_TINY)
+    running_var.copy_(variance.clamp_min(_VARIANCE_FLOOR * float(variance.mean())))
+
+
+Progress = Callable[[str], None]
+
+_CALIBRATION_DRAWS = 8
+"""Measured on EfficientNet, whose last layers see four pixels of an image: with one draw the next grows to 1e10 and
+loses all precision, with eight a change of the input grows a hundredfold."""
+
+
+def load_model(request: ModelRequest, progress: Progress | None = None) -> LoadedModel:
+    """Load what was asked for.
+
+    Args:
+        request: What the user asked for.
+        progress: Told in words which step is being done.
+
+    Raises:
+        UsageError: the request is wrong, or asks for a size or task this model does not have.
+        InputError: files, the Hub, or the user's code did not deliver.
+    """
+    resolved = resolve_model(request, needs_weights=not request.random_weights, progress=progress)
+    return load_resolved(resolved, request, progress)
+
+
+def load_resolved(resolved: ResolvedModel, request: ModelRequest, progress: Progress | None = None) -> LoadedModel:
+    """Pass a resolved model its weights: random ones where ``request`` asks for them, else those of the checkpoint.
+
+    Raises:
+        CheckpointError: the weights cannot be read or are not those of the model.
+        InputError: what a factory returned holds no values.
+    """
+    if resolved.checkpoint is None or resolved.decision is None:
+        refuse_without_values(resolved.model, resolved.source.name)
+        return LoadedModel(model_info(resolved, request), resolved.parts)
+    with local_libraries():
+        if request.random_weights:
+            parts, weight_notes = _randomly_weighted_parts(resolved, request, progress)
+        else:
+            parts, weight_notes = _checkpoint_parts(resolved, request, progress)
+    notes = (*resolved.notes_on_codes, *weight_notes, *dtype_notes(parts[0].model, request))
+    if branches := tuple(swappable_branches(parts[0].model, resolved.adapters)):
+        parts = tuple(replace(part, branches=branches, adapters=resolved.swappable) for part in parts)
+    info = model_info(resolved, request)
+    return LoadedModel.of_parts(info, parts, resolved.checkpoint.notes, notes, wanted=request.submodel)
+
+
+def _randomly_weighted_parts(
+    resolved: ResolvedModel, request: ModelRequest, progress: Progress | None
+) -> tuple[tuple[ModelPart, ...], tuple[str, ...]]:
+    """Build the model with seeded random weights; return also what is to be said of them."""
+    assert resolved.checkpoint is not None  # a factory brings its weights
+    if progress is not None:
+        progress(f"building {resolved.model_class.__name__} with random weights")
+    model = with_plain_outputs(
+        build_random_model(
+            resolved.model_class, resolved.checkpoint.config, request.seed, dtype=requested_dtype(request)
+        )
+    )
+    merge_adapters(model, resolved.adapters)
+    if len(resolved.parts) == 1:
+        # The forwards of several parts are no calls of the model as it is.
+        part = resolved.parts[0]
+        seeds = range(request.seed, request.seed + _CALIBRATION_DRAWS)
+        draws = [_drawn_tensors(part.inputs, part.dimensions, seed) for seed in seeds]
+        calibrate_batch_norms(model, draws, part.forward_kwargs)
+    return resolved.parts_with(model), _random_notes(resolved.source)
+
+
+def _checkpoint_parts(
+    resolved: ResolvedModel, request: ModelRequest, progress: Progress | None
+) -> tuple[tuple[ModelPart, ...], tuple[str, ...]]:
+    """Load the weights of the checkpoint; return also what is to be said of them."""
+    source, checkpoint = resolved.source, resolved.checkpoint
+    assert checkpoint is not None  # a factory brings its weights
+    assert resolved.decision is not None
+    assert source.weights is not None  # checked with the folder
+    if progress is not None:
+        progress(f"loading {resolved.model_class.__name__}")
+    model, notes = load_checkpoint(
+        resolved.model_class,
+        checkpoint.config,
+        source.weights,
+        dtype=resolved.dtype,
+        trust_remote_code=request.trust_remote_code,
+        coded=resolved.coded,
+        seed=request.seed,
+    )
+    merge_adapters(model, resolved.adapters)
+    model = with_plain_outputs(model)
+    if resolved.dtype is None:
+        # Pickled weights told their dtype only now, and inputs that are not indices meet them in it.
+        return decide_parts(model, checkpoint, resolved.decision.task, request), notes
+    return resolved.parts_with(model), notes
+
+
+def model_info(resolved: ResolvedModel, request: ModelRequest) -> ModelInfo:
+    """Return what is known about a model besides its weights."""
+    source, decision = resolved.source, resolved.decision
+    class_name = type(resolved.model).__name__
+    if resolved.checkpoint is None or decision is None:
+        return ModelInfo(
+            source.name, class_name, "torch", str(torch.__version__), source_kind=source.kind, seed=request.seed
+        )
+    import transformers
+
+    return ModelInfo(
+        name_or_path=source.name,
+        class_name=class_name,
+        source_kind=source.kind,
+        library="transformers",
+        library_version=transformers.__version__,
+        task=decision.task,
+        task_rule=decision.rule,
+        model_type=resolved.checkpoint.config.model_type,
+        source_format=None if resolved.coded is None else resolved.coded.format.name,
+        revision=request.revision,
+        random_weights=request.random_weights,
+        seed=request.seed,
+        adapters=request.adapter,
+        companions=companion_files(source.path) if source.path is not None else {},
+    )
+
+
+def _random_notes(source: ModelSource) -> tuple[str, ...]:
+    unused = " instead of those in the checkpoint" if source.kind in ("folder", "hub") else ""
+    return (f"the weights are random{unused}: outputs are meaningless",)
+
+
+def dtype_notes(model: torch.nn.Module, request: ModelRequest) -> tuple[str, ...]:
+    """Return a note where floating point parameters are of another type than the usual one, with the reason."""
+    dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()})
+    reason = "as in the checkpoint" if request.dtype is None else f"as requested by --dtype {request.dtype}"
+    if dtypes in ([], ["float32"]):
+        return ()
+    cpu = "; ONNX Runtime's CPU provider has few bfloat16 kernels, --dtype fp32 or fp16 is for the CPU"
+    return (f"the weights are {' and '.join(dtypes)}, {reason}{cpu if 'bfloat16' in dtypes else ''}",)
+
+
+def _drawn_tensors(
+    inputs: tuple[InputTensorSpec, ...], dimensions: tuple[DynamicDimension, ...], seed: int
+) -> dict[str, torch.Tensor]:
+    """Draw tensors for the inputs; numpy has no bfloat16 that torch reads, so those go by way of float32."""
+    tensors = {}
+    sizes = {dimension.name: dimension.example or 1 for dimension in dimensions}
+    for spec, values in zip(inputs, make_feeds(inputs, seed, sizes=sizes).values(), strict=True):
+        dtype = getattr(torch, spec.dtype)
+        tensors[spec.name] = torch.from_numpy(values.astype("float32") if dtype == torch.bfloat16 else values).to(dtype)
+    return tensors

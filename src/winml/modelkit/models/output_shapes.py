@@ -1,0 +1,345 @@
+"""Expresses the sizes of the outputs by the sizes of the inputs.
+
+Fits simple expressions to observed shapes: a dimension of the inputs, a multiple, a sum, a product, a division rounded
+down. Runs nothing itself: where several expressions fit, it calls ``ask`` for the shapes at one more size. A size that
+no single expression explains gets a name of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+
+from winml.modelkit.onnx.specs import DynamicDimension, InputTensorSpec, OutputTensorSpec
+
+Sizes = Mapping[str, int]
+Shape = tuple[int | str, ...]
+
+MOST_QUESTIONS = 24
+"""Chosen: bisection finds the offset of a stride below 2**16 in 16 questions, and the rest finds the stride."""
+_REACH = 2
+"""Largest size to ask for, as a multiple of the traced one. Chosen: shows strides and still fits into memory."""
+_SAMPLES = 64
+_NOT_OF_NAMES = re.compile(r"\W")
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The output shapes of one run of the model."""
+
+    sizes: Sizes
+    """Size of every dynamic dimension of the inputs."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """Output → its shape."""
+
+
+Ask = Callable[[Sizes], Observation | None]
+"""Runs the model at these sizes; None where it refuses them."""
+
+
+@dataclass(frozen=True)
+class _Division:
+    """``(symbol + offset) // divisor`` with every offset from ``low`` to ``high``."""
+
+    symbol: str
+    divisor: int
+    low: int
+    high: int
+
+    def at(self, sizes: Sizes, offset: int) -> int:
+        return (sizes[self.symbol] + offset) // self.divisor
+
+    @property
+    def is_exact(self) -> bool:
+        return self.low == self.high
+
+    @property
+    def text(self) -> str:
+        return f"{_sum_text(self.symbol, self.low, is_operand=True)}//{self.divisor}"
+
+
+def explain_output_shapes(observations: Sequence[Observation], ask: Ask | None = None) -> dict[str, Shape]:
+    """Return the shape of every output: numbers, names of input dimensions, and simple expressions of them.
+
+    Args:
+        observations: At least one. Every dimension should have two sizes or more, each with the others as in the first
+            observation, and one observation should change all of them.
+        ask: Called where several expressions fit, at most ``MOST_QUESTIONS`` times.
+    """
+    observed = _Observations(list(observations), ask)
+    names: dict[tuple[int, ...], str] = {}
+    explained: dict[str, Shape] = {}
+    for output, shape in observations[0].shapes.items():
+        sizes: list[int | str] = []
+        for axis in range(len(shape)):
+            expression = _explain_axis(observed, output, axis)
+            if expression is None:
+                # Sizes that are equal in every observation get one name.
+                values = tuple(item.shapes[output][axis] for item in observations)
+                expression = names.setdefault(values, f"{_NOT_OF_NAMES.sub('_', output)}_dim_{axis}")
+            sizes.append(expression)
+        explained[output] = tuple(sizes)
+    return explained
+
+
+def with_named_sums(shapes: Mapping[str, Shape], inputs: Sequence[InputTensorSpec]) -> dict[str, Shape]:
+    """Return shapes in which sums of sizes have the names they bear in the inputs: ``total_sequence_length``.
+
+    Args:
+        shapes: Output → its shape, with expressions.
+        inputs: The inputs; their ``sums`` say the names.
+    """
+    names = {
+        frozenset(map(str, terms)): name
+        for spec in inputs
+        for name, terms in spec.sums.items()
+        if 1 < len(set(terms)) == len(terms)
+    }
+
+    def named(size: int | str) -> int | str:
+        return names.get(frozenset(size.split(" + ")), size) if isinstance(size, str) else size
+
+    return {output: tuple(map(named, shape)) for output, shape in shapes.items()}
+
+
+class _Observations:
+    """The observations so far, and the function that returns more."""
+
+    def __init__(self, observations: list[Observation], ask: Ask | None) -> None:
+        self.observations = observations
+        self._ask = ask
+        self._remaining_questions = MOST_QUESTIONS
+
+    @property
+    def traced(self) -> Sizes:
+        return self.observations[0].sizes
+
+    def points(self, output: str, axis: int) -> list[tuple[Sizes, int]]:
+        return [(item.sizes, item.shapes[output][axis]) for item in self.observations]
+
+    def observe(self, symbol: str, size: int) -> bool:
+        """Observe one more size; return whether an observation was added."""
+        sizes = {**self.traced, symbol: size}
+        if (
+            self._ask is None
+            or self._remaining_questions == 0
+            or any(item.sizes == sizes for item in self.observations)
+        ):
+            return False
+        self._remaining_questions -= 1
+        observation = self._ask(sizes)
+        if observation is not None:
+            self.observations.append(observation)
+        return observation is not None
+
+
+def _explain_axis(observed: _Observations, output: str, axis: int) -> int | str | None:
+    """Return the one expression for an output's axis, or None."""
+    points = observed.points(output, axis)
+    values = {value for _, value in points}
+    if len(values) == 1:
+        return values.pop()
+    for family in (_linear_expressions, _two_symbol_expressions):
+        expressions = list(dict.fromkeys(family(points)))
+        if expressions:
+            return expressions[0] if len(expressions) == 1 else None
+    return _explain_division(observed, output, axis)
+
+
+def _linear_expressions(points: Sequence[tuple[Sizes, int]]) -> Iterator[str]:
+    """Yield every ``factor * symbol + offset`` that fits."""
+    for symbol in points[0][0]:
+        (smallest, low), (largest, high) = (
+            min(points, key=_size_of_symbol(symbol)),
+            max(points, key=_size_of_symbol(symbol)),
+        )
+        distance = largest[symbol] - smallest[symbol]
+        if distance == 0 or (high - low) % distance or high <= low:
+            continue
+        factor = (high - low) // distance
+        offset = low - factor * smallest[symbol]
+        if all(value == factor * sizes[symbol] + offset for sizes, value in points):
+            yield _sum_text(symbol if factor == 1 else f"{factor}*{symbol}", offset)
+
+
+def _size_of_symbol(symbol: str) -> Callable[[tuple[Sizes, int]], int]:
+    return lambda point: point[0][symbol]
+
+
+def _two_symbol_expressions(points: Sequence[tuple[Sizes, int]]) -> Iterator[str]:
+    """Yield every product (times a number) and sum (plus a number) of two dimensions that fits."""
+    for left, right in combinations(points[0][0], 2):
+        factor, remainder = divmod(points[0][1], points[0][0][left] * points[0][0][right])
+        if factor and not remainder and all(value == factor * sizes[left] * sizes[right] for sizes, value in points):
+            yield f"{left}*{right}" if factor == 1 else f"{factor}*{left}*{right}"
+        offset = points[0][1] - points[0][0][left] - points[0][0][right]
+        if all(value == sizes[left] + sizes[right] + offset for sizes, value in points):
+            yield _sum_text(f"{left} + {right}", offset)
+
+
+def _sum_text(term: str, offset: int, *, is_operand: bool = False) -> str:
+    if offset == 0:
+        return term
+    text = f"{term} {'+' if offset > 0 else '-'} {abs(offset)}"
+    return f"({text})" if is_operand else text
+
+
+def _explain_division(observed: _Observations, output: str, axis: int) -> str | None:
+    """Return the one division that fits, asking until only one is left; None if none fits, or several remain."""
+    while candidates := _fitting_divisions(observed.points(output, axis)):
+        if len(candidates) == 1 and candidates[0].is_exact:
+            return candidates[0].text
+        if not any(
+            observed.observe(symbol, size) for symbol, size in _distinguishing_sizes(candidates, observed.traced)
+        ):
+            return None
+    return None
+
+
+def _fitting_divisions(points: Sequence[tuple[Sizes, int]]) -> list[_Division]:
+    fitting = []
+    for symbol in points[0][0]:
+        for divisor in range(2, max(sizes[symbol] for sizes, _ in points) + 1):
+            low = max(divisor * value - sizes[symbol] for sizes, value in points)
+            high = min(divisor * value + divisor - 1 - sizes[symbol] for sizes, value in points)
+            if low <= high:
+                fitting.append(_Division(symbol, divisor, low, high))
+    return fitting
+
+
+def _distinguishing_sizes(candidates: Sequence[_Division], traced: Sizes) -> list[tuple[str, int]]:
+    """Return sizes at which the candidates disagree, the most decisive first, and further ones in case of refusal."""
+    candidate = candidates[0]
+    if len(candidates) == 1:
+        # At the middle offset, the numerator is a multiple of the divisor.
+        middle = (candidate.low + candidate.high + 1) // 2
+        nearest_multiple = -(-(traced[candidate.symbol] + middle) // candidate.divisor)
+        return [(candidate.symbol, candidate.divisor * (nearest_multiple + more) - middle) for more in (0, 1, 2)]
+    symbols = sorted({item.symbol for item in candidates})
+    predictions = [(_prediction_count(candidates, traced, symbol, size), symbol, size) for symbol in symbols
+            for size in _sample_sizes(traced[symbol])]  # fmt: skip
+    return [
+        (symbol, size)
+        for prediction_count, symbol, size in sorted(predictions, key=lambda item: -item[0])
+        if prediction_count > 1
+    ]
+
+
+def _sample_sizes(traced: int) -> list[int]:
+    low, high = max(2, traced // _REACH), traced * _REACH
+    # Odd sizes, which are seldom multiples of strides.
+    return sorted({low + (high - low) * number // _SAMPLES | 1 for number in range(_SAMPLES + 1)})
+
+
+def _prediction_count(candidates: Sequence[_Division], traced: Sizes, symbol: str, size: int) -> int:
+    """Return the number of different sizes the candidates predict."""
+    sizes = {**traced, symbol: size}
+    return len({item.at(sizes, offset) for item in candidates for offset in (item.low, item.high)})
+
+
+# --- Describes the outputs of a model with dynamic sizes, from runs on fake tensors at a few sizes.
+#
+# The expressions for sizes are fitted in ``output_shapes``, as for an export.
+
+
+Outputs = Mapping[str, torch.Tensor]
+
+
+def output_specs_of(
+    outputs: Outputs,
+    dimensions: Sequence[DynamicDimension],
+    run: Callable[[Sizes], Outputs | None],
+    inputs: Sequence[InputTensorSpec] = (),
+) -> tuple[OutputTensorSpec, ...]:
+    """Describe the outputs of a model; sizes that depend on dynamic dimensions are expressions of these.
+
+    Args:
+        outputs: The outputs with every dimension at its ``example``.
+        dimensions: The dynamic dimensions.
+        run: Runs the model at other sizes; returns None where it refuses them.
+        inputs: The inputs, which may have names for sums of sizes.
+    """
+    shapes: Mapping[str, tuple[int | str, ...]] = _shapes_of(outputs)
+    if dimensions:
+        observed = _plain_shapes(outputs, dimensions, run)
+        if observed is None:
+            observations = _observe_sizes(outputs, dimensions, run)
+            observed = explain_output_shapes(observations, lambda sizes: _observe_at(sizes, run))
+        shapes = with_named_sums(observed, inputs)
+    # Not validated: a size may be 0 here.
+    return tuple(
+        OutputTensorSpec.model_construct(name=name, shape=shapes[name], dtype=str(value.dtype).removeprefix("torch."))
+        for name, value in outputs.items()
+    )
+
+
+def _plain_shapes(
+    outputs: Outputs, dimensions: Sequence[DynamicDimension], run: Callable[[Sizes], Outputs | None]
+) -> dict[str, Shape] | None:
+    """Return the shapes of outputs whose axes are numbers, dimensions and sums of two, from one run more.
+
+    All dimensions move at once, each by another amount, so that no two of them, and no two sums, are mistaken for each
+    other. None where an axis is anything else, or the model refuses those sizes.
+    """
+    traced = {dimension.name: dimension.example or 1 for dimension in dimensions}
+    moved = {item.name: 2 * traced[item.name] + place for place, item in enumerate(dimensions)}
+    if any(item.max is not None and moved[item.name] > item.max for item in dimensions):
+        return None
+    first, second = Observation(traced, _shapes_of(outputs)), _observe_at(moved, run)
+    if second is None or {name: len(shape) for name, shape in first.shapes.items()} != {
+        name: len(shape) for name, shape in second.shapes.items()
+    }:
+        return None
+    plain: dict[tuple[int, int], list[str]] = {}
+    for name in traced:
+        plain.setdefault((traced[name], moved[name]), []).append(name)
+    for left, right in combinations(traced, 2):
+        plain.setdefault((traced[left] + traced[right], moved[left] + moved[right]), []).append(f"{left} + {right}")
+    shapes: dict[str, Shape] = {}
+    for output, sizes in first.shapes.items():
+        found = [
+            [before] if before == after else plain.get((before, after), [])
+            for before, after in zip(sizes, second.shapes[output], strict=True)
+        ]
+        if any(len(explanations) != 1 for explanations in found):
+            return None
+        shapes[output] = tuple(explanation for (explanation,) in found)
+    return shapes
+
+
+def _observe_sizes(
+    outputs: Outputs, dimensions: Sequence[DynamicDimension], run: Callable[[Sizes], Outputs | None]
+) -> list[Observation]:
+    """Return the shapes at the traced sizes, with each dimension at another size, and with all at other sizes."""
+    traced = {dimension.name: dimension.example or 1 for dimension in dimensions}
+    observations = [Observation(traced, _shapes_of(outputs))]
+    other_sizes = dict(traced)
+    for dimension in dimensions:
+        attempts = (_observe_at({**traced, dimension.name: size}, run) for size in _other_sizes(dimension))
+        observation = next((attempt for attempt in attempts if attempt is not None), None)
+        if observation is not None:
+            observations.append(observation)
+            other_sizes[dimension.name] = observation.sizes[dimension.name]
+    joint_observation = _observe_at(other_sizes, run) if len(observations) > 2 else None
+    return observations if joint_observation is None else [*observations, joint_observation]
+
+
+def _other_sizes(dimension: DynamicDimension) -> Iterator[int]:
+    """Yield sizes to try, those first that reveal strides."""
+    traced = dimension.example or 1
+    for size in (2 * traced, traced // 2, traced + 1, traced - 1):
+        if max(dimension.min, 1) <= size <= (dimension.max or size) and size != traced:
+            yield size
+
+
+def _observe_at(sizes: Sizes, run: Callable[[Sizes], Outputs | None]) -> Observation | None:
+    outputs = run(sizes)
+    return None if outputs is None else Observation(sizes, _shapes_of(outputs))
+
+
+def _shapes_of(outputs: Outputs) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in outputs.items()}

@@ -1,0 +1,500 @@
+"""Which model does the user mean?
+
+Decides from the text given to ``-m``, and from what stands on disk, whether it names a checkpoint folder, a
+``config.json``, a factory in a script or package, or a Hub id. Everything that can be wrong with the path or with the
+files around it is reported here, before torch or transformers is imported. Does not touch the network:
+``checkpoints/hub.py`` does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PureWindowsPath
+from typing import Literal
+
+from winml.modelkit.errors import CheckpointError, ModelPathError, UsageError, WinMLError
+from winml.modelkit.fields import RECORDED
+from winml.modelkit.file_names import BUILD_MANIFEST_NAME, CHECKPOINT_CONFIG_NAME, MODEL_SUFFIX, files_folder
+from winml.modelkit.models.checkpoints.adapters import ADAPTER_CONFIG_NAME, named_adapter, read_adapters
+from winml.modelkit.models.checkpoints.hub import cached_snapshot, snapshot_folder
+from winml.modelkit.models.checkpoints.quantized.formats import folder_format
+from winml.modelkit.models.checkpoints.task import WITH_PAST, canonical_task, canonical_word
+from winml.modelkit.models.checkpoints.weight_files import (
+    FORMATS,
+    WeightFiles,
+    check_index,
+    check_safetensors,
+    find_weights,
+)
+from winml.modelkit.models.inputs.options import ShapeConfig
+from winml.modelkit.models.inputs.sizes import INPUT_SPECS_OPTION
+from winml.modelkit.models.load_options import LARGEST_SEED, LoadOptions
+from winml.modelkit.onnx.files.foreign_files import check_library_files
+from winml.modelkit.onnx.files.named_paths import named_path
+from winml.modelkit.onnx.specs import DynamicRequest, InputTensorSpec, is_open
+from winml.modelkit.options import nearest
+
+SourceKind = Literal["folder", "config", "script", "hub", "type"]
+"""``type`` is a model type alone: no checkpoint at all."""
+
+CHECKPOINT_KINDS = frozenset({"folder", "config", "hub", "type"})
+"""Whose modules are classes of transformers; a script may do as it likes."""
+
+# As huggingface_hub validates ids: "name" or "owner/name" of letters, digits, '_', '-' and '.', which end in neither of
+# the last two.
+_HUB_ID = re.compile(r"^(\w([\w.-]*\w)?/)?\w([\w.-]{0,94}\w)?$", re.ASCII)
+_NEVER_IN_HUB_IDS = ("--", "..")
+_REVISION = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
+"""Branch, tag or commit, of which the Hub cache makes a path: relative, and never upwards."""
+_DOTTED_NAME = re.compile(r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")
+_DRIVE = re.compile(r"^[A-Za-z]:[\\/]")
+
+_FOREIGN_WEIGHTS = ("tf_model.h5", "flax_model.msgpack", "*.gguf", "*.ckpt", "*.pth", "*.pt")
+_WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".gguf"}
+
+
+@dataclass(frozen=True)
+class ModelRequest(LoadOptions):
+    """What the user asked to load; how, is declared in :class:`LoadOptions`."""
+
+    model: str
+    """Hub id, checkpoint folder, ``config.json``, ``file.py:factory`` or ``package.module:factory``."""
+    input_specs: tuple[InputTensorSpec, ...] | None = None
+    """Full manifest of the inputs; wins over ``shape_config`` and ``batch_size``."""
+    specs_origin: str = INPUT_SPECS_OPTION
+    """What gave ``input_specs``, for messages."""
+    shape_config: ShapeConfig | None = None
+    """Sizes that differ from the model's own."""
+    batch_size: int | None = None
+    """Rows of every input; None is 1."""
+    dynamic: DynamicRequest = field(default_factory=DynamicRequest)
+    """Dimensions to leave open, besides those named in ``input_specs`` and ``shape_config``."""
+    cross_keys: Literal["decoder"] | None = None
+    """Part of an encoder-decoder that computes the keys and values of what was encoded; None: the encoder."""
+
+    def __post_init__(self) -> None:
+        """Take a path as the text it is.
+
+        Raises:
+            UsageError: the model is neither text nor a path.
+        """
+        if not isinstance(self.model, (str, os.PathLike)):
+            raise UsageError(
+                f"model: expected a name or a path, got {self.model!r} ({type(self.model).__name__})",
+                hint="Pass a checkpoint folder, a Hub id or file.py:factory.",
+            )
+        object.__setattr__(self, "model", os.fsdecode(self.model))
+
+    @property
+    def fixed_sizes_of(self) -> Mapping[str, int]:
+        """Sizes that ``shape_config`` sets to a number, by its keys."""
+        return {} if self.shape_config is None else self.shape_config.fixed()
+
+    def with_sizes(self, sizes: Mapping[str, int]) -> ModelRequest:
+        """Return the request with sizes that are numbers, by key of ``--shape-config``."""
+        if not sizes:
+            return self
+        shape = self.shape_config or ShapeConfig()
+        return replace(self, shape_config=shape.model_copy(update=dict(sizes)))
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether some dimension is asked to be left open."""
+        named = any(is_open(size) for spec in self.input_specs or () for size in spec.shape)
+        shaped = self.input_specs is None and self.shape_config is not None and bool(self.shape_config.left_open())
+        return named or shaped or not self.dynamic.is_empty
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where the model comes from."""
+
+    kind: SourceKind
+    name: str
+    """As passed by the user."""
+    path: Path | None = None
+    """The checkpoint folder, the config file, or the script file; None for a Hub id and for a package module."""
+    module: str | None = None
+    """Dotted module of a factory in a package."""
+    factory: str | None = None
+    """Name of the factory in the script or module."""
+    weights: WeightFiles | None = None
+    """Weight files of a checkpoint folder; None with random weights."""
+
+    @property
+    def stored_weights(self) -> WeightFiles | None:
+        """The weight files, also where the request needs none; those of a GGUF file are in another folder.
+
+        Raises:
+            CheckpointError: an index is malformed, or names a shard that is missing.
+        """
+        if self.weights is not None and self.weights.format == "gguf":
+            return self.weights
+        return find_weights(self.path) if self.path is not None else None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that stand at the path: the config, the script, or all of the checkpoint folder."""
+        if self.path is None:
+            return ()
+        return tuple(sorted(self.path.iterdir())) if self.path.is_dir() else (self.path,)
+
+
+def resolve_source(request: ModelRequest, *, needs_weights: bool | None = None) -> ModelSource:
+    """Decide what ``request.model`` names and check what can be checked without the libraries.
+
+    Args:
+        request: What the user asked for.
+        needs_weights: Whether something without weight files will not do; None: unless they are to be random.
+
+    Raises:
+        ModelPathError: nothing usable stands at the path.
+        UsageError: the name, or a flag beside it, cannot mean a model to load.
+        TaskError: the task is unknown (whether the architecture has it is found out later).
+        CheckpointError: weight files are truncated, or an index names missing shards.
+    """
+    name = request.model.strip()
+    if not name:
+        raise UsageError("-m: empty model name", hint="Pass a checkpoint folder, a Hub id or file.py:factory.")
+    needs_weights = not request.random_weights if needs_weights is None else needs_weights
+    source = _factory_source(name) or _path_source(name, needs_weights) or _hub_source(name)
+    _check_flags(source, request)
+    return _absolute(source)
+
+
+def _absolute(source: ModelSource) -> ModelSource:
+    """Return the source with paths that mean the same wherever the model's own code goes."""
+    if source.path is None:
+        return source
+    weights = source.weights
+    if weights is not None:
+        files = tuple(file.absolute() for file in weights.files)
+        weights = replace(weights, folder=weights.folder.absolute(), files=files)
+    return replace(source, path=source.path.absolute(), weights=weights)
+
+
+def _factory_source(name: str) -> ModelSource | None:
+    """Return the source of ``file.py:factory`` or ``package.module:factory``, or None if the name is neither."""
+    place, colon, factory = name.rpartition(":")
+    if not colon or not _DOTTED_NAME.match(factory):
+        return None
+    if place.endswith(".py"):
+        path = named_path(place)
+        if not path.is_file():
+            raise ModelPathError(f"{place}: no such file", hint="Pass an existing script as file.py:factory.")
+        return ModelSource("script", name, path=path, factory=factory)
+    if _DOTTED_NAME.match(place) and not named_path(name).exists():
+        return ModelSource("script", name, module=place, factory=factory)
+    return None
+
+
+def _path_source(name: str, needs_weights: bool) -> ModelSource | None:
+    """Return the source of something on disk, or None if the name cannot be a path."""
+    path = named_path(name)
+    if path.is_dir():
+        return ModelSource("folder", name, path=path, weights=check_folder(path, needs_weights=needs_weights))
+    if path.suffix == ".onnx":
+        raise UsageError(
+            f"{name}: is an ONNX file; this command exports PyTorch models",
+            hint="Pass its source: a checkpoint folder, config.json, Hub id or file.py:factory. Of an ONNX file, "
+            "winml export only fixes dynamic dimensions: --shape-config '{\"batch_size\": 1}'.",
+        )
+    if path.is_file():
+        return _file_source(name, path, needs_weights)
+    if path.exists():
+        raise ModelPathError(
+            f"{name}: is neither a file nor a folder", hint="Pass a checkpoint folder, config.json or file.py:factory."
+        )
+    if _looks_like_path(name):
+        raise ModelPathError(f"{name}: no such file or folder", hint=_missing_path_hint(path))
+    return None
+
+
+def _file_source(name: str, path: Path, needs_weights: bool) -> ModelSource:
+    if path.suffix == ".json":
+        if needs_weights:
+            raise UsageError(
+                f"{name}: is a config without weights",
+                hint="Add --random-weights, or pass the checkpoint folder.",
+            )
+        return ModelSource("config", name, path=path)
+    if path.suffix == ".py":
+        raise UsageError(
+            f"{name}: is a script without the name of a factory", hint=f"Pass {name}:NAME_OF_THE_FUNCTION."
+        )
+    if path.suffix == ".gguf":
+        from winml.modelkit.models.checkpoints.quantized.gguf import gguf_folder  # of those who name such a file
+
+        folder = gguf_folder(path)
+        return ModelSource("folder", name, path=folder, weights=WeightFiles("gguf", folder, (path,)))
+    if path.suffix in _WEIGHT_SUFFIXES:
+        hint = f"Pass the folder with weights and {CHECKPOINT_CONFIG_NAME}: {path.parent}"
+        raise ModelPathError(f"{name}: is a weights file, which does not define a model", hint=hint)
+    raise ModelPathError(
+        f"{name}: is not a model file",
+        hint=f"Pass a folder with {CHECKPOINT_CONFIG_NAME}, file.py:factory or, where supported, an ONNX file.",
+    )
+
+
+def _hub_source(name: str) -> ModelSource:
+    if not _HUB_ID.match(name) or any(part in name for part in _NEVER_IN_HUB_IDS) or name.endswith(".git"):
+        raise ModelPathError(
+            f"{name}: neither an existing path nor a Hub id",
+            hint="Pass a checkpoint folder, config.json, owner/name, file.py:factory or package.module:factory.",
+        )
+    return ModelSource("hub", name)
+
+
+def _looks_like_path(name: str) -> bool:
+    if name.startswith((".", "/", "~")) or "\\" in name or _DRIVE.match(name):
+        return True
+    # "owner/name" may be either: with an ending of a file it was meant as a path, else the Hub is asked.
+    return name.count("/") > 1 or name.endswith(("/", ".json", ".py", *_WEIGHT_SUFFIXES))
+
+
+def _missing_path_hint(path: Path) -> str:
+    parent = path.parent
+    if not parent.is_dir():
+        return f"The folder {parent} does not exist either."
+    guess = nearest(path.name, (entry.name for entry in parent.iterdir()))
+    return f"Did you mean {parent / guess}?" if guess else f"{parent.absolute()} has no entry of a similar name."
+
+
+def _check_flags(source: ModelSource, request: ModelRequest) -> None:
+    if request.revision is not None and source.kind != "hub":
+        raise UsageError(
+            f"--revision {request.revision}: {source.name} is local and has no revisions",
+            hint="Remove --revision, or pass a Hub id.",
+        )
+    if source.kind == "script" and request.random_weights:
+        raise UsageError(
+            f"--random-weights: {source.name} is a factory, which creates the weights", hint="Remove --random-weights."
+        )
+    if source.kind == "script" and request.dtype is not None:
+        raise UsageError(
+            f"--dtype {request.dtype}: {source.name} is a factory, which creates the weights",
+            hint="Remove --dtype, and return the model in that type.",
+        )
+    if source.kind == "script" and request.task is not None:
+        raise UsageError(
+            f"--task {request.task}: {source.name} is a factory, which determines the model", hint="Remove --task."
+        )
+    if source.kind == "script" and request.input_specs is None and (request.shape_config or request.batch_size):
+        option = "--shape-config" if request.shape_config else "--batch-size"
+        raise UsageError(
+            f"{option}: {source.name} is a factory, whose input sizes are fixed by its code",
+            hint="Describe its inputs with --input-specs, or change its example_inputs().",
+        )
+    if source.kind == "script" and request.adapter:
+        raise UsageError(
+            f"--adapter {request.adapter[0]}: {source.name} is a factory, which creates the weights",
+            hint="Remove --adapter, and return the model with the adapter merged.",
+        )
+    read_adapters(request.adapter)
+    if request.task is not None:
+        canonical_task(request.task)
+        if canonical_word(request.task).endswith(WITH_PAST) and not request.cache:
+            raise UsageError(f"--no-cache: --task {request.task} requires a cache", hint="Remove one of them.")
+    batch_size = request.shape_config.fixed().get("batch_size") if request.shape_config else None
+    if batch_size is not None and request.batch_size not in (None, batch_size):
+        raise UsageError(
+            f"--batch-size {request.batch_size}: --shape-config sets batch_size {batch_size}",
+            hint="Pass one of them.",
+        )
+
+
+def check_folder(folder: Path, *, needs_weights: bool) -> WeightFiles | None:
+    """Check that a folder is a checkpoint, and return its weight files.
+
+    Raises:
+        ModelPathError: it lacks a config or weights; names what it holds instead.
+        CheckpointError: the weights are truncated, or shards are missing, or in few bits of a format that is not read;
+            or a file is a link that leads out of the folder, or no regular file.
+    """
+    check_library_files(folder, error=CheckpointError)
+    if not (folder / CHECKPOINT_CONFIG_NAME).is_file():
+        config = folder / CHECKPOINT_CONFIG_NAME
+        problem = f"{CHECKPOINT_CONFIG_NAME} is not a regular file" if config.exists() else f"has no {config.name}"
+        if (folder / BUILD_MANIFEST_NAME).is_file():
+            problem = "holds a build that is unfinished, or whose model was removed"
+        raise ModelPathError(f"{folder}: {problem}", hint=_without_config_hint(folder))
+    if not needs_weights:
+        return None
+    folder_format(folder)
+    weights = find_weights(folder)
+    if weights is None:
+        readable = " or ".join(single for _, single, _ in FORMATS)
+        raise ModelPathError(f"{folder}: has no weights ({readable})", hint=_without_weights_hint(folder))
+    if weights.format == "safetensors":
+        for file in weights.files:
+            check_safetensors(file)
+        check_index(folder)
+    return weights
+
+
+def _without_config_hint(folder: Path) -> str:
+    if (folder / BUILD_MANIFEST_NAME).is_file():
+        return f"Finish it (winml build with -o {folder}), or pass the model that it was built from."
+    if (folder / ADAPTER_CONFIG_NAME).is_file():
+        return f"It holds an adapter: pass its base model with -m, and add --adapter {folder}."
+    inner = sorted(path.parent.name for path in folder.glob(f"*/{CHECKPOINT_CONFIG_NAME}"))
+    if inner:
+        return f"Did you mean one of the folders inside it: {', '.join(inner[:5])}?"
+    return f"Pass the folder that save_pretrained wrote, with {CHECKPOINT_CONFIG_NAME} and weights."
+
+
+def _without_weights_hint(folder: Path) -> str:
+    foreign = sorted({path.name for pattern in _FOREIGN_WEIGHTS for path in folder.glob(pattern)})
+    if foreign:
+        return f"{foreign[0]} has an unsupported format: save the model as safetensors."
+    if models := sorted(path.name for path in folder.glob(f"*{MODEL_SUFFIX}")):
+        return f"It holds ONNX files; pass one of them: {', '.join(models[:5])}."
+    return "Add --random-weights to build the model from its config alone."
+
+
+def checkpoint_path(source: ModelSource, request: ModelRequest) -> Path:
+    """Return the folder of a checkpoint, or the file of a lone config.
+
+    Raises:
+        HubError: the Hub did not deliver.
+    """
+    if source.kind == "hub":
+        return snapshot_folder(
+            source.name,
+            request.revision,
+            needs_weights=not request.random_weights,
+            needs_code=request.trust_remote_code,
+        )
+    assert source.path is not None  # a folder or a config file
+    return source.path
+
+
+def processor_folder(model: Path | ModelRequest) -> Path | None:
+    """Return where the tokenizer or image processor of a model lies: its checkpoint, or the folder of its ONNX file.
+
+    None for a model of a package, or one that is named by its type alone.
+
+    Raises:
+        UsageError: the request is wrong.
+        HubError: the Hub did not deliver.
+    """
+    if isinstance(model, Path):
+        return files_folder(model.absolute())
+    source = resolve_source(model)
+    if source.kind != "hub" and source.path is None:
+        return None
+    path = checkpoint_path(source, model)
+    return path if path.is_dir() else path.absolute().parent
+
+
+# --- Which checkpoint was an ONNX file exported from? By what the file says of itself.
+
+
+_HINT = "Pass the model: -m with a Hub id, checkpoint folder or file.py:factory, and --baseline pytorch."
+_SHARE = "\\\\"
+"""Start of the drive of a path on another machine, which Windows asks for."""
+
+
+def reference_checkpoint(
+    metadata: Mapping[str, str], displayed: str, checkpoint: str, active: str | None = None
+) -> ModelRequest:
+    """Return the model that PyTorch runs beside an ONNX file, for ``--reference``.
+
+    Args:
+        metadata: What the file says about itself.
+        displayed: The file, for messages.
+        checkpoint: The checkpoint that the user named, or :data:`RECORDED`.
+        active: Name of the adapter that is active in the file; None: none is.
+
+    Raises:
+        UsageError: the file does not name a checkpoint on this machine, and the user named none.
+    """
+    hint = "Pass the checkpoint: --reference CHECKPOINT"
+    is_recorded = checkpoint == RECORDED
+    request = exported_from(metadata, displayed, hint, "--reference") if is_recorded else ModelRequest(checkpoint)
+    return replace(with_recorded_seed(request, metadata), adapter=_recorded_adapters(metadata, active))
+
+
+def with_recorded_seed(request: ModelRequest, metadata: Mapping[str, str]) -> ModelRequest:
+    """Return the request with the seed that an ONNX file records: weights that the checkpoint lacks are drawn from it.
+
+    Args:
+        request: The model that PyTorch runs beside the file.
+        metadata: What the file says about itself.
+    """
+    from winml.modelkit.onnx.bundle import model_record  # by those who read a file
+
+    seed = model_record(metadata).get("seed")
+    return replace(request, seed=seed) if seed is not None and 0 <= seed <= LARGEST_SEED else request
+
+
+def _recorded_adapters(metadata: Mapping[str, str], active: str | None = None) -> tuple[str, ...]:
+    """Return the adapters that a model in PyTorch needs to answer as a file does, to be merged.
+
+    Args:
+        metadata: What the file says about itself.
+        active: Name of the adapter that is active in the file; None: none is.
+    """
+    from winml.modelkit.onnx.bundle import model_record  # by those who read a file
+
+    merged = []
+    for text in map(str, model_record(metadata).get("adapters", ())):
+        item = named_adapter(text)
+        if item.name in (None, active):
+            merged.append(str(item.folder))
+    return tuple(merged)
+
+
+def exported_from(
+    metadata: Mapping[str, str], displayed: str, hint: str = _HINT, option: str = "--baseline pytorch"
+) -> ModelRequest:
+    """Return the checkpoint a file says it was exported from.
+
+    Args:
+        metadata: What the file says about itself.
+        displayed: The file, for messages.
+        hint: What to do where the checkpoint is not found.
+        option: What asks for it, for messages.
+
+    Raises:
+        UsageError: it does not say, or what it names is no checkpoint on this machine: a folder, a config, or a
+            snapshot in the Hub cache. A file never makes us ask a network or run code it names.
+    """
+    from winml.modelkit.onnx.bundle import model_record  # by those who read a file
+
+    record = model_record(metadata)
+    if "name_or_path" not in record:
+        raise UsageError(f"{option}: {displayed} does not record the model it was exported from", hint=hint)
+    request = ModelRequest(
+        model=record["name_or_path"],
+        task=record.get("task"),
+        revision=record.get("revision"),
+        random_weights=record.get("random_weights", False),
+        adapter=tuple(map(str, record.get("adapters", ()))),
+    )
+    try:
+        named = (request.model, *(text.rpartition("=")[2] for text in request.adapter))
+        is_remote = any(PureWindowsPath(name.strip()).drive.startswith(_SHARE) for name in named)
+        is_here = not is_remote and _is_on_disk(resolve_source(request), request)
+    except WinMLError:
+        is_here = False
+    if not is_here:
+        raise UsageError(
+            f"{option}: {displayed} was exported from {request.model}, which is not a checkpoint on this machine",
+            hint=hint,
+        )
+    return with_recorded_seed(request, metadata)
+
+
+def _is_on_disk(source: ModelSource, request: ModelRequest) -> bool:
+    """Return True if a checkpoint is a folder, a config or a complete snapshot in the Hub cache."""
+    if source.kind != "hub":
+        return source.kind in ("folder", "config")
+    revision = request.revision
+    if revision is not None and not _REVISION.fullmatch(revision):
+        return False
+    needs_weights = not request.random_weights
+    return cached_snapshot(source.name, revision, needs_weights=needs_weights, needs_code=False) is not None

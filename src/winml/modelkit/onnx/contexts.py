@@ -1,0 +1,139 @@
+"""Which nodes contain what an execution provider compiled, and in which files is it?
+
+Specified by ONNX Runtime: ``com.microsoft:EPContext``, whose attribute ``ep_cache_context`` holds what was compiled
+(``embed_mode`` 1) or names a file beside the model (0). The nodes of subgraphs and functions count as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.metadata_keys import COMPILE_KEY
+from winml.modelkit.onnx.files.foreign_names import name_problem
+from winml.modelkit.options import load_metadata
+from winml.modelkit.tags.tagging import all_nodes
+from winml.modelkit.words import printable
+
+# --- Goes through the nodes of a model in the form in which onnx reads it, subgraphs and functions included.
+
+
+def proto_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Yield every node of a model."""
+    yield from _nested_nodes(model.graph.node)
+    for function in model.functions:
+        yield from _nested_nodes(function.node)
+
+
+def _nested_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield nodes and those of their subgraphs."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _nested_nodes(attribute.g.node)
+            for graph in attribute.graphs:
+                yield from _nested_nodes(graph.node)
+
+
+_DOMAIN, _OPERATOR = "com.microsoft", "EPContext"
+_CACHE, _EMBEDS = "ep_cache_context", "embed_mode"
+
+
+def is_context(node: ir.Node | onnx.NodeProto) -> bool:
+    """Say whether a node stands for what a provider compiled."""
+    return bool(node.op_type == _OPERATOR and node.domain == _DOMAIN)
+
+
+def context_nodes(model: ir.Model) -> list[ir.Node]:
+    """Return the nodes that stand for what a provider compiled."""
+    return [node for node in all_nodes(model) if is_context(node)]
+
+
+def context_file_attributes(model: onnx.ModelProto) -> Iterator[onnx.AttributeProto]:
+    """Yield the attributes of nodes that name a file of what was compiled."""
+    for node in proto_nodes(model):
+        if is_context(node):
+            attributes = {attribute.name: attribute for attribute in node.attribute}
+            embeds = attributes[_EMBEDS].i if _EMBEDS in attributes else 1
+            if not embeds and _CACHE in attributes and attributes[_CACHE].s:
+                yield attributes[_CACHE]
+
+
+def context_file_names(model: ir.Model) -> tuple[str, ...]:
+    """Return the files of what was compiled, as the nodes of a model name them."""
+    named = (node for node in context_nodes(model) if not node.attributes.get_int(_EMBEDS, 1))
+    return tuple(dict.fromkeys(filter(None, (node.attributes.get_string(_CACHE, "") for node in named))))
+
+
+def rename_context_files(model: ir.Model, names: dict[str, str]) -> None:
+    """Let the nodes of a model name other files, in place: name → new name; names that are not given stay."""
+    for node in context_nodes(model):
+        if not node.attributes.get_int(_EMBEDS, 1) and (name := node.attributes.get_string(_CACHE, "")) in names:
+            node.attributes.add(ir.AttrString(_CACHE, names[name]))
+
+
+def refuse_compiled(model: ir.Model) -> None:
+    """Refuse a model that was compiled before: it can only be run.
+
+    Raises:
+        InputError: it was.
+    """
+    reported, nodes = model.metadata_props.get(COMPILE_KEY), context_nodes(model)
+    if reported is None and not nodes:
+        return
+    by = _provider_in(reported or "") or next((node.attributes.get_string("source", "") for node in nodes), "")
+    raise InputError(
+        f"the model is already compiled by {by or 'an execution provider'} and can only be run",
+        hint="Use its source file, and compile last.",
+    )
+
+
+def refuse_compiled_modules(model: onnx.ModelProto, path: Path) -> None:
+    """Refuse to look into the modules of a file parts of which a provider compiled: no node of theirs is left.
+
+    Args:
+        model: The file; no weight is read.
+        path: Where it is, for the message, which names the file that it was made from where that is known.
+
+    Raises:
+        UsageError: it was compiled.
+    """
+    contexts = [node for node in proto_nodes(model) if is_context(node)]
+    if not contexts:
+        return
+    reported = next((entry.value for entry in model.metadata_props if entry.key == COMPILE_KEY), "")
+    source = _source_of(reported, path)
+    raise UsageError(
+        f"{path}: {_provider_in(reported) or 'an execution provider'} compiled {len(contexts)} of its parts, in which "
+        "modules have no separate nodes, values or times",
+        hint=f"Use its source file{f': {source}' if source else ''}.",
+    )
+
+
+def _source_of(record: str, path: Path) -> str:
+    """Return the file that a compiled one was made from, as far as it says; empty where that is unknown."""
+    name = _value_in(record, "source")
+    # A layout may have moved the compiled file into a folder of its own.
+    problems = {place: name_problem(place, name) for place in (path.parent, path.parent.parent)}
+    for place, problem in problems.items():
+        if problem is None and place / name != path:
+            return printable(str(place / name))
+    return printable(name) if {*problems.values()} <= {None, "missing"} else ""
+
+
+def _provider_in(record: str) -> str:
+    return _value_in(record, "provider")
+
+
+def _value_in(record: str, key: str) -> str:
+    """Return what a file says of how it was compiled; empty where that is damaged, or says nothing."""
+    try:
+        value = load_metadata(record)[key]
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return value if isinstance(value, str) else ""

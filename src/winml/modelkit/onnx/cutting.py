@@ -1,0 +1,667 @@
+"""Extracts a part of a graph as a separate model.
+
+A part is a set of nodes of the main graph. Its inputs are the values it reads from outside, its outputs the values it
+produces that are read outside. Nodes that depend on no model input are constants: they are copied into the part that
+reads them instead of becoming inputs. Weights are shared by reference and never read. Which nodes make up a module is
+decided in ``module_parts``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+import onnx_ir as ir
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.metadata_keys import TREE_KEY
+from winml.modelkit.onnx.fingerprint import OPERAND_LIMIT_ELEMENTS
+from winml.modelkit.options import load_metadata
+from winml.modelkit.tags import address
+from winml.modelkit.tags.selector import HasAddress, select
+from winml.modelkit.tags.tagging import read_tag
+
+RANDOM_OPERATORS = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+)
+"""Specified: ONNX's operators whose result differs from run to run."""
+
+_DATA_MOVEMENT = frozenset(
+    {
+        "Cast", "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Shape", "Size", "Slice", "Split",
+        "Squeeze", "Transpose", "Unsqueeze",
+    }
+)  # fmt: skip
+"""Operators that move values and compute none."""
+
+_ELEMENTWISE = frozenset(
+    {
+        "Add", "And", "Clip", "Div", "Equal", "Greater", "GreaterOrEqual", "IsNaN", "Less", "LessOrEqual", "Max", "Min",
+        "Mul", "Neg", "Not", "Or", "Sub", "Where", "Xor",
+    }
+)  # fmt: skip
+"""Operators that cost one pass over their values, such as those that compute masks and positions."""
+
+FEW = 0.25
+"""Largest share of its nodes that a part may leave outside. Chosen: an optimizer shares a node or two between modules;
+leaving out more would make it a different part."""
+
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """A part of a graph and its boundary; values and nodes are those of the whole graph."""
+
+    nodes: tuple[ir.Node, ...]
+    """All nodes computed in the part, in graph order: its own nodes, those drawn in, constants."""
+    drawn_in: tuple[ir.Node, ...]
+    """Nodes from outside that lie between two of its own and are cheap to compute."""
+    left_out: tuple[ir.Node, ...]
+    """Nodes of its own that outside nodes need before the part can run; their outputs become inputs of the part."""
+    inputs: tuple[ir.Value, ...]
+    """In the order they are first read."""
+    outputs: tuple[ir.Value, ...]
+    """In the order they are produced."""
+    initializers: tuple[ir.Value, ...]
+    """In the order they are first read."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why something cannot be cut out."""
+
+    reason: str
+
+
+class Cutter:
+    """Cuts parts out of one graph; indexes it once for any number of parts.
+
+    Attributes:
+        position: Index of each node of the main graph.
+        owners: Node of a subgraph → the node of the main graph that contains the subgraph.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        """Index the main graph; it must be in topological order, as every valid file is."""
+        self.graph = model.graph
+        self._nodes = tuple(model.graph)
+        self.position = {node: number for number, node in enumerate(self._nodes)}
+        self.owners: dict[ir.Node, ir.Node] = {}
+        self._reads: dict[ir.Node, tuple[ir.Value, ...]] = {}
+        self._random: dict[ir.Node, ir.Node] = {}
+        for node in model.graph:
+            self._index_node(node)
+        self._changing = self._find_changing()
+
+    def _index_node(self, node: ir.Node) -> None:
+        reads = dict.fromkeys(value for value in node.inputs if value is not None)
+        for inner in _inner_nodes(node):
+            self.owners[inner] = node
+            # A subgraph reads its own values and those of the graphs around it.
+            captured = (value for value in inner.inputs if value is not None and value.graph is self.graph)
+            reads.update(dict.fromkeys(captured))
+            if inner.op_type in RANDOM_OPERATORS:
+                self._random[node] = inner
+        if node.op_type in RANDOM_OPERATORS:
+            self._random[node] = node
+        self._reads[node] = tuple(reads)
+
+    def _find_changing(self) -> frozenset[ir.Node]:
+        """Return the nodes whose result depends on the inputs of the model, or is random."""
+        changing: set[ir.Node] = set()
+        for node in self.graph:
+            if node in self._random or any(self._is_changing_value(value, changing) for value in self._reads[node]):
+                changing.add(node)
+        return frozenset(changing)
+
+    @staticmethod
+    def _is_changing_value(value: ir.Value, changing: Iterable[ir.Node]) -> bool:
+        producer = value.producer()
+        return producer in changing if producer is not None else not value.is_initializer()
+
+    def is_constant(self, node: ir.Node) -> bool:
+        """Say whether the result of a node of the main graph is independent of the inputs of the model."""
+        return node not in self._changing
+
+    def between(self, first_node: ir.Node, last_node: ir.Node) -> Sequence[ir.Node]:
+        """Return two nodes of the main graph and all nodes between them, in graph order."""
+        return self._nodes[self.position[first_node] : self.position[last_node] + 1]
+
+    def reads(self, node: ir.Node) -> tuple[ir.Value, ...]:
+        """Return the values of the main graph a node reads, those its subgraphs capture included."""
+        return self._reads[node]
+
+    def readers(self, value: ir.Value) -> Iterator[ir.Node]:
+        """Yield the nodes of the main graph that read a value."""
+        for use in value.uses():
+            yield self.owners.get(use.node, use.node)
+
+    def crossing(self) -> list[int]:
+        """Return for each node how many values that it or nodes before it make are read after it."""
+        change = [0] * (len(self._nodes) + 1)
+        for place, node in enumerate(self._nodes):
+            for value in node.outputs:
+                last = max((self.position[reader] for reader in self.readers(value)), default=place)
+                change[place] += 1
+                change[last] -= 1
+        return list(accumulate(change[:-1]))
+
+    def cut(self, part_nodes: Sequence[ir.Node], *, may_join: Iterable[ir.Node] = ()) -> Cut | Refusal:
+        """Find the boundary of a part.
+
+        Args:
+            part_nodes: Its nodes, of the main graph, in graph order. Constants among them belong to the part that reads
+                them.
+            may_join: Nodes that may be drawn in although they are not cheap.
+
+        Returns:
+            The cut, or why there is none: an outside node that is not cheap lies between two of its own, the part draws
+            random values, or nothing reads its outputs.
+        """
+        core = {node for node in part_nodes if node in self._changing}
+        if not core:
+            return Refusal("it depends on no input of the model, so its result is a constant")
+        joinable = set(may_join)
+        between = self._nodes_between(core)
+        left_out: list[ir.Node] = []
+        if blocking := [node for node in between if node not in joinable and not _is_cheap(node)]:
+            left_out = self._core_nodes_needed_by(blocking, core)
+            if len(left_out) > FEW * len(core) or not all(map(_is_light, left_out)):
+                return Refusal(
+                    f"{node_words(blocking[0])} of another module lies between its nodes: it reads their outputs and "
+                    "they read its output"
+                )
+            core.difference_update(left_out)
+            between = self._nodes_between(core)
+        inside = core.union(between)
+        for node in inside:
+            if node in self._random:
+                return Refusal(f"{node_words(self._random[node])} generates random values in each run")
+        return self._with_boundary(core, inside, tuple(between), tuple(left_out))
+
+    def cut_exactly(self, part_nodes: Iterable[ir.Node]) -> Cut:
+        """Return the boundary of these nodes and no others, whatever lies between them.
+
+        What they read of others is an input, constants included.
+
+        Args:
+            part_nodes: Nodes of the main graph.
+        """
+        inside = set(part_nodes)
+        nodes = self._in_graph_order(inside)
+        read = dict.fromkeys(value for node in nodes for value in self._reads[node] if value.producer() not in inside)
+        return Cut(
+            nodes,
+            drawn_in=(),
+            left_out=(),
+            inputs=tuple(value for value in read if not value.is_initializer()),
+            outputs=self._read_outside(nodes, inside),
+            initializers=tuple(value for value in read if value.is_initializer()),
+        )
+
+    def _read_outside(self, nodes: Iterable[ir.Node], inside: set[ir.Node]) -> tuple[ir.Value, ...]:
+        """Return the values that nodes make and that are read outside, or are outputs of the graph."""
+        return tuple(
+            value
+            for node in nodes
+            for value in node.outputs
+            if value.is_graph_output() or any(reader not in inside for reader in self.readers(value))
+        )
+
+    def _core_nodes_needed_by(self, nodes: Sequence[ir.Node], core: set[ir.Node]) -> list[ir.Node]:
+        """Return the nodes of the core that must run before one of ``nodes`` can, in graph order."""
+        first_position = min(self.position[node] for node in core)
+        needed_nodes = set(nodes)
+        for node in reversed(self._nodes[first_position : self.position[nodes[-1]]]):
+            if any(reader in needed_nodes for value in node.outputs for reader in self.readers(value)):
+                needed_nodes.add(node)
+        return [node for node in self._in_graph_order(needed_nodes) if node in core]
+
+    def _nodes_between(self, core: set[ir.Node]) -> list[ir.Node]:
+        """Return the outside nodes on a path from one node of the core to another, in graph order.
+
+        All of them lie between the first and the last core node in graph order, so only that window is searched.
+        """
+        positions = [self.position[node] for node in core]
+        first_position, last_position = min(positions), max(positions)
+        if last_position - first_position + 1 == len(core):
+            return []
+        window = [
+            node for node in self._nodes[first_position:last_position] if node not in core and node in self._changing
+        ]
+        below_core: set[ir.Node] = set()
+        for node in window:
+            if any(value.producer() in core or value.producer() in below_core for value in self._reads[node]):
+                below_core.add(node)
+        above_core: set[ir.Node] = set()
+        for node in reversed(window):
+            readers = (reader for value in node.outputs for reader in self.readers(value))
+            if any(reader in core or reader in above_core for reader in readers):
+                above_core.add(node)
+        return [node for node in window if node in below_core and node in above_core]
+
+    def _with_boundary(
+        self, core: set[ir.Node], inside: set[ir.Node], drawn_in: tuple[ir.Node, ...], left_out: tuple[ir.Node, ...]
+    ) -> Cut | Refusal:
+        inputs: dict[ir.Value, None] = {}
+        initializers: dict[ir.Value, None] = {}
+        nodes = set(inside)
+        pending = [value for node in self._in_graph_order(inside) for value in self._reads[node]][::-1]
+        while pending:
+            value = pending.pop()
+            producer = value.producer()
+            if value.is_initializer():
+                initializers[value] = None
+            elif producer is None or (producer not in nodes and producer in self._changing):
+                inputs[value] = None
+            elif producer not in nodes:
+                nodes.add(producer)
+                pending.extend(reversed(self._reads[producer]))
+        outputs = self._read_outside(self._in_graph_order(core), inside)
+        if not outputs:
+            return Refusal("its outputs are not read outside")
+        for value in (*inputs, *outputs):
+            if value.type is not None and not isinstance(value.type, ir.TensorType):
+                return Refusal(f"value {value.name} on its boundary is {value.type}, not a tensor")
+        return Cut(self._in_graph_order(nodes), drawn_in, left_out, tuple(inputs), outputs, tuple(initializers))
+
+    def _in_graph_order(self, nodes: Iterable[ir.Node]) -> tuple[ir.Node, ...]:
+        return tuple(sorted(nodes, key=self.position.__getitem__))
+
+
+def cut_model(model: ir.Model, cut: Cut, *, keeps_sizes: bool = False) -> ir.Model:
+    """Return a cut as a model of its own; the original model is not changed.
+
+    Nodes, values and their metadata are copied under their own names; tensors are shared. Dynamic dimensions keep their
+    names. An expression such as ``height - 2`` is a free size of the new model, so it becomes a name, ``height_2``.
+    Called functions are copied. The metadata of the model is not: the caller writes it.
+
+    Args:
+        model: The whole model.
+        cut: A part of it.
+        keeps_sizes: Leave expressions as they are, for a part that is put back.
+    """
+    view = ir.GraphView(
+        cut.inputs,
+        cut.outputs,
+        nodes=cut.nodes,
+        initializers=cut.initializers,
+        opset_imports=model.graph.opset_imports,
+        name=model.graph.name,
+    )
+    graph = view.clone()
+    if not keeps_sizes:
+        _name_dimensions(graph)
+    return ir.Model(
+        graph,
+        # Before version 4 an initializer had to be an input as well.
+        ir_version=max(model.ir_version, 4),
+        producer_name=model.producer_name,
+        producer_version=model.producer_version,
+        functions=[function.clone() for function in _called_functions(model, graph)],
+    )
+
+
+def node_words(node: ir.Node) -> str:
+    """Return the words for a node in a message."""
+    return f"node {node.name} ({node.op_type})" if node.name else f"a node {node.op_type}"
+
+
+def _is_light(node: ir.Node) -> bool:
+    """Say whether a node costs at most one pass over its values."""
+    return _is_cheap(node) or (node.op_type in _ELEMENTWISE and node.domain in ("", "ai.onnx"))
+
+
+def _is_cheap(node: ir.Node) -> bool:
+    """Say whether a node moves values or computes indices: shapes, positions, conditions."""
+    if node.op_type in _DATA_MOVEMENT and node.domain in ("", "ai.onnx"):
+        return True
+    dtypes = [value.dtype for value in node.outputs]
+    return all(dtype is not None and (dtype.is_integer() or dtype == ir.DataType.BOOL) for dtype in dtypes)
+
+
+def _inner_nodes(node: ir.Node) -> Iterator[ir.Node]:
+    for attribute in node.attributes.values():
+        if attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield from attribute.as_graph().all_nodes()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            for graph in attribute.as_graphs():
+                yield from graph.all_nodes()
+
+
+def _name_dimensions(graph: ir.Graph) -> None:
+    """Give every dynamic dimension of the boundary a valid name, in place."""
+    names: dict[str, str] = {}
+    for value in graph.inputs:
+        if value.shape is not None:
+            for axis, size in enumerate(value.shape):
+                if not isinstance(size, int):
+                    text = size.value or f"{value.name}_dim_{axis}"
+                    names[text] = _as_identifier(text)
+                    value.shape[axis] = names[text]
+    renamed = {text for text, name in names.items() if text != name}
+    for node in graph.all_nodes() if renamed else ():
+        for value in node.outputs:
+            for axis, size in enumerate(value.shape or ()):
+                if not isinstance(size, int) and size.value in renamed and value.shape is not None:
+                    value.shape[axis] = names[size.value]
+
+
+def _as_identifier(text: str) -> str:
+    if _IDENTIFIER.fullmatch(text):
+        return text
+    name = re.sub(r"\W+", "_", text).strip("_")
+    return name if _IDENTIFIER.fullmatch(name) else f"size_{name}"
+
+
+def _called_functions(model: ir.Model, graph: ir.Graph) -> list[ir.Function]:
+    """Return the functions a graph calls, and those they call."""
+    functions: dict[ir.OperatorIdentifier, ir.Function] = {}
+    pending = list(graph.all_nodes()) if model.functions else []
+    while pending:
+        identifier = pending.pop().op_identifier()
+        function = model.functions.get(identifier)
+        if function is not None and identifier not in functions:
+            functions[identifier] = function
+            pending.extend(function.all_nodes())
+    return list(functions.values())
+
+
+# --- Finds the nodes of each call of a module, so that the call can be cut out.
+#
+# Selects nodes by tag, those of the modules inside included. All calls of a module share one tag, so the nodes are
+# divided into calls: by the number of calls in the model's metadata, else by sequences that repeat with the same
+# weights. Where the calls cannot be separated, or a call cannot be cut out, the result is the reason. Verbs that change
+# some modules only need less: the module of each node, by its name (``GraphModules``).
+
+
+Part = list[ir.Node]
+
+
+class Signature(NamedTuple):
+    """The properties that corresponding nodes of two calls share."""
+
+    domain: str
+    op_type: str
+    tag: str
+    inputs: int
+    weights: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """One call of a module: its cut, or why it cannot be cut out."""
+
+    call: int
+    """Number of the call, from 1."""
+    calls: int
+    """Number of calls in the graph."""
+    result: Cut | Refusal
+
+
+@dataclass(frozen=True)
+class GraphModules:
+    """Which module each node belongs to, from tags or, where there are none, from node names."""
+
+    modules: Sequence[HasAddress]
+    tag_of: Mapping[str, str]
+    """Node name to the tag of its module; ``""`` where nothing says it."""
+    source: str = "winml tags"
+    """What says it, in words."""
+    contained_tags: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Name of a node that operators of several modules were fused into → their tags."""
+
+    def selected_tags(self, selector: str) -> frozenset[str]:
+        """Return the tags of the modules that a selector names.
+
+        Raises:
+            UsageError: it names none; the nearest addresses are listed.
+        """
+        if not self.modules:
+            raise UsageError(
+                f"no module matches {selector!r}: no node of the graph has a module tag",
+                hint="Remove the selector, or restore the tags of the export first: winml retag EXPORT FILE.",
+            )
+        return frozenset(module.tag for module in select(self.modules, selector, self.tag_of))
+
+    def does_work_of(self, name: str, tags: Collection[str]) -> bool:
+        """Return True if a node does work of a module with one of these tags, or of a module inside one."""
+        return any(_is_within_any(tag, tags) for tag in self._working_tags(name))
+
+    def works_only_for(self, name: str, tags: Collection[str]) -> bool:
+        """Return True if a node does work of no module outside those with these tags."""
+        return all(_is_within_any(tag, tags) for tag in self._working_tags(name))
+
+    def contains_any(self, name: str, tags: Collection[str]) -> bool:
+        """Return True if operators of a module with one of these tags were fused into a node."""
+        return any(_is_within_any(tag, tags) for tag in self.contained_tags.get(name, ()))
+
+    def owners_of_fused(self, tags: Collection[str], names: Iterable[str] | None = None) -> list[str]:
+        """Return the paths of the modules whose nodes contain operators of other modules.
+
+        Args:
+            tags: Tags of these other modules.
+            names: Names of the nodes; None: all nodes.
+        """
+        nodes = self.contained_tags if names is None else names
+        owners = {self.tag_of.get(name, "") for name in nodes if self.contains_any(name, tags)}
+        return [module.path or module.tag for module in self.modules if module.tag in owners]
+
+    def _working_tags(self, name: str) -> Collection[str]:
+        """Return the tags of the modules whose weights a node may have.
+
+        A node that contains its own module and none inside that is owned by it, as a convolution with its batch norm.
+        Else each module that it contains counts, as query, key and value in an Attention.
+        """
+        owner, contained = self.tag_of.get(name, ""), self.contained_tags.get(name, frozenset())
+        is_owned = owner in contained and not any(address.is_within(tag, owner) for tag in contained - {owner})
+        return (owner,) if is_owned or not contained else contained
+
+
+def fused_error(option: str, owners: Sequence[str]) -> UsageError:
+    """Return the error for a selector of a module whose operators are fused into nodes of others.
+
+    Args:
+        option: The option with the selector.
+        owners: Paths of these others.
+    """
+    return UsageError(
+        f"{option}: this module is fused into {', '.join(owners)}",
+        hint="Select the module that it is fused into, or omit it.",
+    )
+
+
+def _is_within_any(tag: str, tags: Collection[str]) -> bool:
+    return any(address.is_within(tag, other) for other in tags)
+
+
+class ModuleParts:
+    """The modules of one graph, ready to be cut out."""
+
+    def __init__(self, model: ir.Model) -> None:
+        """Look at the graph once.
+
+        Args:
+            model: A tagged model; its weights are not read.
+        """
+        self._cutter = Cutter(model)
+        self._calls = _recorded_calls(model.metadata_props.get(TREE_KEY, ""))
+        self._nodes_by_tag: dict[str, Part] = defaultdict(list)
+        self._inner_owners: dict[str, ir.Node] = {}
+        for node in self._cutter.position:
+            if tag := read_tag(node):
+                self._nodes_by_tag[tag.tag].append(node)
+        for inner, owner in self._cutter.owners.items():
+            if tag := read_tag(inner):
+                self._inner_owners.setdefault(tag.tag, owner)
+        for function in model.functions.values():
+            for inner in function.all_nodes():
+                if tag := read_tag(inner):
+                    self._inner_owners.setdefault(tag.tag, inner)
+        self._tags_below = _tags_within([*self._nodes_by_tag, *self._inner_owners])
+
+    def cut(self, tag: str) -> tuple[ModuleCall, ...]:
+        """Cut out every call of the module with this tag.
+
+        Returns:
+            One entry per call, in execution order; none where the graph has no node of the module. A single entry with
+            a refusal where the calls cannot be separated.
+        """
+        call_parts = self.calls(tag)
+        if isinstance(call_parts, Refusal):
+            return (ModuleCall(1, 1, call_parts),)
+        shared = self._shared_nodes(tag)
+        return tuple(
+            ModuleCall(number, len(call_parts), self._cutter.cut(call_nodes, may_join=shared))
+            for number, call_nodes in enumerate(call_parts, start=1)
+        )
+
+    def calls(self, tag: str) -> list[Part] | Refusal:
+        """Return the nodes of every call of the module with this tag, in the order of the graph.
+
+        Of a module that is called once, constants are included. No calls where the graph has no node of the module; a
+        refusal where they cannot be separated, or the module runs inside a node of another one.
+        """
+        module_nodes = self._nodes_of(tag)
+        if hidden := self._hidden_part(tag, set(module_nodes)):
+            return hidden
+        if not module_nodes:
+            return []
+        changing = [node for node in module_nodes if not self._cutter.is_constant(node)]
+        call_parts = self._divide_into_calls(changing, self._calls.get(tag)) if changing else [module_nodes]
+        return [module_nodes] if not isinstance(call_parts, Refusal) and len(call_parts) == 1 else call_parts
+
+    def _nodes_of(self, tag: str) -> Part:
+        nodes = [node for below in self._tags_below.get(tag, ()) for node in self._nodes_by_tag.get(below, ())]
+        return sorted(nodes, key=self._cutter.position.__getitem__)
+
+    def _hidden_part(self, tag: str, module_nodes: set[ir.Node]) -> Refusal | None:
+        """Return why a module that runs inside a node of another module cannot be cut out, or None."""
+        for below in self._tags_below.get(tag, ()):
+            owner = self._inner_owners.get(below)
+            if owner is None or owner in module_nodes:
+                continue
+            if owner in self._cutter.position:
+                return Refusal(
+                    f"it runs inside {node_words(owner)}, which belongs to another module; values inside a subgraph "
+                    "cannot be recorded"
+                )
+            if not module_nodes:
+                return Refusal(f"it runs inside a function of the model, at {node_words(owner)}")
+        return None
+
+    def _shared_nodes(self, tag: str) -> Part:
+        """Return the nodes of other modules that are called more than once: this module may call them too."""
+        return [
+            node
+            for other_tag, nodes in self._nodes_by_tag.items()
+            if self._calls.get(other_tag, 1) > 1 and not address.is_within(other_tag, tag)
+            for node in nodes
+        ]
+
+    def _divide_into_calls(self, nodes: Part, calls: int | None) -> list[Part] | Refusal:
+        """Divide the nodes of a module, in the order of the graph, into its calls."""
+        if calls == 1:
+            return [nodes]
+        signatures = [self._signature_of(node) for node in nodes]
+        if calls is None:
+            return _equal_parts(nodes, signatures, _repetition_count(signatures)) or [nodes]
+        division_methods: tuple[Callable[[], list[Part]], ...] = (
+            lambda: _equal_parts(nodes, signatures, calls),
+            lambda: self._split_at_gaps(nodes),
+            lambda: self._split_by_connection(nodes),
+        )
+        for divide in division_methods:
+            call_parts = divide()
+            if len(call_parts) == calls and len({self._common_content(call_nodes) for call_nodes in call_parts}) == 1:
+                return call_parts
+        return Refusal(f"it is called {calls} times, and its nodes cannot be assigned to single calls")
+
+    def _signature_of(self, node: ir.Node) -> Signature:
+        """Return the signature of a node."""
+        tag = read_tag(node)
+        tensors = [(str(value.name), value.const_value) for value in self._cutter.reads(node) if value.is_initializer()]
+        # Exporters write small constants once per call; a weight is the same tensor in all calls.
+        weights = tuple(name for name, tensor in tensors if tensor and tensor.size > OPERAND_LIMIT_ELEMENTS)
+        return Signature(node.domain, node.op_type, tag.tag if tag else "", len(node.inputs), weights)
+
+    def _common_content(self, nodes: Part) -> frozenset[object]:
+        """Return what any two calls of one module share: its weights, or where it has none its operators."""
+        signatures = [self._signature_of(node) for node in nodes]
+        weights = frozenset(name for signature in signatures for name in signature.weights)
+        return weights or frozenset(Counter(signature[:2] for signature in signatures).items())
+
+    def _split_at_gaps(self, nodes: Part) -> list[Part]:
+        """Divide where nodes of other modules lie between, in graph order; constants do not divide."""
+        call_parts: list[Part] = []
+        members = set(nodes)
+        in_run = False
+        for node in self._cutter.between(nodes[0], nodes[-1]):
+            if node in members:
+                if not in_run:
+                    call_parts.append([])
+                call_parts[-1].append(node)
+                in_run = True
+            elif not self._cutter.is_constant(node):
+                in_run = False
+        return call_parts
+
+    def _split_by_connection(self, nodes: Part) -> list[Part]:
+        """Divide into parts that exchange no values."""
+        leader = {node: node for node in nodes}
+
+        def leader_of(node: ir.Node) -> ir.Node:
+            while leader[node] is not node:
+                leader[node] = node = leader[leader[node]]
+            return node
+
+        for node in nodes:
+            for value in self._cutter.reads(node):
+                if (producer := value.producer()) in leader:
+                    leader[leader_of(node)] = leader_of(producer)
+        call_parts: dict[ir.Node, Part] = defaultdict(list)
+        for node in nodes:
+            call_parts[leader_of(node)].append(node)
+        return list(call_parts.values())
+
+
+def _recorded_calls(text: str) -> dict[str, int]:
+    """Return tag → number of calls at export, from the metadata; nothing where it is damaged."""
+    try:
+        return {entry["tag"]: entry["calls"] for entry in load_metadata(text or "[]") if entry.get("calls")}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def _tags_within(tags: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+    """Return tag → tags within it, itself included; also for the tags above the given ones."""
+    tags_within: dict[str, dict[str, None]] = defaultdict(dict)
+    for tag in tags:
+        segments = address.parse_tag(tag)
+        for depth in range(1, len(segments) + 1):
+            tags_within[address.format_tag(segments[:depth])][tag] = None
+    return {tag: tuple(below) for tag, below in tags_within.items()}
+
+
+def _equal_parts(nodes: Part, signatures: Sequence[Signature], count: int) -> list[Part]:
+    """Divide into ``count`` parts of equal length whose nodes match one by one; no parts where they do not."""
+    if count < 2 or len(nodes) % count:
+        return []
+    length = len(nodes) // count
+    if any(signatures[number] != signatures[number % length] for number in range(len(nodes))):
+        return []
+    return [nodes[start : start + length] for start in range(0, len(nodes), length)]
+
+
+def _repetition_count(signatures: Sequence[Signature]) -> int:
+    """Return how often every node that reads weights occurs; 1 where they differ, or no node reads weights."""
+    counts = [count for signature, count in Counter(signatures).items() if signature.weights]
+    return math.gcd(*counts) if counts else 1

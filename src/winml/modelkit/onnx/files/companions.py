@@ -1,0 +1,184 @@
+"""Copies the files that readers expect to a model: config, tokenizer, processors.
+
+A file of somebody else keeps its place. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import filecmp
+import json
+import os
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from winml.modelkit.errors import InternalError
+from winml.modelkit.file_names import MODEL_SUFFIX, stays_inside
+from winml.modelkit.onnx.files.content_digest import hash_file
+from winml.modelkit.onnx.files.foreign_names import lies_within
+from winml.modelkit.onnx.files.output_files import OutputFiles
+
+
+@dataclass(frozen=True)
+class Companions:
+    """What stands beside a model, by name with ``/`` between parts."""
+
+    names: tuple[str, ...] = ()
+    """Files that were put there, now or by the run before."""
+    size_bytes: int = 0
+    """Of all of them."""
+    kept: tuple[str, ...] = ()
+    """Files of somebody else that have one of the names, and were left as they are."""
+    sha256: Mapping[str, str] = field(default_factory=dict)
+    """Of each of ``names``: by it the next run sees which of them the user changed since."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """One sentence about files of somebody else; empty where there are none."""
+        if not self.kept:
+            return ()
+        names = ", ".join(self.kept)
+        found = f"Existing files were not replaced: {names}."
+        return (f"{found} They may not fit this model; use a separate folder.",)
+
+
+def reserve_companions(
+    files: OutputFiles, directory: Path, sources: Mapping[str, Path], *, owned: Collection[str] = ()
+) -> Companions:
+    """Copy files beside a model that is about to be put in place.
+
+    Args:
+        files: The transaction they become part of.
+        directory: Where the model goes.
+        sources: Name in ``directory``, ``/`` between parts → file to copy.
+        owned: Names that an earlier run put there; those are replaced, others never.
+
+    A file that appears before the commit stays as well: :func:`settled_companions` says so afterwards.
+
+    Raises:
+        InternalError: a name leads out of the directory.
+        WriteError: a file cannot be written.
+    """
+    digests: dict[str, str] = {}
+    retained, size_bytes = [], 0
+    for name, source in sources.items():
+        if not stays_inside(name):
+            raise InternalError(f"companion {name!r} of {source} leads out of {directory}")
+        target = directory / name
+        is_there = os.path.lexists(target)
+        if is_there and _is_same_content(source, target):
+            # Equal files that were there before, such as the checkpoint's own, do not become ours.
+            if name not in owned or is_in_the_way(directory, name):
+                continue
+        elif is_in_the_way(directory, name) or (is_there and name not in owned):
+            retained.append(name)
+            continue
+        else:
+            with files.explained_errors():
+                shutil.copyfile(source, files.reserve(target, gives_way=True))
+        digests[name] = hash_file(source)
+        size_bytes += source.stat().st_size
+    return Companions(tuple(digests), size_bytes, tuple(retained), digests)
+
+
+def outdated_companions(
+    directory: Path, sources: Mapping[str, Path], *, owned: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Return the names of the files that :func:`reserve_companions` would write; the arguments are the same."""
+    return tuple(
+        name
+        for name, source in sources.items()
+        if not is_in_the_way(directory, name)
+        and not _is_same_content(source, directory / name)
+        and (name in owned or not os.path.lexists(directory / name))
+    )
+
+
+def settled_companions(
+    companions: Companions, directory: Path, sources: Mapping[str, Path], gave_way: Collection[Path]
+) -> Companions:
+    """Return what stands beside the model now that it is in place.
+
+    Args:
+        companions: What was reserved.
+        directory: Where the model is.
+        sources: As they were reserved.
+        gave_way: Files of the transaction in whose place another one appeared.
+    """
+    lost = [name for name in companions.names if (directory / name).absolute() in gave_way]
+    if not lost:
+        return companions
+    other = [name for name in lost if not _is_same_content(sources[name], directory / name)]
+    return replace(
+        companions,
+        names=tuple(name for name in companions.names if name not in lost),
+        size_bytes=companions.size_bytes - sum(sources[name].stat().st_size for name in lost),
+        kept=(*companions.kept, *other),
+        sha256={name: digest for name, digest in companions.sha256.items() if name not in lost},
+    )
+
+
+def remove_companions(directory: Path, names: Collection[str], models: Collection[Path]) -> None:
+    """Remove files that an earlier run put beside a model and this one did not.
+
+    They stay where another model is in the directory, which may be read with them.
+
+    Args:
+        directory: Where the model is.
+        names: What to remove.
+        models: The models of this run.
+    """
+    own_names = {path.name for path in models}
+    if any(path.name not in own_names for path in directory.glob(f"*{MODEL_SUFFIX}")):
+        return
+    for name in names:
+        path = directory / name
+        if is_in_the_way(directory, name):
+            continue
+        with contextlib.suppress(OSError):
+            path.unlink()
+            if path.parent != directory:
+                path.parent.rmdir()  # where it is empty now
+
+
+def is_in_the_way(directory: Path, name: str) -> bool:
+    """Say whether something that is no file, or no folder above it, has one of the names a companion needs."""
+    target = directory / name
+    if os.path.lexists(target) and (target.is_symlink() or not target.is_file()):
+        return True
+    above = [parent for parent in target.parents if directory in parent.parents]
+    return any(os.path.lexists(parent) and (parent.is_symlink() or not parent.is_dir()) for parent in above)
+
+
+def earlier_companions(sidecar: Path) -> tuple[str, ...]:
+    """Return the names that the export before this one put beside its model, as its sidecar says; empty without one.
+
+    Files that were changed since are left out: they are the user's.
+    """
+    try:
+        outputs = json.loads(sidecar.read_text(encoding="utf-8"))["outputs"]
+        names, digests = outputs["companions"], outputs.get("companions_sha256")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return ()
+    if not isinstance(names, list):
+        return ()
+    named = (name for name in names if isinstance(name, str) and lies_within(sidecar.parent, name))
+    # Sidecars of earlier versions hold no digests.
+    known = digests if isinstance(digests, dict) else {}
+    return tuple(name for name in named if not _is_changed(sidecar.parent / name, known.get(name)))
+
+
+def _is_changed(path: Path, digest: str | None) -> bool:
+    try:
+        return digest is not None and path.is_file() and hash_file(path) != digest
+    except OSError:
+        return True
+
+
+def _is_same_content(source: Path, target: Path) -> bool:
+    try:
+        return target.is_file() and filecmp.cmp(source, target, shallow=False)
+    except OSError:
+        return False

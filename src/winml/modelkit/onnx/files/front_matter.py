@@ -1,0 +1,95 @@
+"""Reads one key of the facts in front of a ``README.md``: the YAML between its first two lines ``---``.
+
+The rest of the facts is not parsed, and no more than a bounded number of bytes is: parsing YAML takes about a minute a
+megabyte. Aliases, tags and deep nesting, which a card has no use for, are refused before values are made.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from winml.modelkit.onnx.files.foreign_names import refuse_special_file
+
+_MOST_BYTES = 4 * 10**6
+"""Of a file; what is behind is not read. Chosen: cards are text of some thousand words."""
+_DEEPEST = 32
+"""Levels of lists and mappings. Chosen: features of data sets nest about ten."""
+_MARK = "---"
+_GOES_ON = (" ", "\t", "-", "#", "]", "}")
+"""How lines of a value begin that are not those of the next key."""
+
+
+class FrontMatterError(ValueError):
+    """The facts cannot be read; the message says why, without the name of the file."""
+
+
+def front_matter_value(path: Path, key: str, most_bytes: int) -> Any:
+    """Return what a key of the facts in front of a file says; None where the file or the key is missing.
+
+    Args:
+        path: The file.
+        key: The key, on the first level.
+        most_bytes: Largest size of its value.
+
+    Raises:
+        FrontMatterError: the value is damaged, too large, nested too deeply, or has an alias or a tag.
+    """
+    text = _value_text(path, key)
+    if text is None:
+        return None
+    if len(text) > most_bytes:
+        raise FrontMatterError(f"{key!r} is larger than {most_bytes} bytes, the limit")
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        _refuse_unusable(yaml.parse(text, Loader=loader))
+        value = yaml.load(text, Loader=loader)  # noqa: S506  # both are safe loaders
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, FrontMatterError):
+            raise FrontMatterError(f"{key!r} {error}") from None
+        problem = getattr(error, "problem", None) or next(iter(str(error).splitlines()), type(error).__name__)
+        raise FrontMatterError(f"{key!r} is not valid YAML: {problem}") from error
+    return value.get(key) if isinstance(value, dict) else None
+
+
+def _value_text(path: Path, key: str) -> str | None:
+    """Return the lines of a key, the last time it stands on the first level."""
+    try:
+        refuse_special_file(path)
+        with path.open("rb") as file:
+            text = file.read(_MOST_BYTES).decode("utf-8-sig", errors="replace")
+    except (OSError, ValueError):
+        return None
+    lines = text.lstrip().splitlines(keepends=True)
+    if not lines or lines[0].strip() != _MARK:
+        return None
+    start = re.compile(rf"{re.escape(key)}[ \t]*:(?:\s|$)")
+    found: list[str] | None = None
+    is_inside = False
+    for line in lines[1:]:
+        if line.rstrip() == _MARK:
+            break
+        if start.match(line):
+            found, is_inside = [], True
+        elif line.strip() and not line.startswith(_GOES_ON):
+            is_inside = False
+        if is_inside and found is not None:
+            found.append(line)
+    return None if found is None else "".join(found)
+
+
+def _refuse_unusable(events: Any) -> None:
+    import yaml
+
+    depth = 0
+    for event in events:
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise FrontMatterError("has an alias, which is not read")
+        if tag := getattr(event, "tag", None):
+            raise FrontMatterError(f"has the tag {tag}, which is not read")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise FrontMatterError("is nested too deeply")

@@ -1,0 +1,270 @@
+"""Reads ONNX files as graphs; errors name the file.
+
+The one place where the errors of ``onnx_ir`` about a file become ours. Weights are left where they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnx
+import onnx_ir as ir
+
+from winml.modelkit.metadata_keys import (
+    DEPTH_KEY,
+    FUNCTION_DOMAIN,
+    MODULE_KEY,
+    MODULES_KEY,
+    NAMESPACE_KEY,
+    SOURCE_KEY,
+    TAG_KEY,
+    TORCH_PREFIX,
+    TREE_KEY,
+)
+from winml.modelkit.onnx.contexts import proto_nodes
+from winml.modelkit.onnx.files.reading import read_referring, read_structure, reading_graph
+from winml.modelkit.onnx.files.recovery import temporary_folder
+from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues
+from winml.modelkit.onnx.files.writing import write_model
+from winml.modelkit.onnx.function_inlining import inline_module_functions
+from winml.modelkit.onnx.validity import refuse_cycles
+from winml.modelkit.options import load_metadata
+from winml.modelkit.tags import address
+from winml.modelkit.tags.tagging import all_nodes, drop_damaged_tags
+
+
+def graph_of(structure: onnx.ModelProto, path: Path) -> ir.Model:
+    """Return the graph of a structure that was read from ``path``.
+
+    Raises:
+        InputError: it is no graph.
+    """
+    return reading_graph(path, lambda: _checked_graph(ir.serde.deserialize_model(structure)))
+
+
+def _checked_graph(model: ir.Model) -> ir.Model:
+    """Return the model after a look at what is read lazily: a tensor fails there and not inside some pass.
+
+    In place, tags that are none are taken off.
+
+    Raises:
+        ValueError: a tensor has a type or a size that no tensor has.
+    """
+    nodes = list(all_nodes(model))
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            _check_tensor(value.const_value)
+    for node in nodes:
+        for attribute in node.attributes.values():
+            if attribute.is_ref():
+                continue
+            if attribute.type == ir.AttributeType.TENSOR:
+                _check_tensor(attribute.value)
+            elif attribute.type == ir.AttributeType.TENSORS:
+                for tensor in attribute.value:
+                    _check_tensor(tensor)
+    drop_damaged_tags(nodes)
+    return model
+
+
+def _check_tensor(tensor: Any) -> None:
+    if tensor is None:
+        return
+    name, dtype, sizes = tensor.name, tensor.dtype, tuple(tensor.shape)
+    if dtype == ir.DataType.UNDEFINED:
+        raise ValueError(f"tensor {name!r} has no element type")
+    if any(isinstance(size, int) and size < 0 for size in sizes):
+        raise ValueError(f"tensor {name!r} has the shape {list(sizes)}")
+    stored = tensor.raw.raw_data if isinstance(tensor, ir.TensorProtoTensor) else b""
+    if stored and len(stored) != tensor.nbytes:
+        raise ValueError(f"tensor {name!r} has {len(stored)} bytes, but its shape {list(sizes)} needs {tensor.nbytes}")
+    if isinstance(tensor, ir.ExternalTensor) and ((tensor.offset or 0) < 0 or (tensor.length or 0) < 0):
+        raise ValueError(f"tensor {name!r} lies at byte {tensor.offset} of its data file, with length {tensor.length}")
+
+
+# --- Reads files that another tool wrote, and merges duplicate metadata keys.
+#
+# Some builds of ONNX Runtime copy the metadata of every node they fuse into the fused node, so that a key occurs
+# several times. Readers then keep one of the values; ``onnx.checker`` refuses such keys of a model, not those of a
+# node. Does not restore tags that are missing.
+
+
+class MergedKeys(NamedTuple):
+    """What was merged in a file; false where every key stood there once."""
+
+    nodes: int
+    """Number of nodes that had a key several times."""
+    model_keys: tuple[str, ...]
+    """Keys that the model had several times."""
+
+    def __bool__(self) -> bool:
+        """Say whether anything was merged."""
+        return bool(self.nodes or self.model_keys)
+
+    def notes(self) -> tuple[str, ...]:
+        """Say what was merged, in a sentence each."""
+        nodes = (f"{self.nodes} node(s) had a metadata key several times: merged.",) if self.nodes else ()
+        keys = ", ".join(self.model_keys)
+        return (*nodes, f"The model had {keys} several times: the last was used.") if keys else nodes
+
+
+def load_foreign(path: str | os.PathLike[str]) -> ir.Model:
+    """Load a model another tool wrote, weights by reference, with every metadata key once.
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: it is not an ONNX graph.
+    """
+    proto = onnx.load(path, load_external_data=False)
+    inline_module_functions(proto)
+    merge_duplicate_keys(proto)
+    model = _checked_graph(ir.serde.deserialize_model(proto))
+    ir.external_data.set_base_dir(model.graph, Path(path).parent)
+    return model
+
+
+def load_by_reference(path: Path) -> ir.Model:
+    """Load a model another tool wrote; weights inside the file stay there until they are read, as those outside do.
+
+    The file has to stay as it is while the model is in use.
+
+    Raises:
+        ModelPathError: there is no such file.
+        InputError: it is no ONNX model.
+        ValueError: it is not an ONNX graph.
+    """
+    proto = read_referring(path)
+    merge_duplicate_keys(proto)
+    model = _checked_graph(ir.serde.deserialize_model(proto))
+    ir.external_data.set_base_dir(model.graph, path.parent)
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if isinstance(tensor, ir.ExternalTensor) and tensor.location == path.name:
+                value.const_value = _stored_in(path, tensor)
+    return model
+
+
+def _stored_in(path: Path, tensor: ir.ExternalTensor) -> ir.TensorProtocol:
+    """Return a tensor inside a model file as one that is read, not mapped: nothing there is aligned.
+
+    Raises:
+        ValueError: it has another size than its shape needs.
+    """
+    if tensor.length != tensor.nbytes:
+        raise ValueError(
+            f"tensor {tensor.name!r} has {tensor.length} bytes, and its shape {list(tensor.shape.numpy())} needs "
+            f"{tensor.nbytes}"
+        )
+    if tensor.dtype.bitwidth % 8:
+        return tensor  # several values in a byte
+    values = StoredValues(path, tensor.offset or 0, tensor.dtype, tuple(tensor.shape.numpy()), tensor.name)
+    return StoredTensor(values, name=tensor.name)
+
+
+def read_foreign(path: Path) -> tuple[ir.Model, MergedKeys]:
+    """Read the structure of a model, no weights, with every metadata key once.
+
+    Returns:
+        The model, whose larger tensors have no values, and what was merged.
+
+    Raises:
+        ModelPathError: there is no such file.
+        InputError: it is no ONNX model, or its graph has a cycle.
+    """
+    structure = read_structure(path)
+    refuse_cycles(structure, path)
+    merged = merge_duplicate_keys(structure)
+    return graph_of(structure, path), merged
+
+
+def merge_duplicate_keys(model: onnx.ModelProto) -> MergedKeys:
+    """Merge the duplicate metadata keys of the model and of every node, in place.
+
+    Different tags become the tag of the common module, with source ``merged``, the list of modules, and the module
+    path where the file tells it. Of other keys the last value is kept; torch's keys are dropped where their values
+    differ.
+    """
+    model_counts = Counter(entry.key for entry in model.metadata_props)
+    model_keys = tuple(key for key, count in model_counts.items() if count > 1)
+    if model_keys:
+        _replace_metadata(model, {entry.key: entry.value for entry in model.metadata_props})
+    nodes = 0
+    modules = _modules_by_tag(model)
+    for node in proto_nodes(model):
+        keys = [entry.key for entry in node.metadata_props]
+        if len(keys) == len(set(keys)):
+            continue
+        _replace_metadata(node, _merged_metadata(node, modules))
+        nodes += 1
+    return MergedKeys(nodes, model_keys)
+
+
+def _replace_metadata(holder: onnx.ModelProto | onnx.NodeProto, metadata: Mapping[str, str]) -> None:
+    del holder.metadata_props[:]
+    for key, value in metadata.items():
+        holder.metadata_props.add(key=key, value=value)
+
+
+def _modules_by_tag(model: onnx.ModelProto) -> dict[str, str]:
+    """Return the module path of each tag in the tree of the model's metadata; nothing where that is damaged."""
+    tree = next((entry.value for entry in model.metadata_props if entry.key == TREE_KEY), "[]")
+    try:
+        return {str(entry["tag"]): str(entry["path"]) for entry in load_metadata(tree)}
+    except (ValueError, TypeError, KeyError):
+        return {}
+
+
+def _merged_metadata(node: onnx.NodeProto, modules: Mapping[str, str]) -> dict[str, str]:
+    values: dict[str, list[str]] = defaultdict(list)
+    for entry in node.metadata_props:
+        values[entry.key].append(entry.value)
+    merged = {
+        key: key_values[-1]
+        for key, key_values in values.items()
+        if len(set(key_values)) == 1 or not key.startswith(TORCH_PREFIX)
+    }
+    if len(set(values[TAG_KEY])) < 2:
+        return merged
+    try:
+        tag = merged[TAG_KEY] = address.common_ancestor(values[TAG_KEY])
+    except ValueError:
+        # Not a valid tag; carrying the tags later finds the node untagged.
+        del merged[TAG_KEY]
+        return merged
+    merged[SOURCE_KEY] = "merged"
+    merged[MODULES_KEY] = json.dumps(sorted(set(values[MODULE_KEY])), ensure_ascii=False)
+    for key in (DEPTH_KEY, MODULE_KEY, NAMESPACE_KEY):
+        merged.pop(key, None)
+    if tag in modules:
+        # Where the file does not say it, carrying the tags writes it from the original model.
+        merged[MODULE_KEY] = modules[tag]
+        merged[DEPTH_KEY] = str(address.depth(tag))
+    return merged
+
+
+# --- Gives what runs a file the same without modules that are functions, so that its nodes are called as
+# everywhere.
+
+
+@contextmanager
+def flat_file(path: Path) -> Iterator[Path]:
+    """Yield the file itself, or for the time of the block a copy without functions of modules; weights are copied, too.
+
+    Raises:
+        InputError: the file is no ONNX model, or damaged.
+        WriteError: there is no room for the copy.
+    """
+    if not any(function.domain == FUNCTION_DOMAIN for function in read_structure(path, as_written=True).functions):
+        yield path
+        return
+    with temporary_folder() as folder:
+        flat = folder / path.name
+        write_model(reading_graph(path, lambda: load_by_reference(path)), flat)
+        yield flat

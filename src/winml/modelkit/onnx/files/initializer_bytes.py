@@ -1,0 +1,161 @@
+"""Locates the values of the initializers of an ONNX file, and compares them without loading them.
+
+Memory does not grow with the weights; values in data files are found by what the model says of them. Values are read in
+pieces, two at a time at most.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from winml.modelkit.errors import InputError
+from winml.modelkit.onnx.files.reading import VALUE_FIELDS, check_data_file, read_located
+from winml.modelkit.progress import count_progress
+from winml.modelkit.words import size_words
+
+PIECE_BYTES = 1 << 22
+"""Read and compared at a time. Chosen: larger pieces save no time."""
+
+
+@dataclass(frozen=True)
+class StoredBytes:
+    """The bytes of one initializer, in a file."""
+
+    path: Path
+    pieces: tuple[tuple[int, int], ...]
+    """Start and length of what holds the values, in order; usually one."""
+    is_raw: bool = True
+    """Whether these are the values as in memory; otherwise as protobuf writes numbers."""
+    inline: bytes = b""
+    """The values of a small initializer themselves, as in memory; no piece of the file is named then."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Number of bytes."""
+        return len(self.inline) + sum(length for _, length in self.pieces)
+
+    def read(self) -> Iterator[bytes]:
+        """Yield the bytes in pieces of ``PIECE_BYTES``, the last one shorter."""
+        if not self.pieces:
+            yield self.inline
+            return
+        with self.path.open("rb") as file:
+            for start, length in self.pieces:
+                file.seek(start)
+                left = length
+                while left:
+                    piece = file.read(min(left, PIECE_BYTES))
+                    if not piece:
+                        raise InputError(f"{self.path} is cut off: it ends before its last weight")
+                    left -= len(piece)
+                    yield piece
+
+
+def locate_initializers(path: Path) -> dict[str, StoredBytes]:
+    """Return where the values of every initializer of the main graph lie, by name.
+
+    Args:
+        path: The ONNX file.
+
+    Raises:
+        InputError: a data file is missing, shorter than the model says, or outside of its folder.
+    """
+    return {
+        tensor.name: stored_outside(path, tensor)
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+        else _place_inside(path, tensor)
+        for tensor in read_located(path).graph.initializer
+    }
+
+
+def _place_inside(path: Path, tensor: onnx.TensorProto) -> StoredBytes:
+    entries = [(entry.key, entry.value.partition(":")) for entry in tensor.external_data if entry.key in VALUE_FIELDS]
+    pieces = tuple((int(start), int(length)) for _, (start, _, length) in entries)
+    if pieces:
+        return StoredBytes(path, pieces, is_raw=entries[0][0] == "raw_data")
+    return StoredBytes(path, (), inline=_small_values(tensor))
+
+
+def _small_values(tensor: onnx.TensorProto) -> bytes:
+    if tensor.HasField("raw_data"):
+        raw: bytes = tensor.raw_data
+        return raw
+    if tensor.string_data:
+        return b"".join(b"%d:%s" % (len(text), text) for text in tensor.string_data)
+    plain = onnx.TensorProto()
+    plain.CopyFrom(tensor)
+    plain.ClearField("name")
+    plain.ClearField("doc_string")
+    content: bytes = plain.SerializeToString(deterministic=True)
+    return content
+
+
+def stored_outside(path: Path, tensor: onnx.TensorProto) -> StoredBytes:
+    """Return where the values of a tensor lie that a model keeps in a data file.
+
+    Raises:
+        InputError: the data file is missing, shorter than the model says, or outside of its folder.
+    """
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    offset = int(entries.get("offset") or 0)
+    length = entries.get("length")
+    found = check_data_file(path.parent, entries.get("location", ""), offset + int(length or 0))
+    if found.problem is not None:
+        raise InputError(
+            f"{path}: data file {entries.get('location', '')!r} is {found.problem}",
+            hint="Put the data file beside the model, as it was written.",
+        )
+    size = int(length) if length is not None else (found.size_bytes or 0) - offset
+    return StoredBytes(found.path, ((offset, size),))
+
+
+def _have_equal_bytes(left: StoredBytes, right: StoredBytes) -> bool:
+    """Say whether two initializers of one type and shape have the same values; stops at the first difference."""
+    if left == right:
+        return True  # both models name one data file
+    if left.size_bytes != right.size_bytes or left.is_raw != right.is_raw:
+        return False
+    if len(left.pieces) != len(right.pieces):
+        return _bytes_digest(left) == _bytes_digest(right)
+    return all(first == second for first, second in zip(left.read(), right.read(), strict=True))
+
+
+def _bytes_digest(place: StoredBytes) -> str:
+    """Return a digest of the values as they are stored."""
+    digest = hashlib.blake2b(digest_size=16)
+    for piece in place.read():
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+class WeightEquality:
+    """Says which weights of two files have the same values; of one whose name changed a digest is kept."""
+
+    def __init__(self, before: Mapping[str, StoredBytes], after: Mapping[str, StoredBytes]) -> None:
+        """Take where the weights of both files lie, by name."""
+        self._before, self._after = before, after
+        self._digests: dict[StoredBytes, str] = {}
+        self._total = sum(place.size_bytes for places in (before, after) for place in places.values())
+        self._compared = 0
+
+    def are_equal(self, before: str, after: str) -> bool:
+        """Say whether two weights of one type and shape, by their names, have the same values."""
+        left, right = self._before.get(before), self._after.get(after)
+        if left is None or right is None:
+            return left is right  # a weight of a subgraph or a constant: its node is compared
+        done, total = size_words(self._compared), size_words(self._total)
+        count_progress(self._compared, self._total, f"{done} of {total} compared")
+        self._compared = min(self._compared + left.size_bytes + right.size_bytes, self._total)
+        if before == after:
+            return _have_equal_bytes(left, right)
+        return left.size_bytes == right.size_bytes and self._digest(left) == self._digest(right)
+
+    def _digest(self, place: StoredBytes) -> str:
+        if place not in self._digests:
+            self._digests[place] = _bytes_digest(place)
+        return self._digests[place]

@@ -1,0 +1,545 @@
+"""Writes several output files together, or none of them.
+
+A file is written under its own name in a hidden folder beside its target, so files that name one another (a model and
+its external data) are consistent before and after they are moved. What a kill between two moves leaves is completed by
+the next command that writes there (``journal``). Standard library only: output paths are checked before anything heavy
+is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from winml.modelkit.errors import InputError, OutputExistsError, UsageError, WriteError, first_line
+from winml.modelkit.file_names import (
+    BUILD_MANIFEST_NAME,
+    BUILT_MODEL_NAME,
+    JOURNAL_NAME,
+    MODEL_SUFFIX,
+    PARTIAL_PREFIX,
+    TEMPORARY_PREFIX,
+    report_path,
+    sidecar_path,
+)
+from winml.modelkit.onnx.files.named_paths import named_path, record_committed
+from winml.modelkit.onnx.files.recovery import (
+    MOVED_ASIDE,
+    STAGED,
+    OwnedFolder,
+    State,
+    file_state,
+    interrupted_in,
+    interruptions_held,
+    remove_journal,
+    settle_interrupted,
+    write_journal,
+)
+
+EARLIER = "earlier"
+"""Subfolder of the hidden folder that keeps the earlier files, linked, until all new ones are in place."""
+
+FULL_DISK_ERRORS = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+"""Error numbers of a disk, or a quota, that is full."""
+DISK_ERRORS = frozenset({*FULL_DISK_ERRORS, errno.EIO, errno.EROFS})
+"""Errors of a full or failing disk while a file is written; they do not name the file."""
+
+_SPECIAL_KINDS = {
+    stat.S_ISDIR: "a directory",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+    stat.S_ISFIFO: "a named pipe",
+    stat.S_ISSOCK: "a socket",
+}
+
+_REMEDIES = {
+    errno.ENOSPC: "Free some space",
+    errno.EDQUOT: "Free some space",
+    errno.EFBIG: "Raise the limit on file sizes",
+    # Windows reports files that other programs have open in the same way.
+    errno.EACCES: "Close the programs that use it, or correct its permissions"
+    if sys.platform == "win32"
+    else "Correct its permissions",
+    errno.EPERM: "Correct its permissions",
+    errno.ENOTDIR: "Move the file that has the name of a needed folder",
+}
+"""Error → remedy, where there is one besides another path."""
+
+
+def refuse_existing(paths: Iterable[Path], *, overwrite: bool) -> None:
+    """Refuse outputs that exist already or are no regular files, and directories that cannot be written.
+
+    Changes nothing. What a killed command had finished counts as there: :func:`recover` puts it in place.
+
+    Args:
+        paths: The files that may be written.
+        overwrite: Accept files that exist.
+
+    Raises:
+        OutputExistsError: a file exists and may not be replaced, or a directory has its name.
+        UsageError: the path is a link, a device, a pipe or a socket.
+        WriteError: the directory of a file, or the nearest that exists above it, cannot be written to.
+    """
+    paths = tuple(paths)
+    for path in paths:
+        if path.is_dir():
+            raise OutputExistsError(f"output {path} is a directory", hint="Choose another output path.")
+    refuse_special(paths)
+    if not overwrite:
+        _refuse_files(paths, waiting_files(paths))
+    for directory in dict.fromkeys(path.parent for path in paths):
+        _refuse_unwritable(directory)
+
+
+def waiting_files(paths: Iterable[Path]) -> frozenset[Path]:
+    """Return which files beside these a killed command had finished and not put in place; changes nothing."""
+    directories = dict.fromkeys(path.parent for path in paths)
+    return frozenset(
+        directory / name for directory in directories for found in interrupted_in(directory) for name in found.completes
+    )
+
+
+def recover(paths: Iterable[Path]) -> None:
+    """Complete or remove what killed commands left in the directories of files that are about to be written.
+
+    Whoever reads a file there as well does this first. What was done is reported to the user.
+    """
+    for directory in dict.fromkeys(path.parent for path in paths):
+        settle_interrupted(directory)
+
+
+def refuse_special(paths: Iterable[Path]) -> None:
+    """Refuse outputs that are there and no regular files: replacing a device or a pipe would take it away.
+
+    Links are refused as well. Written through, one name would change what another is; replaced, the link would be gone.
+
+    Raises:
+        UsageError: names the output and what it is.
+    """
+    for path in paths:
+        try:
+            mode = path.lstat().st_mode
+        except OSError:
+            continue  # not there, or told when it is written
+        if stat.S_ISLNK(mode):
+            raise UsageError(
+                f"output {path} is a symbolic link to {path.readlink()}",
+                hint="Pass the file it leads to, or another output path.",
+            )
+        if not stat.S_ISREG(mode):
+            kind = next((words for is_kind, words in _SPECIAL_KINDS.items() if is_kind(mode)), "not a regular file")
+            raise UsageError(f"output {path} is {kind}", hint="Pass the path of a regular file.")
+
+
+def refuse_inputs(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
+    """Refuse outputs that would replace one of the inputs, by whatever path.
+
+    Args:
+        outputs: The files that may be written.
+        inputs: Files that are read; missing ones are ignored.
+
+    Raises:
+        UsageError: names the output and the input.
+    """
+    inputs = tuple(inputs)
+    for output in outputs:
+        for input_path in inputs:
+            if _is_same_entry(output, input_path):
+                raise UsageError(
+                    f"output {output} is the input {input_path}",
+                    hint="Choose another output path.",
+                )
+
+
+def _is_same_entry(output: Path, input_path: Path) -> bool:
+    """Say whether replacing one path removes the other.
+
+    Two hard links of one file under different names are different entries: the other name keeps its content.
+    """
+    try:
+        if not output.samefile(input_path):
+            return False
+        has_one_name = input_path.stat().st_nlink == 1
+        # On file systems that ignore case, ``A`` and ``a`` are one name.
+        return has_one_name or str(output.resolve()).casefold() == str(input_path.resolve()).casefold()
+    except OSError:
+        return False
+
+
+def _refuse_files(paths: Iterable[Path], waiting: Collection[Path] = ()) -> None:
+    for path in paths:
+        if os.path.lexists(path) or path in waiting:
+            finished = " (finished by a command that was killed; the next command that writes here puts it in place)"
+            is_built = (path.parent / BUILD_MANIFEST_NAME).is_file() and path.suffix == MODEL_SUFFIX
+            raise OutputExistsError(
+                f"output {path} exists already{finished if path in waiting else ''}",
+                hint="It belongs to a build, whose other files are of its model: choose another output path."
+                if is_built
+                else "Use --overwrite to replace it, or choose another output path.",
+            )
+
+
+def _refuse_unwritable(directory: Path) -> None:
+    absolute = directory.absolute()
+    nearest_existing = next((parent for parent in (directory, *absolute.parents) if os.path.lexists(parent)), None)
+    if nearest_existing is None:
+        # Windows: a drive or a share that is not connected.
+        raise WriteError(
+            f"cannot write {directory}: {absolute.anchor} does not exist",
+            hint="Connect it, or choose another output path.",
+        )
+    try:
+        # os.access is not enough: it ignores read-only file systems and Windows' access lists.
+        with tempfile.TemporaryFile(dir=nearest_existing):
+            pass
+    except OSError as error:
+        raise write_error(directory, error) from error
+
+
+def write_error(path: Path, error: OSError) -> WriteError:
+    """Return the error for ``path`` that cannot be written, with the reason and a remedy."""
+    reason = error.strerror or first_line(error)
+    remedy = _REMEDIES.get(error.errno or 0)
+    is_temporary = any(part.startswith(TEMPORARY_PREFIX) for part in path.parts)
+    place = "set another folder with TMPDIR (on Windows TEMP)" if is_temporary else "choose another output path"
+    hint = f"{remedy}, or {place}." if remedy else f"{place[0].upper()}{place[1:]}."
+    return WriteError(f"cannot write {path}: {reason}", hint=hint)
+
+
+def _link_aside(target: Path, aside: Path) -> bool:
+    """Pass a file a second name, and say whether that works here; a kill then finds it in its place."""
+    try:
+        aside.parent.mkdir(exist_ok=True)
+        os.link(target, aside, follow_symlinks=False)
+    except (OSError, NotImplementedError):
+        return False
+    return True
+
+
+def _put_aside(folder: Path, target: Path) -> Path:
+    """Keep an earlier file in a hidden folder until the commit is done, and return where."""
+    aside = folder / EARLIER / target.name
+    if _link_aside(target, aside):
+        return aside
+    # Without links, the target is missing for the instant between two renames.
+    if not (folder / JOURNAL_NAME).exists():
+        write_journal(folder, folder / STAGED, target.parent, [target.name], [])
+    aside = folder / MOVED_ASIDE / target.name
+    aside.parent.mkdir(exist_ok=True)
+    target.replace(aside)
+    return aside
+
+
+def _restore(folder: Path, target: Path, place: Path, aside: Path) -> None:
+    """Undo a move; a kill on the way is no deletion by the user, as the folder of the earlier file says.
+
+    An earlier file that cannot be put back stays in the hidden folder for the next command. No error is raised: the
+    reason why the commit is undone is reported.
+    """
+    with contextlib.suppress(OSError):
+        if os.path.lexists(target) and aside.samefile(target):
+            aside.unlink()  # a second name of a file that is still in its place, which another program may have open
+            return
+        _put_back(folder, target, place, aside)
+
+
+def _take_back(target: Path, place: Path) -> None:
+    """Undo the move of a new file, as far as that is possible."""
+    with contextlib.suppress(OSError):
+        target.replace(place)
+
+
+def _put_back(folder: Path, target: Path, place: Path, aside: Path) -> None:
+    if not os.path.lexists(place):
+        moved = folder / MOVED_ASIDE / target.name
+        moved.parent.mkdir(exist_ok=True)
+        aside.replace(moved)
+        target.replace(place)
+        aside = moved
+    aside.replace(target)
+
+
+def _is_torn(folder: Path, directory: Path) -> bool:
+    """Say whether a file that was put aside is not in its place again."""
+    asides = [folder / name for name in (EARLIER, MOVED_ASIDE)]
+    targets = {path: directory / path.name for aside in asides if aside.exists() for path in aside.iterdir()}
+    return any(not target.exists() or not aside.samefile(target) for aside, target in targets.items())
+
+
+def _drop_outdone(places: Mapping[Path, Path], giving_way: Mapping[Path, State]) -> set[Path]:
+    """Remove written files whose place is not as it was when they were reserved; return their targets."""
+    lost = {target for target, state in giving_way.items() if target in places and file_state(target) != state}
+    for target in lost:
+        places[target].unlink()
+    return lost
+
+
+class OutputFiles:
+    """A transaction over output files: :meth:`commit` puts all written files in place, or none.
+
+    Leaving the ``with`` block without a commit removes the written files and the directories created for them, and
+    leaves earlier files unchanged. Weights of a replaced model that no other model names are removed with it. After a
+    kill in the middle of a commit, the next transaction in the directory completes it; each model is whole meanwhile,
+    for its data is moved before it, under a name that no other data has. Files in several directories appear together
+    as far as errors go; a kill leaves each directory whole by itself.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with OutputFiles() as files:
+    ...     _ = files.reserve(folder / "new" / "report.md").write_text("done")
+    ...     [path.name for path in files.commit()]
+    ['report.md']
+    """
+
+    def __init__(self) -> None:
+        """Start an empty transaction."""
+        self._reserved: dict[Path, None] = {}
+        """In the order in which they were reserved."""
+        self._giving_way, self.gave_way = dict[Path, State](), set[Path]()
+        self._kept: set[Path] = set()
+        self._folders: dict[Path, OwnedFolder] = {}
+        self._unused: dict[Path, list[str]] = {}
+        self._made_directories: list[Path] = []
+        self._is_committed = False
+
+    def __enter__(self) -> OutputFiles:  # noqa: PYI034 - typing has Self from Python 3.11 on
+        """Return this transaction."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Remove what was not committed; errors are told as by :meth:`explained_errors`."""
+        self._finish()
+        if error is not None:
+            self._explain(error)
+
+    @contextlib.contextmanager
+    def explained_errors(self) -> Iterator[None]:
+        """Let an error of the disk inside the block become a WriteError; all of these name the output.
+
+        Raises:
+            WriteError: a file could not be written.
+        """
+        try:
+            yield
+        except (WriteError, OSError) as error:
+            self._explain(error)
+            raise
+
+    def _explain(self, error: BaseException) -> None:
+        """Name the output in a WriteError, in place, and raise one for an error of the disk that is about an output."""
+        if isinstance(error, WriteError):
+            # The message names the hidden folder, which no longer exists.
+            for directory, folder in self._folders.items():
+                error.message = error.message.replace(str(folder.path / STAGED), str(directory))
+        if isinstance(error, OSError) and (target := self._target_of(error)) is not None:
+            raise write_error(target, error) from error
+
+    def reserve(self, path: Path, *, gives_way: bool = False) -> Path:
+        """Return the temporary path to write the file for ``path`` to; the same for a path that was reserved before.
+
+        It has the same file name in a hidden folder. Every other file written into that folder is put in place as well,
+        such as the external data of a model. With ``gives_way``, the commit leaves it out if something else has its
+        place by then; ``gave_way`` tells of it.
+
+        Raises:
+            WriteError: the directory cannot be created or written to.
+        """
+        try:
+            path = path.absolute()
+            if path.parent not in self._folders:
+                self._make_directory(path.parent)
+                settle_interrupted(path.parent)
+                self._folders[path.parent] = OwnedFolder.make(path.parent, PARTIAL_PREFIX)
+                (self._folders[path.parent].path / STAGED).mkdir()
+            self._giving_way.update({path: file_state(path)} if gives_way and path not in self._giving_way else {})
+        except OSError as error:
+            raise write_error(path, error) from error
+        self._reserved.setdefault(path)
+        return self._folders[path.parent].path / STAGED / path.name
+
+    def keep(self, paths: Iterable[Path]) -> None:
+        """Keep files that a replaced model names, such as the weights of what is read."""
+        self._kept.update(path.absolute() for path in paths)
+
+    def written_sizes(self) -> dict[Path, int]:
+        """Return the files written so far: final path → size in bytes."""
+        return {target: place.stat().st_size for target, place in self._reserved_places().items()}
+
+    def commit(self, *, overwrite: bool = True) -> dict[Path, int]:
+        """Put all written files in place, and return them: final path → size in bytes.
+
+        Args:
+            overwrite: Replace files that exist by now.
+
+        Raises:
+            OutputExistsError: another process created one of them meanwhile, and it may not be replaced.
+            UsageError: one of them is a link, a device, a pipe or a socket by now.
+            WriteError: a file could not be put in place; all earlier files are unchanged.
+        """
+        self.gave_way |= _drop_outdone(self._reserved_places(), self._giving_way)
+        reserved_places = self._reserved_places()
+        refuse_special(reserved_places)
+        if not overwrite:
+            _refuse_files(path for path in reserved_places if path in self._reserved and path not in self._giving_way)
+        sizes = self.written_sizes()
+        unused = self._orphaned_data(reserved_places)
+        with contextlib.ExitStack() as undo:
+            target = None
+            try:
+                for directory, folder in self._folders.items():
+                    names = [path.name for path in reserved_places if path.parent == directory]
+                    target = directory / names[-1] if names else target
+                    # One move is whole by itself, where links work.
+                    if len(names) + len(unused.get(directory, ())) > 1:
+                        write_journal(folder.path, folder.path / STAGED, directory, names, unused.get(directory, ()))
+                for target, place in reserved_places.items():
+                    self._move(target, place, undo)
+            except OSError as error:
+                # Leaving the stack undoes the moves, the last one first.
+                raise write_error(target or Path(), error) from error
+            with interruptions_held():
+                self._unused = unused
+                undo.pop_all()
+                self._is_committed = True
+                record_committed(reversed(sizes))  # the model is moved last
+        self._finish()
+        return sizes
+
+    def _move(self, target: Path, place: Path, undo: contextlib.ExitStack) -> None:
+        """Move a file to its place, and register what takes that back."""
+        is_there = os.path.lexists(target)
+        if is_there and target in self._reserved:
+            folder = self._folders[target.parent].path
+            undo.callback(_restore, folder, target, place, _put_aside(folder, target))
+        place.replace(target)
+        if not is_there:
+            # Data is called after its content: what it replaced was the same.
+            undo.callback(_take_back, target, place)
+
+    def _orphaned_data(self, targets: Iterable[Path]) -> dict[Path, list[str]]:
+        """Return by directory the weights that the models to be replaced name, and that may go with them."""
+        found: dict[Path, list[str]] = {}
+        for target in targets:
+            if target.suffix.lower() != MODEL_SUFFIX or not os.path.lexists(target):
+                continue
+            from winml.modelkit.onnx.files.placing import replaceable_data
+
+            paths = {target.with_name(name) for name in replaceable_data(target)} - {*self._kept, *self._reserved}
+            found.setdefault(target.parent, []).extend(path.name for path in paths if os.path.lexists(path))
+        return found
+
+    def _reserved_places(self) -> dict[Path, Path]:
+        """Return final path → temporary path. The file reserved first is moved last, after the files it names."""
+        places = {
+            directory / place.name: place
+            for directory, folder in self._folders.items()
+            for place in sorted((folder.path / STAGED).iterdir() if (folder.path / STAGED).exists() else ())
+        }
+        companions = [path for path in places if path not in self._reserved]
+        return {path: places[path] for path in (*companions, *reversed(self._reserved)) if path in places}
+
+    def _make_directory(self, directory: Path) -> None:
+        missing_directories = [parent for parent in (directory, *directory.parents) if not parent.exists()]
+        for parent in reversed(missing_directories):
+            parent.mkdir(exist_ok=True)
+            self._made_directories.append(parent)
+
+    def _target_of(self, error: OSError) -> Path | None:
+        """Return the output that a system error concerns, or None if it concerns something else."""
+        # Of a copy, the second one is the file that is written.
+        names = [name for name in (error.filename2, error.filename) if isinstance(name, (str, bytes))]
+        if names:
+            place = Path(os.fsdecode(names[0]))
+            staged = {folder.path / STAGED: directory for directory, folder in self._folders.items()}
+            return staged[place.parent] / place.name if place.parent in staged else None
+        return next(reversed(self._reserved), None) if error.errno in DISK_ERRORS else None
+
+    def _finish(self) -> None:
+        """Remove what is no longer needed; done again where an interruption came in between."""
+        for directory, names in self._unused.items():
+            from winml.modelkit.onnx.files.placing import remove_unused
+
+            remove_unused(directory, names)
+        for directory, folder in self._folders.items():
+            if not self._is_committed and _is_torn(folder.path, directory):
+                folder.release()  # earlier files could not be put back: the next command completes the journal
+                continue
+            with contextlib.suppress(OSError):
+                remove_journal(folder.path)
+            folder.remove()
+        if self._is_committed:
+            return
+        for directory in reversed(self._made_directories):
+            with contextlib.suppress(OSError):
+                # Only while it is empty: another process may have put a file there.
+                directory.rmdir()
+
+
+# --- Names the files of an export, and refuses those that may not be written.
+#
+# Looks at paths only, so wrong ones are refused before anything heavy is imported.
+
+
+@dataclass(frozen=True)
+class ExportPaths:
+    """The files one export writes."""
+
+    model: Path
+    sidecar: Path | None
+    """``<stem>_htp_metadata.json``; None without a hierarchy."""
+    report: Path | None
+    """``<stem>_htp_export_report.md``; None where it was not asked for."""
+
+    @classmethod
+    def for_output(cls, output: str | os.PathLike[str], *, with_sidecar: bool, with_report: bool) -> ExportPaths:
+        """Name the files that go with a model path.
+
+        Raises:
+            UsageError: the path is a directory, is none at all, or does not end in ``.onnx``.
+        """
+        model = Path(output)
+        named_path(model)
+        if model.is_dir():
+            raise UsageError(f"output {model} is a directory", hint=f"Pass the file: {model / BUILT_MODEL_NAME}")
+        if model.suffix != ".onnx":
+            inside = "" if model.suffix else f", or {model / BUILT_MODEL_NAME} for a folder of that name"
+            raise UsageError(
+                f"output {model} does not end in .onnx",
+                hint=f"Name it {model.with_name(model.name + '.onnx')}{inside}",
+            )
+        return cls(
+            model=model,
+            sidecar=sidecar_path(model) if with_sidecar else None,
+            report=report_path(model) if with_report else None,
+        )
+
+    def refuse_existing(self, *, overwrite: bool) -> None:
+        """Refuse to go on if a file is there already and may not be replaced, or its place cannot be written.
+
+        Raises:
+            OutputExistsError: names the first file that exists.
+            UsageError: names the first that is no regular file.
+        """
+        outputs = (self.model, self.sidecar, self.report)
+        refuse_existing([path for path in outputs if path], overwrite=overwrite)
+
+
+def files_of_model(path: Path) -> tuple[Path, ...]:
+    """Return the ONNX file, the data files it names, and where an export puts what goes with it, there or not."""
+    from winml.modelkit.onnx.files.placing import external_files
+
+    try:
+        data = external_files(path)
+    except InputError:
+        data = ()  # whoever runs the model tells what is wrong with it
+    return (path, *data, sidecar_path(path), report_path(path))

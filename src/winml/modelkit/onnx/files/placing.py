@@ -1,0 +1,335 @@
+"""Copies ONNX files with their external data.
+
+A copy is a reflink where the file system has them. Files of one build folder may be hard links, and may share data
+files: onnx refuses data files with more than one hard link. Does not look at what the graph computes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import math
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.file_names import MODEL_SUFFIX, data_path, is_data_of, unfinished_data_path
+from winml.modelkit.onnx.contexts import context_file_attributes
+from winml.modelkit.onnx.files.content_digest import content_digest, hash_file
+from winml.modelkit.onnx.files.reading import check_data_file, read_structure
+
+_NOT_SUPPORTED = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.EBADF})
+"""Errors of a system or file system that does not copy a range of one file to another."""
+_LOCATION, _OFFSET, _LENGTH = "location", "offset", "length"
+"""Specified: keys of a tensor's external data: its file, and the bytes in it."""
+
+
+def external_files(path: Path) -> tuple[Path, ...]:
+    """Return the data files a model names, in the order it first names them, those of compiled parts last.
+
+    Raises:
+        ModelPathError: there is no such model file.
+        InputError: it is no ONNX file, or a data file is missing, too short or outside the model's folder.
+    """
+    files: dict[str, Path] = {}
+    structure = read_structure(path)
+    for tensor in external_tensors(structure):
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        name = entries.get(_LOCATION, "")
+        if name not in files:
+            files[name] = _existing_data_file(path, name)
+        _refuse_cut_off(path, name, tensor, entries)
+    for name in _context_files(structure):
+        files.setdefault(name, _existing_data_file(path, name))
+    return tuple(files.values())
+
+
+def data_names(path: Path) -> tuple[str, ...]:
+    """Return the data files a model names, as it names them; nothing is looked for.
+
+    Raises:
+        ModelPathError: there is no such model file.
+        InputError: it is no ONNX file.
+    """
+    structure = read_structure(path)
+    weights = (entry.value for entry in _location_entries(structure))
+    return tuple(dict.fromkeys((*weights, *_context_files(structure))))
+
+
+def name_data(data: Path, model: Path, digest: str | None = None) -> Path:
+    """Give weights that were written for a model the name that goes with their content; returns where they are.
+
+    Args:
+        data: The weights.
+        model: The model.
+        digest: Their :func:`content_digest`; None: it is computed here.
+
+    Raises:
+        OSError: the file cannot be read or renamed.
+    """
+    return data.replace(data_path(model, digest or content_digest(data)))
+
+
+def place_data(files: Iterable[Path], target: Path) -> dict[Path, Path]:
+    """Copy the data files of a model for another one.
+
+    Args:
+        files: The data files.
+        target: The model that is to name them.
+
+    Returns:
+        Data file → its copy beside the target, called after the target and its content.
+
+    Raises:
+        OSError: a file cannot be made.
+    """
+    copies = {}
+    for file in files:
+        copy = unfinished_data_path(target)
+        copy_data(file, copy)
+        copies[file] = name_data(copy, target)
+    return copies
+
+
+def rename_locations(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
+    """Let the tensors of a model name other data files, in place: name → new name."""
+    for entry in _location_entries(model):
+        entry.value = names[entry.value]
+    for attribute in context_file_attributes(model):
+        name = attribute.s.decode()
+        attribute.s = names.get(name, name).encode()
+
+
+def place_copy(original: Path, target: Path, *, share_data: bool = False, may_link: bool = False) -> tuple[Path, ...]:
+    """Copy a model.
+
+    Weights kept outside are copied under names that go with the target and their content (``data_path``), unless they
+    are shared.
+
+    Args:
+        original: The model; not changed.
+        target: The copy; must not exist.
+        share_data: Let the target name the data files of the source. Valid only for a target in the folder of the
+            source, and as long as the source exists.
+        may_link: Allow a hard link, through which a later write into one of the two changes the other. Valid only
+            between files of one build folder.
+
+    Returns:
+        The files made, the model first.
+
+    Raises:
+        ModelPathError: there is no such model file.
+        InputError: it is no ONNX file, or a data file is missing, too short or outside the model's folder.
+        OSError: a file cannot be made.
+    """
+    data = external_files(original)
+    if not data or share_data:
+        if may_link:
+            link_or_copy(original, target)
+        else:
+            copy_data(original, target)
+        return (target,)
+    copies = place_data(data, target)
+    # Small: the large tensors are in the data files.
+    model = onnx.load(original, load_external_data=False)
+    rename_locations(model, {name: copies[_existing_data_file(original, name)].name for name in data_names(original)})
+    target.write_bytes(model.SerializeToString())
+    return (target, *dict.fromkeys(copies.values()))
+
+
+def link_or_copy(original: Path, target: Path) -> None:
+    """Pass a file another name by a hard link, or copy it where links fail. Not for data files: copy those.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+    original = original.resolve()
+    try:
+        os.link(original, target)
+    except FileExistsError:
+        raise
+    except (OSError, NotImplementedError):
+        shutil.copyfile(original, target)
+
+
+def copy_data(original: Path, target: Path) -> None:
+    """Copy a data file; both share their blocks where the file system has reflinks, and nothing is held in memory.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+    if not _copied_by_system(original, target):
+        shutil.copyfile(original, target)
+
+
+def _copied_by_system(original: Path, target: Path) -> bool:
+    """Let the system copy a file, which makes a reflink where it can; say whether it did."""
+    if sys.platform != "linux":
+        return False
+    with original.open("rb") as read, target.open("wb") as written:
+        left = os.fstat(read.fileno()).st_size
+        try:
+            while left and (copied := os.copy_file_range(read.fileno(), written.fileno(), left)):
+                left -= copied
+        except OSError as error:
+            if error.errno in _NOT_SUPPORTED:
+                return False
+            raise
+    return not left
+
+
+def _existing_data_file(model: Path, name: str) -> Path:
+    file = check_data_file(model.parent, name)
+    if file.problem == "outside":
+        raise InputError(
+            f"{model}: references a data file outside its folder: {name!r}",
+            hint="Put the data file beside the model, and save the model with that reference.",
+        )
+    if file.problem == "missing":
+        raise InputError(
+            f"{model}: its data file {file.path} is missing", hint="Put it beside the model, or export the model again."
+        )
+    return file.path
+
+
+def _refuse_cut_off(model: Path, name: str, tensor: onnx.TensorProto, entries: Mapping[str, str]) -> None:
+    """Refuse a data file that ends before a tensor does, and a place that is none."""
+    needed = stored_bytes(tensor)
+    try:
+        start = int(entries.get(_OFFSET, 0))
+        length = int(entries.get(_LENGTH, needed))
+    except ValueError:
+        start = length = -1
+    if start < 0 or length < needed:
+        raise InputError(
+            f"{model}: does not state where the {needed} bytes of tensor {tensor.name!r} lie in {model.parent / name}: "
+            f"{dict(entries)}",
+            hint="Export the model again.",
+        )
+    end = start + length
+    file = check_data_file(model.parent, name, end)
+    if file.problem == "cut off":
+        raise InputError(
+            f"{model}: its data file {file.path} is cut off: tensor {tensor.name!r} lies at bytes {start} to {end}, "
+            f"and the file has {file.size_bytes}",
+            hint="Download or copy the data file again, or export the model again.",
+        )
+
+
+def stored_bytes(tensor: onnx.TensorProto) -> int:
+    """Return the bytes the values of a tensor take; 0 where this version of onnx_ir does not know the type."""
+    try:
+        bits: int = math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth
+        return -(-bits // 8)
+    except (ValueError, TypeError):
+        return 0
+
+
+def _context_files(model: onnx.ModelProto) -> tuple[str, ...]:
+    """Return the files of what execution providers compiled, as the model names them."""
+    return tuple(dict.fromkeys(item.s.decode(errors="replace") for item in context_file_attributes(model)))
+
+
+def _location_entries(model: onnx.ModelProto) -> Iterator[onnx.StringStringEntryProto]:
+    """Yield the metadata entries that name data files, of every external tensor."""
+    for tensor in external_tensors(model):
+        yield from (entry for entry in tensor.external_data if entry.key == _LOCATION)
+
+
+def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Yield the tensors whose values are in other files, in initializers and attributes, functions included."""
+    in_functions = (
+        tensor for function in model.functions for node in function.node for tensor in _tensors_in_node(node)
+    )
+    for tensor in (*_tensors_in_graph(model.graph), *in_functions):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            yield tensor
+
+
+def _tensors_in_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        yield from _tensors_in_node(node)
+
+
+def _tensors_in_node(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+        if attribute.HasField("g"):
+            yield from _tensors_in_graph(attribute.g)
+        for graph in attribute.graphs:
+            yield from _tensors_in_graph(graph)
+
+
+# --- Finds and removes the weights that only a replaced model had.
+#
+# A data file goes with the model that names it, and only where no other model of the folder names it as well.
+
+
+def replaceable_data(model: Path) -> tuple[str, ...]:
+    """Return the names of the data files in its folder that may go when a file is replaced or removed, there or not.
+
+    These are what a model names and what is called after it. A file of another name may be what the model was made
+    from, such as the weights of a checkpoint. A file that is no model, whatever it is, has none.
+    """
+    if model.suffix.lower() != MODEL_SUFFIX:
+        return ()
+    return tuple(name for name in _named_data(model) or () if is_data_of(model.name, name))
+
+
+def _named_data(model: Path) -> tuple[str, ...] | None:
+    """Return the data files a model names; None where it cannot be read as a model."""
+    try:
+        return data_names(model) if stat.S_ISREG(model.stat().st_mode) else ()
+    except Exception:
+        return None
+
+
+def remove_unused(directory: Path, candidates: Iterable[str]) -> None:
+    """Remove data files that no model of their folder names. Those that cannot be removed stay and do no harm.
+
+    Nothing is removed where a model of the folder cannot be read: it may name any of them.
+    """
+    unused = set(candidates)
+    with contextlib.suppress(OSError):
+        for model in directory.iterdir() if unused else ():
+            if model.suffix.lower() == MODEL_SUFFIX:
+                names = _named_data(model)
+                if names is None:
+                    return
+                unused -= set(names)
+        for name in unused:
+            (directory / name).unlink(missing_ok=True)
+
+
+def model_digest(model: Path) -> str:
+    """Return a digest of a model file and of its data files: 64 hexadecimal digits.
+
+    Raises:
+        InputError: the file is no model, or its data is missing.
+    """
+    return hashlib.sha256("".join(map(file_digest, (model, *external_files(model)))).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Return a digest of what a file holds: 64 hexadecimal digits.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    try:
+        return hash_file(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", hint="Pass the path of a file.") from error

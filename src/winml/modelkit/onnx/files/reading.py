@@ -1,0 +1,341 @@
+"""Reads the structure of an ONNX file without the values of its weights.
+
+Walks the file field by field in its wire format and skips tensor data. Returns a ``ModelProto`` whose larger tensors
+have name, type and shape but no values; or whose larger initializers refer to their values in the file itself, in the
+form of external data. Neither memory nor time grows with the weights, and external data files are never opened.
+
+Modules that are functions (``winml.module``) are put back into the graph here, so that nothing else needs to know them.
+Else the model is not interpreted.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import mmap
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping, MutableSequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from winml.modelkit.errors import InputError, ModelPathError, error_chain, first_line
+from winml.modelkit.metadata_keys import FUNCTION_DOMAIN
+from winml.modelkit.onnx.files.foreign_names import name_problem
+from winml.modelkit.onnx.files.named_paths import record_read
+from winml.modelkit.onnx.files.wire_format import LENGTH_DELIMITED, WireError, varint, walk_fields
+
+RETAINED_BYTES = 4096
+"""Messages below this size are read completely, values included. Chosen: one page. Shapes and axes, which shape
+inference needs, are far smaller; weights worth skipping are far larger."""
+
+VALUE_FIELDS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
+"""Fields of a tensor that hold its values. Strings are kept: no other field gives their size."""
+
+_T = TypeVar("_T")
+
+_GRAPH_ERRORS = (
+    OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, AssertionError,
+)  # fmt: skip
+"""What onnx_ir raises at a message that is no graph: a SerdeError around the reason, or the reason alone. A graph that
+is nested too deeply ends in a RecursionError, which is a RuntimeError."""
+
+_DEEPEST = 100
+"""Specified: protobuf's own limit on nested messages."""
+_DISPLAYED_LENGTH = 60
+"""Chosen: as much of a damaged text as finds it."""
+_LFS_POINTER = b"version https://git-lfs"
+
+
+def required_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """Return the inputs of a graph that have no default; those with one, such as adapters fill, may be left out."""
+    stored = {tensor.name for tensor in graph.initializer}
+    return [value for value in graph.input if value.name not in stored]
+
+
+def read_structure(path: Path, *, as_written: bool = False) -> onnx.ModelProto:
+    """Read a model without the values of its larger tensors.
+
+    Args:
+        path: An ONNX file.
+        as_written: Leave modules that are functions as they are; else their nodes are in the graph, as everywhere.
+
+    Returns:
+        The model; tensors of ``RETAINED_BYTES`` or more have every field but the values.
+
+    Raises:
+        ModelPathError: the file is missing, is a directory or cannot be opened.
+        InputError: it is empty, cut off, or not an ONNX file.
+    """
+    return _read(path, _no_values, as_written=as_written)
+
+
+def read_referring(path: Path) -> onnx.ModelProto:
+    """Read a model whose larger initializers refer to their bytes in the file, which bears its own name as location.
+
+    All other tensors have their values, or refer to the data file they referred to.
+
+    Raises:
+        ModelPathError: the file is missing, is a directory or cannot be opened.
+        InputError: it is empty, cut off, or not an ONNX file.
+    """
+
+    def refer(role: str, field: str, place: slice) -> bytes | None:
+        if role != "initializer" or field != "raw_data":
+            return None
+        entries = (("location", path.name), ("offset", str(place.start)), ("length", str(place.stop - place.start)))
+        tensor = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
+        for key, value in entries:
+            tensor.external_data.add(key=key, value=value)
+        content: bytes = tensor.SerializeToString()
+        return content
+
+    return _read(path, refer)
+
+
+def read_located(path: Path) -> onnx.ModelProto:
+    """Read a model whose larger initializers tell where in the file their values lie; other tensors have no values.
+
+    Each has an entry of ``external_data`` for every run of values: the field of the tensor they stand in, and
+    ``start:length`` in bytes. Initializers in data files refer to these as they did.
+
+    Raises:
+        ModelPathError: the file is missing, is a directory or cannot be opened.
+        InputError: it is empty, cut off, or not an ONNX file.
+    """
+
+    def locate(role: str, field: str, place: slice) -> bytes | None:
+        tensor = onnx.TensorProto()
+        if role == "initializer":
+            tensor.external_data.add(key=field, value=f"{place.start}:{place.stop - place.start}")
+        content: bytes = tensor.SerializeToString()
+        return content
+
+    return _read(path, locate)
+
+
+_Replacement = Callable[[str, str, slice], bytes | None]
+"""Takes the field a tensor stands in, the field of the tensor that holds its values, and where in the file they lie;
+returns what stands there instead, or None to keep them."""
+
+
+def _no_values(role: str, field: str, place: slice) -> bytes | None:  # noqa: ARG001 - others look at them
+    return b""
+
+
+def _read(path: Path, replace: _Replacement, *, as_written: bool = False) -> onnx.ModelProto:
+    model = _read_as_written(path, replace)
+    if not as_written:
+        inline_functions(model, path)
+    return model
+
+
+def inline_functions(model: onnx.ModelProto, path: Path) -> int:
+    """Put modules that are functions back into the graph of a model that was read as written, in place.
+
+    Returns:
+        How many functions there were.
+
+    Raises:
+        InputError: they are damaged.
+    """
+    if not any(function.domain == FUNCTION_DOMAIN for function in model.functions):
+        return 0
+    # Such files are rare, and onnx_ir takes a second to import.
+    from winml.modelkit.onnx.function_inlining import inline_module_functions
+
+    return reading_graph(path, lambda: inline_module_functions(model))
+
+
+def reading_graph(path: Path, read: Callable[[], _T]) -> _T:
+    """Return what ``read`` returns, and blame ``path`` for what it raises.
+
+    Raises:
+        InputError: the file holds no graph, or one that cannot be used; names the reason.
+    """
+    try:
+        return read()
+    except _GRAPH_ERRORS as error:
+        # Each message around another one adds its wrapper, the innermost is the reason.
+        *_, reason = error_chain(error, with_context=False)
+        words = "it is nested too deeply" if isinstance(reason, RecursionError) else first_line(reason)
+        raise InputError(f"{path}: cannot be read as a graph: {words}", hint="Export it again.") from error
+
+
+def _read_as_written(path: Path, replace: _Replacement) -> onnx.ModelProto:
+    record_read(path)
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            # Opening a pipe would wait for a writer.
+            problem = "is a directory, not an ONNX file" if stat.S_ISDIR(mode) else "is not a regular file"
+            raise ModelPathError(f"{path} {problem}", hint="Pass the path of an ONNX file.")
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                raise InputError(f"{path} is empty, expected an ONNX file", hint="Export or download it again.")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return _parse_structure(data, path, replace)
+    except FileNotFoundError:
+        raise ModelPathError(f"{path}: no such file", hint="Pass the path of an ONNX file.") from None
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            raise MemoryError(f"{path} cannot be mapped") from error
+        raise ModelPathError(
+            f"{path} cannot be read: {error.strerror}", hint="Pass the path of an ONNX file."
+        ) from None
+
+
+def _parse_structure(data: mmap.mmap, path: Path, replace: _Replacement) -> onnx.ModelProto:
+    try:
+        model: onnx.ModelProto = onnx.ModelProto.FromString(
+            _without_values(data, slice(0, len(data)), onnx.ModelProto.DESCRIPTOR, replace)
+        )
+    except (WireError, DecodeError) as error:
+        if isinstance(error, WireError) and error.cut_off:
+            raise InputError(
+                f"{path} is cut off: it ends after {len(data)} bytes, in the middle of the model",
+                hint="Export or download it again.",
+            ) from None
+        raise _not_onnx(data, path) from None
+    if not model.HasField("graph"):
+        raise _not_onnx(data, path)
+    if unreadable := next(_unreadable_texts(model), None):
+        raise InputError(
+            f"{path} is damaged: a field {unreadable[0]!r} holds {unreadable[1]!r:.{_DISPLAYED_LENGTH}}, which is not "
+            "UTF-8 text",
+            hint="Export or download it again.",
+        )
+    if any(entry.domain == _LONG_DOMAIN for entry in model.opset_import):
+        _shorten_domain(model)
+    return model
+
+
+_LONG_DOMAIN = "ai.onnx"
+"""Specified: another spelling of ONNX's own domain, which is empty."""
+
+
+def _shorten_domain(model: onnx.ModelProto) -> None:
+    """Write ONNX's own domain as the empty text throughout a model, in place: its opset is looked up by this name."""
+    holders: list[Any] = [*model.opset_import, *(entry for item in model.functions for entry in item.opset_import)]
+    graphs: list[Any] = [model.graph, *model.functions]
+    while graphs:
+        nodes = graphs.pop().node
+        holders += nodes
+        for attribute in (attribute for node in nodes for attribute in node.attribute):
+            graphs += [attribute.g, *attribute.graphs] if attribute.HasField("g") else attribute.graphs
+    for holder in holders:
+        if holder.domain == _LONG_DOMAIN:
+            holder.domain = ""
+
+
+def _unreadable_texts(message: Any) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of every field of text that is none: protobuf hands it over as bytes."""
+    for field, value in message.ListFields():
+        # The descriptor says so too, in words that protobuf 6.31 changed.
+        values = value if isinstance(value, MutableSequence) else (value,)
+        if field.type == field.TYPE_STRING:
+            yield from ((field.name, text) for text in values if isinstance(text, bytes))
+        elif field.type == field.TYPE_MESSAGE:
+            for inner in values:
+                yield from _unreadable_texts(inner)
+
+
+def _not_onnx(data: mmap.mmap, path: Path) -> InputError:
+    if data[: len(_LFS_POINTER)] == _LFS_POINTER:
+        return InputError(f"{path} is a Git LFS pointer, not the model itself", hint="Download it: git lfs pull")
+    return InputError(
+        f"{path} is not an ONNX file, or damaged: its {len(data)} bytes contain no model",
+        hint="Pass a file written by an ONNX exporter.",
+    )
+
+
+def _without_values(
+    data: mmap.mmap, place: slice, message: object, replace: _Replacement, role: str = "", depth: int = 0
+) -> bytes:
+    """Return the message at a place of the file, with the values of large tensors replaced.
+
+    Args:
+        data: The file.
+        place: Where the message starts and ends.
+        message: Its protobuf descriptor.
+        replace: What stands in place of values.
+        role: Name of the field that the message is the value of.
+        depth: Number of messages around it.
+    """
+    start, end = place.start, place.stop
+    if depth > _DEEPEST:
+        raise WireError
+    fields = _fields_of(message)
+    is_tensor = message is onnx.TensorProto.DESCRIPTOR
+    pieces = []
+    replacements = []
+    copied = start
+    for number, wire_type, at, value, stop in walk_fields(data, start, end):
+        if stop > end:
+            raise WireError(cut_off=depth == 0 and number in fields)
+        field = fields.get(number)
+        if field is None:
+            continue
+        if is_tensor and field.name in VALUE_FIELDS:
+            if (replaced := replace(role, field.name, slice(value, stop))) is not None:
+                pieces.append(data[copied:at])
+                replacements.append(replaced)
+                copied = stop
+        elif wire_type == LENGTH_DELIMITED and field.message_type is not None and stop - value >= RETAINED_BYTES:
+            inner = _without_values(data, slice(value, stop), field.message_type, replace, field.name, depth + 1)
+            pieces += [
+                data[copied:at],
+                varint(number << 3 | LENGTH_DELIMITED),
+                varint(len(inner)),
+                inner,
+            ]
+            copied = stop
+    # At the end: of a field that stands there several times the last counts, and some tools write data_location.
+    return b"".join((*pieces, data[copied:end], *replacements))
+
+
+@functools.cache
+def _fields_of(message: Any) -> Mapping[int, Any]:
+    return {field.number: field for field in message.fields}
+
+
+# --- Checks the external data files that a model names, by their names and sizes; never opens one.
+#
+# Returns what is wrong as a value: ``placing`` refuses such a model, ``inspect`` only reports it. Standard library
+# only.
+
+
+DataProblem = Literal["outside", "missing", "cut off"]
+"""What is wrong with a data file. ``outside``: its name leads out of the folder of the model, by itself or by a link.
+``missing``: there is no such regular file. ``cut off``: it ends before the data does."""
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A data file as a model names it."""
+
+    path: Path
+    size_bytes: int | None
+    """Size of the file; None where it is missing or was not looked at."""
+    problem: DataProblem | None
+
+
+def check_data_file(folder: Path, name: str, needed_bytes: int = 0) -> DataFile:
+    """Check one data file of a model.
+
+    Args:
+        folder: The folder of the model file.
+        name: The file as the model names it. A name that leads out of the folder is not looked up: it could name any
+            file of the machine.
+        needed_bytes: Smallest size of the file that holds all the data.
+    """
+    path = folder / name
+    problem = name_problem(folder, name)
+    if problem is not None:
+        return DataFile(path, None, "outside" if problem in ("no name", "outside") else "missing")
+    size_bytes = path.stat().st_size
+    return DataFile(path, size_bytes, "cut off" if size_bytes < needed_bytes else None)

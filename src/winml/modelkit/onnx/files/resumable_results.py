@@ -1,0 +1,116 @@
+"""What does a long run store, so that it can be resumed?
+
+A JSON file with what its results depend on, and a lock on the folder it is in. Results of another request are never
+used. Knows no result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import filelock
+
+from winml.modelkit.errors import ConfigError, UsageError
+from winml.modelkit.onnx.files.output_files import OutputFiles, write_error
+from winml.modelkit.options import read_json_file
+
+_T = TypeVar("_T")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small file that is read while others write it: a reader finds the earlier content or this one, whole.
+
+    Raises:
+        WriteError: its folder cannot be written to.
+        OSError: it cannot be written.
+    """
+    with OutputFiles() as files:
+        files.reserve(path).write_text(text, encoding="utf-8", newline="\n")
+        files.commit()
+
+
+@dataclass(frozen=True)
+class OtherRequest:
+    """Why the results in a file are of no use to a run."""
+
+    changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Key of the request → its value then and now; empty where the file cannot be read."""
+
+
+class ResumableResults:
+    """The results of one run in a JSON file: ``schema_version``, ``request``, and what the run adds."""
+
+    def __init__(self, path: Path, request: Mapping[str, Any], schema_version: int = 1) -> None:
+        """Look at nothing yet.
+
+        Args:
+            path: The file.
+            request: What the results depend on, JSON-ready.
+            schema_version: Raised when earlier results must not be used any more.
+        """
+        self.path = path
+        self._head = {"schema_version": schema_version, "request": json.loads(json.dumps(request))}
+
+    def read(self, parse: Callable[[dict[str, Any]], _T]) -> _T | OtherRequest | None:
+        """Return what an earlier run of the same request kept; None where there is no file.
+
+        Args:
+            parse: Returns the results of the whole record. A ConfigError, ValueError, LookupError, TypeError or
+                AttributeError of it means that the file is damaged.
+        """
+        try:
+            record = read_json_file(self.path)
+            if record["schema_version"] != self._head["schema_version"]:
+                return OtherRequest()
+            earlier, now = dict(record["request"]), self._head["request"]
+            results = parse(record)
+        except FileNotFoundError:
+            return None
+        except (OSError, ConfigError, ValueError, LookupError, TypeError, AttributeError):
+            return OtherRequest()
+        changed = {key: (earlier.get(key), now.get(key)) for key in {**earlier, **now}}
+        changed = {key: (then, value) for key, (then, value) in changed.items() if then != value}
+        return OtherRequest(changed) if changed else results
+
+    def write(self, results: Mapping[str, Any], *, indent: int | None = None) -> None:
+        """Write the results; they are on disk, whole, when this returns.
+
+        Raises:
+            WriteError: they cannot be written.
+        """
+        try:
+            write_atomically(self.path, f"{json.dumps({**self._head, **results}, indent=indent)}\n")
+        except OSError as error:
+            raise write_error(self.path, error) from error
+
+
+@contextmanager
+def locked_folder(folder: Path, lock_name: str, run: str) -> Iterator[None]:
+    """Hold a folder for one run; made if it is missing. The lock ends with the process.
+
+    Args:
+        folder: The folder.
+        lock_name: Name of the file in it that is locked. It stays: a lock on a file that was removed holds off nobody.
+        run: What holds it, for messages: ``tuning``.
+
+    Raises:
+        UsageError: another run holds it.
+        WriteError: it cannot be made or written to.
+    """
+    lock = filelock.FileLock(folder / lock_name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise UsageError(f"another {run} uses {folder}", hint="Wait for it to end, or choose another folder.") from None
+    except OSError as error:
+        raise write_error(folder, error) from error
+    try:
+        yield
+    finally:
+        lock.release(force=True)

@@ -1,0 +1,756 @@
+"""Writes a graph to a file without a second copy of its weights in memory.
+
+Weights are read while they are written, one at a time, or two into a data file: peak memory is the graph plus the
+largest tensors. Why weights travel by reference: docs/decisions/0006-weights-as-cargo.md. Temporary names are made by
+``output_files``. Also writes a file that contains all its weights, one whose data is split into numbered files, and the
+metadata of a file anew with its weights left where they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import mmap
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, cast
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx_ir.external_data import CallbackInfo
+
+from winml.modelkit.errors import InputError, InternalError, WinMLError, WriteError, error_chain
+from winml.modelkit.file_names import DATA_DIGITS, data_path, numbered_data_path, unfinished_data_path
+from winml.modelkit.onnx.contexts import context_file_attributes
+from winml.modelkit.onnx.files.content_digest import REMEMBERED_BYTES, GrowingDigest, WrittenFileHash
+from winml.modelkit.onnx.files.initializer_bytes import StoredBytes, stored_outside
+from winml.modelkit.onnx.files.output_files import write_error
+from winml.modelkit.onnx.files.placing import (
+    copy_data,
+    data_names,
+    external_files,
+    external_tensors,
+    name_data,
+    place_copy,
+    rename_locations,
+    stored_bytes,
+)
+from winml.modelkit.onnx.files.wire_format import LENGTH_DELIMITED, varint, walk_fields
+from winml.modelkit.progress import count_progress
+from winml.modelkit.words import size_words
+
+INLINE_LIMIT_BYTES = 2_000_000_000
+"""Largest file with its weights inside. Specified: protobuf reads no message of 2**31 bytes. Chosen: 7 % less, so that
+a later step can add to the file."""
+_STREAMED_BYTES = 4096
+"""Tensors from this size on are written one at a time. Chosen: one page; smaller ones are serialized with the graph."""
+_ALIGNMENT_BYTES = 65_536
+"""Large tensors start at multiples of this in a data file. Specified: the granularity of Windows' memory maps, a
+multiple of every page size."""
+_ALIGNED_BYTES = 100 * _ALIGNMENT_BYTES
+"""Tensors from this size on are aligned. Chosen: the gaps take less than 1 % of the file."""
+
+WRITING_THREADS = 2
+"""Tensors of a data file are computed and written side by side. Chosen: more hold more weights in memory, and two keep
+the disk busy."""
+_IN_FLIGHT_BYTES = 256_000_000
+"""Tensors in memory at a time; a larger one goes alone beside others of this sum. Chosen: most weights are smaller."""
+
+_PLACEHOLDER = "streamed"
+_REFERENCE_BYTES = 80
+"""Of a tensor that names its place in a data file, beside the name of the file. Chosen: keys and numbers take at most
+so many."""
+
+# Specified: tags of the onnx.proto fields written by hand, (field number << 3) | 2 for a length-delimited field.
+_MODEL_GRAPH = bytes([7 << 3 | 2])
+_GRAPH_INITIALIZER = bytes([5 << 3 | 2])
+_TENSOR_RAW_DATA = bytes([9 << 3 | 2])
+
+
+class ReshapedTensor(ir.LazyTensor):
+    """The values of another tensor in another shape. In a data file, both are one range of bytes."""
+
+    def __init__(self, source: ir.TensorProtocol, sizes: Sequence[int], name: str) -> None:
+        """Refer to the values; nothing is read."""
+        shape = ir.Shape(sizes, frozen=True)
+        super().__init__(self._read_values, source.dtype, shape, name=name)
+        self.source = source
+
+    def _read_values(self) -> ir.TensorProtocol:
+        values = self.source.numpy().reshape(self.shape.numpy())
+        return ir.Tensor(values, dtype=self.dtype, shape=self.shape, name=self.name)
+
+
+def write_model(
+    model: ir.Model, path: Path, *, external: bool | None = None, inline_limit_bytes: int = INLINE_LIMIT_BYTES
+) -> tuple[Path, ...]:
+    """Write a model; weights go inside the file, or to its ``data_path`` where the file would be too large.
+
+    The model in memory is not changed. The model file names the data file without a folder, so both can be moved
+    together; the data file is called after its content.
+
+    Args:
+        model: The model. Tensors that are computed on demand are computed here, once each.
+        path: The file to write; replaced if it exists.
+        external: Write weights outside (True) or inside (False) whatever their size. None: decided by size.
+        inline_limit_bytes: Largest file with weights inside.
+
+    Returns:
+        The files written, the model first.
+
+    Raises:
+        WriteError: the file cannot be written, or ``external`` is False and the weights do not fit inside.
+        WinMLError: a tensor that is computed on demand refused its values.
+    """
+    try:
+        with _untyped_initializers(model), _placeholders_for_weights(model) as streamed:
+            proto = ir.serde.serialize_model(model)
+            _refuse_foreign_data(proto, path)
+            # Every tensor class of onnx_ir has ``tofile``; its protocol does not say so.
+            framing = _ModelFraming(proto, cast("Mapping[str, StreamedTensor]", streamed))
+            if external is False and framing.size_bytes > inline_limit_bytes:
+                raise WriteError(
+                    f"cannot write {path}: with embedded weights it needs {framing.size_bytes} bytes; "
+                    f"the limit is {inline_limit_bytes}",
+                    hint="Store the weights as external data.",
+                )
+            if not external and framing.size_bytes <= inline_limit_bytes:
+                framing.write(path)
+                return (path,)
+        with _untyped_initializers(model):
+            return _write_outside(model, path)
+    except ir.serde.SerdeError as error:
+        own = _own_cause(error)
+        if own is None:
+            raise
+        raise own from own.__cause__
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def written_bytes(model: ir.Model, path: Path, *, external: bool | None = None) -> int:
+    """Return the size of the files that :func:`write_model` writes; no weight is read, and nothing is written.
+
+    Exact where weights go inside the file. Where they go outside, it is at most some hundred bytes a tensor too large.
+
+    Args:
+        model: The model, which stays as it is.
+        path: The file that is to be written.
+        external: As of :func:`write_model`.
+    """
+    with _untyped_initializers(model), _placeholders_for_weights(model) as streamed:
+        framing = _ModelFraming(ir.serde.serialize_model(model), cast("Mapping[str, StreamedTensor]", streamed))
+    if not external and framing.size_bytes <= INLINE_LIMIT_BYTES:
+        return framing.size_bytes
+    size, offset = framing.size_bytes, 0
+    reference = len(data_path(path, "0" * DATA_DIGITS).name) + _REFERENCE_BYTES
+    with _without_repeated_bytes(model):
+        for value in model.graph.initializers.values():
+            if value.const_value is None:
+                continue
+            tensor = value.const_value
+            size += reference
+            if tensor.nbytes > _ALIGNED_BYTES:
+                size += -offset % _ALIGNMENT_BYTES
+                offset += -offset % _ALIGNMENT_BYTES
+            offset += tensor.nbytes
+    return size
+
+
+def _own_cause(error: BaseException) -> WinMLError | None:
+    """Return the error of a tensor that onnx_ir wraps in its own, once for each message around the tensor."""
+    _, *causes = error_chain(error)
+    return next((cause for cause in causes if isinstance(cause, WinMLError)), None)
+
+
+def _write_outside(model: ir.Model, path: Path) -> tuple[Path, ...]:
+    unfinished = unfinished_data_path(path)
+    with GrowingDigest(unfinished) as digest:
+        count, written = _counting_bytes(model), _WrittenTensors(digest.complete_up_to)
+        growing: list[Path | None] = []
+
+        def before_each(tensor: ir.TensorProtocol, info: CallbackInfo) -> None:
+            count(tensor)
+            if not growing:
+                growing.append(_growing_file(unfinished))
+                digest.is_written_at(growing[0] or unfinished)
+            if growing[0] is not None:
+                written.begin(info.index, info.offset)
+
+        with _without_repeated_bytes(model) as repeated:
+            ir.save(
+                model,
+                path,
+                external_data=unfinished.name,
+                callback=before_each,
+                max_workers=WRITING_THREADS,
+                max_in_flight_bytes=_IN_FLIGHT_BYTES,
+                alignment=_ALIGNMENT_BYTES,
+                align_threshold=_ALIGNED_BYTES,
+            )
+        if repeated:
+            _name_repeated_bytes(path, repeated)
+        if not unfinished.exists() or not unfinished.stat().st_size:
+            unfinished.unlink(missing_ok=True)
+            return (path,)  # no tensor was large enough to be outside
+        data = name_data(unfinished, path, digest.finish())
+    # Small: the large tensors are in the data file.
+    proto = onnx.load(path, load_external_data=False)
+    rename_locations(proto, {unfinished.name: data.name})
+    path.write_bytes(proto.SerializeToString())
+    return (path, data)
+
+
+def _growing_file(data: Path) -> Path | None:
+    """Return where onnx_ir writes a data file until it is complete, a hidden folder; None where that does not show."""
+    if sys.platform == "win32":  # renames no file that is being read
+        return None
+    name = glob.escape(data.name)
+    places = list(data.parent.glob(f".{name}.*/{name}"))
+    return places[0] if len(places) == 1 else None
+
+
+class _WrittenTensors:
+    """Which tensors of a data file are written? onnx_ir tells only which are begun, one at a time and by any thread."""
+
+    def __init__(self, on_written: Callable[[int], None]) -> None:
+        """Begin with none.
+
+        Args:
+            on_written: Called with the number of bytes from the start of the file that are written.
+        """
+        self._on_written = on_written
+        self._offsets: dict[int, int] = {}
+        self._begun: defaultdict[int, list[int]] = defaultdict(list)
+        """Thread → the last two tensors it began."""
+        self._written: set[int] = set()
+        self._next = 0
+        """The first tensor that may be unwritten."""
+
+    def begin(self, index: int, offset: int) -> None:
+        """Note that this thread begins a tensor, at this place of the file; tensors come one after the other."""
+        self._offsets[index] = offset
+        begun = self._begun[threading.get_ident()]
+        begun.append(index)
+        if len(begun) > 2:
+            # The last bytes of the one before leave the buffer when this one is written.
+            self._written.add(begun.pop(0))
+        while self._next in self._written:
+            self._next += 1
+        if self._next in self._offsets:
+            self._on_written(self._offsets[self._next])
+
+
+def _counting_bytes(model: ir.Model) -> Callable[[ir.TensorProtocol], None]:
+    """Return what notes how much is written, called for each tensor from the threads that write."""
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    total = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    written, context = 0, copy_context()
+
+    def count(tensor: ir.TensorProtocol) -> None:
+        nonlocal written
+        written += tensor.nbytes
+        context.run(count_progress, written, total, f"{size_words(written)} of {size_words(total)} written")
+
+    return count
+
+
+@contextlib.contextmanager
+def _without_repeated_bytes(model: ir.Model) -> Iterator[Mapping[str, tuple[str, ir.TensorProtocol]]]:
+    """Empty the initializers for the time of the block whose bytes are those of another one.
+
+    Yields the name of each → the name of the other, and its tensor.
+    """
+    first: dict[object, str] = {}
+    repeated: dict[str, tuple[str, ir.TensorProtocol]] = {}
+    values = model.graph.initializers
+    for name, value in values.items():
+        tensor = value.const_value
+        if tensor is not None and not isinstance(tensor, ReshapedTensor):
+            key = _range_of(tensor) if isinstance(tensor, ir.ExternalTensor) else id(tensor)
+            if first.setdefault(key, name) != name and isinstance(tensor, ir.ExternalTensor):
+                repeated[name] = (first[key], tensor)
+    for name, value in values.items():
+        if isinstance(value.const_value, ReshapedTensor) and id(value.const_value.source) in first:
+            repeated[name] = (first[id(value.const_value.source)], value.const_value)
+    try:
+        for name, (_, tensor) in repeated.items():
+            values[name].const_value = ir.Tensor(np.empty(0, tensor.dtype.numpy()), dtype=tensor.dtype, name=name)
+        yield repeated
+    finally:
+        for name, (_, tensor) in repeated.items():
+            values[name].const_value = tensor
+
+
+def _range_of(tensor: ir.ExternalTensor) -> tuple[object, ...]:
+    return (tensor.path, tensor.offset, tensor.length, tensor.dtype)
+
+
+def _name_repeated_bytes(path: Path, repeated: Mapping[str, tuple[str, ir.TensorProtocol]]) -> None:
+    """Let initializers that were emptied name the bytes of others, in a file that was written."""
+    proto = onnx.load(path, load_external_data=False)
+    written = {tensor.name: tensor for tensor in proto.graph.initializer}
+    for name, (other, tensor) in repeated.items():
+        written[name].CopyFrom(written[other])
+        written[name].name = name
+        del written[name].dims[:]
+        written[name].dims.extend(tensor.shape.numpy())
+    path.write_bytes(proto.SerializeToString())
+
+
+@contextlib.contextmanager
+def _untyped_initializers(model: ir.Model) -> Iterator[None]:
+    """Take type and shape from initializers for the time of the block; their tensors have both.
+
+    onnx_ir would write a ``value_info`` for each. A tool that changes a weight and not that entry, as
+    ``onnxruntime.quantization`` does, leaves a file that contradicts itself.
+    """
+    typed_values = [
+        (value, value.type, value.shape)
+        for graph in model.graphs()
+        for value in graph.initializers.values()
+        if value.const_value is not None and not (value.is_graph_input() or value.metadata_props or value.doc_string)
+    ]
+    try:
+        for value, _, _ in typed_values:
+            value.type = value.shape = None
+        yield
+    finally:
+        for value, tensor_type, shape in typed_values:
+            value.type, value.shape = tensor_type, shape
+
+
+@contextlib.contextmanager
+def _placeholders_for_weights(model: ir.Model) -> Iterator[dict[str, ir.TensorProtocol]]:
+    """Replace the large tensors of the main graph by references for the time of the block; yields name → tensor."""
+    replaced_tensors: list[tuple[ir.Value, ir.TensorProtocol]] = []
+    try:
+        for graph in model.graphs():
+            for value in graph.initializers.values():
+                tensor = value.const_value
+                # Strings have no bytes to stream. Data in another file is always copied into the file written.
+                if tensor is None or tensor.dtype == ir.DataType.STRING:
+                    continue
+                # What is computed on demand is computed once, in the order of the file.
+                on_demand = isinstance(tensor, (ir.ExternalTensor, ir.LazyTensor))
+                if graph is model.graph and (on_demand or tensor.nbytes >= _STREAMED_BYTES):
+                    replaced_tensors.append((value, tensor))
+                    value.const_value = _placeholder_for(value, tensor)
+                elif isinstance(tensor, ir.ExternalTensor):
+                    replaced_tensors.append((value, tensor))
+                    value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
+        yield {value.name or "": tensor for value, tensor in replaced_tensors if value.graph is model.graph}
+    finally:
+        for value, tensor in replaced_tensors:
+            value.const_value = tensor
+
+
+def _placeholder_for(value: ir.Value, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
+    return ir.ExternalTensor(
+        _PLACEHOLDER,
+        None,
+        None,
+        tensor.dtype,
+        shape=ir.Shape(tensor.shape.numpy()),
+        name=value.name or "",
+        doc_string=tensor.doc_string,
+        metadata_props=dict(tensor.metadata_props),
+    )
+
+
+def _refuse_foreign_data(proto: onnx.ModelProto, path: Path) -> None:
+    """Refuse a model whose node attributes refer to another file: the file written would be incomplete.
+
+    Raises:
+        WriteError: names the node.
+    """
+    for node in proto.graph.node:
+        for attribute in node.attribute:
+            if attribute.t.data_location == onnx.TensorProto.EXTERNAL:
+                raise WriteError(
+                    f"cannot write {path}: attribute {attribute.name} of node {node.name} is in another file",
+                    hint="Normalize the model first, which makes it an initializer.",
+                )
+
+
+class StreamedTensor(Protocol):
+    """A tensor whose bytes are read when they are written."""
+
+    @property
+    def name(self) -> str | None:
+        """For messages."""
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes that :meth:`tofile` writes."""
+
+    def tofile(self, file: BinaryIO, /) -> None:
+        """Write the bytes at the position of a file."""
+
+
+class _ModelFraming:
+    """The serialized pieces of a model file in order, and its exact length.
+
+    Protobuf accepts fields in any order, but every message starts with its length. All lengths are computed before a
+    weight is read.
+    """
+
+    def __init__(self, proto: onnx.ModelProto, streamed: Mapping[str, StreamedTensor]) -> None:
+        """Split the model into pieces; clears ``proto``.
+
+        Args:
+            proto: The model, without the values of the streamed tensors.
+            streamed: Name of an initializer of the main graph → its values.
+        """
+        initializers = list(proto.graph.initializer)
+        proto.graph.ClearField("initializer")
+        self._graph = proto.graph.SerializeToString()
+        proto.ClearField("graph")
+        self._model = proto.SerializeToString()
+        self._tensors = [_FramedTensor(tensor, streamed.get(tensor.name)) for tensor in initializers]
+        self._graph_bytes = len(self._graph) + sum(tensor.size_bytes for tensor in self._tensors)
+        self.size_bytes = len(self._model) + len(_MODEL_GRAPH + varint(self._graph_bytes)) + self._graph_bytes
+
+    def write(self, path: Path) -> None:
+        """Write the whole model; a large one is hashed meanwhile, for whoever describes the file."""
+        with WrittenFileHash(path) if self.size_bytes >= REMEMBERED_BYTES else contextlib.nullcontext() as file_hash:
+            with path.open("wb") as file:
+                file.write(self._model + _MODEL_GRAPH + varint(self._graph_bytes) + self._graph)
+                hashed = 0
+                for tensor in self._tensors:
+                    tensor.write(file)
+                    if file_hash is not None and file.tell() - hashed >= REMEMBERED_BYTES:
+                        file.flush()
+                        file_hash.complete_up_to(hashed := file.tell())
+                if file.tell() != self.size_bytes:
+                    raise InternalError(f"a model of {self.size_bytes} bytes was written as {file.tell()} bytes")
+            if file_hash is not None:
+                file_hash.remember()
+
+
+class _FramedTensor:
+    """One initializer; its data is read when it is written."""
+
+    def __init__(self, proto: onnx.TensorProto, data: StreamedTensor | None) -> None:
+        self._data = data
+        if data is not None:
+            proto.ClearField("data_location")
+            proto.ClearField("external_data")
+        head = proto.SerializeToString()
+        length = len(head)
+        if data is not None:
+            head += _TENSOR_RAW_DATA + varint(data.nbytes)
+            length = len(head) + data.nbytes
+        self._head = _GRAPH_INITIALIZER + varint(length) + head
+        self.size_bytes = len(self._head) + (data.nbytes if data is not None else 0)
+
+    def write(self, file: BinaryIO) -> None:
+        file.write(self._head)
+        if self._data is None:
+            return
+        start = file.tell()
+        self._data.tofile(file)
+        if (written_bytes := file.tell() - start) != self._data.nbytes:
+            raise InternalError(
+                f"tensor {self._data.name} of {self._data.nbytes} bytes was written as {written_bytes} bytes"
+            )
+
+
+def place_self_contained(
+    original: Path, target: Path, *, may_link: bool = False, inline_limit_bytes: int = INLINE_LIMIT_BYTES
+) -> tuple[Path, ...]:
+    """Pass a model another name under which it depends on files of that name only.
+
+    A model with its weights inside is linked or copied. Weights outside are written into the new file, or copied under
+    the names of ``data_path`` where it would exceed the limit. What execution providers compiled stays outside.
+
+    Args:
+        original: The model; not changed.
+        target: The new name; must not exist.
+        may_link: Allow a hard link; see ``place_copy``.
+        inline_limit_bytes: Largest file with weights inside.
+
+    Returns:
+        The files made, the model first.
+
+    Raises:
+        ModelPathError: there is no such model file.
+        InputError: it is no ONNX file, or a data file is missing, too short or outside the model's folder.
+        OSError: a file cannot be made.
+    """
+    if not external_files(original) or not _write_inside(original, target, inline_limit_bytes):
+        return place_copy(original, target, may_link=may_link)
+    return (target,)
+
+
+def _write_inside(original: Path, target: Path, limit_bytes: int) -> bool:
+    """Write a model with all weights inside; False where it would exceed the limit, or names what was compiled."""
+    # Small: the large tensors are in the data files.
+    model = onnx.load(original, load_external_data=False)
+    if sum(map(stored_bytes, external_tensors(model))) > limit_bytes or any(context_file_attributes(model)):
+        return False
+    streamed = {}
+    for tensor in model.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            streamed[tensor.name] = _Streamed(tensor.name, _values(original, tensor))
+            tensor.ClearField("data_location")
+    for tensor in external_tensors(model):  # the others, of subgraphs, functions and attributes, are small
+        tensor.raw_data = b"".join(_values(original, tensor).read())
+        tensor.ClearField("data_location")
+        tensor.ClearField("external_data")
+    framing = _ModelFraming(model, streamed)
+    if framing.size_bytes > limit_bytes:
+        return False
+    framing.write(target)
+    return True
+
+
+def _values(model: Path, tensor: onnx.TensorProto) -> StoredBytes:
+    """Return where exactly the values of a tensor lie; a model may name more of its data file than they take."""
+    stored = stored_outside(model, tensor)
+    ((start, length),) = stored.pieces
+    needed = 0 if 0 in tensor.dims else stored_bytes(tensor) or length
+    return replace(stored, pieces=((start, min(needed, length)),))
+
+
+@dataclass(frozen=True)
+class _Streamed:
+    """A tensor in a data file, written piece by piece."""
+
+    name: str
+    stored: StoredBytes
+
+    @property
+    def nbytes(self) -> int:
+        return self.stored.size_bytes
+
+    def tofile(self, file: BinaryIO, /) -> None:
+        for piece in self.stored.read():
+            file.write(piece)
+
+
+_CHUNK_BYTES = 1 << 24
+"""Bytes copied at a time. Chosen: larger chunks are no faster."""
+
+_METADATA = "metadata_props"
+_HOLDS_NODES = {
+    onnx.ModelProto.DESCRIPTOR: ("graph", "functions"),
+    onnx.GraphProto.DESCRIPTOR: ("node",),
+    onnx.FunctionProto.DESCRIPTOR: ("node",),
+    onnx.NodeProto.DESCRIPTOR: ("attribute",),
+    onnx.AttributeProto.DESCRIPTOR: ("g", "graphs"),
+}
+"""Message → fields that contain nodes."""
+_HOLDS_LOCATIONS = {
+    onnx.GraphProto.DESCRIPTOR: ("initializer", "sparse_initializer"),
+    onnx.AttributeProto.DESCRIPTOR: ("t", "tensors", "sparse_tensor", "sparse_tensors"),
+    onnx.SparseTensorProto.DESCRIPTOR: ("values", "indices"),
+    onnx.TensorProto.DESCRIPTOR: ("external_data",),
+}
+"""Message → fields that contain names of data files."""
+_LOCATION = "location"
+"""Specified: the key of a data file's name."""
+
+Metadata = Mapping[str, str]
+_Span = bytes | range
+"""Bytes of our own, or a range of the file."""
+
+
+def rewrite_metadata(
+    original: Path,
+    target: Path,
+    model: Metadata,
+    nodes: Iterable[Metadata],
+    function_nodes: Iterable[Metadata] = (),
+    *,
+    locations: Mapping[str, str] | None = None,
+) -> None:
+    """Copy a model file and replace its metadata.
+
+    Args:
+        original: A file that ``read_structure`` reads.
+        target: The file to write.
+        model: The metadata of the model.
+        nodes: That of every node of the graph, each before the nodes of its subgraphs.
+        function_nodes: That of the nodes of functions, in the order of the file.
+        locations: Name of a data file → its new name; None keeps all.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
+    with original.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        rewriting = _Rewriting(data, model, iter(nodes), iter(function_nodes), locations or {})
+        pieces = rewriting.pieces(0, len(data), onnx.ModelProto.DESCRIPTOR)
+        if next(rewriting.nodes, None) is not None or next(rewriting.function_nodes, None) is not None:
+            raise InternalError(f"{original} has fewer nodes than metadata was given for")
+        with target.open("wb") as out:
+            for piece in pieces:
+                _copy_span(data, piece, out)
+
+
+def _copy_span(data: mmap.mmap, piece: _Span, out: BinaryIO) -> None:
+    if isinstance(piece, bytes):
+        out.write(piece)
+        return
+    for start in range(piece.start, piece.stop, _CHUNK_BYTES):
+        out.write(data[start : min(start + _CHUNK_BYTES, piece.stop)])
+
+
+class _Rewriting:
+    def __init__(
+        self,
+        data: mmap.mmap,
+        model: Metadata,
+        nodes: Iterator[Metadata],
+        function_nodes: Iterator[Metadata],
+        locations: Mapping[str, str],
+    ) -> None:
+        self.nodes = nodes
+        self.function_nodes = function_nodes
+        self._data = data
+        self._model = model
+        self._locations = locations
+
+    def pieces(self, start: int, end: int, message: Any, *, in_function: bool = False) -> list[_Span]:
+        """Return the message between two positions with its metadata replaced."""
+        if message is onnx.StringStringEntryProto.DESCRIPTOR:
+            return [self._renamed_entry(start, end)]
+        new_metadata = self._new_metadata(message, in_function)
+        holders = _HOLDS_NODES.get(message, ())
+        if self._locations:
+            holders += _HOLDS_LOCATIONS.get(message, ())
+        fields = message.fields_by_number
+        spans: list[_Span] = []
+        copied = start
+        for number, wire_type, at, value, stop in walk_fields(self._data, start, end):
+            field = fields.get(number)
+            if field is None or wire_type != LENGTH_DELIMITED:
+                continue
+            if new_metadata is not None and field.name == _METADATA:
+                spans.append(range(copied, at))
+                copied = stop
+            elif field.name in holders:
+                inner = self.pieces(
+                    value, stop, field.message_type, in_function=in_function or field.name == "functions"
+                )
+                size = sum(map(len, inner))
+                spans += [range(copied, at), varint(number << 3 | LENGTH_DELIMITED) + varint(size), *inner]
+                copied = stop
+        spans.append(range(copied, end))
+        if new_metadata is not None:
+            spans.append(new_metadata)
+        return [span for span in spans if len(span)]
+
+    def _renamed_entry(self, start: int, end: int) -> bytes:
+        """Return an entry of a tensor's external data, with the new name of its file."""
+        entry = onnx.StringStringEntryProto.FromString(self._data[start:end])
+        if entry.key == _LOCATION:
+            entry.value = self._locations.get(entry.value, entry.value)
+        return bytes(entry.SerializeToString())
+
+    def _new_metadata(self, message: object, in_function: bool) -> bytes | None:
+        """Return the new metadata of a message in wire format; None where its metadata is kept."""
+        if message is onnx.ModelProto.DESCRIPTOR:
+            return _serialized_metadata(onnx.ModelProto(), self._model)
+        if message is not onnx.NodeProto.DESCRIPTOR:
+            return None
+        metadata = next(self.function_nodes if in_function else self.nodes, None)
+        if metadata is None:
+            raise InternalError("the file has more nodes than metadata was given for")
+        return _serialized_metadata(onnx.NodeProto(), metadata)
+
+
+def _serialized_metadata(message: onnx.ModelProto | onnx.NodeProto, metadata: Metadata) -> bytes:
+    for key, value in metadata.items():
+        message.metadata_props.add(key=key, value=value)
+    return bytes(message.SerializeToString())
+
+
+PIECE_BYTES = 2_000_000_000
+"""Largest piece, unless a tensor is larger. Chosen: browsers read a file into one array, of 2**31 bytes in some."""
+_COPIED_BYTES = 1 << 24
+"""Chosen: bytes copied at a time."""
+
+
+def place_numbered(
+    original: Path, target: Path, *, may_link: bool = False, piece_bytes: int = PIECE_BYTES
+) -> tuple[Path, ...]:
+    """Pass a model another name; weights outside go to ``<name>.onnx_data``, ``<name>.onnx_data_1`` and so on.
+
+    Args:
+        original: The model; not changed.
+        target: The new name; must not exist.
+        may_link: Allow a hard link to a model with its weights inside; see ``place_copy``.
+        piece_bytes: Largest data file.
+
+    Returns:
+        The files made, the model first.
+
+    Raises:
+        ModelPathError: there is no such model file.
+        InputError: it is no ONNX file, or a data file is missing, too short or outside the model's folder.
+        OSError: a file cannot be made.
+    """
+    data = external_files(original)
+    if not data:
+        return place_copy(original, target, may_link=may_link)
+    # Small: the large tensors are in the data files.
+    model = onnx.load(original, load_external_data=False)
+    if len(data) == 1 and data[0].stat().st_size <= piece_bytes:
+        piece = numbered_data_path(target, 0)
+        copy_data(data[0], piece)
+        rename_locations(model, dict.fromkeys(data_names(original), piece.name))
+        pieces = [piece]
+    else:
+        pieces = _write_pieces(model, original.parent, target, piece_bytes)
+    target.write_bytes(model.SerializeToString())
+    return (target, *pieces)
+
+
+def _write_pieces(model: onnx.ModelProto, folder: Path, target: Path, piece_bytes: int) -> list[Path]:
+    """Copy the bytes of each tensor, and let the tensors name their new places."""
+    pieces: list[Path] = []
+    places: dict[tuple[str, int, int], tuple[str, int]] = {}
+    size = 0
+    for tensor in external_tensors(model):
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        name, start = entries["location"], int(entries.get("offset", 0))
+        length = int(entries.get("length", stored_bytes(tensor)))
+        source = (name, start, length)
+        if source not in places:
+            begin = -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES if length >= _ALIGNED_BYTES else size
+            if not pieces or (begin and begin + length > piece_bytes):
+                pieces.append(numbered_data_path(target, len(pieces)))
+                begin = 0
+            with pieces[-1].open("r+b" if begin else "wb") as written, (folder / name).open("rb") as read:
+                read.seek(start)
+                written.seek(begin)
+                _copy_bytes(read, written, length)
+            places[source] = (pieces[-1].name, begin)
+            size = begin + length
+        _point_at(tensor, *places[source], length)
+    return pieces
+
+
+def _copy_bytes(source: BinaryIO, target: BinaryIO, length: int) -> None:
+    while length > 0:
+        block = source.read(min(length, _COPIED_BYTES))
+        if not block:
+            raise InputError(
+                f"data file {source.name} ends {length} bytes too early: a tensor in it is larger",
+                hint="Export or download the model again.",
+            )
+        target.write(block)
+        length -= len(block)
+
+
+def _point_at(tensor: onnx.TensorProto, name: str, start: int, length: int) -> None:
+    del tensor.external_data[:]
+    for key, value in (("location", name), ("offset", str(start)), ("length", str(length))):
+        tensor.external_data.add(key=key, value=value)

@@ -1,0 +1,175 @@
+"""Computes a digest of a graph's structure, and stamps a normalized graph with it.
+
+Structure, shapes, attributes and the names of inputs and outputs count. Weights, metadata, doc strings, and the names
+of nodes and inner values do not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from winml.modelkit.metadata_keys import NORMALIZED_KEY
+from winml.modelkit.options import load_metadata
+from winml.modelkit.tags.tagging import all_nodes
+
+OPERAND_LIMIT_ELEMENTS = 16
+"""Integer initializers of rank 0 or 1 up to this size count with their values: they are axes, shapes and bounds, which
+older opsets hold as attributes. Chosen: more than any rank, less than any lookup table."""
+
+
+def fingerprint(model: ir.Model) -> str:
+    """Return a digest of a model's structure: 64 hexadecimal digits, the same before and after a save.
+
+    No weights are read except integer operands of at most ``OPERAND_LIMIT_ELEMENTS`` elements. The order of nodes
+    counts; the order of initializers does not.
+    """
+    digest = hashlib.sha256()
+    for line in _model_lines(model):
+        digest.update(line.encode())
+        digest.update(b"\n")
+    return digest.hexdigest()
+
+
+def _model_lines(model: ir.Model) -> Iterator[str]:
+    yield f"opsets {sorted(model.opset_imports.items())}"
+    yield from _LineWriter().graph_lines(model.graph, with_names=True)
+    for identifier, function in sorted(model.functions.items()):
+        yield f"function {identifier} opsets {sorted(function.opset_imports.items())}"
+        line_writer = _LineWriter()
+        for name, attribute in sorted(function.attributes.items()):
+            yield from line_writer.attribute_lines(name, attribute)
+        yield from line_writer.graph_lines(function, with_names=False)
+
+
+class _LineWriter:
+    """Writes the text lines of a graph; numbers values in the order they occur, so that names do not matter."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[ir.Value, int] = {}
+
+    def graph_lines(self, graph: ir.Graph | ir.Function, *, with_names: bool) -> Iterator[str]:
+        yield f"inputs {[self._declared_text(value, with_names) for value in graph.inputs]}"
+        for node in graph:
+            operator = f"{node.domain if node.domain != 'ai.onnx' else ''}:{node.op_type}:{node.overload}"
+            input_texts = [self._used_text(value) for value in _without_trailing_gaps(node.inputs)]
+            output_texts = [self._declared_text(value, with_name=False) for value in node.outputs]
+            yield f"node {operator} {input_texts} {_without_trailing_gaps(output_texts)}"
+            for name, attribute in sorted(node.attributes.items()):
+                yield from self.attribute_lines(name, attribute)
+        # Their shapes were written with the nodes that produce them.
+        yield f"outputs {[(self._used_text(value), value.name if with_names else '') for value in graph.outputs]}"
+
+    def attribute_lines(self, name: str, attribute: ir.Attr) -> Iterator[str]:
+        kind = attribute.type.name
+        if attribute.is_ref():
+            yield f"attribute {name} {kind} refers to {attribute.ref_attr_name}"
+        elif attribute.type == ir.AttributeType.GRAPH:
+            yield f"attribute {name} {kind}"
+            yield from self.graph_lines(attribute.as_graph(), with_names=False)
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            for graph in attribute.as_graphs():
+                yield f"attribute {name} {kind}"
+                yield from self.graph_lines(graph, with_names=False)
+        else:
+            yield f"attribute {name} {kind} {_attribute_text(attribute)}"
+
+    def _declared_text(self, value: ir.Value, with_name: bool) -> str | None:
+        if not value.name and not value.uses():
+            # An unused optional output; a saved file does not keep it.
+            return None
+        self._numbers[value] = len(self._numbers)
+        return f"{self._numbers[value]} {_type_text(value)}{f' {value.name}' if with_name else ''}"
+
+    def _used_text(self, value: ir.Value | None) -> str | None:
+        if value is None:
+            return None
+        if value not in self._numbers:
+            # An initializer is numbered where it is first used, so their order does not count.
+            self._numbers[value] = len(self._numbers)
+            return f"{self._numbers[value]} {_initializer_text(value)}"
+        return str(self._numbers[value])
+
+
+def _type_text(value: ir.Value) -> str:
+    if value.shape is None:
+        return f"{value.type}"
+    return f"{value.type}{[dim if isinstance(dim, int) else dim.value for dim in value.shape]}"
+
+
+def _initializer_text(value: ir.Value) -> str:
+    tensor = value.const_value
+    if tensor is None:
+        return _type_text(value)
+    text = f"{tensor.dtype.name}{list(tensor.shape.numpy())}"
+    is_operand = tensor.dtype in (ir.DataType.INT64, ir.DataType.INT32) and len(tensor.shape) <= 1
+    if is_operand and tensor.size <= OPERAND_LIMIT_ELEMENTS:
+        text += f"={tensor.numpy().tolist()}"
+    return text
+
+
+def _attribute_text(attribute: ir.Attr) -> str:
+    if attribute.type in (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS):
+        # Files store attributes as 32-bit floats.
+        return str(np.asarray(attribute.value, dtype=np.float32).tolist())
+    if attribute.type in (ir.AttributeType.TENSOR, ir.AttributeType.TENSORS):
+        tensors: Iterable[ir.TensorProtocol] = (
+            [attribute.as_tensor()] if attribute.type == ir.AttributeType.TENSOR else attribute.as_tensors()
+        )
+        return str([_tensor_text(tensor) for tensor in tensors])
+    if attribute.type in (ir.AttributeType.INTS, ir.AttributeType.STRINGS):
+        return str(list(attribute.value))
+    return str(attribute.value)
+
+
+def _tensor_text(tensor: ir.TensorProtocol) -> str:
+    if tensor.dtype == ir.DataType.STRING:
+        content = repr(tensor.numpy().tolist()).encode()
+    else:
+        content = tensor.tobytes()
+    return f"{tensor.dtype.name}{list(tensor.shape.numpy())} {hashlib.sha256(content).hexdigest()}"
+
+
+def _without_trailing_gaps(values: Iterable[ir.Value | None] | Iterable[str | None]) -> list:  # type: ignore[type-arg]
+    trimmed = list(values)
+    while trimmed and trimmed[-1] is None:
+        trimmed.pop()
+    return trimmed
+
+
+NORMALIZER_VERSION = 5
+"""Counts up when the plain form changes, so that graphs in an older one are normalized again."""
+
+
+def stamp(model: ir.Model) -> None:
+    """Stamp the model as normalized with its present structure and names; in place."""
+    model.metadata_props[NORMALIZED_KEY] = json.dumps(_record(model))
+
+
+def is_normalized(model: ir.Model) -> bool:
+    """Say whether the model carries a stamp of this version, and structure and names are still the stamped ones."""
+    try:
+        record = load_metadata(model.metadata_props.get(NORMALIZED_KEY, "null"))
+    except ValueError:
+        return False
+    return bool(record == _record(model))
+
+
+def _record(model: ir.Model) -> dict[str, str | int]:
+    return {"version": NORMALIZER_VERSION, "fingerprint": fingerprint(model), "names": _digest_of_names(model)}
+
+
+def _digest_of_names(model: ir.Model) -> str:
+    """Return a digest of what the plain form promises and the structure leaves out: unique names, no unused weight."""
+    names = [node.name or "" for node in all_nodes(model)]
+    unused = sorted(
+        name
+        for graph in model.graphs()
+        for name, value in graph.initializers.items()
+        if not (value.uses() or value.is_graph_output())
+    )
+    return hashlib.sha256(json.dumps([names, unused]).encode()).hexdigest()

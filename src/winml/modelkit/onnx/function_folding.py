@@ -1,0 +1,572 @@
+"""Converts modules to functions: one node for each call, the nodes of the module inside.
+
+Works on a copy of the graph. The result is inlined once in memory and compared with the graph it was made of; what
+inlining alone does not give back is recorded in the file, so that reading it gives the graph back exactly.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import onnx_ir as ir
+
+from winml.modelkit.metadata_keys import (
+    DEPTH_KEY,
+    FUNCTION_DOMAIN,
+    FUNCTIONS_KEY,
+    NAMESPACE_KEY,
+    RELATIVE_KEY,
+    TAG_KEY,
+)
+from winml.modelkit.onnx.cutting import FEW, Cutter, ModuleParts, Refusal, node_words
+from winml.modelkit.onnx.fresh_names import FreshNames
+from winml.modelkit.onnx.function_inlining import (
+    MODULE,
+    NAMESPACE,
+    SCOPE_START,
+    TAG,
+    graph_digest,
+    inline_calls,
+    restore_recorded,
+    walk_nodes,
+)
+from winml.modelkit.tags import address
+from winml.modelkit.tags.selector import HasAddress
+from winml.modelkit.tags.tagging import NodeTag, write_tag
+
+# --- Which modules of a graph can become functions, and which nodes does each hold?
+#
+# A function is a set of nodes that one node can stand for: no other node lies between two of them. Functions lie inside
+# one another or apart. Builds nothing.
+
+
+_BETWEEN = "{} of another module lies between its nodes: it reads their outputs and they read its output"
+
+
+@dataclass(eq=False)
+class FunctionPart:
+    """One call of a module that becomes one call of a function."""
+
+    module: HasAddress
+    nodes: frozenset[ir.Node]
+    parent: FunctionPart | None
+    """The function it lies in; None for the main graph."""
+    outside: tuple[ir.Node, ...] = ()
+    """Nodes of the module that are not in the function, in graph order."""
+    children: list[FunctionPart] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class NotAFunction:
+    """A module that does not become a function."""
+
+    module: HasAddress
+    reason: str
+
+
+@dataclass(frozen=True)
+class FunctionPlan:
+    """What becomes of the modules that were asked for."""
+
+    parts: tuple[FunctionPart, ...]
+    """Those in the main graph."""
+    all_parts: tuple[FunctionPart, ...]
+    """All of them, each after the one it lies in."""
+    left_out: tuple[NotAFunction, ...]
+
+
+def _plan_functions(model: ir.Model, modules: Iterable[HasAddress]) -> FunctionPlan:
+    """Decide which calls of modules become functions.
+
+    Args:
+        model: A tagged model in topological order.
+        modules: The modules that are asked for. The root is the graph itself, and left out.
+    """
+    parts = ModuleParts(model)
+    planner = _Planner(Cutter(model))
+    wished: list[tuple[HasAddress, list[ir.Node]]] = []
+    for module in modules:
+        if address.depth(module.tag) == 1:
+            planner.leave_out(module, "it is the root, which is the graph itself")
+            continue
+        calls = parts.calls(module.tag)
+        if isinstance(calls, Refusal):
+            planner.leave_out(module, calls.reason)
+        elif not calls:
+            planner.leave_out(module, "it has no nodes: fused into another, or a container only")
+        else:
+            wished += [(module, nodes) for nodes in calls]
+    # A function is found before those in it: it has more nodes, or as many and stands above.
+    wished.sort(key=lambda wish: (-len(wish[1]), address.depth(wish[0].tag)))
+    for module, nodes in wished:
+        planner.add(module, nodes)
+    return planner.plan()
+
+
+class _Planner:
+    def __init__(self, cutter: Cutter) -> None:
+        self._cutter = cutter
+        self._innermost: dict[ir.Node, FunctionPart] = {}
+        self._parts: list[FunctionPart] = []
+        self._left_out: list[NotAFunction] = []
+
+    def plan(self) -> FunctionPlan:
+        top = tuple(part for part in self._parts if part.parent is None)
+        return FunctionPlan(top, tuple(self._parts), tuple(self._left_out))
+
+    def leave_out(self, module: HasAddress, reason: str) -> None:
+        self._left_out.append(NotAFunction(module, reason))
+
+    def add(self, module: HasAddress, nodes: Sequence[ir.Node]) -> None:
+        """Make a function of these nodes, or of most of them; else say why there is none."""
+        parents = {self._innermost.get(node) for node in nodes}
+        if len(parents) != 1:
+            self.leave_out(module, "its nodes lie inside and outside of another function")
+            return
+        (parent,) = parents
+        retained = frozenset(nodes)
+        if between := self._between(retained, parent):
+            retained = self._without_blocked(retained, between, parent)
+            if len(retained) < (1 - FEW) * len(nodes) or self._between(retained, parent):
+                first = min(between, key=self._cutter.position.__getitem__)
+                self.leave_out(module, _BETWEEN.format(node_words(first)))
+                return
+        if not self._is_read(retained):
+            self.leave_out(module, "its outputs are not read outside")
+            return
+        if not self._reads_outside(retained):
+            self.leave_out(module, "it reads nothing from outside: its result is a constant")
+            return
+        outside = tuple(node for node in nodes if node not in retained)
+        part = FunctionPart(module, retained, parent, outside)
+        self._parts.append(part)
+        if parent is not None:
+            parent.children.append(part)
+        self._innermost.update(dict.fromkeys(retained, part))
+
+    def _is_read(self, nodes: Collection[ir.Node]) -> bool:
+        return any(
+            value.is_graph_output() or any(reader not in nodes for reader in self._cutter.readers(value))
+            for node in nodes
+            for value in node.outputs
+        )
+
+    def _reads_outside(self, nodes: Collection[ir.Node]) -> bool:
+        return any(value.producer() not in nodes for node in nodes for value in self._cutter.reads(node))
+
+    def _between(self, nodes: frozenset[ir.Node], parent: FunctionPart | None) -> set[ir.Node]:
+        """Return the nodes outside on a way from one of the nodes to another, functions taken as one node each."""
+        after = self._reached(nodes, self._readers, parent, apart=nodes)
+        return after & self._reached(nodes, self._makers, parent, apart=nodes) if after else after
+
+    def _without_blocked(
+        self, nodes: frozenset[ir.Node], between: set[ir.Node], parent: FunctionPart | None
+    ) -> frozenset[ir.Node]:
+        """Return the most nodes that have none between: without those before the ones between, or those after."""
+        needed = self._reached(between, self._makers, parent, apart=between)
+        fed = self._reached(between, self._readers, parent, apart=between)
+        return max(nodes - needed, nodes - fed, key=len)
+
+    def _reached(
+        self,
+        start: Collection[ir.Node],
+        neighbours: Callable[[ir.Node], Iterable[ir.Node]],
+        parent: FunctionPart | None,
+        *,
+        apart: Collection[ir.Node],
+    ) -> set[ir.Node]:
+        """Return all nodes of the parent that are reached; those of a function in it all at once."""
+        reached: set[ir.Node] = set()
+        pending = list(start)
+        while pending:
+            for node in neighbours(pending.pop()):
+                if node in reached or node in apart or (parent is not None and node not in parent.nodes):
+                    continue
+                together = self._together(node, parent) - reached
+                reached |= together
+                pending += together
+        return reached
+
+    def _together(self, node: ir.Node, parent: FunctionPart | None) -> frozenset[ir.Node]:
+        part = self._innermost.get(node)
+        if part is parent or part is None:
+            return frozenset((node,))
+        while part.parent is not parent and part.parent is not None:
+            part = part.parent
+        return part.nodes
+
+    def _readers(self, node: ir.Node) -> Iterable[ir.Node]:
+        return (reader for value in node.outputs for reader in self._cutter.readers(value))
+
+    def _makers(self, node: ir.Node) -> Iterable[ir.Node]:
+        return (maker for value in self._cutter.reads(node) if (maker := value.producer()) is not None)
+
+
+# --- Converts modules to functions: one node for each call, the nodes of the module inside.
+#
+# Works on a copy of the graph. The result is inlined once in memory and compared with the graph it was made of; what
+# inlining alone does not give back is recorded in the file, so that reading it gives the graph back exactly.
+
+
+FIRST_IR_VERSION = 10
+"""Specified: the first version of the format in which the nodes and values of functions have metadata and shapes."""
+
+Sharing = Literal["none", "class"]
+"""Which modules share a function where their graphs are equal: the calls of one module alone, or those of a class."""
+
+
+@dataclass(frozen=True)
+class FoldedModel:
+    """A model whose modules are functions."""
+
+    model: ir.Model
+    plan: FunctionPlan
+    functions: Mapping[str, int]
+    """Name → calls of modules it stands for."""
+    written_nodes: int
+    """Nodes in the file: those of the graph and those of functions."""
+
+
+def fold_modules(model: ir.Model, modules: Iterable[HasAddress], sharing: Sharing = "none") -> FoldedModel:
+    """Return a model with functions for modules; the one given is not changed, and shares its weights.
+
+    Args:
+        model: A tagged model.
+        modules: The modules that become functions, as far as they can.
+        sharing: Which modules may share one.
+    """
+    folded = model.clone()
+    folder = _Folder(folded, _plan_functions(folded, modules), sharing)
+    folder.fold()
+    if folder.functions:
+        folded.ir_version = max(folded.ir_version, FIRST_IR_VERSION)
+        _record_rest(model, folded, folder.inlined_positions())
+    return FoldedModel(
+        model=folded,
+        plan=folder.plan,
+        functions={function.name: len(function.instances) for function in folder.functions},
+        written_nodes=sum(1 for _ in _all_nodes(folded)),
+    )
+
+
+def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    yield from walk_nodes(list(model.graph))
+    for function in model.functions.values():
+        yield from walk_nodes(list(function))
+
+
+@dataclass(frozen=True)
+class _Anchors:
+    """What metadata and names of a call's nodes may be relative to."""
+
+    name: str
+    tag: str
+    module: str
+    namespace: str
+
+    def relative_metadata(self, props: Mapping[str, str]) -> dict[str, str]:
+        """Return the metadata that differs from call to call, relative to the call."""
+        relative = {}
+        for key, value in props.items():
+            text = value
+            if key == TAG_KEY:
+                text = text.replace(self.tag, TAG, 1)
+            elif key == NAMESPACE_KEY and self.namespace:
+                text = text.replace(self.namespace, NAMESPACE, 1)
+            if key != TAG_KEY and self.module:
+                text = text.replace(self.module, MODULE)
+            # Other inliners give a node what its call has: the depth belongs to the tag.
+            if text != value or key == DEPTH_KEY:
+                relative[key] = text
+        return relative
+
+    def weight_name(self, name: str) -> str:
+        """Return the name of a weight inside the module, such as ``output.dense.bias``; empty for other values."""
+        return name.removeprefix(f"{self.module}.") if self.module and name.startswith(f"{self.module}.") else ""
+
+    def relative_name(self, name: str) -> str:
+        """Return what follows the name of the call, where a name begins with it."""
+        rest = name.removeprefix(self.name)
+        return rest if self.name and rest != name and rest.startswith(SCOPE_START) else name
+
+
+@dataclass(eq=False)
+class _Function:
+    """A function, and the calls of modules it stands for."""
+
+    name: str
+    signature: object
+    anchors: _Anchors
+    body: list[ir.Node]
+    inputs: list[ir.Value]
+    outputs: list[ir.Value]
+    instances: list[ir.Node] = field(default_factory=list)
+
+
+class _Folder:
+    def __init__(self, model: ir.Model, plan: FunctionPlan, sharing: Sharing) -> None:
+        self.plan = plan
+        self.functions: list[_Function] = []
+        self._model = model
+        self._graph = model.graph
+        self._sharing = sharing
+        self._original = list(model.graph)
+        self._position = {node: number for number, node in enumerate(self._original)}
+        self._owner = {inner: node for node in self._original for inner in walk_nodes([node])}
+        self._bodies: dict[ir.Node, list[ir.Node]] = {}
+        self._similar: dict[str, list[_Function]] = {}
+        self._node_names = FreshNames(node.name for node in self._owner)
+        self._function_names = FreshNames(())
+
+    def fold(self) -> None:
+        """Replace the modules by calls, in place."""
+        calls = [self._fold_part(part) for part in self.plan.parts]
+        folded = {node for part in self.plan.parts for node in part.nodes}
+        nodes = self._ordered([*(node for node in self._original if node not in folded), *calls])
+        self._graph.remove(list(self._graph))
+        self._graph.extend(nodes)
+        for function in self.functions:
+            self._define(function)
+        if self.functions:
+            self._model.opset_imports[FUNCTION_DOMAIN] = 1
+
+    def inlined_positions(self) -> list[int]:
+        """Return for the nodes in the order they have once inlined the positions they had."""
+        return [self._position[node] for node in self._expanded(list(self._graph))]
+
+    def _expanded(self, nodes: Sequence[ir.Node]) -> Iterator[ir.Node]:
+        for node in nodes:
+            if node in self._bodies:
+                yield from self._expanded(self._bodies[node])
+            else:
+                yield node
+
+    def _fold_part(self, part: FunctionPart) -> ir.Node:
+        """Replace the nodes of a part by a call, which is returned; functions inside it come first."""
+        inner = [self._fold_part(child) for child in part.children]
+        folded = {node for child in part.children for node in child.nodes}
+        body = self._ordered([*(node for node in part.nodes if node not in folded), *inner])
+        members = set(body)
+        created = {value for node in body for value in node.outputs}
+        inputs = [value for value in dict.fromkeys(v for node in body for v in _reads(node)) if value not in created]
+        outputs = [value for node in body for value in node.outputs if self._is_read_outside(value, members)]
+        call = ir.Node(FUNCTION_DOMAIN, "", inputs, num_outputs=len(outputs))
+        call.name = self._node_names.take(_scope(part.module.path, (node.name or "" for node in body)))
+        self._position[call] = min(self._position[node] for node in body)
+        self._owner[call] = call
+        self._bodies[call] = body
+        write_tag(call, NodeTag(part.module.tag, part.module.path, "direct"))
+        if namespace := _namespace(part.module.path, body):
+            call.metadata_props[NAMESPACE_KEY] = namespace
+        for old, new in zip(outputs, call.outputs, strict=True):
+            self._replace_outside(old, new, members)
+        function = self._function_for(part, call, body, self._with_own_inputs(body, inputs), outputs)
+        call.op_type = function.name
+        function.instances.append(call)
+        return call
+
+    def _is_read_outside(self, value: ir.Value, members: set[ir.Node]) -> bool:
+        return value.is_graph_output() or any(
+            self._owner.get(use.node, use.node) not in members for use in value.uses()
+        )
+
+    def _replace_outside(self, old: ir.Value, new: ir.Value, members: set[ir.Node]) -> None:
+        """Let what is outside a part read the output of its call."""
+        new.name, new.type, new.doc_string = old.name, old.type, old.doc_string
+        new.shape = None if old.shape is None else old.shape.copy()
+        for use in list(old.uses()):
+            if self._owner.get(use.node, use.node) not in members:
+                use.node.replace_input_with(use.idx, new)
+        for index, value in enumerate(self._graph.outputs):
+            if value is old:
+                self._graph.outputs[index] = new
+
+    def _with_own_inputs(self, body: Sequence[ir.Node], outer: Sequence[ir.Value]) -> list[ir.Value]:
+        """Let the nodes of a part read inputs of its own in place of values from outside; return these inputs."""
+        own = {
+            value: ir.Value(name=value.name, type=value.type, shape=None if value.shape is None else value.shape.copy())
+            for value in outer
+        }
+        for node in walk_nodes(body):
+            for index, value in enumerate(node.inputs):
+                if value in own:
+                    node.replace_input_with(index, own[value])
+        return list(own.values())
+
+    def _function_for(
+        self,
+        part: FunctionPart,
+        call: ir.Node,
+        body: list[ir.Node],
+        inputs: list[ir.Value],
+        outputs: list[ir.Value],
+    ) -> _Function:
+        """Return the function a call stands for: one that is there already, or a new one."""
+        tag, class_name = part.module.tag, part.module.class_name or address.parse_tag(part.module.tag)[-1]
+        key = class_name if self._sharing == "class" else tag
+        signature = _signature(body, inputs, outputs)
+        for known in self._similar.setdefault(key, []):
+            if known.signature == signature:
+                return known
+        wish = class_name if self._sharing == "class" else tag.strip("/").replace("/", ".")
+        anchors = _Anchors(call.name or "", tag, part.module.path, call.metadata_props.get(NAMESPACE_KEY, ""))
+        function = _Function(self._function_names.take(wish), signature, anchors, body, inputs, outputs)
+        self._similar[key].append(function)
+        self.functions.append(function)
+        return function
+
+    def _ordered(self, nodes: Sequence[ir.Node]) -> list[ir.Node]:
+        """Return nodes in topological order, and as far as that allows in the order of the graph."""
+        makers = {value: node for node in nodes for value in node.outputs}
+        waits: dict[ir.Node, int] = {}
+        readers: dict[ir.Node, list[ir.Node]] = {node: [] for node in nodes}
+        for node in nodes:
+            needed = {makers[value] for value in _reads(node) if value in makers}
+            waits[node] = len(needed)
+            for maker in needed:
+                readers[maker].append(node)
+        numbered = {self._position[node]: node for node in nodes}
+        ready = [place for place, node in numbered.items() if not waits[node]]
+        heapq.heapify(ready)
+        ordered = []
+        while ready:
+            node = numbered[heapq.heappop(ready)]
+            ordered.append(node)
+            for reader in readers[node]:
+                waits[reader] -= 1
+                if not waits[reader]:
+                    heapq.heappush(ready, self._position[reader])
+        return ordered
+
+    def _define(self, function: _Function) -> None:
+        """Add a function to the model, relative to its call where it stands for several."""
+        if len(function.instances) > 1:
+            _make_relative(function)
+        domains = {node.domain for node in walk_nodes(function.body)} - {FUNCTION_DOMAIN}
+        opsets = {name: version for name, version in self._model.opset_imports.items() if name in domains | {""}}
+        if any(node.domain == FUNCTION_DOMAIN for node in walk_nodes(function.body)):
+            opsets[FUNCTION_DOMAIN] = 1
+        graph = ir.Graph(function.inputs, function.outputs, nodes=function.body, opset_imports=opsets)
+        defined = ir.Function(FUNCTION_DOMAIN, function.name, graph=graph, attributes=[])
+        self._model.functions[defined.identifier()] = defined
+
+
+def _reads(node: ir.Node) -> list[ir.Value]:
+    """Return the values a node reads, those its subgraphs capture included."""
+    nodes = list(walk_nodes([node]))
+    own = {value for inner in nodes[1:] for value in inner.outputs}
+    for graph in _subgraphs(nodes):
+        own |= {*graph.inputs, *graph.initializers.values()}
+    read = (value for each in nodes for value in each.inputs)
+    return list(dict.fromkeys(value for value in read if value is not None and value not in own))
+
+
+def _subgraphs(nodes: Iterable[ir.Node]) -> Iterator[ir.Graph]:
+    for node in nodes:
+        for attribute in node.attributes.values():
+            if not attribute.is_ref() and attribute.type == ir.AttributeType.GRAPH:
+                yield attribute.as_graph()
+            elif not attribute.is_ref() and attribute.type == ir.AttributeType.GRAPHS:
+                yield from attribute.as_graphs()
+
+
+def _scope(path: str, names: Iterable[str]) -> str:
+    """Return the name of a call: what the names of a module's nodes begin with, such as ``/encoder/layer.0``."""
+    for name in names:
+        head = name[: len(path) + 1]
+        if head.replace("/", ".") == f".{path}" and name[len(head) :].startswith(SCOPE_START):
+            return head
+    return f"{SCOPE_START}{path.replace('.', '/')}"
+
+
+def _namespace(path: str, body: Sequence[ir.Node]) -> str:
+    """Return the namespace of a module, read from that of a node inside; empty where none says it."""
+    for node in body:
+        segments = node.metadata_props.get(NAMESPACE_KEY, "").split("/")
+        for number, segment in enumerate(segments, start=1):
+            if segment.startswith(f"{path}: "):
+                return "/".join(segments[:number])
+    return ""
+
+
+def _make_relative(function: _Function) -> None:
+    """Write names and metadata of the nodes of a function relative to its call, in place."""
+    for node in walk_nodes(function.body):
+        relative = function.anchors.relative_metadata(node.metadata_props)
+        for key in relative:
+            del node.metadata_props[key]
+        node.metadata_props[RELATIVE_KEY] = json.dumps(relative, ensure_ascii=False, separators=(",", ":"))
+        node.name = function.anchors.relative_name(node.name or "")
+        for value in node.outputs:
+            value.name = function.anchors.relative_name(value.name or "")
+    names = FreshNames(value.name for node in walk_nodes(function.body) for value in node.outputs)
+    for number, value in enumerate(function.inputs):
+        value.name = names.take(function.anchors.weight_name(value.name or "") or f"input_{number}")
+
+
+def _signature(body: Sequence[ir.Node], inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> object:
+    """Return what two parts have in common that are the same function."""
+    places: dict[ir.Value | None, object] = {value: number for number, value in enumerate(inputs)}
+    nodes = []
+    for index, node in enumerate(body):
+        read = tuple(None if value is None else places[value] for value in node.inputs)
+        attributes = sorted(ir.serde.serialize_attribute(item).SerializeToString() for item in node.attributes.values())
+        created = tuple(_described(value) for value in node.outputs)
+        nodes.append((node.op_identifier(), node.doc_string, tuple(attributes), read, created))
+        places.update({value: (index, output) for output, value in enumerate(node.outputs)})
+    return tuple(nodes), len(inputs), tuple(places[value] for value in outputs)
+
+
+def _described(value: ir.Value) -> tuple[Any, ...]:
+    shape = None if value.shape is None else tuple(map(str, value.shape))
+    return str(value.type), shape, bool(value.name), value.doc_string, tuple(sorted(value.metadata_props.items()))
+
+
+def _record_rest(original: ir.Model, folded: ir.Model, positions: Sequence[int]) -> None:
+    """Write down what inlining alone does not give back, in place."""
+    flat = folded.clone()
+    flat.metadata_props.pop(FUNCTIONS_KEY, None)
+    inline_calls(flat)
+    restore_recorded(flat)
+    originals = list(original.graph)
+    expected = walk_nodes([originals[position] for position in positions])
+    changes = {
+        str(index): change
+        for index, (node, requested) in enumerate(zip(walk_nodes(list(flat.graph)), expected, strict=True))
+        if (change := _difference(node, requested))
+    }
+    record: dict[str, object] = {"graph": graph_digest(flat)}
+    if changes:
+        record["changes"] = changes
+    if list(positions) != list(range(len(originals))):
+        record["order"] = _runs(positions)
+    folded.metadata_props[FUNCTIONS_KEY] = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+
+
+def _difference(node: ir.Node, requested: ir.Node) -> dict[str, object]:
+    change: dict[str, object] = {}
+    if node.name != requested.name:
+        change["name"] = requested.name
+    names = [value.name for value in requested.outputs]
+    if [value.name for value in node.outputs] != names:
+        change["outputs"] = names
+    props, expected = node.metadata_props, requested.metadata_props
+    if props != expected:
+        different = {key for key in {*props, *expected} if props.get(key) != expected.get(key)}
+        change["metadata"] = {key: expected.get(key) for key in sorted(different)}
+    return change
+
+
+def _runs(positions: Sequence[int]) -> list[list[int]]:
+    """Return positions as runs of numbers that follow each other: first number and length of each."""
+    runs: list[list[int]] = []
+    for position in positions:
+        if runs and position == sum(runs[-1]):
+            runs[-1][1] += 1
+        else:
+            runs.append([position, 1])
+    return runs

@@ -1,0 +1,290 @@
+"""Inlines functions of modules into the graph, with the original names, tags and order of nodes.
+
+onnx_ir's inliner does the work. What it does not know is in the file: metadata relative to the call where several calls
+share a function, and the record of what is left. Functions of other domains stay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
+
+from winml.modelkit.metadata_keys import (
+    FUNCTION_CALL_KEY,
+    FUNCTION_DOMAIN,
+    FUNCTION_NODE_KEY,
+    FUNCTIONS_KEY,
+    MODULE_KEY,
+    NAMESPACE_KEY,
+    RELATIVE_KEY,
+    TAG_KEY,
+)
+from winml.modelkit.onnx.fresh_names import FreshNames
+from winml.modelkit.options import JsonError, load_metadata
+
+TAG, MODULE, NAMESPACE = "{tag}", "{module}", "{namespace}"
+"""Stand for what the call says of itself in metadata relative to it."""
+_DIGITS = 16
+"""Hexadecimal digits of a digest. Chosen: it tells a changed graph, and is no protection."""
+SCOPE_START = "/"
+"""The name of a node or value of a shared function begins with it where the name of the call goes before."""
+
+
+def module_functions(model: onnx.ModelProto) -> list[onnx.FunctionProto]:
+    """Return the functions of a file that are modules."""
+    return [function for function in model.functions if function.domain == FUNCTION_DOMAIN]
+
+
+def inline_module_functions(model: onnx.ModelProto) -> int:
+    """Inline the modules that are functions, in place; weights and all else of the file stay untouched.
+
+    Returns:
+        How many functions there were.
+
+    Raises:
+        ValueError: the functions are damaged. Other errors of onnx_ir about a graph occur as well.
+    """
+    functions = module_functions(model)
+    if not functions:
+        return 0
+    flat = ir.serde.deserialize_model(_without_weights(model))
+    inline_calls(flat)
+    restore_recorded(flat)
+    graph = ir.serde.serialize_model(flat).graph
+    created = {name for node in graph.node for name in node.output}
+    declared = [value for value in model.graph.value_info if value.name not in created]
+    del model.graph.node[:], model.graph.value_info[:]
+    model.graph.node.extend(graph.node)
+    model.graph.value_info.extend([*declared, *(value for value in graph.value_info if value.name in created)])
+    _keep(model.functions, [function for function in model.functions if function.domain != FUNCTION_DOMAIN])
+    _keep(model.opset_import, [entry for entry in model.opset_import if entry.domain != FUNCTION_DOMAIN])
+    _keep(model.metadata_props, [entry for entry in model.metadata_props if entry.key != FUNCTIONS_KEY])
+    return len(functions)
+
+
+def _keep(field: Any, retained: Sequence[Any]) -> None:
+    copies = [type(item).FromString(item.SerializeToString()) for item in retained]
+    del field[:]
+    field.extend(copies)
+
+
+def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the nodes and functions of a model, with weights as inputs."""
+    bare = onnx.ModelProto(ir_version=max(model.ir_version, 10))
+    for field in ("opset_import", "functions", "metadata_props"):
+        getattr(bare, field).extend(getattr(model, field))
+    for field in ("node", "input", "output", "value_info"):
+        getattr(bare.graph, field).extend(getattr(model.graph, field))
+    passed = {value.name for value in model.graph.input}
+    tensors = (*model.graph.initializer, *(item.values for item in model.graph.sparse_initializer))
+    for name in dict.fromkeys(tensor.name for tensor in tensors):
+        if name not in passed:
+            bare.graph.input.add().name = name
+    return bare
+
+
+def inline_calls(model: ir.Model) -> None:
+    """Inline every function of our domain, in place, the outermost first.
+
+    Raises:
+        ValueError: functions call themselves, or are of other opsets than the model.
+    """
+    while True:
+        ours = {key: function for key, function in model.functions.items() if key[0] == FUNCTION_DOMAIN}
+        called = {node.op_identifier() for function in ours.values() for node in function.all_nodes()}
+        outermost = {key: function for key, function in ours.items() if key not in called}
+        if not outermost:
+            if ours:
+                raise ValueError(f"functions call themselves: {', '.join(key[1] for key in ours)}")
+            break
+        _inline(model, outermost)
+    model.opset_imports.pop(FUNCTION_DOMAIN, None)
+
+
+def _inline(model: ir.Model, functions: Mapping[ir.OperatorIdentifier, ir.Function]) -> None:
+    """Inline functions that only the main graph calls."""
+    for node in model.graph.all_nodes():
+        if node.op_identifier() in functions:
+            props = node.metadata_props
+            own = [node.name or "", *(props.get(key, "") for key in (TAG_KEY, MODULE_KEY, NAMESPACE_KEY))]
+            props[FUNCTION_CALL_KEY] = json.dumps(own)
+    for function in functions.values():
+        returned = set(function.outputs)
+        for node in function.all_nodes():
+            names = [None if value in returned else value.name for value in node.outputs]
+            node.metadata_props[FUNCTION_NODE_KEY] = json.dumps([node.name, names, list(node.metadata_props)])
+    InlinePass(criteria=lambda function: function.identifier() in functions)(model)
+    for key in functions:
+        model.functions.pop(key, None)  # those that nothing calls
+    nodes = list(model.graph.all_nodes())
+    inlined = [node for node in nodes if FUNCTION_CALL_KEY in node.metadata_props]
+    free_names = _Names(model.graph, nodes, inlined)
+    for node in inlined:
+        _settle(node, free_names)
+
+
+class _Names:
+    """Gives back the names that nodes and values had in their function, unless they are taken."""
+
+    def __init__(self, graph: ir.Graph, nodes: Sequence[ir.Node], inlined: Collection[ir.Node]) -> None:
+        passed_through = set(inlined)
+        others = [node for node in nodes if node not in passed_through]
+        renamed = {value for node in inlined for value in _renamed_values(node)}
+        held = (value.name for node in nodes for value in node.outputs if value not in renamed)
+        self.nodes = FreshNames(node.name for node in others)
+        self.values = FreshNames([*(value.name for value in graph.inputs), *graph.initializers, *held])
+
+
+def _renamed_values(node: ir.Node) -> list[ir.Value]:
+    _, outputs, _ = json.loads(node.metadata_props[FUNCTION_NODE_KEY])
+    return [value for value, name in zip(node.outputs, outputs, strict=True) if name]
+
+
+def _settle(node: ir.Node, names: _Names) -> None:
+    """Pass an inlined node its names and its metadata."""
+    props = node.metadata_props
+    renamed = _renamed_values(node)
+    scope, *anchors = json.loads(props.pop(FUNCTION_CALL_KEY))
+    name, outputs, keys = json.loads(props.pop(FUNCTION_NODE_KEY))
+    relative = _relative(props.pop(RELATIVE_KEY)) if RELATIVE_KEY in keys else None
+    for key in props.keys() - set(keys):
+        del props[key]
+    for key, template in (relative or {}).items():
+        text = template
+        for placeholder, anchor in zip((TAG, MODULE, NAMESPACE), anchors, strict=True):
+            text = text.replace(placeholder, anchor)
+        props[key] = text
+
+    def absolute(text: str) -> str:
+        return scope + text if relative is not None and text.startswith(SCOPE_START) else text
+
+    node.name = names.nodes.take(absolute(name)) if name else name
+    for value, text in zip(renamed, filter(None, outputs), strict=True):
+        value.name = names.values.take(absolute(text))
+
+
+def _relative(text: str) -> dict[str, str]:
+    """Return the metadata of a node of a function, in which names of its call are left out.
+
+    Raises:
+        ValueError: the file holds none; names the key.
+    """
+    try:
+        relative = load_metadata(text)
+    except JsonError as error:
+        raise ValueError(f"{RELATIVE_KEY}: {error}") from None
+    if not isinstance(relative, dict) or not all(isinstance(value, str) for value in relative.values()):
+        raise ValueError(f"{RELATIVE_KEY}: expected an object of texts")
+    return relative
+
+
+def walk_nodes(nodes: Sequence[ir.Node]) -> Iterator[ir.Node]:
+    """Yield nodes, each before those of its subgraphs."""
+    for node in nodes:
+        yield node
+        for attribute in node.attributes.values():
+            if attribute.is_ref():
+                continue
+            if attribute.type == ir.AttributeType.GRAPH:
+                yield from walk_nodes(list(attribute.as_graph()))
+            elif attribute.type == ir.AttributeType.GRAPHS:
+                for graph in attribute.as_graphs():
+                    yield from walk_nodes(list(graph))
+
+
+def restore_recorded(model: ir.Model) -> None:
+    """Pass an inlined graph what the record of its file says of names, metadata and order, in place.
+
+    A record that does not fit, since another tool changed the graph, is not used; nor is one that is damaged.
+    """
+    text = model.metadata_props.pop(FUNCTIONS_KEY, "")
+    nodes = list(model.graph)
+    try:
+        record = load_metadata(text or "{}")
+        if not isinstance(record, dict) or record.get("graph") != graph_digest(model):
+            return
+        changes = _checked_changes(record.get("changes", {}), list(walk_nodes(nodes)))
+        _check_names(model.graph, changes)
+        places = _checked_places(record.get("order", [[0, len(nodes)]]), nodes)
+    except (ValueError, RecursionError):
+        return
+    for node, change in changes.items():
+        _change(node, change)
+    if places != list(range(len(nodes))):
+        model.graph.remove(nodes)
+        model.graph.extend(node for _, node in sorted(zip(places, nodes, strict=True), key=lambda pair: pair[0]))
+
+
+def graph_digest(model: ir.Model) -> str:
+    """Return a digest of operators, names and wiring in their order, subgraphs included: a record fits this graph."""
+    described = [
+        [*node.op_identifier(), node.name or "", _value_names(node.inputs), _value_names(node.outputs)]
+        for node in walk_nodes(list(model.graph))
+    ]
+    text = json.dumps([described, _value_names(model.graph.outputs)], ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+def _value_names(values: Iterable[ir.Value | None]) -> list[str]:
+    return ["" if value is None else value.name or "" for value in values]
+
+
+def _checked_changes(changes: object, walked: Sequence[ir.Node]) -> dict[ir.Node, Mapping[str, Any]]:
+    """Return the recorded change of each node; a ValueError says that the record is damaged."""
+    checked: dict[ir.Node, Mapping[str, Any]] = {}
+    for index, change in changes.items() if isinstance(changes, dict) else [("", changes)]:
+        if not (index.isascii() and index.isdecimal() and int(index) < len(walked) and isinstance(change, dict)):
+            raise ValueError(f"no change of a node: {index}")
+        node = walked[int(index)]
+        outputs, metadata = change.get("outputs", _value_names(node.outputs)), change.get("metadata", {})
+        if not (isinstance(outputs, list) and len(outputs) == len(node.outputs) and isinstance(metadata, dict)):
+            raise ValueError(f"not of the form of its node: {index}")
+        if any(not isinstance(text, str | None) for text in (change.get("name"), *outputs, *metadata.values())):
+            raise ValueError(f"no text: {index}")
+        checked[node] = change
+    return checked
+
+
+def _check_names(graph: ir.Graph, changes: Mapping[ir.Node, Mapping[str, Any]]) -> None:
+    """Raise a ValueError where two values of the graph would have one name."""
+    names = list({*_value_names(graph.inputs), *graph.initializers})
+    for node in graph:
+        names += filter(None, changes.get(node, {}).get("outputs", _value_names(node.outputs)))
+    if len(names) != len(set(names)):
+        raise ValueError("two values would have one name")
+
+
+def _checked_places(runs: object, nodes: Sequence[ir.Node]) -> list[int]:
+    """Return the place of each node from the recorded runs; a ValueError says that the record is damaged."""
+    count = len(nodes)
+    pairs: list[Any] = runs if isinstance(runs, list) and len(runs) <= count else [None]
+    if not all(isinstance(pair, list) and [int, int] == [type(number) for number in pair] for pair in pairs):
+        raise ValueError("no runs")
+    if any(not 0 <= number <= count for pair in pairs for number in pair):
+        raise ValueError("no positions")
+    places = [place for start, length in pairs for place in range(start, start + length)]
+    if sorted(places) != list(range(count)):
+        raise ValueError("not every position once")
+    place_of: dict[ir.Node | None, int] = dict(zip(nodes, places, strict=True))
+    for node in nodes:
+        read = (value.producer() for inner in walk_nodes([node]) for value in inner.inputs if value is not None)
+        if any(place_of.get(maker, -1) >= place_of[node] for maker in read):
+            raise ValueError("a node would stand before what it reads")
+    return places
+
+
+def _change(node: ir.Node, change: Mapping[str, Any]) -> None:
+    node.name = change.get("name", node.name)
+    for value, name in zip(node.outputs, change.get("outputs", ()), strict=False):
+        value.name = name
+    for key, text in change.get("metadata", {}).items():
+        if text is None:
+            node.metadata_props.pop(key, None)
+        else:
+            node.metadata_props[key] = text

@@ -1,0 +1,190 @@
+"""LoRA as a branch beside a module: what it is, and how a graph gets it.
+
+A branch is there where an adapter cannot be merged: over a weight that stays in its codes, and where adapters are
+switched at run time. The base weight stays as it is. Before / After::
+
+    x, weight → MatMul → y             x, weight → MatMul ──────────────────────→ Add → y
+                                       x, lora_A → MatMul → · , lora_B → MatMul ──┘
+    ids, table → Gather → y            the same, with ids, lora_A → Gather in place of the first product
+
+``lora_A`` is input channels × rank, ``lora_B`` rank × output channels, and holds the scaling. Of a swappable adapter
+both are graph inputs with a default of rank 0, so that the graph without an adapter answers as the base model.
+
+Tags: creates. New nodes belong to the module of the node that they stand beside.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from winml.modelkit.arrays import Array
+from winml.modelkit.errors import ExportError
+from winml.modelkit.metadata_keys import ADAPTERS_KEY
+from winml.modelkit.onnx.fresh_names import FreshNames
+from winml.modelkit.tags.tagging import name_scope, scope_path
+
+
+@dataclass(frozen=True)
+class LoraBranch:
+    """LoRA of one module of a graph."""
+
+    path: str
+    """Path of the module."""
+    inputs: int
+    """Input channels, or rows of a table."""
+    outputs: int
+    """Output channels, or columns of a table."""
+    is_table: bool
+    """Whether the module is an embedding."""
+    a: ir.TensorProtocol | None = None
+    """Input channels × rank; None where adapters are switched at run time."""
+    b: ir.TensorProtocol | None = None
+    """Rank × output channels, scaled."""
+
+
+def lora_names(path: str) -> tuple[str, str]:
+    """Return the names of the two inputs of a module whose adapters are switched at run time."""
+    return f"{path}.lora_A.weight", f"{path}.lora_B.weight"
+
+
+def add_branches(model: ir.Model, branches: Sequence[LoraBranch], names: Sequence[str], *, is_whole: bool) -> None:
+    """Add branches to a tagged graph in its plain form, in place.
+
+    Args:
+        model: The model.
+        branches: One for each module and adapter that is merged; one for each module that swappable adapters change.
+        names: Names of the swappable adapters.
+        is_whole: Whether the graph is all of the model. A part lacks modules of other parts.
+
+    Raises:
+        ExportError: a module is not computed by a product of its own, so that nothing can be added to it.
+    """
+    adder = _BranchAdder(model.graph)
+    adder.reserve(name for branch in branches if branch.a is None for name in lora_names(branch.path))
+    paths = []
+    for branch in branches:
+        nodes = list(adder.products(branch))
+        if not nodes and not is_whole and not adder.has_module(branch.path):
+            continue
+        if not nodes:
+            raise ExportError(
+                f"{branch.path}: the graph has no separate product for this module, so LoRA cannot be added to it",
+                hint="Merge the adapter: --adapter PATH. For quantized weights, remove it from the adapter.",
+                module=branch.path,
+            )
+        adder.add(branch, nodes)
+        if branch.a is None:
+            paths.append(branch.path)
+    if paths:
+        record = {"names": list(names), "modules": paths}
+        model.metadata_props[ADAPTERS_KEY] = json.dumps(record, ensure_ascii=False)
+
+
+class _BranchAdder:
+    """Adds branches to one graph, in place."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        """Sort the nodes of the graph by their modules."""
+        self._graph, self._fresh = graph, FreshNames.of_graph(graph)
+        self._nodes: dict[str, list[ir.Node]] = defaultdict(list)
+        for node in graph:
+            # Named by the export: the name holds every module, tags only those that are no layers of torch.nn.
+            self._nodes[scope_path(name_scope(node.name or "", node.op_type))].append(node)
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Keep names for inputs: a merged adapter of the same module takes others."""
+        for name in names:
+            self._fresh.take(name)
+
+    def has_module(self, path: str) -> bool:
+        """Say whether the graph holds a node of a module."""
+        return bool(self._nodes.get(path))
+
+    def products(self, branch: LoraBranch) -> Iterator[ir.Node]:
+        """Yield the nodes in which a module reads its weight."""
+        for node in self._nodes.get(branch.path, ()):
+            if branch.is_table:
+                is_own = node.op_type == "Gather" and _is_constant(node.inputs[0])
+            else:
+                is_own = node.op_type in ("MatMul", "Gemm") and _is_constant(node.inputs[1])
+            if is_own:
+                yield node
+
+    def add(self, branch: LoraBranch, nodes: Sequence[ir.Node]) -> None:
+        """Add a branch beside each of these nodes of its module."""
+        dtype = nodes[0].outputs[0].dtype or ir.DataType.FLOAT
+        a, b = self._weights(branch, dtype)
+        for node in nodes:
+            self._add_beside(node, branch, a, b)
+
+    def _weights(self, branch: LoraBranch, dtype: ir.DataType) -> tuple[ir.Value, ir.Value]:
+        """Return the two weights of a branch: initializers, or inputs with an empty default."""
+        first, second = lora_names(branch.path)
+        if branch.a is not None and branch.b is not None:
+            return self._constant(first, branch.a, dtype), self._constant(second, branch.b, dtype)
+        rank = f"{branch.path}.rank"
+        return (
+            self._input(first, [branch.inputs, rank], np.zeros((branch.inputs, 0), dtype.numpy()), dtype),
+            self._input(second, [rank, branch.outputs], np.zeros((0, branch.outputs), dtype.numpy()), dtype),
+        )
+
+    def _constant(self, wish: str, tensor: ir.TensorProtocol, dtype: ir.DataType) -> ir.Value:
+        name = self._fresh.take(wish)
+        shape = ir.Shape(tensor.shape.numpy())
+        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=shape, const_value=_cast(tensor, dtype, name))
+        self._graph.register_initializer(value)
+        return value
+
+    def _input(self, name: str, shape: Sequence[int | str], default: Array, dtype: ir.DataType) -> ir.Value:
+        held = ir.Tensor(default, dtype=dtype, name=name)
+        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape), const_value=held)
+        self._graph.register_initializer(value)
+        self._graph.inputs.append(value)
+        return value
+
+    def _add_beside(self, node: ir.Node, branch: LoraBranch, a: ir.Value, b: ir.Value) -> None:
+        base = node.outputs[0]
+        name = base.name or ""
+        if branch.is_table:
+            first = ir.node("Gather", [a, node.inputs[1]], name=self._fresh.take(f"{node.name}/lora_A"))
+        else:
+            first = ir.node("MatMul", [node.inputs[0], a], name=self._fresh.take(f"{node.name}/lora_A"))
+        second = ir.node("MatMul", [first.outputs[0], b], name=self._fresh.take(f"{node.name}/lora_B"))
+        total = ir.node("Add", [base, second.outputs[0]], name=self._fresh.take(f"{node.name}/lora_sum"))
+        leading = None if base.shape is None else list(base.shape)[:-1]
+        rank = a.shape[1] if a.shape is not None else None
+        for new, last in ((first, rank), (second, branch.outputs), (total, branch.outputs)):
+            new.metadata_props.update(node.metadata_props)
+            new.outputs[0].name = self._fresh.take(f"{new.name}_output")
+            new.outputs[0].type = ir.TensorType(base.dtype or ir.DataType.FLOAT)
+            new.outputs[0].shape = None if leading is None else ir.Shape([*leading, last])
+        is_output = base.is_graph_output()
+        base.replace_all_uses_with(total.outputs[0], replace_graph_outputs=is_output)
+        total.replace_input_with(0, base)
+        self._graph.insert_after(node, [first, second, total])
+        if is_output:  # its name is the caller's
+            base.name = self._fresh.take(f"{name}_base")
+            total.outputs[0].name = name
+
+
+def _is_constant(value: ir.Value | None) -> bool:
+    """Say whether a value is a weight, as it is or transposed."""
+    maker = value.producer() if value is not None else None
+    if maker is not None and maker.op_type == "Transpose":
+        value = maker.inputs[0]
+    return value is not None and value.is_initializer()
+
+
+def _cast(tensor: ir.TensorProtocol, dtype: ir.DataType, name: str) -> ir.TensorProtocol:
+    """Return a tensor in another element type under another name; read when it is written."""
+
+    def values() -> ir.TensorProtocol:
+        return ir.Tensor(np.asarray(tensor.numpy()).astype(dtype.numpy()), dtype=dtype, name=name)
+
+    return ir.LazyTensor(values, dtype=dtype, shape=ir.Shape(tensor.shape.numpy()), name=name)

@@ -1,0 +1,72 @@
+"""Writes the metadata of a model file, and reads the outputs that a graph declares."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from winml.modelkit.metadata_keys import (
+    DIMENSIONS_KEY,
+    EXPORT_KEY,
+    INPUTS_KEY,
+    MODEL_KEY,
+    OUTPUTS_KEY,
+    PART_KEY,
+    TREE_KEY,
+)
+from winml.modelkit.onnx.bundle import PartDescription
+from winml.modelkit.onnx.specs import InputTensorSpec, OutputTensorSpec, StatedBounds
+from winml.modelkit.tags.tree import ModuleTree
+
+
+def output_specs(graph: ir.Graph) -> tuple[OutputTensorSpec, ...]:
+    """Return the outputs of a graph as it declares them."""
+    return tuple(
+        OutputTensorSpec.model_construct(
+            name=value.name,
+            shape=tuple(size if isinstance(size, int) else str(size) for size in value.shape or ()),
+            dtype=str(value.dtype.numpy()) if value.dtype is not None else "undefined",
+        )
+        for value in graph.outputs
+    )
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """What a file says about the model it holds."""
+
+    tree: ModuleTree
+    info: Mapping[str, Any]
+    """What it was made from."""
+    inputs: Sequence[InputTensorSpec]
+    outputs: Sequence[OutputTensorSpec]
+    export: Mapping[str, Any]
+    """Who made it, and how."""
+    part: PartDescription | None = None
+    """Which part it is; None for a model of one part."""
+    bounds: Sequence[StatedBounds] = ()
+    """Those of dynamic dimensions."""
+
+    def as_metadata(self) -> dict[str, object]:
+        """Return each metadata key with its JSON value."""
+        record: dict[str, object] = {
+            INPUTS_KEY: [spec.as_record() for spec in self.inputs],
+            OUTPUTS_KEY: [spec.as_record() for spec in self.outputs],
+            MODEL_KEY: self.info,
+            EXPORT_KEY: self.export,
+            TREE_KEY: self.tree.as_record(),
+        }
+        if self.bounds:
+            record[DIMENSIONS_KEY] = [item.as_record() for item in self.bounds]
+        return record if self.part is None else {**record, PART_KEY: self.part.as_record()}
+
+
+def write_model_metadata(model: ir.Model, description: ModelDescription) -> None:
+    """Write who made the file, from what, its inputs and outputs, the module tree, and which part it is; in place."""
+    model.metadata_props.pop(DIMENSIONS_KEY, None)
+    for key, record in description.as_metadata().items():
+        model.metadata_props[key] = json.dumps(record, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,175 @@
+"""Sums nodes, parameters, bytes and operations by module.
+
+Nodes count for the module they belong to. A weight is charged once: to the module of the node that reads it, or where
+several read it, to the deepest module that contains all of them. Nodes and weights of no module are summed apart, so
+that the sums add up to the whole file.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import onnx
+
+from winml.modelkit.onnx.contents import Contents, PlacedNode, ShapeTable, Weight, read_value_types
+from winml.modelkit.onnx.macs import count_macs, is_counted
+from winml.modelkit.onnx.module_tree import OnnxTree
+from winml.modelkit.records import Record, entry, recorded
+from winml.modelkit.tags import address
+
+
+@dataclass(frozen=True)
+class Cost(Record):
+    """Nodes, parameters, bytes and operations of a part of the graph; can be added."""
+
+    nodes: int = 0
+    parameters: int = 0
+    """Elements of the initializers, shapes and indices included, and of constants that are weights; of quantized
+    weights those of the floating-point model, so that scales count 0."""
+    size_bytes: int = 0
+    macs: int | None = 0
+    """Multiply-accumulate operations of one run; None where those of any node are unknown."""
+    weight_parameters: int = field(default=0, metadata=entry(skip=True))
+    """Parameters without shapes, indices and masks."""
+    weight_bytes: int = field(default=0, metadata=entry(skip=True))
+    """Size of these, the scales of quantized weights included."""
+
+    @property
+    def bits(self) -> float | None:
+        """Bits a parameter takes, its share of scales and zero points included; None where there are no weights."""
+        return 8 * self.weight_bytes / self.weight_parameters if self.weight_parameters else None
+
+    def __add__(self, added: Cost) -> Cost:
+        return Cost(
+            self.nodes + added.nodes,
+            self.parameters + added.parameters,
+            self.size_bytes + added.size_bytes,
+            None if self.macs is None or added.macs is None else self.macs + added.macs,
+            self.weight_parameters + added.weight_parameters,
+            self.weight_bytes + added.weight_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class ModuleCost(Record):
+    """The cost of one module."""
+
+    path: str
+    tag: str
+    class_name: str = field(metadata=entry("class", null_if_empty=True))
+    own: Cost
+    """Without the modules below it."""
+    total: Cost
+    """With all modules below it."""
+
+    @property
+    @recorded(entry(before="own"))
+    def bits(self) -> float | None:
+        """Bits a parameter takes; None where there are no weights."""
+        return self.total.bits
+
+
+def read_shapes(model: onnx.ModelProto, nodes: Iterable[PlacedNode]) -> tuple[ShapeTable, tuple[str, ...]]:
+    """Return the shapes that the operations of the main graph are counted from, and a note if inference failed.
+
+    Args:
+        model: The model, with or without the values of its weights.
+        nodes: Its nodes.
+    """
+    protos = [node.proto for node in nodes if node.place == "graph" and is_counted(node.proto)]
+    needed = {name for proto in protos for name in (*proto.input, *proto.output) if name}
+    types, notes = read_value_types(model, needed, "some operations are not counted")
+    return types.shapes, notes
+
+
+def count_node_macs(contents: Contents, shapes: ShapeTable) -> list[int | None]:
+    """Return the operations of each node in one run of the model; None where they are unknown.
+
+    Nodes in subgraphs and functions, and calls of functions, are unknown unless they are zero: the file does not tell
+    how often they run.
+
+    Args:
+        contents: The nodes.
+        shapes: Shapes of the values of the main graph.
+    """
+    functions = _counted_functions(contents)
+
+    def node_macs(node: PlacedNode) -> int | None:
+        if node.place == "graph" and node.callee not in functions:
+            return count_macs(node.proto, shapes)
+        return None if functions.get(node.callee, is_counted(node.proto)) else 0
+
+    return list(map(node_macs, contents.nodes))
+
+
+def _counted_functions(contents: Contents) -> dict[tuple[str, str], bool]:
+    """Return for each function whether its body, or a function it calls, may take operations."""
+    bodies: dict[tuple[str, str], list[PlacedNode]] = defaultdict(list)
+    for node in contents.nodes:
+        if node.function is not None:
+            bodies[node.function].append(node)
+    has_macs = {
+        function: any(is_counted(node.proto) for node in body if node.callee not in bodies)
+        for function, body in bodies.items()
+    }
+    for _ in bodies:
+        # As many rounds as functions: enough to propagate to every caller.
+        for function, body in bodies.items():
+            has_macs[function] = has_macs[function] or any(has_macs.get(node.callee, False) for node in body)
+    return has_macs
+
+
+def charge_modules(tree: OnnxTree, contents: Contents, macs: Sequence[int | None]) -> tuple[list[ModuleCost], Cost]:
+    """Charge nodes and weights to modules.
+
+    Args:
+        tree: The modules, and the tag of each node of ``contents``.
+        contents: Nodes and weights.
+        macs: Operations of each node.
+
+    Returns:
+        The modules in the order of the tree, and the cost of no module: untagged nodes, and weights that only such
+        nodes or no nodes read.
+    """
+    own_costs: dict[str, Cost] = defaultdict(Cost)
+    for tag, node_macs in zip(tree.tags, macs, strict=True):
+        own_costs[tag] += Cost(nodes=1, macs=node_macs)
+    for weight, owner in zip(contents.weights, weight_owners(tree, contents), strict=True):
+        own_costs[owner] += _weight_cost(weight)
+    totals: dict[str, Cost] = defaultdict(Cost)
+    for module in tree.modules:
+        for tag in address.lineage(module.tag):
+            totals[tag] += own_costs[module.tag]
+    modules = [
+        ModuleCost(module.path, module.tag, module.class_name, own_costs[module.tag], totals[module.tag])
+        for module in tree.modules
+    ]
+    return modules, own_costs[""]
+
+
+def weights_cost(contents: Contents) -> Cost:
+    """Return the cost of all weights of a graph together, as the modules and what is in none add up to it."""
+    return sum(map(_weight_cost, contents.weights), Cost())
+
+
+def _weight_cost(weight: Weight) -> Cost:
+    cost = Cost(parameters=weight.parameters, size_bytes=weight.size_bytes or 0)
+    if not weight.has_parameters:
+        return cost
+    return replace(cost, weight_parameters=cost.parameters, weight_bytes=cost.size_bytes)
+
+
+def weight_owners(tree: OnnxTree, contents: Contents) -> list[str]:
+    """Return the tag of the module each weight is charged to; ``""`` for none."""
+    readers: list[set[str]] = [set() for _ in contents.weights]
+    for node, tag in zip(contents.nodes, tree.tags, strict=True):
+        for index in node.weights:
+            if tag:
+                readers[index].add(tag)
+    for node, tag in zip(contents.nodes, tree.tags, strict=True):
+        # What leaves a subgraph right away has no reader there; the constant itself says where it belongs.
+        if node.held_weight is not None and tag and not readers[node.held_weight]:
+            readers[node.held_weight].add(tag)
+    return [address.common_ancestor(tags) for tags in readers]

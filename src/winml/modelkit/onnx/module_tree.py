@@ -1,0 +1,287 @@
+"""Reads the module tree of an ONNX file, and the module of each node.
+
+Tries, in this order: our tags, the metadata of torch's dynamo exporter, that of onnxscript's builder, the namespace,
+the scopes in node names. The first that any node has is used for the whole file and named in the result. A node without
+it belongs to no module; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import onnx
+
+from winml.modelkit import metadata_keys
+from winml.modelkit.options import load_metadata
+from winml.modelkit.tags import address
+from winml.modelkit.tags.tagging import Coverage, name_scope, scope_path
+from winml.modelkit.tags.torch_modules import comes_with_torch, comes_with_transformers, hierarchy_paths
+
+TreeSource = Literal[
+    "winml tags", "pkg.torch.onnx metadata", "pkg.onnxscript metadata", "namespace", "node names", "none"
+]
+
+
+Scope = tuple[tuple[str, str], ...]
+"""Module path and class of the modules a node ran in, outermost first. A class has its package before its name where
+that is known, and is ``""`` where it is unknown itself."""
+Metadata = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class OnnxModule:
+    """One module of the tree; a hierarchy module as far as the file tells."""
+
+    path: str
+    """Dotted module path; ``""`` for the root, and for a module of which only the tag is known."""
+    tag: str
+    class_name: str
+    """``""`` where the tree is read from node names, which do not contain it."""
+
+
+@dataclass(frozen=True)
+class OnnxTree:
+    """The modules, and the one each node belongs to."""
+
+    source: TreeSource
+    modules: tuple[OnnxModule, ...]
+    """Parents before children; in the execution order stored in the file, else in the order of the nodes."""
+    tags: tuple[str, ...]
+    """Tag of each node, in the order the nodes were given; ``""`` where it has none."""
+    coverage: Coverage
+    """By source of our tags; for any other tree by the tree's source."""
+    notes: tuple[str, ...] = ()
+
+
+def read_tree(nodes: Sequence[onnx.NodeProto], metadata: Metadata, root: str) -> OnnxTree:
+    """Read the module tree of a file.
+
+    Args:
+        nodes: Every node.
+        metadata: The model's metadata.
+        root: Name of the root where the tree is read from node names.
+    """
+    properties = [{item.key: item.value for item in node.metadata_props} for node in nodes]
+    if any(metadata_keys.TAG_KEY in node_metadata for node_metadata in properties):
+        return _tagged_tree(properties, metadata)
+    readers: tuple[tuple[TreeSource, Callable[[], list[Scope]]], ...] = (
+        ("pkg.torch.onnx metadata", lambda: [_torch_scope(item) for item in properties]),
+        ("pkg.onnxscript metadata", lambda: _absolute_scopes(map(_onnxscript_scope, properties))),
+        ("namespace", lambda: _namespace_scopes([item.get(metadata_keys.NAMESPACE_KEY, "") for item in properties])),
+        ("node names", lambda: list(map(_name_scope, nodes))),
+    )
+    for tree_source, reader in readers:
+        scopes = reader()
+        if any(scopes) and (tree_source != "node names" or any(len(scope) > 1 for scope in scopes)):
+            return _scoped_tree(tree_source, _hierarchy_scopes(scopes), root)
+    return OnnxTree("none", (), ("",) * len(nodes), Coverage(len(nodes), 0, {}))
+
+
+def _tagged_tree(properties: Sequence[Metadata], metadata: Metadata) -> OnnxTree:
+    modules, notes = _recorded_modules(metadata.get(metadata_keys.TREE_KEY))
+    tags = []
+    sources: Counter[str] = Counter()
+    malformed = 0
+    for node_metadata in properties:
+        tag = node_metadata.get(metadata_keys.TAG_KEY, "")
+        if not _is_tag(tag):
+            malformed += bool(tag)
+            tag = ""
+        tags.append(tag)
+        if tag:
+            sources[node_metadata.get(metadata_keys.SOURCE_KEY) or "unknown"] += 1
+            _add_module(modules, OnnxModule(node_metadata.get(metadata_keys.MODULE_KEY, ""), tag, _class_of(tag)))
+    if malformed:
+        notes.append(f"{malformed} node(s) have an invalid tag and count as untagged")
+    coverage = Coverage(len(tags), sources.total(), dict(sources), _count_at_root(tags))
+    return OnnxTree("winml tags", tuple(modules.values()), tuple(tags), coverage, tuple(notes))
+
+
+def _recorded_modules(text: str | None) -> tuple[dict[str, OnnxModule], list[str]]:
+    """Return the modules in the model's metadata by tag, and notes on a damaged list."""
+    if text is None:
+        return {}, []
+    modules: dict[str, OnnxModule] = {}
+    try:
+        for entry in load_metadata(text):
+            if not _is_tag(entry["tag"]):
+                raise ValueError("not a tag")
+            _add_module(modules, OnnxModule(str(entry["path"]), entry["tag"], str(entry["class"])))
+    except (ValueError, TypeError, KeyError):
+        return {}, [f"{metadata_keys.TREE_KEY} of the model is damaged; the tree was built from the node tags"]
+    return modules, []
+
+
+def _add_module(modules: dict[str, OnnxModule], module: OnnxModule) -> None:
+    """Add a module, after the missing ones above it."""
+    for above in address.lineage(module.tag)[:-1]:
+        modules.setdefault(above, OnnxModule("", above, _class_of(above)))
+    modules.setdefault(module.tag, module)
+
+
+def _class_of(tag: str) -> str:
+    return address.last_segment(tag).partition(".")[0]
+
+
+def _is_tag(text: Any) -> bool:
+    return isinstance(text, str) and address.is_tag(text)
+
+
+@dataclass(frozen=True)
+class _ScopedModule:
+    """A module as the scopes of nodes show it."""
+
+    path: str
+    qualified_class: str
+    stack: tuple[str, ...]
+    calls: int = 0
+
+    @property
+    def class_name(self) -> str:
+        return self.qualified_class.rpartition(".")[2]
+
+    @property
+    def callers(self) -> tuple[str, ...]:
+        return self.stack[-1:]
+
+    @property
+    def is_torch_nn(self) -> bool:
+        return comes_with_torch(self.qualified_class.rpartition(".")[0])
+
+    @property
+    def is_transformers(self) -> bool:
+        return comes_with_transformers(self.qualified_class.rpartition(".")[0])
+
+
+def _hierarchy_scopes(scopes: Sequence[Scope]) -> list[Scope]:
+    """Return the scopes without the modules that an export would not take into the hierarchy, and without packages."""
+    modules: dict[str, _ScopedModule] = {}
+    for scope in scopes:
+        for position, (path, qualified_class) in enumerate(scope):
+            stack = tuple(outer for outer, _ in scope[:position])
+            modules.setdefault(path, _ScopedModule(path, qualified_class, stack))
+    chosen = hierarchy_paths(modules.values(), "auto")
+    return [tuple((path, modules[path].class_name) for path, _ in scope if path in chosen) for scope in scopes]
+
+
+def _scoped_tree(tree_source: TreeSource, scopes: Sequence[Scope], root: str) -> OnnxTree:
+    """Build the tree from scopes, by the same rules as tags."""
+    classes: dict[str, str] = {}
+    parents: dict[str, str | None] = {}
+    for scope in scopes:
+        above = None
+        for path, class_name in scope:
+            # The first call decides, as in a trace; a parent always comes before its children.
+            classes.setdefault(path, class_name)
+            parents.setdefault(path, above)
+            above = path
+    tags = _assign_tags(classes, parents, root)
+    modules = tuple(OnnxModule(path, tags[path], class_name) for path, class_name in classes.items())
+    node_tags = tuple(tags[scope[-1][0]] if scope else "" for scope in scopes)
+    tagged = sum(map(bool, node_tags))
+    sources: dict[str, int] = {tree_source: tagged} if tagged else {}
+    coverage = Coverage(len(node_tags), tagged, sources, _count_at_root(node_tags))
+    return OnnxTree(tree_source, modules, node_tags, coverage)
+
+
+def _count_at_root(tags: Iterable[str]) -> int:
+    return sum(address.depth(tag) == 1 for tag in tags if tag)
+
+
+def _assign_tags(classes: Mapping[str, str], parents: Mapping[str, str | None], root: str) -> dict[str, str]:
+    families: dict[str | None, list[str]] = defaultdict(list)
+    for path in classes:
+        families[parents[path]].append(path)
+    tags: dict[str, str] = {}
+    for parent in [None, *classes]:
+        family = families[parent]
+        if all(classes[path] for path in family):
+            segments = address.sibling_segments([(path, classes[path]) for path in family])
+        else:
+            # Without a class, the segment is the module's own name, which is unique under one parent.
+            segments = [path.removeprefix(f"{parent}.").replace(address.SEPARATOR, "_") or root for path in family]
+        for path, segment in zip(family, segments, strict=True):
+            tags[path] = (tags[parent] if parent is not None else "") + address.format_tag([segment])
+    return tags
+
+
+def _torch_scope(metadata: Metadata) -> Scope:
+    """Read torch's two lists; the last entry is the node itself."""
+    scope = _listed_scope(metadata, metadata_keys.SCOPES_KEY, metadata_keys.CLASSES_KEY)[:-1]
+    return tuple(level for level in scope if level[0] != _NO_MODULE)
+
+
+_NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
+"""Specified: what torch's passes write where the module of a node is unknown (torch/_export/passes)."""
+
+
+def _onnxscript_scope(metadata: Metadata) -> Scope:
+    """Read the two lists of onnxscript's builder: the name of each module inside the one before, and its class."""
+    return _listed_scope(metadata, metadata_keys.BUILDER_SCOPES_KEY, metadata_keys.BUILDER_CLASSES_KEY)
+
+
+def _listed_scope(metadata: Metadata, paths_key: str, classes_key: str) -> Scope:
+    paths, classes = (_python_list(metadata.get(key, "")) for key in (paths_key, classes_key))
+    return tuple(zip(paths, classes, strict=True)) if len(paths) == len(classes) else ()
+
+
+def _absolute_scopes(scopes: Iterable[Scope]) -> list[Scope]:
+    """Return scopes with module paths instead of names; the outermost module that all nodes share is the root."""
+    scopes = list(scopes)
+    has_root = len({scope[0] for scope in scopes if scope}) == 1
+    found: list[Scope] = []
+    for scope in scopes:
+        path, levels = "", [("", scope[0][1] if has_root else "")] if scope else []
+        for name, class_name in scope[1:] if has_root else scope:
+            path = f"{path}.{name}" if path and name else path or name
+            if path and path != levels[-1][0]:
+                levels.append((path, class_name))
+        found.append(tuple(levels))
+    return found
+
+
+def _python_list(text: str) -> list[str]:
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return []
+    return [str(item) for item in value] if isinstance(value, list) else []
+
+
+def _namespace_scopes(namespaces: Sequence[str]) -> list[Scope]:
+    """Read the namespaces of torch or winml, which have paths, or of onnxscript's builder, which have names."""
+    levels = [
+        [_namespace_level(level) for level in text.split(address.SEPARATOR)] if text else [] for text in namespaces
+    ]
+    outermost = [node_levels[0] for node_levels in levels if node_levels]
+    # torch writes the package before the class of the root, winml the class alone.
+    is_relative = bool(outermost) and not any(name is None or (not name and "." in kind) for name, kind in outermost)
+    if is_relative:
+        return _absolute_scopes(tuple((name or "", kind) for name, kind in node_levels) for node_levels in levels)
+    return list(map(_namespace_scope, levels))
+
+
+def _namespace_level(text: str) -> tuple[str | None, str]:
+    """Return name and class of a level such as ``encoder: BertEncoder``; the name is `None` if there is none."""
+    name, separator, class_name = text.partition(": ")
+    return (name, class_name) if separator else (None, text)
+
+
+def _namespace_scope(levels: Sequence[tuple[str | None, str]]) -> Scope:
+    """Read ``BertModel/encoder: BertEncoder``, or torch's ``: package.BertModel/…``, whose last level is the node."""
+    scope = tuple((path, class_name) for path, class_name in levels if path is not None)
+    if not levels or levels[0][0] == "":
+        return tuple(level for level in scope[:-1] if level[0] != _NO_MODULE)
+    return (("", levels[0][1]), *scope) if len(scope) == len(levels) - 1 else ()
+
+
+def _name_scope(node: onnx.NodeProto) -> Scope:
+    """Read ``/encoder/layer.0/Gelu`` as the modules ``encoder`` and ``encoder.layer.0``, under the root."""
+    if address.SEPARATOR not in node.name:
+        return ()
+    segments = name_scope(node.name, node.op_type)
+    return (("", ""), *((scope_path(segments[: depth + 1]), "") for depth in range(len(segments))))

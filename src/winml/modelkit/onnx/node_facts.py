@@ -1,0 +1,143 @@
+"""Reads what decides of each node whether a provider runs it: operator, element types, dynamic sizes, module."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from winml.modelkit.onnx.contents import Shape, declared_shape, read_contents, read_value_types
+from winml.modelkit.onnx.module_tree import read_tree
+from winml.modelkit.onnx.specs import stated_sums
+from winml.modelkit.tags.tagging import name_scope, scope_path
+
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What is known of one node."""
+
+    name: str
+    op_type: str
+    domain: str
+    """Empty for ONNX's own."""
+    module: str
+    """Dotted path of its module; its tag where the path is unknown, and empty where both are."""
+    inputs: tuple[str | None, ...]
+    """Element types as numpy calls them; None where one is unknown."""
+    outputs: tuple[str | None, ...]
+    open_names: frozenset[str]
+    """Dynamic dimensions of the inputs of the graph that its values depend on."""
+    has_unknown_size: bool = False
+    """Whether a size of its values follows from no dimension of the inputs: from data, as far as is known."""
+
+    @property
+    def operator(self) -> str:
+        """Operator, with its domain where that is not ONNX's own."""
+        return f"{self.domain}.{self.op_type}" if self.domain else self.op_type
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """The nodes of a graph, without those that hold constants."""
+
+    nodes: tuple[NodeFacts, ...]
+    open_places: Mapping[str, Sequence[str]]
+    """Dynamic dimension of the inputs → where they have it, ``input:axis``."""
+    sums: frozenset[str]
+    """Those of them that follow from others."""
+    opsets: Mapping[str, int]
+    """Domain (ONNX's own: empty) → version."""
+    module_of_scope: Mapping[str, str]
+    """Module path as node names have it → module."""
+    notes: tuple[str, ...]
+
+    def node_called(self, name: str, op_type: str, domain: str) -> NodeFacts:
+        """Return a node as ONNX Runtime names it; one that is not of the file, or has no name of its own, is made."""
+        if (node := self._by_name.get((name, op_type))) is not None:
+            return node
+        domain = "" if domain == "ai.onnx" else domain
+        return NodeFacts(name, op_type, domain, self.module_of_name(name, op_type), (), (), frozenset())
+
+    @functools.cached_property
+    def _by_name(self) -> Mapping[tuple[str, str], NodeFacts]:
+        counts = Counter(node.name for node in self.nodes)
+        return {(node.name, node.op_type): node for node in self.nodes if node.name and counts[node.name] == 1}
+
+    def module_of_name(self, name: str, op_type: str) -> str:
+        """Return the module of a node that ONNX Runtime made, by its name; empty where that says nothing."""
+        if not name:
+            return ""
+        path = scope_path(name_scope(name, op_type))
+        return self.module_of_scope.get(path, path)
+
+
+def read_facts(model: onnx.ModelProto) -> GraphFacts:
+    """Read the nodes of a model; its weights are not needed.
+
+    Args:
+        model: The model, with or without the values of its weights.
+    """
+    contents = read_contents(model)
+    metadata = {item.key: item.value for item in model.metadata_props}
+    tree = read_tree([node.proto for node in contents.nodes], metadata, model.graph.name.strip("/") or "graph")
+    paths = {module.tag: module.path or module.tag for module in tree.modules}
+    made = {name for node in contents.nodes if node.place == "graph" for name in node.proto.output if name}
+    types, notes = read_value_types(model, made, "some types are unknown")
+    places = _open_places(model.graph)
+    nodes = []
+    scopes: dict[str, str] = {}
+    for node, tag in zip(contents.nodes, tree.tags, strict=True):
+        proto = node.proto
+        module = paths.get(tag, tag)
+        if proto.name:
+            scopes.setdefault(scope_path(name_scope(proto.name, proto.op_type)), module)
+        if proto.op_type == "Constant" and proto.domain in ("", "ai.onnx"):
+            continue
+        names = [name for name in (*proto.input, *proto.output) if name in types.dtypes]
+        open_names, is_unknown = _open_names(map(types.shapes.get, names), places)
+        nodes.append(
+            NodeFacts(
+                name=proto.name,
+                op_type=proto.op_type,
+                domain="" if proto.domain == "ai.onnx" else proto.domain,
+                module=module,
+                inputs=tuple(map(types.dtypes.get, proto.input)),
+                outputs=tuple(map(types.dtypes.get, proto.output)),
+                open_names=frozenset(open_names),
+                has_unknown_size=is_unknown,
+            )
+        )
+    opsets = {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in model.opset_import}
+    sums = frozenset(stated_sums(metadata))
+    return GraphFacts(tuple(nodes), places, sums, opsets, scopes, notes)
+
+
+def _open_places(graph: onnx.GraphProto) -> dict[str, list[str]]:
+    weights = {tensor.name for tensor in graph.initializer}
+    places: dict[str, list[str]] = {}
+    for value in graph.input:
+        for axis, size in enumerate(declared_shape(value.type) or ()):
+            if value.name not in weights and not isinstance(size, int):
+                place = f"{value.name}:{axis}"
+                places.setdefault(size or place, []).append(place)
+    return places
+
+
+def _open_names(shapes: Iterable[Shape | None], places: Mapping[str, Sequence[str]]) -> tuple[set[str], bool]:
+    """Return the dynamic dimensions that shapes depend on, all of them where a size is unknown; and whether one is."""
+    names: set[str] = set()
+    is_unknown = False
+    for shape in shapes:
+        for size in (None,) if shape is None else shape:
+            if isinstance(size, int):
+                continue
+            found = {size, *_IDENTIFIER.findall(size)} & places.keys() if size else set()
+            names |= found or places.keys()
+            is_unknown = is_unknown or not found
+    return names, is_unknown

@@ -1,0 +1,81 @@
+"""Fixes the dynamic dimensions of a graph.
+
+Replaces names by numbers in the declared shapes, in place. The inner shapes are inferred again by the caller
+(``normalize``). Values are not changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from winml.modelkit.onnx.specs import resolve_names
+
+
+def open_dimensions(graph: ir.Graph) -> dict[str, list[str]]:
+    """Return name of a dynamic dimension → places at which the inputs have it, ``input:axis``.
+
+    A dimension the file does not name is called by its place.
+    """
+    places_by_name: dict[str, list[str]] = {}
+    for value in graph.inputs:
+        if value.name in graph.initializers:
+            continue  # a weight; files of IR version 3 list them as inputs as well
+        for axis, size in enumerate(value.shape or ()):
+            if isinstance(size, ir.SymbolicDim):
+                place = f"{value.name}:{axis}"
+                places_by_name.setdefault(place if size.value is None else str(size.value), []).append(place)
+    return places_by_name
+
+
+def sizes_of_dimensions(graph: ir.Graph, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return sizes by the name of the dynamic dimension in the graph.
+
+    Args:
+        graph: Whose inputs have the dimensions.
+        sizes: By name, by ``input:axis``, or by key of ``--shape-config``.
+
+    Raises:
+        UsageError: the graph has no such dimension, or two sizes are given for one.
+    """
+    dimensions = open_dimensions(graph)
+    places = {place: name for name, at_places in dimensions.items() for place in at_places}
+    return resolve_names(sizes, dimensions, places)
+
+
+def pin_dimensions(model: ir.Model, sizes: Mapping[str, int]) -> None:
+    """Fix dimensions of the inputs, in place, and remove the inner shapes, which depend on them.
+
+    Expressions on outputs (``(samples - 80)//320``) are computed where every name in them is fixed.
+
+    Args:
+        model: The model; subgraphs included.
+        sizes: Name → size; ``input:axis`` for a dimension without a name.
+    """
+    for value in model.graph.inputs:
+        value.shape = _pinned_shape(value.shape, sizes, value.name or "")
+    outputs = {value.name for value in model.graph.outputs}
+    for node in model.graph.all_nodes():
+        for value in node.outputs:
+            # Shape inference restores inner shapes; it could not restore the expression on an output.
+            value.shape = _pinned_shape(value.shape, sizes) if value.name in outputs else None
+
+
+def _pinned_shape(shape: ir.Shape | None, sizes: Mapping[str, int], input_name: str = "") -> ir.Shape | None:
+    if shape is None:
+        return None
+    return ir.Shape([_pinned_size(size, sizes, f"{input_name}:{axis}") for axis, size in enumerate(shape)])
+
+
+def _pinned_size(size: int | ir.SymbolicDim, sizes: Mapping[str, int], place: str) -> int | str | None:
+    if isinstance(size, int) or size.value is None:
+        return size if isinstance(size, int) else sizes.get(place)
+    name = str(size.value)
+    if name in sizes:
+        return sizes[name]
+    try:
+        computed = size.evaluate(dict(sizes))
+        return computed if isinstance(computed, int) else name
+    except (ValueError, TypeError, SyntaxError, NotImplementedError):
+        return name  # an expression of another exporter that cannot be evaluated

@@ -1,0 +1,641 @@
+"""Specifications of graph inputs and outputs, exchanged by all stages.
+
+Plain records; nothing here reads a model or generates values (``ort/feeds.py`` does).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import pydantic
+
+from winml.modelkit.errors import ConfigError, UsageError
+from winml.modelkit.metadata_keys import DIMENSIONS_KEY, INPUTS_KEY
+from winml.modelkit.options import Options, load_metadata, nearest, parse_options, read_json
+
+DTYPES = (
+    "float32", "float16", "bfloat16", "float64",
+    "int64", "int32", "int16", "int8", "uint8", "bool",
+)  # fmt: skip
+"""Names accepted for ``dtype``: numpy's, plus ``bfloat16``."""
+
+OPEN_SIZE = -1
+"""In place of a size, as in the shapes of other tools: left open, and named by the export."""
+
+
+Dimension = Annotated[int, pydantic.Field(ge=OPEN_SIZE)] | Annotated[str, pydantic.Field(pattern=r"^[A-Za-z_]\w*$")]
+
+
+def is_open(size: int | str) -> bool:
+    """Say whether a size of a shape is left open."""
+    return isinstance(size, str) or size == OPEN_SIZE
+
+
+def summed_sizes(sums: Mapping[str, Sequence[int | str]], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the sizes that are sums of others, as far as these are known.
+
+    >>> summed_sizes({"total": ("past", "tokens"), "other": ("unknown", 1)}, {"past": 7, "tokens": 2})
+    {'total': 9}
+    """
+    terms_by_name = {
+        name: [sizes.get(term) if isinstance(term, str) else term for term in terms] for name, terms in sums.items()
+    }
+    known = {name: [term for term in terms if term is not None] for name, terms in terms_by_name.items()}
+    return {name: sum(terms) for name, terms in known.items() if len(terms) == len(terms_by_name[name])}
+
+
+def _check_dtype(name: str) -> str:
+    if name not in DTYPES:
+        raise ValueError(f"unknown dtype; expected one of {', '.join(DTYPES)}")
+    return name
+
+
+_DType = Annotated[str, pydantic.AfterValidator(_check_dtype)]
+
+
+_OPEN_SIZES = (
+    'For a dynamic dimension, write a name or -1 in place of the size: "shape": ["batch", 16]; or use --dynamic-batch, '
+    "--dynamic-seq-len or --dynamic-axes."
+)
+
+
+class _TensorSpec(Options):
+    ways_out: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("shape", "dynamic", "dynamic_axes", "dynamic_dims", "dynamic_shapes", "dynamic_shape"), _OPEN_SIZES
+    )
+
+    name: Annotated[str, pydantic.Field(min_length=1)]
+    """Name of the graph input or output."""
+    shape: tuple[Dimension, ...]
+    """Sizes, 0 for an empty cache; a name stands for a dynamic dimension, and -1 for one that the export names. ``()``
+    is a scalar."""
+    dtype: _DType
+    """Element type, one of :data:`DTYPES`."""
+
+
+class CacheSlot(Options):
+    """Which tensor of a cache an input takes: what an output of the run before holds."""
+
+    layer: Annotated[int, pydantic.Field(ge=0)]
+    """Layer of the cache, from 0."""
+    kind: Annotated[str, pydantic.Field(min_length=1)]
+    """``key`` and ``value`` hold an entry for every token; ``conv`` and ``recurrent`` are states of one size."""
+    window: Annotated[int, pydantic.Field(ge=1)] | None = None
+    """How many of the last tokens the layer attends to; None: all of them."""
+    side: Literal["encoder", "decoder"] | None = None
+    """Of an encoder-decoder: whose tokens it holds an entry for; None for any other model."""
+
+
+class GridSlot(Options):
+    """What an input says of the patches of pictures: a row of frames, rows and columns for each picture."""
+
+    patches: Annotated[str, pydantic.Field(pattern=r"^[A-Za-z_]\w*$")]
+    """Name of the number of patches of all pictures together, in the shape of another input."""
+    multiple: Annotated[int, pydantic.Field(ge=1)] = 1
+    """Rows and columns are whole multiples of it."""
+
+
+class InputTensorSpec(_TensorSpec):
+    """One graph input: name, shape, element type and valid values."""
+
+    value_range: tuple[float, float] | None = None
+    """Smallest and largest valid value, both included. None: standard normal for floats, 0..1 for integers."""
+    last_value: int | None = None
+    """Value of the last unmasked position of each row, for models that search for it (an end-of-sequence token)."""
+    first_values: tuple[tuple[int, Annotated[int, pydantic.Field(ge=1)]], ...] = ()
+    """Values at the start of each entry of the first axis, as runs of (value, count): image placeholder tokens, or all
+    values, such as the size of a grid. The values do not occur elsewhere, unless in ``value_range``."""
+    cache: CacheSlot | None = None
+    """The tensor of the KV cache that it takes; None for other inputs."""
+    sums: Mapping[str, tuple[Dimension, ...]] = {}
+    """Name in the shape → the sizes whose sum it is: a mask is as long as the cache and the tokens together."""
+    grid: GridSlot | None = None
+    """Number of patches, if the input contains the grids of images."""
+
+    @pydantic.field_validator("value_range")
+    @classmethod
+    def _check_order(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
+        if value is not None and value[0] > value[1]:
+            raise ValueError("the first value must not be larger than the second")
+        return value
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the ``winml.io.inputs`` entry of FORMATS: name, shape, dtype and, where set, value_range,
+        first_values, cache, sums and grid.
+        """
+        record: dict[str, Any] = {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
+        if self.value_range is not None:
+            is_float = "float" in self.dtype
+            record["value_range"] = [bound if is_float else int(bound) for bound in self.value_range]
+        if self.first_values:
+            record["first_values"] = [list(run) for run in self.first_values]
+        if self.cache is not None:
+            record["cache"] = self.cache.model_dump(exclude_none=True)
+        if self.sums:
+            record["sums"] = {name: list(terms) for name, terms in self.sums.items()}
+        if self.grid is not None:
+            record["grid"] = self.grid.model_dump()
+        return record
+
+
+class StatedCache(pydantic.BaseModel):
+    """What a file states of an input that takes a tensor of a cache; foreign files may leave out the rest."""
+
+    model_config = pydantic.ConfigDict(frozen=True)
+
+    kind: str
+    """As in :class:`CacheSlot`."""
+    window: int | None = None
+    """How many of the last tokens the layer attends to; None: all of them."""
+
+
+class StatedInput(pydantic.BaseModel):
+    """What a file, ours or of another tool, states of one of its inputs; a field that is damaged states nothing."""
+
+    model_config = pydantic.ConfigDict(frozen=True)
+
+    name: str
+    value_range: tuple[float, float] | None = None
+    """Smallest and largest valid value."""
+    first_values: tuple[tuple[int, int], ...] = ()
+    """Values that each entry of the first axis begins with, as runs of (value, count)."""
+    cache: StatedCache | None = None
+    """Which tensor of a cache it takes."""
+    sums: Mapping[str, tuple[int | str, ...]] = {}
+    """Name in the shape → the sizes whose sum it is."""
+    grid: GridSlot | None = None
+    """Number of patches, if the input contains the grids of images."""
+
+    @pydantic.field_validator("value_range", "first_values", "cache", "sums", "grid", mode="wrap")
+    @classmethod
+    def _default_where_damaged(
+        cls, value: Any, check: pydantic.ValidatorFunctionWrapHandler, field: pydantic.ValidationInfo
+    ) -> Any:
+        try:
+            return check(value)
+        except pydantic.ValidationError:
+            return cls.model_fields[field.field_name or ""].default
+
+    @pydantic.field_validator("first_values")
+    @classmethod
+    def _leave_out_empty_runs(cls, runs: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        return tuple((value, count) for value, count in runs if count > 0)
+
+
+def input_records(metadata: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Return the entries of ``winml.io.inputs`` in the metadata of a file, by name; none where it is damaged."""
+    try:
+        return {record["name"]: record for record in load_metadata(metadata.get(INPUTS_KEY, "[]"))}
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def stated_inputs(metadata: Mapping[str, str]) -> dict[str, StatedInput]:
+    """Return what the metadata of a file states of its inputs, by name."""
+    stated = {}
+    for name, record in input_records(metadata).items():
+        with contextlib.suppress(pydantic.ValidationError):  # its name is no text
+            stated[name] = StatedInput.model_validate(record)
+    return stated
+
+
+def stated_sums(metadata: Mapping[str, str]) -> dict[str, tuple[int | str, ...]]:
+    """Return the sizes that are sums of others, as the metadata of a file states them."""
+    return {name: terms for item in stated_inputs(metadata).values() for name, terms in item.sums.items()}
+
+
+class StatedBounds(pydantic.BaseModel):
+    """Sizes of a dynamic dimension for which a graph was made, as its file states them."""
+
+    model_config = pydantic.ConfigDict(frozen=True)
+
+    name: str
+    """As in the shapes of the inputs."""
+    min: Annotated[int, pydantic.Field(ge=0)] = 1
+    """Smallest size."""
+    max: Annotated[int, pydantic.Field(ge=0)] | None = None
+    """Largest size; None: unbounded."""
+
+    @pydantic.model_validator(mode="after")
+    def _check_order(self) -> StatedBounds:
+        if self.max is not None and self.min > self.max:
+            raise ValueError(f"min {self.min} is above max {self.max}")
+        return self
+
+    def clamp(self, size: int) -> int:
+        """Return the nearest size within the bounds."""
+        return max(self.min, size if self.max is None else min(size, self.max))
+
+    def refusal(self, size: int) -> str:
+        """Return why a size is not possible; ``""`` if it is.
+
+        >>> StatedBounds(name="T", max=64).refusal(65)
+        'T 65: the graph was made for sizes 1 to 64'
+        """
+        return "" if self.clamp(size) == size else f"{self.name} {size}: the graph was made for sizes {self.words}"
+
+    @property
+    def words(self) -> str:
+        """The sizes.
+
+        >>> StatedBounds(name="T", max=64).words, StatedBounds(name="T", min=2).words
+        ('1 to 64', 'from 2')
+        """
+        return f"from {self.min}" if self.max is None else f"{self.min} to {self.max}"
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the ``winml.io.dimensions`` entry of FORMATS: name, min and, if bounded, max."""
+        return self.model_dump(exclude_none=True)
+
+
+def stated_bounds(metadata: Mapping[str, str]) -> dict[str, StatedBounds]:
+    """Return the bounds of dynamic dimensions that the metadata of a file states, by name; without damaged ones."""
+    bounds = {}
+    with contextlib.suppress(ValueError, TypeError):
+        for record in load_metadata(metadata.get(DIMENSIONS_KEY, "[]")):
+            with contextlib.suppress(pydantic.ValidationError):
+                item = StatedBounds.model_validate(record)
+                bounds[item.name] = item
+    return bounds
+
+
+def damaged_bounds_notes(metadata: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a note if the metadata of a file states bounds of dimensions that cannot be read and are ignored."""
+    text = metadata.get(DIMENSIONS_KEY)
+    if text is None:
+        return ()
+    try:
+        records = load_metadata(text)
+        is_damaged = not isinstance(records, list) or len(stated_bounds(metadata)) != len(records)
+    except ValueError:
+        is_damaged = True
+    if not is_damaged:
+        return ()
+    note = (
+        f"{DIMENSIONS_KEY} of the file is damaged: bounds of dynamic dimensions that cannot be read are ignored, and "
+        "outputs for other sizes may be wrong. Export the model again."
+    )
+    return (note,)
+
+
+class OutputTensorSpec(_TensorSpec):
+    """One graph output: name, shape and element type."""
+
+    def disagreement(self, actual: OutputTensorSpec) -> str:
+        """Return how the actual output differs from this specification, or ``""``; a dynamic size agrees with any."""
+        agrees = len(self.shape) == len(actual.shape) and all(
+            isinstance(expected_size, str) or expected_size in (OPEN_SIZE, size)
+            for expected_size, size in zip(self.shape, actual.shape, strict=False)
+        )
+        if agrees and self.dtype == actual.dtype:
+            return ""
+        return f"expected {self.dtype}{list(self.shape)}, the model returns {actual.dtype}{list(actual.shape)}"
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the ``winml.io.outputs`` entry of FORMATS."""
+        return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
+
+
+# --- Records of dynamic dimensions, and the option texts they are parsed from.
+#
+# Knows no model: whether a name or an axis is valid for a model is decided in ``load``. Imports nothing heavy, so that
+# errors in the text are reported at once.
+
+
+DYNAMIC_AXES_OPTION = "--dynamic-axes"
+
+_OPTIONS: Mapping[str, str] = {
+    "dynamic_batch": "--dynamic-batch",
+    "dynamic_sequence": "--dynamic-seq-len",
+    "dynamic_image_size": "--dynamic-image-size",
+    "dynamic_axes": DYNAMIC_AXES_OPTION,
+}
+"""Key of a config → the option that says the same."""
+
+_OLDER_NAMES: Mapping[str, str] = {
+    "batch": "batch_size",
+    "sequence": "sequence_length",
+    "past_sequence": "past_sequence_length",
+    "total_sequence": "total_sequence_length",
+    "decoder_sequence": "decoder_sequence_length",
+    "encoder_sequence": "encoder_sequence_length",
+    "past_encoder_sequence": "past_encoder_sequence_length",
+    "choices": "num_choices",
+    "channels": "num_channels",
+    "frames": "num_frames",
+    "mel_bins": "num_mel_bins",
+    "samples": "audio_length",
+}
+"""Name of a dimension in files of winml 0.2 → its name today: that of optimum and transformers.js, which is its key in
+``--shape-config`` where it has one.
+"""
+
+_NAME = r"^[A-Za-z_]\w*$"
+_INLINE = re.compile(r"^(?P<input>[^:=,\s]+):(?P<axes>.+)$")
+
+Size = Annotated[int, pydantic.Field(ge=1)]
+Name = Annotated[str, pydantic.Field(pattern=_NAME)]
+
+
+ROWS_OF_ONE_KIND = frozenset({"text_batch_size", "image_batch_size", "audio_batch_size"})
+"""Rows of texts, images and recordings, where a model scores each with each."""
+
+
+class _Range(Options):
+    min: Size = 1
+    """Smallest size the model will be run with."""
+    max: Size | None = None
+    """Largest size the model will be run with; None: unbounded."""
+    example: Size | None = None
+    """Size to trace with; None: chosen by the export. At least 2: a size of 1 is traced as a constant."""
+
+    @pydantic.model_validator(mode="after")
+    def _check_order(self) -> _Range:
+        if self.max is not None and self.min > self.max:
+            raise ValueError(f"min {self.min} is above max {self.max}")
+        if self.example is None:
+            return self
+        if self.example < self.min or (self.max is not None and self.example > self.max):
+            raise ValueError(f"example {self.example} is outside of {self.min} to {self.max or 'any'}")
+        if self.example == 1:
+            raise ValueError("example 1: a size of 1 is traced as a constant; set 2 or more")
+        return self
+
+
+class OpenSize(_Range):
+    """A size the user leaves open, as written in ``--shape-config``."""
+
+    name: Name | None = None
+    """Name of the dimension; None: its key."""
+
+
+class DynamicDimension(_Range):
+    """A dynamic dimension of a graph, by its name."""
+
+    name: Name
+    """As in the shapes of the inputs."""
+    min: Annotated[int, pydantic.Field(ge=0)] = 1
+    """Smallest size the model will be run with; 0 for a cache that may be empty."""
+
+
+UNNAMED = ""
+"""In place of the name of an axis: left open, and named by the export."""
+
+
+def _with_names(axes: object) -> Any:
+    """Return axes in one form; torch also takes a list of axes, for names of its own choice."""
+    if not isinstance(axes, Mapping):
+        return axes
+    return {name: _axis_names(passed) for name, passed in axes.items()}
+
+
+def _axis_names(passed: Any) -> Any:
+    if isinstance(passed, Mapping):
+        # Keys of JSON are text.
+        numbers = {axis: int(axis) if re.fullmatch(r"-?\d+", str(axis)) else axis for axis in passed}
+        return {numbers[axis]: UNNAMED if symbol is None else symbol for axis, symbol in passed.items()}
+    # Of anything but numbers, the reader says what it expected.
+    is_list = isinstance(passed, (list, tuple)) and all(isinstance(axis, (int, str)) for axis in passed)
+    return dict.fromkeys(passed, UNNAMED) if is_list else passed
+
+
+def _check_axes(axes: Mapping[str, Mapping[int, str]]) -> Mapping[str, Mapping[int, str]]:
+    for name, axis_names in axes.items():
+        for axis, symbol in axis_names.items():
+            if axis < 0:
+                raise ValueError(f"{name}: axis {axis} is negative; axes count from 0")
+            if symbol != UNNAMED and not re.match(_NAME, symbol):
+                raise ValueError(
+                    f"{name}: axis {axis} has the name {symbol!r}; expected letters, digits and _, not starting with a "
+                    "digit"
+                )
+    return axes
+
+
+DynamicAxes = Annotated[
+    Mapping[str, Mapping[int, str]], pydantic.BeforeValidator(_with_names), pydantic.AfterValidator(_check_axes)
+]
+"""Input or output → axis, counted from 0 → name, as ``dynamic_axes`` of torch.onnx.export; or a list of axes."""
+
+
+@dataclass(frozen=True)
+class OutputAxis:
+    """An axis of an output that is to be open under a name; open axes of the inputs decide whether it can be."""
+
+    output: str
+    axis: int
+    name: str
+    """``UNNAMED``: whatever follows from the inputs."""
+    requested_by: str
+    """The option, for messages."""
+
+
+class DynamicRequest(Options):
+    """Which dimensions the user wants left open, besides those named in shapes."""
+
+    batch: bool = False
+    """The rows of every input."""
+    sequence: bool = False
+    """The sequences the model reads: tokens of the text and of the decoder, or frames or samples of audio."""
+    image_size: bool = False
+    """Height and width of images."""
+    axes: DynamicAxes = pydantic.Field(default_factory=dict)
+    """Input → axis → name."""
+    dimensions: tuple[DynamicDimension, ...] = ()
+    """Bounds, and sizes to trace with, of names; leaves nothing open by itself."""
+    origins: Mapping[str, str] = pydantic.Field(default_factory=dict, exclude=True)
+    """Where it was said, for messages: key of a config, or axis as ``input:axis`` → words; else the option's name."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no dimension is requested to be open."""
+        return not (self.batch or self.sequence or self.image_size or self.axes)
+
+    def joined(self, defaults: DynamicRequest) -> DynamicRequest:
+        """Return the union of both requests; where both name an axis, the name in this request is used."""
+        inputs = dict.fromkeys([*self.axes, *defaults.axes])
+        return DynamicRequest(
+            batch=self.batch or defaults.batch,
+            sequence=self.sequence or defaults.sequence,
+            image_size=self.image_size or defaults.image_size,
+            axes={name: {**defaults.axes.get(name, {}), **self.axes.get(name, {})} for name in inputs},
+            dimensions=self.dimensions or defaults.dimensions,
+            origins={**defaults.origins, **self.origins},
+        )
+
+    def requested_by(self, place: str) -> DynamicRequest:
+        """Return the same request with the words for where it was said.
+
+        Args:
+            place: With ``{}`` for the key: ``export.{}``.
+        """
+        flags = {"dynamic_batch": self.batch, "dynamic_sequence": self.sequence, "dynamic_image_size": self.image_size}
+        origins = {key: place.format(key) for key, is_not_default in flags.items() if is_not_default}
+        axes = {f"{name}:{axis}": place.format("dynamic_axes") for name, named in self.axes.items() for axis in named}
+        return self.model_copy(update={"origins": {**origins, **axes}})
+
+    def origin_of(self, key: str, axis: tuple[str, int] | None = None) -> str:
+        """Return where a key, or one axis, was asked for, in words."""
+        return self.origins.get(key if axis is None else f"{axis[0]}:{axis[1]}", _OPTIONS[key])
+
+
+class _AxesOption(Options):
+    axes: DynamicAxes
+
+
+def parse_dynamic_axes(texts: Sequence[str]) -> dict[str, dict[int, str]]:
+    """Read ``--dynamic-axes``, given any number of times.
+
+    Args:
+        texts: Each ``input_ids:0=batch_size,1=sequence_length`` (several inputs separated by spaces or semicolons), or
+            a JSON object ``{"input_ids": {"0": "batch_size", "1": "sequence_length"}, "pixel_values": [0]}``, or the
+            path of a file that holds one.
+
+    Returns:
+        Input or output → axis → name; ``UNNAMED`` where only the axis is given.
+
+    Raises:
+        ConfigError: a text in none of these forms, an axis that is not a number or is negative, an invalid name, or an
+            axis with two names.
+    """
+    merged: dict[str, dict[int, str]] = {}
+    for text in texts:
+        for name, axis, symbol in _parse_axes(text):
+            first_symbol = merged.setdefault(name, {}).get(axis, UNNAMED) or symbol
+            merged[name][axis] = first_symbol
+            if symbol not in (first_symbol, UNNAMED):
+                raise ConfigError(
+                    f"{DYNAMIC_AXES_OPTION}: axis {axis} of {name} is named both {first_symbol!r} and {symbol!r}",
+                    hint="Use one name.",
+                )
+    return merged
+
+
+def _parse_axes(text: str) -> list[tuple[str, int, str]]:
+    items = [item for item in re.split(r"[;\s]+", text.strip()) if item]
+    if not text.lstrip().startswith("{") and items and all(_INLINE.match(item) for item in items) and "=" in text:
+        return [pair for item in items for pair in _parse_inline_axes(item)]
+    value, label = read_json(text, DYNAMIC_AXES_OPTION)
+    return [
+        (name, axis, symbol)
+        for name, axis_names in parse_options(
+            _AxesOption, {"axes": _check_axis_numbers(value, label)}, label
+        ).axes.items()
+        for axis, symbol in axis_names.items()
+    ]
+
+
+def _check_axis_numbers(value: object, label: str) -> Any:
+    """Return ``value`` if it is an object of lists of axes, or of objects whose keys are axis numbers.
+
+    Raises:
+        ConfigError: it is not; names the input and the axis.
+    """
+    if not isinstance(value, dict) or not all(isinstance(axis_names, (dict, list)) for axis_names in value.values()):
+        raise ConfigError(
+            f"{label}: expected an object of objects or of lists",
+            hint='Write {"input_ids": {"0": "batch_size", "1": "sequence_length"}}, {"input_ids": [0, 1]}, or '
+            "input_ids:0=batch_size,1=sequence_length.",
+        )
+    for name, axis_names in value.items():
+        for axis in axis_names:
+            if isinstance(axis, bool) or not re.fullmatch(r"-?\d+", str(axis)):
+                raise ConfigError(f"{label}: {name}: axis {axis!r} is not a number", hint="Axes count from 0.")
+    return value
+
+
+def _parse_inline_axes(text: str) -> list[tuple[str, int, str]]:
+    match = _INLINE.match(text)
+    assert match is not None  # _parse_axes checked it
+    axis_names = []
+    for pair in match["axes"].split(","):
+        axis, equals, symbol = pair.partition("=")
+        if not equals or not re.fullmatch(r"-?\d+", axis):
+            raise ConfigError(
+                f"{DYNAMIC_AXES_OPTION}: {pair!r} in {text!r} is not AXIS=NAME",
+                hint="Write it like input_ids:0=batch_size,1=sequence_length.",
+            )
+        if not symbol:
+            raise ConfigError(
+                f"{DYNAMIC_AXES_OPTION}: {pair!r} in {text!r} has no name", hint="Write it like input_ids:0=batch_size."
+            )
+        axis_names.append((int(axis), symbol))
+    try:
+        _check_axes({match["input"]: dict(axis_names)})
+    except ValueError as error:
+        raise ConfigError(f"{DYNAMIC_AXES_OPTION}: {error}") from None
+    return [(match["input"], axis, symbol) for axis, symbol in axis_names]
+
+
+def current_name(name: str) -> str:
+    """Return what a dimension is called today; files of winml 0.2 call some of them otherwise.
+
+    >>> current_name("batch"), current_name("height")
+    ('batch_size', 'height')
+    """
+    return _OLDER_NAMES.get(name, name)
+
+
+def counts_rows(name: str) -> bool:
+    """Say whether a dimension is the number of rows: of all inputs, or of texts, images or recordings."""
+    return current_name(name) == "batch_size" or name in ROWS_OF_ONE_KIND
+
+
+def names_among(name: str, names: Collection[str]) -> tuple[str, ...]:
+    """Return what a dimension is called among names; the name itself where it is none of them.
+
+    Its name may be the older or the newer one. Rows in general are those of texts and of images where these are apart.
+    """
+    if name in names:
+        return (name,)
+    alike = tuple(other for other in names if current_name(other) == current_name(name))
+    is_general = current_name(name) == "batch_size"
+    return alike or tuple(other for other in names if is_general and counts_rows(other)) or (name,)
+
+
+def resolve_names(
+    sizes: Mapping[str, int], graph_names: Iterable[str], places: Mapping[str, str] | None = None
+) -> dict[str, int]:
+    """Return sizes by the names in the graph.
+
+    Args:
+        sizes: Sizes by name, which may be the older or the newer of two for one dimension, or by place.
+        graph_names: Names in the graph.
+        places: ``input:axis``, counted from 0 → name in the graph.
+
+    Raises:
+        UsageError: a name the graph does not have (suggests the nearest), or two sizes for one name.
+    """
+    names, places = list(graph_names), places or {}
+    resolved_sizes: dict[str, int] = {}
+    for name, size in sizes.items():
+        meant = (places[name],) if name in places and name not in names else names_among(name, names)
+        if meant[0] not in names:
+            guess = nearest(name, [*names, *places])
+            hint = f"Did you mean {guess!r}? " if guess else ""
+            raise UsageError(
+                f"--shape-config: the graph has no dynamic dimension {name!r}",
+                hint=f"{hint}Its dynamic dimensions: {_dimension_words(names, places)}.",
+            )
+        for resolved in meant:
+            if len(meant) > 1 and resolved in sizes:
+                continue  # rows in general are those that nothing else is said of
+            if resolved_sizes.setdefault(resolved, size) != size:
+                raise UsageError(
+                    f"--shape-config: {resolved} has two sizes, {resolved_sizes[resolved]} and {size}",
+                    hint="Set one size.",
+                )
+    return resolved_sizes
+
+
+def _dimension_words(names: Sequence[str], places: Mapping[str, str]) -> str:
+    """Return every name with the places it stands at, for people."""
+    words = []
+    for name in names:
+        others = [place for place, at_place in places.items() if at_place == name != place]
+        words.append(f"{name} ({', '.join(others)})" if others else name)
+    return ", ".join(words) or "none; all sizes are fixed"

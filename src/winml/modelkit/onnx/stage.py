@@ -1,0 +1,165 @@
+"""The contract of every graph stage, and the runner that checks what each pass of a stage declares.
+
+A stage takes a model and frozen options, and returns a :class:`StageResult` or a subclass of it. Knows no pass and no
+file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedOpsetsPass
+
+from winml.modelkit.errors import StageError
+from winml.modelkit.onnx.operator_schemas import nodes_against_schema
+from winml.modelkit.tags.tagging import Coverage, NodeTag, all_nodes, read_tag
+
+TagPolicy = Literal["keeps", "merges", "creates", "drops"]
+"""What a pass does to tags. ``keeps``: nodes stay or go, none is new and none changes its tag. ``merges``: a new node
+gets the common ancestor of what it replaced. ``creates``: a new node inherits from its neighbours. ``drops``: nothing
+is promised."""
+
+
+_NEW = object()
+"""Stands for the tag of a node that was not there before."""
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """The result of a stage, whatever the stage is."""
+
+    model: ir.Model
+    changed: bool
+    """Whether the model differs from the one that came in."""
+    notes: tuple[str, ...]
+    """Sentences for the user: what could not be done, and why that is all right."""
+    coverage: Coverage
+    """Tags of the model as it is now."""
+
+
+class GraphPass(ir.passes.InPlacePass):
+    """A pass that declares on its class what it does to tags, and works in place.
+
+    Subclasses define ``tags`` and ``call(model)``, which returns an ``onnx_ir.passes.PassResult``.
+    """
+
+    tags: ClassVar[TagPolicy]
+    """What it promises about tags; checked after it ran."""
+
+
+@dataclass(frozen=True)
+class DeclaredPass:
+    """A pass, and what it promises; for those of libraries, which do not declare it."""
+
+    effect: ir.passes.PassBase
+    tags: TagPolicy
+    """What the pass promises about tags; checked after it ran."""
+
+    @property
+    def name(self) -> str:
+        """The name of the pass."""
+        return type(self.effect).__name__
+
+
+def run_passes(model: ir.Model, passes: Sequence[DeclaredPass], failure: type[StageError]) -> bool:
+    """Run passes in order on a model, in place.
+
+    Args:
+        model: The model.
+        passes: The passes.
+        failure: The error of the stage they belong to.
+
+    Returns:
+        Whether some pass changed the model.
+
+    Raises:
+        StageError: of type ``failure``: a pass failed, or did not keep its promise. Names the pass and those already
+        done.
+    """
+    changed = False
+    before = _Promise.of(model)
+    invalid = nodes_against_schema(model)
+    for position, declared in enumerate(passes):
+        try:
+            result = declared.effect(model)
+        except Exception as error:
+            # A library pass may raise anything; the cause is chained.
+            raise failure(_failure_words(passes, position, f"failed: {type(error).__name__}: {error}")) from error
+        if result.model is not model:
+            raise failure(_failure_words(passes, position, "returned a different model; passes must work in place"))
+        after = _Promise.of(model)
+        if broken := before.broken_by(after, declared.tags):
+            raise failure(_failure_words(passes, position, broken))
+        before = after
+        changed |= result.modified
+        if result.modified and (written := nodes_against_schema(model).items() - invalid.items()):
+            invalid_graph = failure(_failure_words(passes, position, f"made {min(reason for _, reason in written)}"))
+            invalid_graph.invalid_pass = declared.name
+            raise invalid_graph
+    return changed
+
+
+def _failure_words(passes: Sequence[DeclaredPass], position: int, what: str) -> str:
+    done = ", ".join(declared.name for declared in passes[:position]) or "none"
+    return f"step {position + 1} of {len(passes)}, {passes[position].name}, {what} (done before: {done})"
+
+
+@dataclass(frozen=True)
+class _Promise:
+    """What a pass must not change, as it was before."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    tags: dict[ir.Node, NodeTag | None]
+
+    @classmethod
+    def of(cls, model: ir.Model) -> _Promise:
+        return cls(
+            inputs=tuple(f"{value.name} {value.type}" for value in model.graph.inputs),
+            # A pass may learn the type of an output; an input's is given.
+            outputs=tuple(str(value.name) for value in model.graph.outputs),
+            tags={node: read_tag(node) for node in all_nodes(model)},
+        )
+
+    def broken_by(self, after: _Promise, policy: TagPolicy) -> str | None:
+        """Return how a pass broke the promise, in words, or None.
+
+        Args:
+            after: The model after the pass.
+            policy: What it does to tags.
+        """
+        for kind, old, new in (("inputs", self.inputs, after.inputs), ("outputs", self.outputs, after.outputs)):
+            if old != new:
+                return f"changed the graph {kind} from {', '.join(old)} to {', '.join(new)}"
+        if policy == "drops":
+            return None
+        lost = [node for node, tag in after.tags.items() if tag is None and self.tags.get(node, _NEW) is not None]
+        # A graph that came without tags has none to lose.
+        if lost and any(self.tags.values()):
+            return (
+                f"left {len(lost)} nodes without a tag, {lost[0].op_type} {lost[0].name or ''} first, but {policy} tags"
+            )
+        if policy == "keeps":
+            changed = [node for node, tag in after.tags.items() if self.tags.get(node, _NEW) != tag]
+            if changed:
+                return f"made or retagged node {changed[0].op_type} {changed[0].name or ''}, but keeps tags"
+        return None
+
+
+def restore_description(rewritten: ir.Model, original: ir.Model) -> None:
+    """Restore the metadata and description that a foreign tool changed, and remove unused opsets; in place.
+
+    Args:
+        rewritten: What the tool made.
+        original: What it was given.
+    """
+    rewritten.metadata_props.clear()
+    rewritten.metadata_props.update(original.metadata_props)
+    rewritten.producer_name, rewritten.producer_version = original.producer_name, original.producer_version
+    rewritten.doc_string, rewritten.domain = original.doc_string, original.domain
+    rewritten.model_version = original.model_version
+    rewritten.graph.name = original.graph.name
+    RemoveUnusedOpsetsPass()(rewritten)

@@ -1,0 +1,139 @@
+"""``winml optimize``: makes an ONNX file cheaper with the same answer, and keeps its tags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._folders import parts_record, run_verb
+from winml.modelkit.cli._options import grouped_option, request_options, result_options, verbose_option
+from winml.modelkit.cli._requests import read_request
+from winml.modelkit.cli._streams import show_result, silence_library_warnings
+from winml.modelkit.errors import UsageError
+from winml.modelkit.optimize.capabilities import CAPABILITIES, LEVELS
+from winml.modelkit.optimize.declared_options import OPTIMIZATION
+from winml.modelkit.optimize.verb import OPTIMIZE, OptimizeRequest
+from winml.modelkit.verbs.file_to_file import find_source
+
+if TYPE_CHECKING:
+    from winml.modelkit.optimize.options import OptimizeOptions
+    from winml.modelkit.optimize.records import OptimizedFile
+    from winml.modelkit.report.document import Document
+
+EPILOG = """\b
+Examples:
+  winml optimize -m model.onnx -o fast.onnx --level full
+  winml optimize -m model.onnx -o npu.onnx --level full --ep qnn
+  winml optimize -m built -o built-fast --level full
+  winml optimize -m model.onnx -o gelu.onnx --enable-gelu-fusion
+  winml optimize -m model.onnx -o part.onnx --level full --module 'encoder.layer.0'
+  winml optimize -m model.onnx -o model21.onnx --opset 21
+  winml optimize -m model.onnx -o functions.onnx --functions classes
+  winml optimize -m model.onnx --level full --check
+  winml optimize --list
+"""
+
+_NO_FLAGS: dict[str, None] = dict.fromkeys(CAPABILITIES)
+"""Every capability as its level says."""
+
+
+@click.command(name="optimize", cls=WinMLCommand, epilog=EPILOG)
+@request_options(OptimizeRequest)
+@grouped_option(
+    "--check",
+    is_flag=True,
+    group=OPTIMIZATION,
+    is_common=True,
+    help="Show what each optimization would change, by module. Writes nothing.",
+)
+@grouped_option(
+    "--list",
+    "list_",
+    is_flag=True,
+    group=OPTIMIZATION,
+    is_common=True,
+    help="List the optimizations, with level and execution providers.",
+)
+@verbose_option("Show more detail: the changes of every module.")
+@result_options
+def command(**options: Any) -> None:
+    """Optimize an ONNX model without changing its outputs. Tags are preserved.
+
+    Without --level or an enabled optimization, the graph is only normalized. If it already is, the output is a copy
+    of the source.
+
+    Exit codes: 0 success, 1 invalid files, 2 usage error, 3 the outputs differ from the source beyond tolerance.
+    """
+    request = read_request(OptimizeRequest, options)
+    if options["list_"]:
+        _list_capabilities(request.options, options)
+    elif options["check"]:
+        _check_files(request, options)
+    else:
+        run_verb(OPTIMIZE, request, options, _described)
+
+
+def _described(result: OptimizedFile) -> Document:
+    from winml.modelkit.optimize.table import optimization_document  # reads numpy
+
+    return optimization_document(result)
+
+
+def _list_capabilities(requested: OptimizeOptions, options: dict[str, object]) -> None:
+    by_level = {level: requested.model_copy(update={**_NO_FLAGS, "level": level}) for level in LEVELS}
+    defaults = {
+        entry.name: {level: by_level[level].is_enabled(entry) for level in LEVELS} for entry in CAPABILITIES.values()
+    }
+    rows = [
+        {
+            "name": entry.name,
+            "does": entry.words,
+            "on_from": entry.level,
+            "defaults": defaults[entry.name],
+            "execution_providers": list(entry.providers),
+            "standard_operators": bool(entry.transformers),
+            "engine": entry.engine,
+            "enabled": requested.is_enabled(entry),
+        }
+        for entry in CAPABILITIES.values()
+    ]
+    from winml.modelkit.optimize.table import capabilities_document
+
+    record = {"level": requested.level, "ep": requested.ep, "capabilities": rows}
+    show_result(record, options, lambda: capabilities_document(rows), is_answer=True)
+
+
+def _check_files(request: OptimizeRequest, options: Mapping[str, Any]) -> None:
+    for name, flag in (
+        ("output", "--output"),
+        ("overwrite", "--overwrite"),
+        ("sizes", "--shape-config"),
+        ("external_data", "--external-data"),
+        ("dry_run", "--dry-run"),
+    ):
+        if options[name]:
+            raise UsageError(f"{flag} has no effect with --check, which writes no file", hint="Omit one of them.")
+    OPTIMIZE.refuse_options(request)
+    source = find_source(request)
+    if isinstance(source, Path) and not source.is_file():
+        raise UsageError(f"{source}: no such file", hint="Specify an ONNX file with --model.")
+    paths = {"": source} if isinstance(source, Path) else {part: source.parts[part] for part in source.chosen}
+    silence_library_warnings(debug=options["debug"])
+    from winml.modelkit.cli._streams import library_output_to_stderr
+    from winml.modelkit.optimize.file_optimization import check_optimization
+
+    with library_output_to_stderr():
+        checks = {part: check_optimization(path, options=request.options) for part, path in paths.items()}
+    from winml.modelkit.optimize.table import optimization_check_document
+    from winml.modelkit.report.document import parts_document
+
+    if len(checks) == 1:
+        (check,) = checks.values()
+        show_result(check.as_record(), options, lambda: optimization_check_document(check))
+        return
+    record = parts_record({"target": str(request.model)}, {part: check.as_record() for part, check in checks.items()})
+    show_result(record, options, lambda: parts_document(checks, optimization_check_document))

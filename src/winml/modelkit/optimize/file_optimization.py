@@ -1,0 +1,516 @@
+"""What does ``winml optimize`` do, from file to file? Optimizes a graph, or reports what each capability would do.
+
+Reading, plain form, comparison and writing are those of every verb that changes a graph (``graph_file``). Knows no
+PyTorch and imports none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.tags.tagging import all_nodes
+from winml.modelkit.transform.module_functions import selected_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from winml.modelkit.optimize.options import OptimizeOptions
+    from winml.modelkit.optimize.pipeline import OptimizeResult
+
+import os
+import time
+from abc import abstractmethod
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from winml.modelkit.compare.files import refuse_different
+from winml.modelkit.compare.outputs import VerificationInfo
+from winml.modelkit.errors import StageError
+from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
+from winml.modelkit.onnx.pinning import open_dimensions, pin_dimensions, sizes_of_dimensions
+from winml.modelkit.onnx.specs import stated_sums, summed_sizes
+from winml.modelkit.optimize.capabilities import CAPABILITIES, Capability
+from winml.modelkit.optimize.options import OptimizeOptions
+from winml.modelkit.optimize.pipeline import OptimizeResult, refuse_unknown_opset
+from winml.modelkit.optimize.records import (
+    BlockedFusion,
+    CheckedCapability,
+    OptimizationCheck,
+    OptimizationLoop,
+    OptimizationRound,
+    OptimizedFile,
+)
+from winml.modelkit.options import options_of, parse_options
+from winml.modelkit.ort.default_sizes import default_size
+from winml.modelkit.progress import StepEvent
+from winml.modelkit.transform.graph_file import (
+    EXTERNAL_BYTES,
+    CheckedSource,
+    GraphFileTask,
+    GraphWork,
+    Transformation,
+    read_plain,
+    summarize_graph,
+    transform_file,
+)
+from winml.modelkit.transform.module_functions import graph_modules
+
+_LISTED_CAPABILITIES = 4
+"""Capabilities that a plan names one by one. Chosen: they fit on a line; ``--list`` shows all."""
+
+MAX_ROUNDS = 5
+"""Chosen: two rounds settle every model tried, the second finding nothing."""
+
+AnalyzeRound = Callable[[OptimizationRound], Mapping[str, Any] | None]
+"""Called after each round; returns the flags of the next in place of those so far, or None to go on with the same."""
+
+
+def optimize_file(
+    task: GraphFileTask,
+    work: SingleOptimization,
+    on_step: Callable[[StepEvent], None] | None = None,
+    checked: CheckedSource | None = None,
+) -> OptimizedFile:
+    """Optimize an ONNX file as a task says; see :func:`~winml.modelkit.optimize_onnx`.
+
+    Args:
+        task: From which file to which.
+        work: What is to be done, of :func:`optimization`.
+        on_step: Called when a step starts and when it ends.
+        checked: The source, where a plan has read it.
+    """
+    return _optimized_file(work, transform_file(task, work, on_step, checked))
+
+
+def optimization(options: OptimizeOptions, sizes: Mapping[str, int]) -> SingleOptimization:
+    """Return the work that options request.
+
+    Args:
+        options: What is to be done.
+        sizes: Sizes of dynamic dimensions to compare at.
+
+    Raises:
+        UsageError: they contradict one another, or name an opset nobody knows.
+    """
+    refuse_unknown_opset(options.opset)
+    options.refuse_whole_graph_options()
+    return SingleOptimization(options, sizes)
+
+
+def run_optimize_analyze_loop(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    max_rounds: int = MAX_ROUNDS,
+    analyze: AnalyzeRound | None = None,
+    overwrite: bool = False,
+    verify: bool = True,
+    external_data: bool | None = None,
+    seed: int = 0,
+    on_step: Callable[[StepEvent], None] | None = None,
+    **flags: Any,
+) -> OptimizationLoop:
+    """Optimize an ONNX file in rounds, until a round changes nothing.
+
+    One change may enable another, so that a second round can find more. After each round the changes by module are
+    reported to ``analyze``, which may choose the flags of the next round. The graph stays in memory between rounds; the
+    file is compared with ``model`` and written once.
+
+    Args:
+        model: The file; it is not changed.
+        output: The ``.onnx`` file to write.
+        max_rounds: Maximum number of rounds, at least 1.
+        analyze: Called after each round; returns the flags of the next round (``{}``: none), or None to keep them.
+        overwrite: Replace an existing file.
+        verify: Compare the result with ``model`` in ONNX Runtime.
+        external_data: As for :func:`~winml.modelkit.optimize_onnx`.
+        seed: Seed of the inputs that outputs are compared on.
+        on_step: Called when a step starts and when it ends.
+        **flags: As for :func:`~winml.modelkit.optimize_onnx`; those of the first round.
+
+    Returns:
+        The record of the optimization, and that of every round; the file is written.
+
+    Raises:
+        UsageError: an unknown flag, an output that exists, or no round.
+        WinMLError: as :func:`~winml.modelkit.optimize_onnx` raises.
+    """
+    if max_rounds < 1:
+        raise UsageError(f"max_rounds {max_rounds}: at least one round is needed", hint="Set it to 1 or more.")
+    options = parse_options(OptimizeOptions, flags, "run_optimize_analyze_loop")
+    refuse_unknown_opset(options.opset)
+    options.refuse_whole_graph_options()
+    task = GraphFileTask(
+        Path(model),
+        Path(output),
+        overwrite=overwrite,
+        verify=verify,
+        seed=seed,
+        external_data=external_data,
+        external_from_bytes=EXTERNAL_BYTES,
+    )
+    work = _OptimizationInRounds([options], max_rounds, analyze)
+    file = _optimized_file(work, transform_file(task, work, on_step))
+    return OptimizationLoop(file, tuple(work.rounds))
+
+
+class _Optimization(GraphWork[OptimizeResult]):
+    """What one optimization and several in rounds have in common."""
+
+    step_name: ClassVar[str] = "optimization"
+
+    @property
+    @abstractmethod
+    def requested_options(self) -> Sequence[OptimizeOptions]:
+        """What was asked for so far, in order."""
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether anything was asked for so far."""
+        return not all(options.is_empty for options in self.requested_options)
+
+    @property
+    def folds_constants(self) -> bool:
+        """Whether nobody has switched it off; asked before the work, so by the options of the first round."""
+        return self.requested_options[0].folds_constants
+
+    def enabled_names(self) -> tuple[str, ...]:
+        """Return the capabilities that were on at some time, in the order of the registry."""
+        return tuple(
+            name
+            for name, entry in CAPABILITIES.items()
+            if any(options.is_enabled(entry) for options in self.requested_options)
+        )
+
+    def summary(self, result: OptimizeResult) -> str:
+        """Return which capabilities fired."""
+        if not self.is_requested:
+            return "no optimization requested"
+        fired = ", ".join(f"{name} {count}" for name, count in result.fired.items() if count)
+        return fired or "no fusion applied"
+
+
+@dataclass(frozen=True)
+class SingleOptimization(_Optimization):
+    """The optimizer, once."""
+
+    options: OptimizeOptions
+    sizes: Mapping[str, int]
+    """Sizes of dynamic dimensions to compare at; of the others, some are tried."""
+
+    @property
+    def requested_options(self) -> Sequence[OptimizeOptions]:
+        """The options."""
+        return (self.options,)
+
+    def refuse_graph(self, model: ir.Model) -> None:
+        """Refuse a graph without a dimension that has a size, or without a module of a selector.
+
+        Raises:
+            UsageError: names it, or a capability that can make nothing at the opset of the graph.
+        """
+        sizes_of_dimensions(model.graph, self.sizes)
+        opset = self.options.opset or model.opset_imports.get("")
+        if opset is not None:
+            self.options.refuse_older_opset(opset)
+        if self.options.is_limited:
+            modules = graph_modules(model, model.graph.name or "graph")
+            for selector in (*self.options.module, *self.options.exclude):
+                modules.selected_tags(selector)
+
+    def refuse_plain(self, read: Callable[[], ir.Model]) -> None:
+        """Refuse selectors of modules without nodes, or that leave no node.
+
+        Raises:
+            UsageError: names them.
+        """
+        if self.options.is_limited and not self.options.is_empty:
+            selected_nodes(read(), self.options.module, self.options.exclude)
+
+    @property
+    def request_words(self) -> str:
+        """The level, the opset and what is on."""
+        if not self.is_requested:
+            return "nothing requested"
+        opset = () if self.options.opset is None else (f"opset {self.options.opset}",)
+        enabled = self.enabled_names()
+        words = enabled if len(enabled) <= _LISTED_CAPABILITIES else (f"{len(enabled)} capabilities",)
+        return ", ".join((f"level {self.options.level}", *opset, *words))
+
+    def apply(self, model: ir.Model) -> OptimizeResult:
+        """Optimize the model, and note which capabilities that are enabled by name changed nothing, and why.
+
+        Raises:
+            UsageError: a selector names no module.
+        """
+        named = [entry for entry in self.options.named() if entry.makes or entry.marks]
+        plain = model.clone() if named else model
+        result = optimize_within(model, self.options)
+        idle = [entry for entry in named if not result.fired.get(entry.name)]
+        return replace(result, notes=(*result.notes, *_idle_notes(plain, idle, self.options)))
+
+    def compare(self, source: Path, written: Path, seed: int) -> VerificationInfo:
+        """Compare with the source, at the sizes that were given.
+
+        Raises:
+            StageError: the source itself does not run at these sizes.
+            VerificationError: they differ.
+        """
+        try:
+            return refuse_different(source, written, seed, sizes=self.sizes)
+        except StageError as error:
+            error.hint = f"Set supported sizes of dynamic dimensions with --shape-config. {error.hint}"
+            raise
+
+
+@dataclass
+class _OptimizationInRounds(_Optimization):
+    """The optimizer, until a round changes nothing; options and rounds grow while it works."""
+
+    options_by_round: list[OptimizeOptions]
+    """The options of the first round, then those the analysis asked for."""
+    max_rounds: int
+    analyze: AnalyzeRound | None
+    rounds: list[OptimizationRound] = field(default_factory=list)
+    """A record for each round done."""
+
+    @property
+    def requested_options(self) -> Sequence[OptimizeOptions]:
+        """The options of all rounds."""
+        return self.options_by_round
+
+    @property
+    def may_be_requested(self) -> bool:
+        """Whether anything is asked for, or the analysis may ask for it."""
+        return self.analyze is not None or self.is_requested
+
+    def apply(self, model: ir.Model) -> OptimizeResult:
+        """Optimize until nothing changes."""
+        fired: Counter[str] = Counter()
+        notes: dict[str, None] = {}
+        for number in range(1, self.max_rounds + 1):
+            result = self._optimize_once(model, number)
+            model = result.model
+            fired.update(result.fired)
+            notes |= dict.fromkeys(result.notes)
+            flags = self.analyze(self.rounds[-1]) if self.analyze is not None else None
+            if flags is not None and number < self.max_rounds:
+                self.options_by_round.append(_options_of_next_round(flags))
+            elif not result.changed:
+                break
+        changed = any(finished.changed for finished in self.rounds)
+        return replace(result, fired=dict(fired), notes=tuple(notes), changed=changed)
+
+    def _optimize_once(self, model: ir.Model, number: int) -> OptimizeResult:
+        """Do one round and add its record."""
+        options, started, before = self.options_by_round[-1], time.perf_counter(), summarize_graph(model)
+        result = optimize_within(model, options)
+        self.rounds.append(
+            OptimizationRound(
+                number=number,
+                enabled=tuple(entry.name for entry in options.enabled()),
+                fired=result.fired,
+                changed=result.changed,
+                before=before,
+                after=summarize_graph(result.model),
+                seconds=time.perf_counter() - started,
+            )
+        )
+        return result
+
+
+def _options_of_next_round(flags: Mapping[str, Any]) -> OptimizeOptions:
+    if not isinstance(flags, Mapping):
+        raise UsageError(
+            f"analyze returned {flags!r}, a {type(flags).__name__}; expected a mapping of flags, or None",
+            hint='Return the flags of the next round, such as {"level": "full"}, or None to keep the current flags.',
+        )
+    options = parse_options(OptimizeOptions, dict(flags), "run_optimize_analyze_loop")
+    refuse_unknown_opset(options.opset)
+    return options
+
+
+def _optimized_file(work: _Optimization, done: Transformation[OptimizeResult]) -> OptimizedFile:
+    return OptimizedFile(**vars(done.file), enabled=work.enabled_names(), fired=done.result.fired)
+
+
+def _idle_notes(plain: ir.Model, idle: Sequence[Capability], options: OptimizeOptions) -> list[str]:
+    """Return why capabilities that are enabled by name changed nothing: a dynamic size, or no such nodes."""
+    notes = []
+    for entry in idle:
+        alone = {**dict.fromkeys(CAPABILITIES), "level": "none", "opset": None, entry.name: True}
+        blocked, _ = _blocked(plain, options.model_copy(update=alone), {})
+        found = [item for item in blocked.get(entry.name, ()) if not item.only_at_one]
+        reason = "the graph has no nodes that it fuses"
+        if found:
+            sizes = ", ".join(dict.fromkeys(name for item in found for name in item.dimensions))
+            count = sum(item.count for item in found)
+            reason = (
+                f"dynamic sizes ({sizes}) prevent it in {count} place{'' if count == 1 else 's'}. Fix them first "
+                "(winml export -m FILE.onnx --shape-config); winml optimize --check shows the modules"
+            )
+        notes.append(f"--enable-{entry.flag} changed nothing: {reason}.")
+    return notes
+
+
+_OTHER_SIZE = 16
+"""Chosen: a size for a dimension that no convention names."""
+
+_OTHER_THAN_ONE = 2
+"""Chosen: with a size of 1, axes broadcast that do not with any other."""
+
+_FiredIn = Mapping[str, Mapping[str, int]]
+"""Capability → tag → how often it fired."""
+
+
+def check_optimization(
+    model: str | os.PathLike[str], *, options: OptimizeOptions | None = None, **flags: Any
+) -> OptimizationCheck:
+    """Report what optimizing a file would do; nothing is written or compared.
+
+    Args:
+        model: The file.
+        options: Options; None: those in ``flags``. Without any, the level ``full``.
+        **flags: As for :func:`~winml.modelkit.optimize_onnx`.
+
+    Raises:
+        UsageError: an unknown flag, or one that contradicts another, or a selector names no module.
+        InputError: the file is no ONNX model, its data is missing, or it is compiled already.
+        NormalizeError: the graph could not be normalized.
+        OptimizeError: an engine could not read the graph, or failed.
+    """
+    options = options_of(OptimizeOptions, options, flags, "check_optimization")
+    notes = []
+    if options.is_empty:
+        options = options.model_copy(update={"level": "full"})
+        notes.append("No level or optimization was requested: this is the result of --level full.")
+    options.refuse_whole_graph_options()
+    path = Path(model)
+    plain, read_notes = read_plain(path, folds_constants=options.folds_constants)
+    result = optimize_within(plain.clone(), options)
+    blocked, blocked_notes = _blocked(plain, options, result.fired_in)
+    return OptimizationCheck(
+        source=path,
+        nodes_before=_node_count(plain),
+        nodes_after=_node_count(result.model),
+        capabilities=tuple(
+            _counted(entry, result.fired[entry.name], result.fired_in, blocked)
+            if entry.name in result.fired
+            else _removing(entry, plain, options)
+            for entry in options.enabled()
+        ),
+        notes=(*notes, *read_notes, *result.notes, *blocked_notes),
+    )
+
+
+def _node_count(model: ir.Model) -> int:
+    return sum(1 for _ in all_nodes(model))
+
+
+def _counted(
+    entry: Capability, count: int, fired_in: _FiredIn, blocked: Mapping[str, tuple[BlockedFusion, ...]]
+) -> CheckedCapability:
+    return CheckedCapability(entry.name, count, None, fired_in.get(entry.name, {}), blocked.get(entry.name, ()))
+
+
+def _removing(entry: Capability, plain: ir.Model, options: OptimizeOptions) -> CheckedCapability:
+    """Run a capability by itself, since what it removes bears no mark."""
+    alone = {
+        **dict.fromkeys(CAPABILITIES),
+        "level": "none",
+        "opset": None,
+        entry.name: True,
+    }
+    result = optimize_within(plain.clone(), options.model_copy(update=alone))
+    removed = _node_count(plain) - _node_count(result.model)
+    return CheckedCapability(entry.name, None, max(0, removed), result.fired_in.get(entry.name, {}))
+
+
+def _blocked(
+    plain: ir.Model, options: OptimizeOptions, open_fired: _FiredIn
+) -> tuple[dict[str, tuple[BlockedFusion, ...]], tuple[str, ...]]:
+    """Return what fires with fixed sizes only, by capability, and why that is unknown where it is."""
+    dimensions = open_dimensions(plain.graph)
+    if not dimensions:
+        return {}, ()
+    sizes = _usual_sizes(plain, dimensions)
+    words = ", ".join(f"{name} {size}" for name, size in sizes.items())
+    try:
+        missing = _more_fired(_fired_at(plain, options, sizes), open_fired)
+        larger = _with_sums(plain, {name: _OTHER_THAN_ONE if size == 1 else size for name, size in sizes.items()})
+        is_larger = bool(missing) and larger != sizes
+        lasting = _more_fired(_fired_at(plain, options, larger), open_fired) if is_larger else missing
+        by_dimension = {
+            name: _more_fired(_fired_at(plain, options, {name: size}), open_fired) if missing else {}
+            for name, size in sizes.items()
+        }
+    except StageError as error:
+        return {}, (f"The effect of fixed sizes could not be determined: {error.message}",)
+    blocked: defaultdict[str, list[BlockedFusion]] = defaultdict(list)
+    for (capability, tag), count in missing.items():
+        alone = [name for name in dimensions if (capability, tag) in by_dimension[name]]
+        causes = alone or list(dimensions)
+        places = {name: tuple(dimensions[name]) for name in causes}
+        if retained := min(count, lasting.get((capability, tag), 0)):
+            blocked[capability].append(BlockedFusion(tag, retained, places, only_at_one=False))
+        if count > retained:
+            blocked[capability].append(BlockedFusion(tag, count - retained, places, only_at_one=True))
+    note = (
+        f"Optimizations that dynamic dimensions prevent were found by fixing the sizes: {words}; sizes of 1 to "
+        f"{_OTHER_THAN_ONE}."
+    )
+    return {name: tuple(items) for name, items in blocked.items()}, (note,)
+
+
+def _fired_at(plain: ir.Model, options: OptimizeOptions, sizes: Mapping[str, int]) -> _FiredIn:
+    """Return what fires once some dimensions are fixed."""
+    pinned = plain.clone()
+    pin_dimensions(pinned, sizes)
+    normalize(pinned, NormalizeOptions(fold_constants=options.folds_constants))
+    return optimize_within(pinned, options).fired_in
+
+
+def _usual_sizes(plain: ir.Model, names: Iterable[str]) -> dict[str, int]:
+    """Return the sizes that an export fixes where nobody asks for others."""
+    sizes = {name: default_size(name) or _OTHER_SIZE for name in names}
+    return _with_sums(plain, sizes)
+
+
+def _with_sums(plain: ir.Model, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return sizes in which those that the file states as sums of others are right."""
+    sums = summed_sizes(stated_sums(plain.metadata_props), sizes)
+    return {**sizes, **{name: size for name, size in sums.items() if name in sizes}}
+
+
+def _more_fired(fixed: _FiredIn, opened: _FiredIn) -> dict[tuple[str, str], int]:
+    counted = [name for name in fixed if CAPABILITIES[name].makes or CAPABILITIES[name].marks]
+    more = {
+        (name, tag): count - opened.get(name, {}).get(tag, 0) for name in counted for tag, count in fixed[name].items()
+    }
+    return {key: count for key, count in more.items() if count > 0}
+
+
+def optimize_within(model: ir.Model, options: OptimizeOptions) -> OptimizeResult:
+    """Optimize a model, or those of its modules that options select.
+
+    Raises:
+        UsageError: a selector names no module.
+        OptimizeError: an engine failed.
+    """
+    from winml.modelkit.optimize.pipeline import optimize
+
+    if not options.is_limited or options.is_empty:
+        return optimize(model, options)
+    names, notes = selected_nodes(model, options.module, options.exclude)
+    before = sum(1 for _ in model.graph)
+    result = optimize(model, options, names)
+    left = f"Only the {len(names)} of {before} nodes in the selected modules were optimized."
+    return replace(result, notes=(*notes, left, *result.notes))

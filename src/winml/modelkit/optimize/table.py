@@ -1,0 +1,135 @@
+"""Describes what optimizing a file did, or would do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from winml.modelkit.compare.verification_words import coverage_words
+from winml.modelkit.compare.words import equality_words
+from winml.modelkit.optimize.records import CheckedCapability, OptimizationCheck, OptimizedFile
+from winml.modelkit.report import document as doc
+from winml.modelkit.transform.table import written_fields
+from winml.modelkit.words import count_noun, size_words
+
+_DISPLAYED_CHECKED = 3
+"""Modules of a capability unless all are asked for. Chosen: they fit on a line."""
+DISPLAYED_MODULES = 12
+"""Rows of the module table unless all are asked for. Chosen: the whole summary fits on a screen."""
+
+
+def optimization_check_document(check: OptimizationCheck) -> doc.Document:
+    """Describe what optimizing would do, and what a dynamic size keeps it from."""
+    busy = [bool(entry.count or entry.removed or entry.blocked) for entry in check.capabilities]
+    idle = f"{busy.count(False)} capabilities would do nothing"
+    fields: list[doc.Field] = [
+        ("nodes", f"{check.nodes_before} → {check.nodes_after}"),
+        ("nothing", None if all(busy) else doc.Shortened(f"{idle} (--verbose shows them)", idle)),
+        *doc.note_fields(check.notes),
+        ("wrote", "nothing: this is a check"),
+    ]
+    return doc.Document(
+        [
+            doc.Fields(fields),
+            doc.Table(
+                doc.columns("capability", "would", "modules"),
+                [[entry.name, _effect_words(entry), _module_list(entry.modules)] for entry in check.capabilities],
+                brief=[number for number, is_busy in enumerate(busy) if is_busy],
+            ),
+            doc.Table(
+                doc.columns("prevented by a dynamic size", ("times", "count"), ("module", "name"), "size"),
+                [
+                    [entry.name, item.count, item.module, _blocking_words(item.dimensions, item.only_at_one)]
+                    for entry in check.capabilities
+                    for item in entry.blocked
+                ],
+            ),
+        ]
+    )
+
+
+def _effect_words(entry: CheckedCapability) -> str:
+    if entry.count is None:
+        return f"remove {count_noun(entry.removed or 0, 'node')}"
+    return f"fire {count_noun(entry.count, 'time')}"
+
+
+def _module_list(modules: Mapping[str, int]) -> doc.Shortened:
+    return doc.first_of(
+        [f"{tag or '(no tag)'} {count}" for tag, count in modules.items()], _DISPLAYED_CHECKED, "and {} more"
+    )
+
+
+def _blocking_words(dimensions: Mapping[str, Iterable[str]], only_at_one: bool) -> str:
+    sizes = ", ".join(f"{name} ({', '.join(places)})" for name, places in dimensions.items())
+    return f"{sizes}, at 1 only" if only_at_one else sizes
+
+
+def optimization_document(result: OptimizedFile) -> doc.Document:
+    """Describe nodes, operators, sizes and modules before and after."""
+    before, after = result.before, result.after
+    operators = [f"{name} {counts[0]} → {counts[1]}" for name, counts in result.operator_changes().items()]
+    fired = ", ".join(f"{name} {count}" for name, count in result.fired.items() if count)
+    fields: list[doc.Field] = [
+        ("nodes", f"{before.nodes} → {after.nodes}"),
+        ("operators", ", ".join(operators) or "as before"),
+        ("size", f"{size_words(before.size_bytes)} → {size_words(after.size_bytes)}"),
+        ("opset", f"{before.opset} → {after.opset}" if before.opset != after.opset else None),
+        ("fired", (fired or "none") if result.enabled else None),
+        ("hierarchy", coverage_words(result.coverage, is_tagged=result.is_tagged)),
+        ("functions", result.functions.words if result.functions else None),
+        ("verified", "a copy of the source" if result.is_copy else equality_words(result.verification)),
+        *written_fields(result.files),
+        *doc.note_fields(result.notes),
+    ]
+    return doc.Document(
+        [
+            doc.Fields(fields),
+            doc.Table(
+                doc.columns(("module", "name"), ("nodes", "count"), "operators"),
+                [
+                    [
+                        change.tag,
+                        f"{change.nodes_before} → {change.nodes_after}",
+                        ", ".join(f"{name} {count:+d}" for name, count in change.operators.items()),
+                    ]
+                    for change in result.module_changes()
+                ],
+                brief=range(DISPLAYED_MODULES),
+                rest="… and {} more modules (--verbose shows all)",
+            ),
+        ]
+    )
+
+
+def capabilities_document(capabilities: Sequence[Mapping[str, Any]]) -> doc.Document:
+    """List what optimizing can do.
+
+    Args:
+        capabilities: Those of the JSON of ``winml optimize --list``.
+    """
+    # At the level none nothing is on that is not enabled by name.
+    levels = [level for level in capabilities[0]["defaults"] if level != "none"]
+    return doc.Document(
+        [
+            doc.Table(
+                [doc.Column(name) for name in ("capability", "on", *levels, "suits", "does")],
+                [
+                    [
+                        entry["name"],
+                        "yes" if entry["enabled"] else "",
+                        *("on" if entry["defaults"][level] else "off" for level in levels),
+                        _provider_words(entry),
+                        entry["does"],
+                    ]
+                    for entry in capabilities
+                ],
+            )
+        ]
+    )
+
+
+def _provider_words(entry: Mapping[str, Any]) -> str:
+    providers = entry["execution_providers"]
+    others = " (others: with operators of ONNX)" if providers and entry["standard_operators"] else ""
+    return f"{', '.join(providers) or 'any'}{others}"

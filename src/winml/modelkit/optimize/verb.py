@@ -1,0 +1,162 @@
+"""What does ``winml optimize`` do with a request? Makes a graph cheaper to compute; its outputs and tags stay."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from winml.modelkit.fields import MODEL, OUTPUT, declare
+from winml.modelkit.file_names import OPTIMIZED_SUFFIX, optimized_path
+from winml.modelkit.optimize.declared_options import OptimizeFields
+from winml.modelkit.verbs.file_to_file import FileVerb, PlannedPart, WeightsRequest
+
+if TYPE_CHECKING:
+    from winml.modelkit.builds.found_models import FoundFolder
+    from winml.modelkit.optimize.file_optimization import SingleOptimization
+    from winml.modelkit.optimize.options import OptimizeOptions
+    from winml.modelkit.optimize.records import OptimizedFile
+    from winml.modelkit.progress import StepEvent
+    from winml.modelkit.transform.graph_file import GraphFileTask
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizeRequest(WeightsRequest["OptimizeOptions"]):
+    """What is requested of ``winml optimize``."""
+
+    section: ClassVar[str] = "optim"
+    declaring: ClassVar[type] = OptimizeFields
+
+    output: Path | None = declare(
+        None,
+        "File to write; for a build folder, the folder.",
+        OUTPUT,
+        short="-o",
+        default_words=f"STEM{OPTIMIZED_SUFFIX}.onnx beside the input",
+        is_common=True,
+    )
+    functions: str | None = declare(
+        None,
+        "Write modules as ONNX functions. all: every module; classes: one function for modules of a class with equal "
+        "graphs; or the modules of a selector.",
+        OUTPUT,
+        metavar="SELECTOR",
+    )
+    skip_normalization: bool = declare(
+        False, "Treat the graph as normalized although its metadata does not state it.", MODEL, in_command=False
+    )
+
+    @classmethod
+    def options_record(cls) -> type[OptimizeOptions]:
+        """Return the validated record of the options."""
+        from winml.modelkit.optimize.options import OptimizeOptions
+
+        return OptimizeOptions
+
+
+class _Optimize(FileVerb[OptimizeRequest, "OptimizeOptions", "SingleOptimization", "OptimizedFile"]):
+    name: ClassVar[str] = "optimize"
+
+    def refuse_options(self, request: OptimizeRequest) -> None:
+        list(request.options.enabled())  # refuses what the execution provider does not run
+        request.options.refuse_whole_graph_options()
+
+    def default_output(self, model: Path) -> Path:
+        if not model.is_dir():
+            return optimized_path(model)
+        named = model if model.name else model.absolute()  # the working directory is "."
+        return named.with_name(f"{named.name}{OPTIMIZED_SUFFIX}")
+
+    def task(self, request: OptimizeRequest, source: Path, output: Path) -> GraphFileTask:
+        task = super().task(request, source, output)
+        return replace(task, skip_normalization=request.skip_normalization, functions=request.functions)
+
+    def work(
+        self,
+        request: OptimizeRequest,
+        task: GraphFileTask,  # noqa: ARG002  # other verbs look at it
+        options: OptimizeOptions,
+    ) -> SingleOptimization:
+        from winml.modelkit.optimize.file_optimization import optimization
+
+        return optimization(options, request.sizes or {})
+
+    def transform(
+        self,
+        part: PlannedPart[SingleOptimization],
+        folder: FoundFolder | None,  # noqa: ARG002  # other verbs look at it
+        on_step: Callable[[StepEvent], None] | None,
+    ) -> OptimizedFile:
+        from winml.modelkit.optimize.file_optimization import optimize_file
+
+        return optimize_file(part.task, part.work, on_step, part.checked)
+
+
+OPTIMIZE = _Optimize()
+"""The verb: its :meth:`~FileVerb.plan` and :meth:`~FileVerb.run`."""
+
+
+def optimize_onnx(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    options: OptimizeOptions | None = None,
+    overwrite: bool = False,
+    verify: bool = True,
+    skip_normalization: bool = False,
+    external_data: bool | None = None,
+    seed: int = 0,
+    sizes: Mapping[str, int] | None = None,
+    functions: str | None = None,
+    on_step: Callable[[StepEvent], None] | None = None,
+    **flags: Any,
+) -> OptimizedFile:
+    """Optimize an ONNX file. Its module tags are preserved.
+
+    Without flags, a normalized file is copied, and any other is normalized.
+
+    Args:
+        model: The file; it is not changed.
+        output: The ``.onnx`` file to write.
+        options: Options; None: those in ``flags``.
+        overwrite: Replace an existing file.
+        verify: Compare the result with ``model`` in ONNX Runtime.
+        skip_normalization: Treat the graph as normalized even if it is not stamped so.
+        external_data: Store weights in a separate data file (True) or in the model (False); None: a separate file from
+            ``EXTERNAL_BYTES`` on.
+        seed: Seed of the inputs that outputs are compared on.
+        sizes: Sizes of dynamic dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
+        functions: Modules to write as ONNX functions: ``all``, ``classes`` (modules of one class whose graphs are
+            equal share one) or a selector.
+        on_step: Called when a step starts and when it ends.
+        **flags: ``level``, ``ep``, ``opset``, ``module``, ``exclude``, names of capabilities (``gelu_fusion=True``).
+
+    Returns:
+        The record of the optimization; the file is written.
+
+    Raises:
+        UsageError: an unknown flag, or one that contradicts another, or an output that exists.
+        InputError: the file is no ONNX model, or its data is missing.
+        NormalizeError: the graph could not be normalized.
+        OptimizeError: an engine could not read the graph, or failed.
+        StageError: ``model`` itself does not run, so that the result cannot be compared.
+        VerificationError: the outputs of the result differ from those of ``model``; no file was written.
+    """
+    from winml.modelkit.optimize.options import OptimizeOptions
+    from winml.modelkit.options import options_of
+
+    request = OptimizeRequest(
+        options=options_of(OptimizeOptions, options, flags, "optimize_onnx"),
+        model=Path(model),
+        output=Path(output),
+        overwrite=overwrite,
+        verify=verify,
+        skip_normalization=skip_normalization,
+        external_data=external_data,
+        seed=seed,
+        sizes=sizes,
+        functions=functions,
+    )
+    return OPTIMIZE.run_file(OPTIMIZE.plan_file(request), on_step)

@@ -1,0 +1,659 @@
+"""Runs the graph of a decoder: tokens become logits, and what one run remembers is handed to the next.
+
+Which output becomes which input is said by the file (``winml.part``); of a file that does not say it, the names that
+other exporters use decide. Of what kind a state is does not count: keys and values, a sliding window, a recurrent
+state. Needs numpy and ONNX Runtime only. Chooses no token.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.errors import InputError, UsageError, WinMLError
+from winml.modelkit.file_names import GENAI_CONFIG_NAME
+from winml.modelkit.metadata_keys import PART_KEY
+from winml.modelkit.onnx.bundle import TextTokens
+from winml.modelkit.onnx.files.foreign_files import library_file
+from winml.modelkit.onnx.files.wire_format import NodeSummary, WireError, node_summaries
+from winml.modelkit.options import load_metadata, read_json_file
+from winml.modelkit.ort.decoding.inputs import (
+    MASK,
+    POSITIONS,
+    SCORES,
+    TOKEN_IDS,
+    TOKEN_TYPES,
+    batch_axis,
+    constant_size_states,
+    empty_state_sizes,
+    hold_hidden_rows,
+    masks_run_alone,
+    plain_value,
+    state_feeds,
+)
+from winml.modelkit.ort.graph_inputs import GraphInput, array_words, graph_inputs
+from winml.modelkit.ort.ort_values import to_array, to_ort_value
+from winml.modelkit.ort.sessions import (
+    InPlaceRun,
+    Session,
+    last_entries,
+    state_of_zeros,
+    state_rows,
+    state_with_room,
+)
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+_ADDING = ("GroupQueryAttention", "com.microsoft")
+"""Specified by ONNX Runtime: the operator that, where past and present are the same memory, writes what is new only."""
+_PRESENT_PLACES = {3: 1, 4: 2}
+"""Specified: place of the past among its inputs → place of the present among its outputs."""
+_TOKENS_AXIS = 2
+"""Specified: its states are of shape [batch, heads, tokens, head size]."""
+_SPARE_TOKENS = 128
+"""Chosen: room that is added at least; else half of the tokens, so that copying costs no more than it did once."""
+
+
+class GraphCache:
+    """What a graph remembers of the tokens it was given, in ONNX Runtime's memory.
+
+    Holds one value for each state of the graph. A run replaces the values; or, where an operator can add to them, it
+    writes behind what they hold. A shallow copy stays what it is: memory that two caches share is copied before a run
+    writes.
+
+    Attributes:
+        values: By name of the graph input they are fed to.
+        room: Tokens per row that fit into values that are added to; None where a run replaces them.
+        length: Tokens per row that it stands for.
+        encoded: By name of the graph input, what an encoder answered; the same in every step.
+    """
+
+    is_compileable = False
+    is_linear = (False,)
+    """Read by transformers' generation: whether a step may be compiled, and which layers count no tokens."""
+
+    def __init__(
+        self,
+        graph: DecoderGraph,
+        values: Mapping[str, onnxruntime.OrtValue],
+        length: int,
+        encoded: Arrays | None = None,
+    ) -> None:
+        """Hold the values of one graph."""
+        self._graph = graph
+        self.values = dict(values)
+        self.length = length
+        self.room = length if graph.adds_in_place else None
+        self.encoded = dict(encoded or {})
+        self._is_shared = False
+        self._run_in_place: InPlaceRun | None = None
+
+    def run_in_place(self, total: int) -> InPlaceRun:
+        """Return a run that adds to the values, with room for so many tokens per row.
+
+        Args:
+            total: Tokens per row after the run.
+        """
+        room = self.room or 0
+        if total > room:
+            room = total + max(total // 2, _SPARE_TOKENS)
+        if self._is_shared or room != self.room:
+            self.room = room
+            self.values = {
+                name: state_with_room(value, self.length, room, _TOKENS_AXIS) for name, value in self.values.items()
+            }
+            self._is_shared, self._run_in_place = False, None
+        if self._run_in_place is None:
+            self._run_in_place = self._graph.prepare_in_place(self.values)
+        return self._run_in_place
+
+    def rewind(self, earlier: GraphCache) -> None:
+        """Become what another cache is, of which this one is a copy that was run since; in place.
+
+        Args:
+            earlier: The other one.
+        """
+        self.length = earlier.length
+        if self.room is None:
+            self.values = dict(earlier.values)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002  # transformers' signature
+        """Return the tokens per row that it stands for."""
+        return self.length
+
+    def reorder_cache(self, beam_idx: Any) -> None:
+        """Take other rows of the batch, in place: row ``beam_idx[i]`` becomes row i.
+
+        Args:
+            beam_idx: Integers, an array or tensor of shape [rows].
+        """
+        rows = [int(row) for row in beam_idx]
+        if rows != list(range(len(rows))):
+            self.values = {
+                name: state_rows(value, rows, self._graph.batch_axes[name]) for name, value in self.values.items()
+            }
+            self._is_shared, self._run_in_place = False, None
+
+    def is_of(self, graph: DecoderGraph) -> bool:
+        """Say whether a graph made it."""
+        return self._graph is graph
+
+    @property
+    def graph_name(self) -> str:
+        """The file of the graph that made it."""
+        return self._graph.name
+
+    def size_bytes(self) -> int:
+        """Return the memory that the tokens take, without spare room."""
+        size = sum(int(value.tensor_size_in_bytes()) for value in self.values.values())
+        return size * self.length // self.room if self.room else size
+
+    def __copy__(self) -> GraphCache:
+        copied = GraphCache(self._graph, self.values, self.length, self.encoded)
+        copied.room = self.room
+        copied._is_shared = self._is_shared = True
+        return copied
+
+    def __deepcopy__(self, _memo: Any) -> GraphCache:
+        return self.__copy__()
+
+
+class DecoderGraph:
+    """The graph of a decoder in a session.
+
+    Attributes:
+        inputs: What the graph takes, in order.
+        states: Graph input that takes a state → output that gives its next value; empty without a cache.
+        batch_axes: Graph input that takes a state → the axis of its batch.
+        last_cache: What the last run left; None before the first, and without a cache.
+        position_rows: Positions of each token, where it has several: of frames, rows and columns; None: one.
+        length: Tokens in every run, where their number is fixed; else None. With a cache, more of them take more runs.
+        held: Tokens in the cache of every run, where their number is fixed; else None. The last ones are the real ones.
+        adds_in_place: Whether a run writes new states into the memory of the old ones.
+    """
+
+    fed_input: ClassVar[str] = TOKEN_IDS
+    """Name of the input that takes tokens, or what stands for them."""
+
+    def __init__(
+        self,
+        session: Session,
+        encoded: Collection[str] = (),
+        values: Collection[str] = (),
+        prompt: Session | None = None,
+    ) -> None:
+        """Look at what the graph takes.
+
+        Args:
+            session: The graph.
+            prompt: A graph of the same model, and of a cache of the same fixed length, that reads several tokens in a
+                run; None: this one reads prompts, too.
+            encoded: Inputs that are the same in every step, as an encoder answered them.
+            values: Inputs that share the last axis of what :meth:`token_values` returns; empty: one takes all of it.
+
+        Raises:
+            InputError: it does not answer tokens with logits, or takes an input of unknown meaning.
+        """
+        self._session = session
+        self.name = session.name
+        self.states = state_feeds(session)
+        self.inputs: tuple[GraphInput, ...] = _with_head_size(graph_inputs(session), session, self.states)
+        self._by_name = {item.name: item for item in self.inputs}
+        self.encoded = tuple(name for name in self._by_name if name in encoded)
+        self._value_inputs = tuple(values) or (self.fed_input,)
+        self._fed_inputs = tuple(item for item in self.inputs if item.name not in {*self.states, *self.encoded})
+        self._refuse_other_graphs()
+        batch, sequence = self._by_name[self.fed_input].shape[:2]
+        self.length = sequence if isinstance(sequence, int) else None
+        self.last_cache: GraphCache | None = None
+        self._step_outputs: dict[tuple[int, ...], Arrays] = {}
+        """Rows and tokens of the last step of one token → what it answered."""
+        self._masks_new_tokens = masks_run_alone(session.input_shapes, self.fed_input, self.states)
+        self._plain_kind = plain_value(self._by_name[TOKEN_TYPES]) if TOKEN_TYPES in self._by_name else 0
+        self.position_rows = _position_rows(self._by_name.get(POSITIONS))
+        self.batch_axes = {name: batch_axis(self._by_name[name], batch) for name in self.states}
+        self._growing_axes = _growing_axes(session, self.states)
+        self._constant_states = {
+            name: axis
+            for name, axis in constant_size_states([self._by_name[name] for name in self.states], batch).items()
+            if name not in self._growing_axes
+        }
+        self.held = _held_tokens(session, self._growing_axes)
+        if self.held is not None and MASK not in self._by_name:
+            raise InputError(
+                f"{session.name} has a KV cache with a fixed {self.held} tokens and no {MASK} to mask the empty "
+                "positions",
+                hint="Build the model with a dynamic past_sequence_length.",
+            )
+
+        self.adds_in_place = self.held is None and _adds_in_place(session, self.states)
+        self._prompt = None if prompt is None else DecoderGraph(prompt)
+        if self._prompt is not None and (self.held is None or self.held != self._prompt.held):
+            raise InputError(
+                f"{session.name} holds {self.held or 'any number of'} tokens in its KV cache, but "
+                f"{self._prompt.name} holds {self._prompt.held or 'any number'}: these are not parts of one "
+                "build",
+                hint="Build both parts again in one build.",
+            )
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether a run hands anything to the next."""
+        return bool(self.states)
+
+    def prepare_in_place(self, values: Mapping[str, onnxruntime.OrtValue]) -> InPlaceRun:
+        """Return a run that writes new states into the memory of the old ones.
+
+        Args:
+            values: That memory, by name of the graph input.
+        """
+        return self._session.prepare_in_place(values, self.states)
+
+    def empty_cache(self, rows: int, encoded: Arrays | None = None) -> GraphCache:
+        """Return the state before the first token.
+
+        Args:
+            rows: Size of the batch.
+            encoded: What an encoder answered, by name of the graph input.
+        """
+        batch = self._by_name[self.fed_input].shape[0]
+        states = (self._by_name[name] for name in self.states)
+        values = {item.name: state_of_zeros(empty_state_sizes(item, batch, rows), item.dtype) for item in states}
+        return GraphCache(self, values, 0, encoded)
+
+    def run(
+        self,
+        tokens: Array,
+        mask: Array | None = None,
+        positions: Array | None = None,
+        cache: GraphCache | None = None,
+    ) -> Array:
+        """Answer tokens.
+
+        Args:
+            tokens: Integers of shape [batch, sequence]: those after what the cache stands for.
+            mask: Integers of shape [batch, cached + sequence], 0 for padding; None: there is none.
+            positions: Integers of shape [batch, sequence], or several rows of these; None: counted on from the cache.
+            cache: What earlier runs remember; replaced by what this one does, in place.
+
+        Returns:
+            Logits of shape [batch, sequence or 1, vocabulary].
+
+        Raises:
+            UsageError: the values do not fit the graph, or the cache is that of another model.
+            StageError: ONNX Runtime fails.
+        """
+        self._refuse_foreign_cache(cache, len(tokens))
+        if self.has_cache and cache is None:
+            cache = self.empty_cache(len(tokens))
+        # Of all tokens at once: what images become is spread over them.
+        values = self.token_values(tokens, cache)
+        if cache is None or not self.has_cache:
+            feeds = self._feeds(values, mask, positions, None)
+            return self._session.run(feeds, [SCORES])[SCORES][:, : tokens.shape[1]]
+        past = cache.length
+        self._refuse_beyond_held(past + tokens.shape[1])
+        logits = [
+            graph._run_step(
+                values[:, start:end],
+                None if mask is None else mask[:, : past + end],
+                None if positions is None else positions[..., start:end],
+                cache,
+            )
+            for start, end, graph in self._pieces(tokens.shape[1], past, self._padded_count(mask, tokens.shape[1]))
+        ]
+        self.last_cache = cache
+        return logits[0] if len(logits) == 1 else np.concatenate(logits, axis=1)
+
+    def _padded_count(self, mask: Array | None, count: int) -> int:
+        """Return how many of the new tokens are read one by one: up to the last one that is padding in some row.
+
+        A recurrent state of several tokens cannot be held for some of them.
+        """
+        if mask is None or not any(self._by_name[name].cache != "conv" for name in self._constant_states):
+            return 0
+        return int(np.max(np.flatnonzero((np.asarray(mask)[:, -count:] == 0).any(axis=0)), initial=-1)) + 1
+
+    def _pieces(self, count: int, past: int, padded: int = 0) -> list[tuple[int, int, DecoderGraph]]:
+        """Return where the tokens of each run begin and end, and which graph reads them; ``padded`` are read alone.
+
+        Where nothing is cached the first run may be short of tokens, which are filled up before them. Later ones are
+        not: what is read alone comes first.
+        """
+        longest = self if self._prompt is None or count < 2 else self._prompt
+        step = longest.length or max(count, 1)
+        if self.held is None or longest.length is None:
+            single = [(place, place + 1, self) for place in range(padded if step > 1 else 0)]
+            start = len(single)
+            joined = [(start, min(start + step, count), self) for start in range(start, max(count, 1), step)]
+            return [*single, *joined]
+        rest = count % step
+        if rest and past and self.length != 1:
+            raise UsageError(
+                f"got {count} tokens after {past} in the KV cache, but {self.name} reads {step} in every run",
+                hint=f"Pass a multiple of {step} tokens, or build the model with --prompt-length {step}.",
+            )
+        alone = [(place, place + 1, self) for place in range(rest if past else 0)]
+        first = [(0, rest, longest)] if rest and not past else []
+        return [*first, *alone, *((start, start + step, longest) for start in range(rest, count, step))]
+
+    def _refuse_beyond_held(self, count: int) -> None:
+        """Refuse more tokens than a cache of a fixed size and one run hold.
+
+        Raises:
+            UsageError: says how many there are room for.
+        """
+        room = self.most_tokens
+        if room is not None and count > room:
+            raise UsageError(
+                f"the text has {count} tokens, but {self.name} was built for {room}: {self.held} in the KV "
+                f"cache and {self.length} per run",
+                hint="Shorten the text, or build the model with a longer past_sequence_length (--shape-config).",
+            )
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens of a text that a cache of a fixed size and the run after it hold; None where nothing is fixed."""
+        return None if self.held is None else self.held + (self.length or 1)
+
+    def _run_step(self, values: Array, mask: Array | None, positions: Array | None, cache: GraphCache) -> Array:
+        """Answer the tokens of one run, given as the graph takes them, and let the cache be what it is after them."""
+        past = cache.length
+        is_hidden = np.zeros(len(values), bool)
+        if mask is not None and values.shape[1] == 1 and self._constant_states:
+            is_hidden = np.asarray(mask)[:, -1] == 0
+            if self._masks_new_tokens:
+                # What the run makes of padding is dropped, so the graph reads no mask that it was not verified for.
+                mask = np.ones_like(mask)
+        feeds = {**self._feeds(values, mask, positions, cache), **{name: cache.encoded[name] for name in self.encoded}}
+        if self.adds_in_place:
+            sizes = values.shape[:2]
+            arrays = cache.run_in_place(past + sizes[1])(feeds, self._step_outputs.get(sizes, {}))
+            if sizes[1] == 1:
+                self._step_outputs = {sizes: arrays}
+        else:
+            before = cache.values
+            arrays, retained = self._session.run_with_states(feeds, before, {*self.states.values()})
+            cache.values = {
+                name: retained[output]
+                if name not in self._growing_axes
+                else last_entries(retained[output], self.held or 0, self._growing_axes[name])
+                for name, output in self.states.items()
+            }
+            if is_hidden.any():
+                for name, axis in self._constant_states.items():
+                    held = hold_hidden_rows(to_array(before[name]), to_array(cache.values[name]), is_hidden, axis)
+                    cache.values[name] = to_ort_value(held)
+        cache.length = past + values.shape[1]
+        self.last_cache = cache
+        scores = arrays[SCORES]
+        return scores if self.held is None else scores[:, -values.shape[1] :]
+
+    def _feeds(
+        self, values: Array, mask: Array | None, positions: Array | None, cache: GraphCache | None
+    ) -> dict[str, Array]:
+        rows, count = values.shape[:2]
+        past = cache.length if cache is not None else 0
+        filled = count
+        if self.length is not None and not self.has_cache:
+            filled = self.length  # to the right, where no token before sees it
+        if count > filled:
+            raise UsageError(
+                f"got {count} tokens, but {self.name} was built for {filled}",
+                hint="Build the model with a dynamic sequence length: --dynamic-seq-len.",
+            )
+        mask = np.ones((rows, past + count), np.int64) if mask is None else np.asarray(mask)
+        if mask.shape != (rows, past + count):
+            raise UsageError(
+                f"attention_mask is {array_words(mask)}; expected [{rows}, {past + count}]: {past} tokens in "
+                f"the KV cache and {count} new ones"
+            )
+        if len(self._constant_states) < len(self.states) and MASK not in self._by_name:
+            _refuse_padding(mask, self.name)
+        if positions is None:
+            positions = np.broadcast_to(np.arange(past, past + count), (rows, count))
+        if self.held is not None:
+            # The newest tokens stand last; none are missing between them.
+            filled = self.length or count
+            mask = np.pad(mask, ((0, 0), (self.held + filled - past - count, 0)))
+            positions = np.pad(positions, [(0, 0)] * (np.ndim(positions) - 1) + [(filled - count, 0)])
+            values = np.pad(values, [(0, 0), (filled - count, 0), *[(0, 0)] * (values.ndim - 2)])
+            past = self.held
+        passed = {
+            **_shares(self._value_inputs, _filled(values, filled)),
+            MASK: _filled(mask[:, past:], filled) if self._masks_new_tokens else _filled(mask, past + filled),
+            POSITIONS: _all_positions(np.asarray(positions), self.position_rows, rows, filled),
+        }
+        if TOKEN_TYPES in self._by_name:
+            passed[TOKEN_TYPES] = _filled(self.token_kinds(values, cache), filled)
+        return {item.name: self._fitted(item, passed[item.name]) for item in self._fed_inputs}
+
+    def token_values(self, tokens: Array, cache: GraphCache | None) -> Array:  # noqa: ARG002  # read where others derive
+        """Return what the graph takes of tokens: these themselves.
+
+        Args:
+            tokens: Integers of shape [batch, sequence].
+            cache: What earlier runs remember.
+        """
+        return tokens
+
+    def token_kinds(self, values: Array, cache: GraphCache | None) -> Array:  # noqa: ARG002  # read where others derive
+        """Return the kind of each token of a run, of which the vectors or numbers are given: that of text."""
+        return np.full(values.shape[:2], self._plain_kind, np.int64)
+
+    def _fitted(self, item: GraphInput, array: Array) -> Array:
+        array = np.ascontiguousarray(array.astype(item.dtype, copy=False))
+        if not item.takes_sizes(array.shape):
+            raise UsageError(
+                f"input {item.name!r} is {array_words(array)}, but {self.name} was built for {item.words}",
+                hint="Pass that many rows and tokens, or build the model with dynamic sizes.",
+            )
+        return array
+
+    def _refuse_foreign_cache(self, cache: object, rows: int) -> None:
+        if cache is None:
+            return
+        if not isinstance(cache, GraphCache) or not cache.is_of(self):
+            raise UsageError(
+                f"cannot continue {_cache_words(cache)}: {self.name} accepts only a cache that it returned",
+                hint="Start without a cache, then pass the one of the previous result.",
+            )
+        # All states have as many rows.
+        for name, value in itertools.islice(cache.values.items(), 1):
+            cached_rows = value.shape()[self.batch_axes[name]]
+            if cached_rows != rows:
+                raise UsageError(
+                    f"got {rows} rows of tokens, but the KV cache has {cached_rows}",
+                    hint="Start without a cache, or pass as many rows as before.",
+                )
+
+    def _refuse_other_graphs(self) -> None:
+        if self.fed_input not in self._by_name or SCORES not in self._session.outputs:
+            raise InputError(
+                f"{self.name} does not generate: it takes {', '.join(self._by_name) or 'nothing'} and returns "
+                f"{', '.join(self._session.outputs)}; expected {self.fed_input} and {SCORES}",
+                hint="Build the model for text-generation.",
+            )
+        _refuse_scores_of_texts(self._session)
+        known = {*self._value_inputs, MASK, POSITIONS, TOKEN_TYPES, *self.states, *self.encoded}
+        if other := [name for name in self._by_name if name not in known]:
+            raise InputError(
+                f"{self.name} takes {other[0]!r}, and the values for it are unknown",
+                hint="If it is one part of a model, pass the folder. An encoder-decoder requires a KV cache to "
+                "generate: build it without --no-cache.",
+            )
+
+
+def _shares(names: Sequence[str], values: Array) -> dict[str, Array]:
+    """Return the share that each of these has of the last axis."""
+    if len(names) == 1:
+        return {names[0]: values}
+    return dict(zip(names, np.split(values, len(names), axis=-1), strict=True))
+
+
+def _refuse_padding(mask: Array, name: str) -> None:
+    """Refuse rows of several lengths where nothing hides what fills the shorter ones.
+
+    Raises:
+        UsageError: there are such rows.
+    """
+    if not mask.all():
+        raise UsageError(
+            f"the rows have different lengths, but {name} takes no attention_mask to mask the padding",
+            hint="Pass rows of equal length, or one row at a time.",
+        )
+
+
+def _refuse_scores_of_texts(session: Session) -> None:
+    """Refuse a graph that classifies.
+
+    Raises:
+        InputError: its scores are not those of each token.
+    """
+    shape = session.output_shapes[SCORES]
+    if shape and len(shape) != 3:
+        raise InputError(
+            f"{session.name} does not generate: {SCORES} has shape {list(shape)}, scores of the whole text; "
+            "expected scores of each token, [batch, tokens, vocabulary]",
+            hint="Build the model for text-generation.",
+        )
+
+
+def _with_head_size(inputs: Sequence[GraphInput], session: Session, states: Collection[str]) -> tuple[GraphInput, ...]:
+    """Return inputs whose states have a head size: genai's builder leaves it open, and names it in its config."""
+    is_open = [item.name in states and len(item.shape) == 4 and not isinstance(item.shape[-1], int) for item in inputs]
+    config = None if session.model_path is None else session.model_path.with_name(GENAI_CONFIG_NAME)
+    if not any(is_open) or config is None or library_file(config.parent, config.name) is None:
+        return tuple(inputs)
+    try:
+        size = read_json_file(config)["model"]["decoder"]["head_size"]
+    except (WinMLError, OSError, ValueError, TypeError, KeyError):
+        size = None
+    if not isinstance(size, int):
+        raise InputError(
+            f"{config}: no model.decoder.head_size, and {session.name} does not say how large a state of its cache is",
+            hint="Build the model again.",
+        )
+    return tuple(
+        replace(item, shape=(*item.shape[:-1], size)) if is_open_here else item
+        for item, is_open_here in zip(inputs, is_open, strict=True)
+    )
+
+
+def _growing_axes(session: Session, states: Mapping[str, str]) -> dict[str, int]:
+    """Return the axis along which a run adds its tokens to a state, for states of which both sizes are fixed."""
+    return {
+        name: axis
+        for name, output in states.items()
+        for axis, (before, after) in enumerate(
+            zip(session.input_shapes[name], session.output_shapes[output], strict=False)
+        )
+        if isinstance(before, int) and isinstance(after, int) and after > before
+    }
+
+
+def _adds_in_place(session: Session, states: Mapping[str, str]) -> bool:
+    """Say whether every state is read by an operator alone that adds to it in place, and that gives its next value."""
+    if not states or session.model_path is None or not session.takes_states_in_place:
+        return False
+    try:
+        nodes = node_summaries(session.model_path)
+    except (OSError, WireError):
+        return False
+    readers: dict[str, list[NodeSummary]] = {name: [] for name in states}
+    for node in nodes:
+        for name in readers.keys() & {*node.inputs}:
+            readers[name].append(node)
+    return all(
+        len(nodes) == 1 and (nodes[0].operator, nodes[0].domain) == _ADDING and _is_next(nodes[0], name, output)
+        for name, output in states.items()
+        for nodes in [readers[name]]
+    )
+
+
+def _is_next(node: NodeSummary, past: str, present: str) -> bool:
+    """Say whether a node takes a state once and answers with its next value at the place that belongs to it."""
+    place = node.inputs.index(past)
+    if node.inputs.count(past) != 1 or place not in _PRESENT_PLACES:
+        return False
+    return node.outputs[_PRESENT_PLACES[place] : _PRESENT_PLACES[place] + 1] == (present,)
+
+
+def _held_tokens(session: Session, axes: Mapping[str, int]) -> int | None:
+    return next(
+        (int(size) for name, axis in axes.items() if isinstance(size := session.input_shapes[name][axis], int)), None
+    )
+
+
+def _position_rows(positions: GraphInput | None) -> int | None:
+    shape = () if positions is None else positions.shape
+    return shape[0] if len(shape) > 2 and isinstance(shape[0], int) else None
+
+
+def _all_positions(positions: Array, several: int | None, rows: int, filled: int) -> Array:
+    """Return the positions of a run; of text alone, all of one token are equal."""
+    if several is None:
+        return _filled(positions, filled)
+    each = np.broadcast_to(positions, (several, rows, positions.shape[-1]))
+    return np.stack([_filled(item, filled) for item in each])
+
+
+def _filled(array: Array, length: int) -> Array:
+    missing = length - array.shape[1]
+    return np.pad(array, ((0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2))) if missing > 0 else array
+
+
+def _cache_words(cache: Any) -> str:
+    return f"the cache of {cache.graph_name}" if isinstance(cache, GraphCache) else f"a {type(cache).__name__}"
+
+
+def rows_of(tokens: Sequence[int]) -> Array:
+    """Return tokens as one row of a batch: int64 of shape [1, tokens]."""
+    return np.array([tokens], np.int64)
+
+
+# --- What do the files of parts say of their graphs: which output becomes which input of another, and how texts
+# begin?
+
+
+def feeds_between(giver: Session, taker: Session) -> dict[str, str]:
+    """Return output → input.
+
+    Raises:
+        InputError: the files do not say it, or say it of another model.
+    """
+    try:
+        record = load_metadata(giver.metadata.get(PART_KEY) or "{}")
+        name = load_metadata(taker.metadata.get(PART_KEY) or "{}").get("name")
+        feeds = {feed["output"]: feed["input"] for feed in record.get("feeds", ()) if feed["part"] == name}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        feeds = {}
+    if not feeds or not set(feeds) <= set(giver.outputs) or not set(feeds.values()) <= set(taker.inputs):
+        raise _unrelated(giver, taker)
+    return feeds
+
+
+def text_tokens(decoder: Session) -> TextTokens | None:
+    """Return how a text begins and ends, where the file of a decoder says it.
+
+    Raises:
+        InputError: what it says is damaged.
+    """
+    try:
+        text = load_metadata(decoder.metadata.get(PART_KEY) or "{}").get("text")
+        return None if text is None else TextTokens.from_fields(text)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{decoder.name}: {PART_KEY} is damaged", hint="Export the model again.") from error
+
+
+def _unrelated(giver: Session, taker: Session) -> InputError:
+    return InputError(
+        f"{giver.name} and {taker.name} have no metadata that connects them",
+        hint="Build both again from one model with this version of winml.",
+    )

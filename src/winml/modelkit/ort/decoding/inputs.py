@@ -1,0 +1,373 @@
+"""Which sizes and values does one run of a decoder with a cache take: a prompt, or a step after it?
+
+Knows names and sizes of inputs, and which output becomes which of them; runs nothing, and chooses no token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.metadata_keys import PART_KEY
+from winml.modelkit.onnx.specs import InputTensorSpec
+from winml.modelkit.options import load_metadata
+from winml.modelkit.ort.default_sizes import TOKENS
+from winml.modelkit.ort.graph_inputs import (
+    GraphInput,
+    Size,
+    bounds_by_name,
+    default_size_notes,
+    described_inputs,
+    draw_feeds,
+    settle_sizes,
+    sizes_by_key,
+)
+
+if TYPE_CHECKING:
+    from winml.modelkit.ort.sessions import Session
+
+TOKEN_IDS, TOKEN_VECTORS = "input_ids", "inputs_embeds"
+MASK, POSITIONS, TOKEN_TYPES = "attention_mask", "position_ids", "token_type_ids"
+SCORES = "logits"
+"""Specified: what transformers, optimum and onnxruntime-genai call the inputs of a decoder that are no state, and its
+scores."""
+_TOKEN_INPUTS = (TOKEN_IDS, TOKEN_VECTORS, "decoder_input_ids")
+_PROMPT = 16
+"""Chosen: tokens of a prompt before the step that is compared."""
+_PAST, _PRESENT = "past_key_values.", "present."
+"""Specified: how the same tools begin the names of caches."""
+_GROWING = ("key", "value")
+"""Kinds of states that hold something of each token."""
+_CARRIED = ("conv", "recurrent")
+"""Kinds of states of one size, which a run replaces."""
+
+
+@dataclass(frozen=True)
+class DecoderRun:
+    """One run of a decoder with a cache."""
+
+    tokens: int
+    """Given in this run."""
+    cached: int
+    """In the cache before it."""
+
+    def halved(self) -> DecoderRun:
+        """Return a run of half the length, of one token at least."""
+        return DecoderRun(max(self.tokens // 2, 1), self.cached // 2)
+
+    @property
+    def words(self) -> str:
+        """What it is, for people: a prompt where nothing is cached."""
+        if not self.cached:
+            return f"a prompt of {self.tokens} token{'' if self.tokens == 1 else 's'}"
+        return f"{self.tokens} token{'' if self.tokens == 1 else 's'} after {self.cached}"
+
+
+@dataclass(frozen=True)
+class _Axes:
+    """Names of what a decoder leaves open, in the file."""
+
+    tokens: str
+    past: tuple[str, ...]
+    """Tokens in the cache; none where states do not grow."""
+    total: str | None
+    """Size of the mask, where it is neither."""
+
+
+def inputs_of_file(path: Path) -> tuple[GraphInput, ...]:
+    """Return names, sizes and what the file says of the inputs of a graph, without a session; types are left out.
+
+    Raises:
+        ModelPathError: there is no such file.
+        InputError: it is no ONNX file.
+    """
+    # Late: who only writes a text with an open session need not wait for onnx.
+    from winml.modelkit.onnx.files.reading import read_structure, required_inputs
+
+    proto = read_structure(path)
+    taken = required_inputs(proto.graph)
+    shapes = {
+        value.name: [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in dims]
+        for value in taken
+        for dims in [value.type.tensor_type.shape.dim]
+    }
+    metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    return described_inputs(dict.fromkeys(shapes, ""), shapes, metadata)
+
+
+def decoder_run(inputs: Sequence[GraphInput], requested: Mapping[str, int]) -> DecoderRun | None:
+    """Return the one run by which a decoder is measured: a step, or a prompt where the user gave its length.
+
+    Args:
+        inputs: The inputs of the graph.
+        requested: Sizes the user gave, as for ``settle_sizes``.
+
+    Raises:
+        UsageError: as :func:`decoder_tokens`.
+    """
+    tokens = decoder_tokens(inputs, requested)
+    axes = _open_axes(inputs)
+    if tokens is None or axes is None:
+        return None
+    return DecoderRun(tokens, 0) if axes.tokens in sizes_by_key(inputs, requested) else DecoderRun(1, tokens)
+
+
+def decoder_tokens(inputs: Sequence[GraphInput], requested: Mapping[str, int]) -> int | None:
+    """Return how many tokens a decoder is to be measured with, in a prompt and in the cache before a step.
+
+    Args:
+        inputs: The inputs of the graph.
+        requested: Sizes the user gave, as for ``settle_sizes``.
+
+    Returns:
+        What the user gave for one of the two, else 128 or as many as the model has positions for. None where the graph
+        has no cache, takes a fixed number of tokens, or the user gave both sizes.
+
+    Raises:
+        UsageError: a name the graph does not have, or more tokens than it has positions for.
+    """
+    axes = _open_axes(inputs)
+    if axes is None:
+        return None
+    passed = sizes_by_key(inputs, requested)
+    tokens, past = passed.get(axes.tokens), next((passed[name] for name in axes.past if name in passed), None)
+    if tokens is not None and past is not None:
+        return None
+    positions = next((item.value_range for item in inputs if item.name == POSITIONS), None)
+    # The step after them is at a position of its own.
+    limit = TOKENS if positions is None else int(positions[1])
+    length = tokens if tokens is not None else past
+    if length is None:
+        bounds = bounds_by_name(inputs)
+        limits = [bounds[name].max for name in (axes.tokens, *axes.past) if name in bounds]
+        return max(min(TOKENS, limit, *(size for size in limits if size is not None)), 1)
+    if positions is not None and length > limit:
+        raise UsageError(
+            f"--shape-config: {axes.tokens if tokens is not None else axes.past[0]} {length}: the model has "
+            f"{limit + 1} positions, but a step after {length} tokens needs {length + 1}",
+            hint=f"Use {limit} or fewer.",
+        )
+    return length
+
+
+def decoder_feeds(
+    inputs: Sequence[GraphInput], run: DecoderRun, requested: Mapping[str, int], *, batch_size: int | None, seed: int
+) -> tuple[dict[str, Array], tuple[str, ...]]:
+    """Return values for one run, and what is to be said of their sizes.
+
+    Tokens and states are drawn at random; nothing is hidden, and positions count on from the cache.
+
+    Args:
+        inputs: The inputs of a decoder with a cache.
+        run: Its length.
+        requested: Sizes the user gave; those of tokens and cache are taken from the run.
+        batch_size: Rows, where the user gave that.
+        seed: Of the values.
+
+    Raises:
+        UsageError: sizes do not fit the inputs, or no values can be drawn.
+    """
+    axes = _open_axes(inputs)
+    assert axes is not None  # a run is asked for where decoder_tokens found one
+    own = {axes.tokens: run.tokens, **dict.fromkeys(axes.past, run.cached)}
+    if axes.total is not None:
+        own[axes.total] = run.tokens + run.cached
+    requested_sizes = sizes_by_key(inputs, requested)
+    passed = {name: size for name, size in requested_sizes.items() if name not in own}
+    sizes = settle_sizes(inputs, {**passed, **own}, batch_size=batch_size)
+    chosen = dict(sizes.chosen)
+    if not own.keys() & requested_sizes.keys():
+        chosen |= dict.fromkeys(axes.past[:1], run.cached) if run.cached else {axes.tokens: run.tokens}
+    feeds = draw_feeds(inputs, sizes.by_name, seed, with_padding=False)
+    if POSITIONS in feeds:
+        counted = np.arange(run.cached, run.cached + run.tokens)
+        feeds[POSITIONS] = np.ascontiguousarray(
+            np.broadcast_to(counted, feeds[POSITIONS].shape).astype(feeds[POSITIONS].dtype)
+        )
+    return feeds, default_size_notes(chosen)
+
+
+def prompt_before(inputs: Sequence[GraphInput], requested: Mapping[str, int], steps: int) -> DecoderRun:
+    """Return the prompt after which a decoder is to make so many steps.
+
+    Args:
+        inputs: The inputs of the graph.
+        requested: Sizes the user gave, as for ``settle_sizes``.
+        steps: Steps after it.
+
+    Raises:
+        UsageError: the graph is no decoder with a cache that takes any number of tokens, or has too few positions.
+    """
+    axes = _open_axes(inputs)
+    if axes is None:
+        raise UsageError(
+            f"--step {steps}: the model has no KV cache, or takes a fixed number of tokens",
+            hint="Compare a decoder that was exported with a KV cache and dynamic sizes.",
+        )
+    passed = sizes_by_key(inputs, requested)
+    positions = next((item.value_range for item in inputs if item.name == POSITIONS), None)
+    room = _PROMPT + steps if positions is None else int(positions[1]) + 1
+    tokens = passed.get(axes.tokens, max(min(_PROMPT, room - steps), 1))
+    if tokens + steps > room and positions is not None:
+        raise UsageError(
+            f"--step {steps}: after a prompt of {tokens} tokens the text has {tokens + steps} tokens, but the "
+            f"model has {room} positions",
+            hint=f"Use --step {max(room - tokens, 0)} or less.",
+        )
+    return DecoderRun(tokens, 0)
+
+
+def next_feeds(
+    feeds: Arrays,
+    output: Arrays,
+    states: Mapping[str, str],
+    shapes: Mapping[str, Sequence[int | str | None]],
+) -> dict[str, Array]:
+    """Return what the next step is fed: the token with the largest score, and what the run before it remembers.
+
+    Args:
+        feeds: What the run before was fed, one array for each input; token ids among them.
+        output: What it answered; scores of tokens among it.
+        states: Input → output that is its next value.
+        shapes: Input → sizes as the model states them. What has the named axis of the tokens gets one entry for the new
+            token; all else stays, such as the mask of an encoder.
+    """
+    token = output[SCORES][:, -1].argmax(-1)[:, None]
+    tokens_axis = shapes[TOKEN_IDS][1]
+    following = dict(feeds)
+    for name, array in feeds.items():
+        if name in states:
+            following[name] = output[states[name]]
+        elif name == POSITIONS:
+            following[name] = array[..., -1:] + 1
+        elif name == MASK:
+            last = np.ones_like(array[:, -1:])
+            is_of_run = masks_run_alone(shapes, TOKEN_IDS, states)
+            following[name] = last if is_of_run else np.concatenate([array, last], axis=1)
+        elif name == TOKEN_IDS:
+            following[name] = token.astype(array.dtype)
+        elif isinstance(tokens_axis, str) and tuple(shapes[name][1:]) == (tokens_axis,):
+            following[name] = np.zeros_like(token, array.dtype)
+    return following
+
+
+def masks_run_alone(shapes: Mapping[str, Sequence[Size]], fed: str, states: Iterable[str]) -> bool:
+    """Say whether the mask is of the tokens of a run alone, as where states of one size hold what came before.
+
+    Args:
+        shapes: Input → sizes as the graph states them.
+        fed: The input that takes tokens, or their vectors.
+        states: The inputs that take states.
+    """
+    is_as_long = MASK in shapes and shapes[MASK][1] == shapes[fed][1]
+    return is_as_long and not any(name.startswith(_PAST) for name in states)
+
+
+def plain_value(item: GraphInput | InputTensorSpec) -> int:
+    """Return what an input says of a token that is not marked, such as one that stands for no image."""
+    return int(item.value_range[0]) if item.value_range and item.first_values else 0
+
+
+def _open_axes(inputs: Sequence[GraphInput]) -> _Axes | None:
+    """Return the names of tokens and cache; None where the graph is no decoder with a cache that takes any of them."""
+    states = [item for item in inputs if item.cache is not None]
+    passed = next((item for item in inputs if item.name in _TOKEN_INPUTS and len(item.shape) > 1), None)
+    tokens = None if passed is None else passed.shape[1]
+    if not states or passed is None or not isinstance(tokens, str):
+        return None
+    batch = passed.shape[0]
+    summed = {term for item in inputs for terms in item.sums.values() for term in terms}
+    named = dict.fromkeys(size for item in states for size in item.shape if isinstance(size, str) and size != batch)
+    past = tuple(name for name in named if name in summed or "past" in name)
+    if not past and any(item.cache in _GROWING for item in states):
+        return None
+    mask = next((item.shape[1] for item in inputs if item.name == MASK and len(item.shape) > 1), None)
+    is_own = isinstance(mask, str) and mask not in (tokens, *past)
+    return _Axes(tokens, past, mask if is_own and isinstance(mask, str) else None)
+
+
+def empty_state_sizes(item: GraphInput, batch: Size, rows: int) -> tuple[int, ...]:
+    """Return the sizes of a state of a cache before the first token: what is open and not the batch is empty.
+
+    Args:
+        item: The input that takes it.
+        batch: First size of the tokens in the graph, a name where it is open.
+        rows: Size of the batch.
+    """
+    axis = batch_axis(item, batch)
+    return tuple(
+        size if isinstance(size, int) else rows if place == axis else 0 for place, size in enumerate(item.shape)
+    )
+
+
+def batch_axis(item: GraphInput, batch: Size) -> int:
+    """Return which axis of a state of a cache is that of the batch; see :func:`empty_state_sizes`."""
+    return item.shape.index(batch) if isinstance(batch, str) and batch in item.shape else 0
+
+
+def constant_size_states(states: Iterable[GraphInput], batch: Size) -> dict[str, int]:
+    """Return input → axis of the batch, for states that summarize all tokens before: recurrent ones and convolutions.
+
+    Padding runs through such a state, since no mask hides what it was computed from.
+
+    Args:
+        states: The inputs that take states.
+        batch: First size of the tokens in the graph, a name where it is open.
+    """
+    axes = {item.name: batch_axis(item, batch) for item in states}
+    return {
+        item.name: axes[item.name]
+        for item in states
+        if (item.cache in _CARRIED if item.cache is not None else not item.name.startswith(_PAST))
+        if all(isinstance(size, int) for axis, size in enumerate(item.shape) if axis != axes[item.name])
+    }
+
+
+def hold_hidden_rows(before: Array, after: Array, is_hidden: Array, axis: int) -> Array:
+    """Return a state after a run, with the rows before it where the mask hides the token of the run.
+
+    Args:
+        before: The state that the run read.
+        after: The state that the run returned.
+        is_hidden: One flag for each row of the batch.
+        axis: Axis of the batch.
+    """
+    flags = is_hidden.reshape([-1 if place == axis else 1 for place in range(after.ndim)])
+    held: Array = np.where(flags, before, after)
+    return held
+
+
+def state_feeds(session: Session) -> dict[str, str]:
+    """Return which outputs of a graph become inputs of its next run: input → output, in the order of the inputs.
+
+    Raises:
+        InputError: a cache goes in and does not come out.
+    """
+    feeds = _described_feeds(session) or _named_feeds(session)
+    for name, output in feeds.items():
+        if output not in session.outputs:
+            raise InputError(
+                f"{session.name} takes the KV cache {name!r} but does not return its next value {output!r}",
+                hint="Export it with the KV cache as inputs and outputs.",
+            )
+    return feeds
+
+
+def _described_feeds(session: Session) -> dict[str, str]:
+    """Return what the file says; empty where it says nothing, or is damaged."""
+    try:
+        record = load_metadata(session.metadata.get(PART_KEY) or "{}")
+        own = {feed["input"]: feed["output"] for feed in record.get("feeds", ()) if feed["part"] == record["name"]}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return {name: own[name] for name in session.inputs if name in own}
+
+
+def _named_feeds(session: Session) -> dict[str, str]:
+    return {name: _PRESENT + name.removeprefix(_PAST) for name in session.inputs if name.startswith(_PAST)}

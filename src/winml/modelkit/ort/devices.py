@@ -1,0 +1,214 @@
+"""Chooses the execution provider for a device, or for compiling, among those of the installed ONNX Runtime.
+
+An installed provider may still lack its driver; only opening a session shows that.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import get_args
+
+import onnxruntime as ort
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.ort.execution_providers import (
+    EXECUTION_PROVIDERS,
+    Device,
+    ExecutionProvider,
+    find_execution_provider,
+    refuse_uncompilable,
+    short_name,
+)
+from winml.modelkit.ort.plug_ins import (
+    device_kinds,
+    fitting_kind,
+    installed_plug_ins,
+    library_version,
+    refuse_misspelled_options,
+    stand_in_kind,
+)
+from winml.modelkit.ort.sessions import CPU
+
+
+@dataclass(frozen=True)
+class ChosenProvider:
+    """The execution provider and the device a graph runs on."""
+
+    provider: ExecutionProvider
+    device: Device
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Options of the provider, including the one that selects the device."""
+    stand_in: str = ""
+    """Kind of the device on which the provider simulates ``device``, which is not here; empty where it is."""
+
+    @property
+    def device_words(self) -> str:
+        """The device, for people."""
+        return f"{self.device}, simulated on the {self.stand_in}" if self.stand_in else self.device
+
+    def device_record(self) -> dict[str, str]:
+        """Return the device that does the work, and the one that it simulates, where it does."""
+        return {"device": self.stand_in, "simulates": self.device} if self.stand_in else {"device": self.device}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The providers for a session: operators the chosen one lacks run on the CPU."""
+        return tuple(dict.fromkeys((self.provider.name, *CPU)))
+
+
+PROCESSOR_HINT = "Set the target SoC: --ep-options soc_model=N, with Qualcomm's number for it."
+
+
+def missing_option_hint(chosen: ChosenProvider, reason: str) -> str | None:
+    """Return which option a failed provider most likely needs, by the reason it states; None where nothing shows it."""
+    if chosen.provider.name == "QNNExecutionProvider" and "MEM_ALLOC" in reason and "soc_model" not in chosen.options:
+        return f"Without a target SoC, QNN may choose one with too little on-chip memory. {PROCESSOR_HINT}"
+    return None
+
+
+def present_providers() -> list[str]:
+    """Return the names of the providers that can be used, in ONNX Runtime's order of preference, plug-ins last."""
+    return list(dict.fromkeys((*ort.get_available_providers(), *installed_plug_ins())))
+
+
+def choose_provider(ep: str | None, device: Device | None, options: Mapping[str, str]) -> ChosenProvider:
+    """Decide where a graph runs.
+
+    Args:
+        ep: Name of a provider, short or ONNX Runtime's; None: the one for the device, or the CPU provider.
+        device: Kind of processor; None: the default of the provider.
+        options: Options of the provider.
+
+    Raises:
+        UsageError: the provider is unknown, is not installed, has no options, does not run on the device, or does not
+            find it here; or no installed provider runs on it.
+        StageError: it comes as a plug-in that the installed ONNX Runtime does not load.
+    """
+    provider = find_execution_provider(ep) if ep is not None else _provider_for(device or "cpu")
+    present = present_providers()
+    if provider.name not in present:
+        raise UsageError(
+            f"--ep {ep}: {provider.name} is not part of the installed ONNX Runtime, which has {_short_names(present)}",
+            hint=_install_hint(provider),
+        )
+    if provider.library and not provider.device_options:
+        return _choose_named(provider, device, options)
+    chosen = device or provider.devices[0]
+    if chosen not in provider.devices:
+        raise UsageError(
+            f"--device {chosen}: {provider.name} runs on {' or '.join(provider.devices)}",
+            hint="Omit --device, or use a different --ep.",
+        )
+    if options and not provider.has_options:
+        raise UsageError(
+            f"--ep-options {next(iter(options))}: {provider.name} has no options",
+            hint="Omit --ep-options. winml perf sets the number of threads with --threads.",
+        )
+    is_plug_in = provider.name in installed_plug_ins()
+    # A plug-in does not know which of its devices is the default.
+    device_option = provider.device_options.get(chosen) if device is not None or is_plug_in else None
+    all_options = {**dict([device_option] if device_option else []), **options}
+    stand_in = stand_in_kind(provider, all_options) if is_plug_in else ""
+    if is_plug_in:
+        refuse_misspelled_options(provider, options)
+    return ChosenProvider(provider, chosen, all_options, stand_in)
+
+
+def _choose_named(provider: ExecutionProvider, device: Device | None, options: Mapping[str, str]) -> ChosenProvider:
+    """Return a provider whose library somebody named, on the first device that it finds here."""
+    found = fitting_kind(provider, device_kinds(provider), {})
+    kind: Device = next(item for item in get_args(Device) if item == found)
+    if device is not None and device != kind:
+        raise UsageError(
+            f"--device {device}: {provider.name} selects the {kind} by default, and winml does not know the "
+            "option that selects a different device",
+            hint="Omit --device, and set that option with --ep-options.",
+        )
+    return ChosenProvider(provider, kind, dict(options))
+
+
+def _provider_for(device: Device) -> ExecutionProvider:
+    present = present_providers()
+    for provider in EXECUTION_PROVIDERS.values():
+        if provider.name in present and device in provider.devices:
+            return provider
+    installable = [short for short, provider in EXECUTION_PROVIDERS.items() if _is_installable(provider, device)]
+    raise UsageError(
+        f"--device {device}: no installed execution provider supports it; ONNX Runtime has {_short_names(present)}",
+        hint=f"Providers for it on this platform: {', '.join(installable) or 'none'}; winml sys shows how to install "
+        "them.",
+    )
+
+
+def _is_installable(provider: ExecutionProvider, device: Device) -> bool:
+    return device in provider.devices and sys.platform in provider.packages
+
+
+def _short_names(names: list[str]) -> str:
+    return ", ".join(map(short_name, names))
+
+
+def _install_hint(provider: ExecutionProvider) -> str:
+    package = provider.packages.get(sys.platform)
+    if package is None:
+        return "No package of ONNX Runtime contains it on this platform."
+    place = "beside" if provider.is_beside(package) else "in place of"
+    return f'Install it with: pip install "{package}", {place} the installed package of ONNX Runtime.'
+
+
+# --- Which version is an execution provider of? That of the package which brings it.
+
+
+def provider_version(provider: ExecutionProvider) -> str:
+    """Return the version of the package of a plug-in, or of the ONNX Runtime that contains the provider."""
+    if provider.name not in installed_plug_ins():
+        return str(ort.__version__)
+    if provider.library:
+        return library_version(provider)
+    packages = importlib.metadata.packages_distributions().get(provider.plug_in, [])
+    return importlib.metadata.version(packages[0]) if packages else "unknown"
+
+
+def choose_compiler(ep: str | None, device: Device | None, options: Mapping[str, str]) -> ChosenProvider:
+    """Return the provider that compiles.
+
+    Args:
+        ep: Name of the provider, short or ONNX Runtime's.
+        device: Kind of processor; None: the default of the provider.
+        options: Options of the provider.
+
+    Raises:
+        UsageError: none is named, or it is unknown, not installed, or does not write what it compiles.
+        StageError: it is a plug-in that the installed ONNX Runtime does not load.
+    """
+    if ep is None:
+        raise UsageError(
+            "no execution provider to compile for",
+            hint="Set one with --ep; winml compile --list shows the available ones.",
+        )
+    refuse_uncompilable(ep)
+    chosen = choose_provider(ep, device, options)
+    if chosen.provider.compiles and not hasattr(ort, "ModelCompiler"):
+        raise UsageError(
+            f"--ep {ep}: ONNX Runtime {ort.__version__} cannot write compiled models",
+            hint="Update to version 1.23 or later, which has ModelCompiler.",
+        )
+    return chosen
+
+
+def unreadable_reason(chosen: ChosenProvider) -> str:
+    """Return why the provider cannot open what it compiled, where that shows in its package; else an empty string."""
+    if chosen.provider.name != "OpenVINOExecutionProvider" or chosen.device != "cpu":
+        return ""
+    libraries = [path.name for path in (Path(ort.__file__).parent / "capi").glob("*openvino*")]
+    if not libraries or any("ir_frontend" in name for name in libraries):
+        return ""
+    return (
+        "the installed onnxruntime-openvino lacks OpenVINO's IR frontend (openvino_ir_frontend), which its CPU "
+        "device needs to load compiled parts; the plug-in onnxruntime-ep-openvino, installed with onnxruntime, "
+        "includes it"
+    )

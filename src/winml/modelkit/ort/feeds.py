@@ -1,0 +1,322 @@
+"""Draws arrays for input specifications, to try a model out.
+
+Values are inside the valid range, reproducible, and such that what the model does with them shows in its outputs (masks
+hide something, end-of-sequence tokens stand where the row ends). Does not know the model.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from winml.modelkit.arrays import Array, numpy_dtype
+from winml.modelkit.errors import UsageError
+from winml.modelkit.onnx.specs import InputTensorSpec, summed_sizes
+
+_LARGEST_BYTES = 2**47
+"""Chosen: what a process can address on the processors of today. Less may still be more than this machine has."""
+_DRAWN_BYTES = 8
+"""Specified: numpy draws integers and floats in this width before they become what is wanted."""
+
+_MOST_BLOCKS = 5
+"""Chosen: blocks of patches along an edge of a picture, enough for several windows."""
+_DECODER_MASK = "attention_mask"
+"""Specified by transformers: hides tokens in the cache and those of a run, where zero."""
+_LENGTHS_NAME = re.compile(r"(^|[_.])(len|lens|length|lengths)$")
+
+_OFFSETS_NAME = re.compile(r"(^|[_.])offsets?$")
+
+
+@dataclass(frozen=True)
+class FeedRules:
+    """What a model was found to ask of the values drawn for it, beyond its specifications."""
+
+    masks: Mapping[str, int] = field(default_factory=dict)
+    """Input that is a mask → the value with which it hides, 0 or 1. Else :func:`hiding_value`."""
+    length_axes: Mapping[str, int] = field(default_factory=dict)
+    """Input that holds the length of each row → the axis of the other inputs along which it is counted."""
+
+
+def is_mask(spec: InputTensorSpec, rules: FeedRules | None = None) -> bool:
+    """Say whether values are drawn for an input as for a mask."""
+    named = spec.name.endswith("mask") or (rules is not None and spec.name in rules.masks)
+    return named and "float" not in spec.dtype
+
+
+def hiding_value(spec: InputTensorSpec, rules: FeedRules | None = None) -> int:
+    """Return the value with which a mask hides: 1 for flags named ``…padding_mask``, as in ``torch.nn``, else 0."""
+    by_name = int(spec.dtype == "bool" and spec.name.endswith("padding_mask"))
+    return by_name if rules is None else rules.masks.get(spec.name, by_name)
+
+
+def holds_lengths(spec: InputTensorSpec, rules: FeedRules | None = None) -> bool:
+    """Say whether values are drawn for an input as for the lengths of rows."""
+    named = _LENGTHS_NAME.search(spec.name) is not None or (rules is not None and spec.name in rules.length_axes)
+    return named and len(spec.shape) == 1 and "int" in spec.dtype
+
+
+def make_feeds(
+    specs: Sequence[InputTensorSpec],
+    seed: int,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    with_padding: bool = True,
+    rules: FeedRules | None = None,
+) -> dict[str, Array]:
+    """Draw one array per input.
+
+    The same seed gives the same values on every platform, and an input keeps its values when others come or go.
+    Integers are uniform in the value range (0..1 without one), floats uniform in it (standard normal without one).
+    An integer or bool input named ``…mask`` is a mask: each row a run of ones, then at least one zero if the row is
+    longer than one; the other way round for flags named ``…padding_mask``; all alike where its value range is one
+    value. The mask of a decoder whose cache has a sliding window hides the first tokens in the cache instead, so that
+    its rows have no gaps: programs differ in whether a window counts them. Of several rows of other flags none is all
+    alike, and none of one flag is true if rows have a dynamic length. A row of integers named ``…length`` or ``…lens``
+    holds lengths: the largest possible one first, none larger than the one before; one named ``offsets`` beside another
+    row of integers rises from 0 (bags of an ``nn.EmbeddingBag``). An input named ``bbox`` holds boxes,
+    corners in order. Grids of pictures have one frame, and the patches are as many as they tell.
+    First values stand where the row begins, and are not masked.
+
+    Args:
+        specs: The inputs.
+        seed: Not negative. Another seed gives another draw.
+        sizes: Sizes of the dynamic dimensions, by name.
+        with_padding: Whether masks hide something; otherwise they are all ones, or zeros where ones hide.
+        rules: What else is known of the values.
+
+    Raises:
+        UsageError: a dynamic dimension has no size, sizes are beyond any memory, or a value range holds no value of
+            the dtype.
+    """
+    rules = rules or FeedRules()
+    grids = {spec.name: _draw_grids(seed, spec, sizes or {}) for spec in specs if spec.grid is not None}
+    patches = {spec.grid.patches: int(grids[spec.name].prod(-1).sum()) for spec in specs if spec.grid is not None}
+    sizes = {**(sizes or {}), **patches}
+    shapes = {spec.name: _settled_shape(spec, sizes or {}) for spec in specs}
+    feeds = {}
+    for spec in specs:
+        # One generator per input: a draw does not depend on which other inputs there are.
+        generator = np.random.Generator(np.random.PCG64([seed, zlib.crc32(spec.name.encode())]))
+        if spec.name in grids:
+            feeds[spec.name] = grids[spec.name]
+        elif is_mask(spec, rules):
+            feeds[spec.name] = _mask_input(generator, spec, shapes[spec.name], with_padding, rules)
+            if spec.name == _DECODER_MASK and (past := _windowed_tokens(specs, shapes)) is not None:
+                feeds[spec.name] = _padded_before(feeds[spec.name], past)
+        elif (longest := _longest(spec, shapes, rules)) is not None:
+            feeds[spec.name] = _draw_lengths(generator, spec, shapes[spec.name], longest)
+        elif (entries := _entries_of_bags(spec, specs, shapes)) is not None:
+            feeds[spec.name] = _draw_offsets(generator, spec, shapes[spec.name], entries)
+        else:
+            feeds[spec.name] = _draw_input(generator, spec, shapes[spec.name])
+    for spec in specs:
+        mask = feeds.get(spec.name.removesuffix("input_ids") + "attention_mask")
+        if spec.first_values:
+            _begin_rows(feeds[spec.name], spec.first_values, mask)
+        if spec.last_value is not None:
+            _end_rows(feeds[spec.name], spec.last_value, mask)
+    return feeds
+
+
+def _draw_grids(seed: int, spec: InputTensorSpec, sizes: Mapping[str, int]) -> Array:
+    """Return frames, rows and columns of pictures: one frame each, and others for every picture."""
+    assert spec.grid is not None
+    generator = np.random.Generator(np.random.PCG64([seed, zlib.crc32(spec.name.encode())]))
+    (images, _), multiple = _settled_shape(spec, sizes), spec.grid.multiple
+    edges = generator.integers(1, _MOST_BLOCKS, (images, 2), dtype=np.int64, endpoint=True) * multiple
+    return np.concatenate([np.ones((images, 1), np.int64), edges], axis=1).astype(numpy_dtype(spec.dtype))
+
+
+def _draw_input(generator: np.random.Generator, spec: InputTensorSpec, shape: tuple[int, ...]) -> Array:
+    dtype = numpy_dtype(spec.dtype)
+    if "float" in spec.dtype:
+        return _draw_floats(generator, shape, dtype, spec)
+    values = _draw_integers(generator, shape, dtype, spec)
+    if dtype == np.bool_ and len(shape) > 1 and shape[-1] and spec.value_range in (None, (0, 1)):
+        # They may hide, by either value: of a row that is all hidden a softmax makes NaN.
+        if shape[-1] > 1:
+            values[..., -1] |= ~values.any(axis=-1)
+        if shape[-1] > 1 or isinstance(spec.shape[-1], str):
+            values[..., 0] &= ~values.all(axis=-1)
+    return np.sort(values.reshape(*shape[:-1], 2, 2), axis=-2).reshape(shape) if _holds_boxes(spec, shape) else values
+
+
+def _mask_input(
+    generator: np.random.Generator,
+    spec: InputTensorSpec,
+    shape: tuple[int, ...],
+    with_padding: bool,
+    rules: FeedRules,
+) -> Array:
+    dtype = numpy_dtype(spec.dtype)
+    if spec.value_range is not None and spec.value_range[0] == spec.value_range[1]:
+        return np.full(shape, spec.value_range[0], dtype)
+    displayed = np.ones(shape, dtype=np.int64)
+    if with_padding:
+        displayed = _draw_mask(generator, shape, is_plane=_last_name(spec).startswith("pixel"))
+    if spec.sums:
+        # Behind a cache, the last token is the one to go on from; models that read it alone do not ask the mask.
+        displayed[..., -1] = 1
+    return (1 - displayed if hiding_value(spec, rules) == 1 else displayed).astype(dtype)
+
+
+def _windowed_tokens(specs: Sequence[InputTensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> int | None:
+    """Return how many tokens a cache holds that some layer reads by a sliding window; None where there is none."""
+    windowed = (spec for spec in specs if spec.cache is not None and spec.cache.window and spec.cache.side is None)
+    return next((shapes[spec.name][2] for spec in windowed if len(shapes[spec.name]) == 4), None)
+
+
+def _padded_before(mask: Array, past: int) -> Array:
+    """Return a mask whose rows hide as many tokens at their start, or all in the cache: no token attends to nothing."""
+    hidden = np.minimum((mask == 0).sum(axis=-1, keepdims=True), past)
+    padded: Array = (np.arange(mask.shape[-1]) >= hidden).astype(mask.dtype)
+    return padded
+
+
+def _longest(spec: InputTensorSpec, shapes: Mapping[str, tuple[int, ...]], rules: FeedRules) -> int | None:
+    """Return the largest length in an input that holds lengths; None for any other input."""
+    shape = shapes[spec.name]
+    if not holds_lengths(spec, rules):
+        return None
+    high = None if spec.value_range is None else math.floor(spec.value_range[1])
+    axis = rules.length_axes.get(spec.name)
+    if axis is None and high is not None:
+        return high
+    rows = (other for other in shapes.values() if len(other) > (axis or 1) and other[0] == shape[0])
+    size = next((other[axis or 1] for other in rows), None)
+    return high if size is None else size
+
+
+def _draw_lengths(generator: np.random.Generator, spec: InputTensorSpec, shape: tuple[int, ...], longest: int) -> Array:
+    """Return lengths that fall from the longest: some forwards want them sorted, some the longest to fill the row."""
+    low = 1 if spec.value_range is None else math.ceil(spec.value_range[0])
+    low = min(max(low, 1), longest) if longest > 0 else longest
+    values = np.sort(generator.integers(low, longest, shape, dtype=np.int64, endpoint=True))[::-1].copy()
+    values[0] = longest
+    return values.astype(numpy_dtype(spec.dtype))
+
+
+def _entries_of_bags(
+    spec: InputTensorSpec, specs: Sequence[InputTensorSpec], shapes: Mapping[str, tuple[int, ...]]
+) -> int | None:
+    """Return the size of the row of integers whose bags begin at the offsets in an input; `None` for any other input.
+
+    For: ``nn.EmbeddingBag``.
+    """
+    rows = [item for item in specs if len(shapes[item.name]) == 1 and "int" in item.dtype]
+    entries = [shapes[item.name][0] for item in rows if not _OFFSETS_NAME.search(item.name)]
+    is_offsets = spec in rows and _OFFSETS_NAME.search(spec.name) is not None
+    return entries[0] if is_offsets and entries else None
+
+
+def _draw_offsets(generator: np.random.Generator, spec: InputTensorSpec, shape: tuple[int, ...], entries: int) -> Array:
+    """Return offsets that rise from 0; equal ones are an empty bag."""
+    values = np.sort(generator.integers(0, max(entries - 1, 0), shape, dtype=np.int64, endpoint=True))
+    values[:1] = 0
+    return values.astype(numpy_dtype(spec.dtype))
+
+
+def _settled_shape(spec: InputTensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    sizes = {**summed_sizes(spec.sums, sizes), **sizes}
+    missing = [dimension for dimension in spec.shape if isinstance(dimension, str) and dimension not in sizes]
+    if missing:
+        raise UsageError(
+            f"input {spec.name!r}: no size for dynamic dimension {missing[0]!r}",
+            hint=f"Set a size for {missing[0]!r}.",
+        )
+    shape = tuple(sizes[dimension] if isinstance(dimension, str) else dimension for dimension in spec.shape)
+    if math.prod(shape) * _DRAWN_BYTES > _LARGEST_BYTES:
+        axis = shape.index(max(shape))
+        dimension = spec.shape[axis]
+        where = f"{dimension} {shape[axis]}" if isinstance(dimension, str) else f"size {shape[axis]} of axis {axis}"
+        raise UsageError(
+            f"input {spec.name!r}: {where} requires {math.prod(shape)} values, which exceeds any memory",
+            hint="Use a smaller size.",
+        )
+    return shape
+
+
+def _draw_floats(
+    generator: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any], spec: InputTensorSpec
+) -> Array:
+    if spec.value_range is None:
+        return generator.standard_normal(shape).astype(dtype)
+    low, high = spec.value_range
+    share = generator.random(shape)
+    # Each end is scaled by itself, so that a range wider than the largest float does not overflow. The nearest value
+    # of a narrower dtype may lie outside the range, hence the second clip; it may be infinite before that.
+    with np.errstate(over="ignore"):
+        values = np.clip(low * (1.0 - share) + high * share, low, high).astype(dtype)
+        inside: Array = np.clip(values, _nearest_inside(low, dtype, math.inf), _nearest_inside(high, dtype, -math.inf))
+    return inside.astype(dtype)  # numpy widens foreign dtypes
+
+
+def _nearest_inside(bound: float, dtype: np.dtype[Any], towards: float) -> Any:
+    """Return the value of ``dtype`` nearest to ``bound`` that is not beyond it."""
+    value = np.asarray(bound).astype(dtype)
+    beyond = float(value) < bound if towards > 0 else float(value) > bound
+    return np.nextafter(value, np.asarray(towards).astype(dtype)) if beyond else value
+
+
+def _draw_integers(
+    generator: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any], spec: InputTensorSpec
+) -> Array:
+    low, high = spec.value_range or (0, 1)
+    first, last = math.ceil(low), math.floor(high)
+    smallest, largest = (0, 1) if dtype == np.bool_ else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    if first > last or first < smallest or last > largest:
+        raise UsageError(
+            f"input {spec.name!r}: value range [{low:g}, {high:g}] is not a range of {spec.dtype} values",
+            hint=f"Use integers between {smallest} and {largest}.",
+        )
+    if spec.last_value is None or not first <= spec.last_value <= last or first == last:
+        return generator.integers(first, last, shape, dtype=np.int64, endpoint=True).astype(dtype)
+    # The value that ends a row stands nowhere else in it: some models refuse rows that end at different counts.
+    values = generator.integers(first, last - 1, shape, dtype=np.int64, endpoint=True)
+    return (values + (values >= spec.last_value)).astype(dtype)
+
+
+def _draw_mask(generator: np.random.Generator, shape: tuple[int, ...], *, is_plane: bool) -> Array:
+    """Return rows of ones then zeros; between half and all but one position are valid, so that both matter."""
+    if not shape:
+        return np.ones(shape, dtype=np.int64)
+    length = shape[-1]
+    valid = generator.integers(max(1, length // 2), max(1, length - 1), shape[:-1], endpoint=True)
+    if is_plane and len(shape) > 1:
+        valid = np.broadcast_to(valid[..., :1], shape[:-1])  # an image is padded along its whole right edge
+    return (np.arange(length) < valid[..., None]).astype(np.int64)
+
+
+def _holds_boxes(spec: InputTensorSpec, shape: tuple[int, ...]) -> bool:
+    return _last_name(spec) == "bbox" and bool(shape) and shape[-1] == 4
+
+
+def _last_name(spec: InputTensorSpec) -> str:
+    """Return the name of an input inside of the structures it comes in."""
+    return spec.name.rsplit(".", 1)[-1]
+
+
+def _begin_rows(values: Array, runs: Sequence[tuple[int, int]], mask: Array | None) -> None:
+    """Write the first values in place, and make a mask of the same size show them and one more position."""
+    first = np.repeat([value for value, _ in runs], [count for _, count in runs])
+    rows = values.reshape(len(values), -1)
+    rows[:, : len(first)] = first[: rows.shape[1]]
+    if mask is not None and mask.shape == values.shape:
+        mask.reshape(rows.shape)[:, : len(first) + 1] = 1
+
+
+def _end_rows(values: Array, last_value: int, mask: Array | None) -> None:
+    """Write ``last_value`` in place at the last valid position of every row that has more than one."""
+    if mask is not None and mask.shape == values.shape:
+        ends = mask.astype(np.int64).sum(axis=-1, keepdims=True) - 1
+    else:
+        ends = np.full((*values.shape[:-1], 1), values.shape[-1] - 1)
+    # The only token of a row keeps its value: the same in every draw, it would hide what the model does with it.
+    retained = np.take_along_axis(values, ends, axis=-1)
+    np.put_along_axis(values, ends, np.where(ends > 0, last_value, retained).astype(values.dtype), axis=-1)

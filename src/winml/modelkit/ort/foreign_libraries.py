@@ -1,0 +1,103 @@
+"""Gives libraries such as transformers a folder of somebody else: files checked, no network, no foreign code.
+
+``models/checkpoints/hub.py`` alone talks to the Hub, before; ``models/checkpoints/config.py`` alone runs code of a
+checkpoint, where the user allowed it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+from winml.modelkit.errors import InputError
+from winml.modelkit.onnx.files.foreign_files import check_library_files, foreign_parser
+from winml.modelkit.ort.shared_settings import shared_by_threads
+
+
+@shared_by_threads
+def local_files_only() -> Iterator[None]:
+    """Keep the libraries off the network, from fetching kernels, and from running or offering to run foreign code.
+
+    Threads share the change: the last to leave puts back what the first found.
+    What they try all the same raises OSError (the Hub), ImportError (a kernel) or ValueError (code of a checkpoint),
+    as with a missing file or package.
+    """
+    from huggingface_hub import constants
+    from transformers import dynamic_module_utils
+    from transformers.integrations import hub_kernels
+
+    # The one function that loads a kernel; its callers look it up when they need it.
+    was_offline, get_kernel = constants.HF_HUB_OFFLINE, hub_kernels.get_kernel
+    # Seconds for which transformers waits for an answer to its question whether code may run. At 0 it refuses
+    # without a question, and code runs only if the caller passes trust_remote_code=True.
+    seconds = dynamic_module_utils.TIME_OUT_REMOTE_CODE
+    constants.HF_HUB_OFFLINE, hub_kernels.get_kernel = True, _refuse_kernel
+    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, hub_kernels.get_kernel = was_offline, get_kernel
+        dynamic_module_utils.TIME_OUT_REMOTE_CODE = seconds
+
+
+def _refuse_kernel(kernel_name: str, *_arguments: object, **_keywords: object) -> NoReturn:
+    raise ImportError(f"the kernel {kernel_name} would have to be downloaded from the Hub, and winml downloads no code")
+
+
+@shared_by_threads
+def quiet_libraries() -> Iterator[None]:
+    """Keep transformers and huggingface_hub from writing to stderr.
+
+    Threads share the change: the last to leave puts back what the first found.
+    """
+    from huggingface_hub.utils import logging as hub_messages
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from transformers.utils import logging as messages
+
+    level, has_bars = messages.get_verbosity(), messages.is_progress_bar_enabled()
+    hub_level, has_hub_bars = hub_messages.get_verbosity(), not are_progress_bars_disabled()
+    messages.set_verbosity(logging.CRITICAL)
+    messages.disable_progress_bar()
+    hub_messages.set_verbosity(logging.CRITICAL)
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        messages.set_verbosity(level)
+        if has_bars:
+            messages.enable_progress_bar()
+        hub_messages.set_verbosity(hub_level)
+        if has_hub_bars:
+            enable_progress_bars()
+
+
+@contextmanager
+def local_libraries() -> Iterator[None]:
+    """Keep the libraries to local files, and from writing to the terminal."""
+    with local_files_only(), quiet_libraries():
+        yield
+
+
+@contextmanager
+def library_folder(folder: Path, words: str, *, error: type[InputError] = InputError, hint: str = "") -> Iterator[None]:
+    """Check the files of a folder, and let libraries read them in the block: local files only, no foreign code.
+
+    Args:
+        folder: The folder that the library is given.
+        words: Subject and verb of the message if the library fails, such as ``FOLDER: its tokenizer cannot be read``.
+        error: Type of the error to raise.
+        hint: What the user can do if the library fails.
+
+    Raises:
+        InputError: a file is a link to another folder or no regular file, a config names a size that no model has, or
+            the library fails, whatever it raises.
+    """
+    from winml.modelkit.onnx.files.foreign_numbers import check_config_files
+
+    check_library_files(folder, error=error)
+    check_config_files(folder, error=error)
+    with local_files_only(), foreign_parser(words, error=error, hint=hint):
+        yield

@@ -1,0 +1,569 @@
+"""Which inputs does any ONNX graph take, and which values are they given?
+
+Reads the inputs off an open session, settles the sizes of open dimensions, and draws values or reads them from a file
+of arrays. What the file says about the values that make sense (``winml.io.inputs``) is honoured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import numpy as np
+
+from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.onnx.files.foreign_files import foreign_parser
+from winml.modelkit.onnx.files.foreign_names import ForeignNameError, refuse_special_file
+from winml.modelkit.onnx.specs import (
+    DTYPES,
+    CacheSlot,
+    GridSlot,
+    InputTensorSpec,
+    StatedBounds,
+    StatedInput,
+    counts_rows,
+    resolve_names,
+    stated_bounds,
+    stated_inputs,
+    summed_sizes,
+)
+from winml.modelkit.options import nearest
+from winml.modelkit.ort.default_sizes import default_size
+from winml.modelkit.ort.feeds import make_feeds
+from winml.modelkit.ort.host import available_bytes
+from winml.modelkit.words import size_words
+
+if TYPE_CHECKING:
+    from winml.modelkit.ort.sessions import Session
+
+Size = int | str | None
+
+
+_ELEMENT_TYPES = {"float": "float32", "double": "float64"}
+"""ONNX Runtime's words that are not numpy's."""
+
+SIZES_OPTION = "--shape-config"
+"""The option whose sizes are refused in a message."""
+_PAST = "past_key_values."
+"""Specified: how optimum, transformers.js and onnxruntime-genai begin the names of caches."""
+DRAWN_DTYPES = frozenset({*DTYPES, "uint64", "uint32", "uint16"})
+"""Element types of tensors of numbers, for which random values are drawn."""
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """One input of a graph."""
+
+    name: str
+    dtype: str
+    """Element type in numpy's words (``float32``), ``string``, or ONNX Runtime's own words for what is no tensor."""
+    shape: tuple[Size, ...]
+    """Sizes; a dynamic dimension is its name, or None where the file does not name it."""
+    value_range: tuple[float, float] | None = None
+    """Smallest and largest valid value, where the file says."""
+    first_values: tuple[tuple[int, int], ...] = ()
+    """Runs of values that each entry of the first axis begins with, where the file says."""
+    sums: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
+    """Name in the shape → the sizes whose sum it is, where the file says."""
+    cache: str | None = None
+    """Kind of the state of a cache it takes, such as ``key``, ``value`` or ``recurrent``; None for any other input."""
+    grid: GridSlot | None = None
+    """How many patches it tells of, where the file says that it holds the grids of pictures."""
+    window: int | None = None
+    """How many of the last tokens the layer of its state of a cache attends to; None: all of them."""
+    bounds: Mapping[str, StatedBounds] = field(default_factory=dict)
+    """Name in the shape → the sizes for which the graph was made, where the file says."""
+
+    @property
+    def keys(self) -> tuple[int | str, ...]:
+        """The shape with a name for every dynamic dimension: ``x:0`` for the first of ``x`` where the file has none."""
+        return tuple(f"{self.name}:{axis}" if size is None else size for axis, size in enumerate(self.shape))
+
+    @property
+    def words(self) -> str:
+        """The type, for people."""
+        return f"{self.dtype}[{', '.join('?' if size is None else str(size) for size in self.shape)}]"
+
+    def takes_sizes(self, sizes: Sequence[int]) -> bool:
+        """Say whether the declared shape allows these sizes."""
+        return len(sizes) == len(self.shape) and all(
+            not isinstance(declared, int) or declared == size for declared, size in zip(self.shape, sizes, strict=True)
+        )
+
+    def takes(self, array: Array) -> bool:
+        """Say whether the declared type and shape allow an array."""
+        return _dtype_of(array) == self.dtype and self.takes_sizes(array.shape)
+
+
+def inputs_of_specs(specs: Sequence[InputTensorSpec]) -> tuple[GraphInput, ...]:
+    """Return the inputs that a graph will have which is made with these specifications."""
+    return tuple(
+        GraphInput(
+            spec.name,
+            spec.dtype,
+            spec.shape,
+            spec.value_range,
+            sums=spec.sums or {},
+            cache=None if spec.cache is None else spec.cache.kind,
+        )
+        for spec in specs
+    )
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the dynamic dimensions were settled to."""
+
+    by_name: Mapping[str, int]
+    notes: tuple[str, ...] = ()
+    """What was chosen because nobody said, one sentence each."""
+    chosen: Mapping[str, int] = field(default_factory=dict)
+    """Those that nobody gave."""
+
+
+def array_words(array: Array) -> str:
+    """Return type and shape of an array, for people.
+
+    >>> array_words(np.zeros((2, 3), np.float32))
+    'float32[2, 3]'
+    """
+    return f"{_dtype_of(array)}[{', '.join(map(str, array.shape))}]"
+
+
+def _dtype_of(array: Array) -> str:
+    return "string" if array.dtype.kind == "U" else str(array.dtype)
+
+
+def graph_inputs(session: Session) -> tuple[GraphInput, ...]:
+    """Return the inputs of an open graph, in order."""
+    return described_inputs(session.inputs, session.input_shapes, session.metadata)
+
+
+def described_inputs(
+    types: Mapping[str, str], shapes: Mapping[str, Sequence[Size]], metadata: Mapping[str, str]
+) -> tuple[GraphInput, ...]:
+    """Return the inputs of a graph.
+
+    Args:
+        types: Input → type as ONNX Runtime writes it, in order.
+        shapes: Input → sizes.
+        metadata: That of the file.
+    """
+    stated, bounds = stated_inputs(metadata), stated_bounds(metadata)
+    return tuple(
+        _described_input(name, words, shapes[name], stated.get(name) or StatedInput(name=name), bounds)
+        for name, words in types.items()
+    )
+
+
+def _described_input(
+    name: str, words: str, shape: Sequence[Size], stated: StatedInput, bounds: Mapping[str, StatedBounds]
+) -> GraphInput:
+    by_name = name.rpartition(".")[2] if name.startswith(_PAST) else None
+    return GraphInput(
+        name,
+        _element_type(words),
+        _open_sizes(shape),
+        stated.value_range,
+        stated.first_values,
+        stated.sums,
+        by_name if stated.cache is None else stated.cache.kind,
+        stated.grid,
+        None if stated.cache is None else stated.cache.window or None,
+        {size: bounds[size] for size in shape if isinstance(size, str) and size in bounds},
+    )
+
+
+def _element_type(words: str) -> str:
+    if not words.startswith("tensor("):
+        return words
+    name = words.removeprefix("tensor(").removesuffix(")")
+    return _ELEMENT_TYPES.get(name, name)
+
+
+def _open_sizes(shape: Sequence[Size]) -> tuple[Size, ...]:
+    # Some exporters write -1 for a size they leave open.
+    return tuple(
+        None if isinstance(size, int) and size < 0 else (size or None if size == "" else size) for size in shape
+    )
+
+
+def sizes_by_key(inputs: Sequence[GraphInput], requested: Mapping[str, int]) -> dict[str, int]:
+    """Return sizes by the keys of the inputs.
+
+    Args:
+        inputs: The inputs of the graph.
+        requested: Sizes by name in the file, by ``input:axis``, or by key of ``--shape-config``.
+
+    Raises:
+        UsageError: a name the graph does not have, two sizes for one dimension, or one for which the graph was not
+            made.
+    """
+    keys = [(f"{item.name}:{axis}", key) for item in inputs for axis, key in enumerate(item.keys)]
+    places = {place: key for place, key in keys if isinstance(key, str)}
+    sizes = resolve_names(requested, dict.fromkeys(places.values()), places)
+    for name, bounds in bounds_by_name(inputs).items():
+        if name in sizes and (refusal := bounds.refusal(sizes[name])):
+            raise UsageError(f"{SIZES_OPTION}: {refusal}", hint=f"Use one of the sizes {bounds.words}.")
+    return sizes
+
+
+def bounds_by_name(inputs: Sequence[GraphInput]) -> dict[str, StatedBounds]:
+    """Return the bounds of the dynamic dimensions of some inputs."""
+    return {name: bounds for item in inputs for name, bounds in item.bounds.items()}
+
+
+def settle_sizes(inputs: Sequence[GraphInput], requested: Mapping[str, int], *, batch_size: int | None = None) -> Sizes:
+    """Give every dynamic dimension a size.
+
+    Args:
+        inputs: The inputs of the graph.
+        requested: Sizes by name in the file, by ``input:axis``, or by key of ``--shape-config``.
+        batch_size: Size of the batch dimension: the one of that name, or a nameless first one.
+
+    Raises:
+        UsageError: a name the graph does not have, a batch size it cannot take, or a dimension with an unknown meaning
+            that has no size.
+    """
+    names = list(dict.fromkeys(key for item in inputs for key in item.keys if isinstance(key, str)))
+    by_name = sizes_by_key(inputs, requested)
+    if batch_size is not None:
+        for name in _batch_names(inputs, batch_size):
+            if by_name.setdefault(name, batch_size) != batch_size:
+                raise UsageError(
+                    f"--batch-size {batch_size}: --shape-config sets {name} to {by_name[name]}",
+                    hint="Use one of the two.",
+                )
+    chosen: dict[str, int] = {}
+    sums = _all_sums(inputs)
+    patches = {item.grid.patches: item.name for item in inputs if item.grid is not None}
+    if passed := [name for name in patches if name in by_name]:
+        raise UsageError(
+            f"--shape-config: {passed[0]} {by_name[passed[0]]}: it is determined by the image sizes in "
+            f"{patches[passed[0]]}",
+            hint=f"Omit {passed[0]}, or pass values with --input-data file.npz.",
+        )
+    for name in names:
+        if name not in by_name and name not in sums and name not in patches:
+            chosen[name] = _default_size(name, inputs, names)
+    by_name |= _summed({**by_name, **chosen}, sums)
+    return Sizes({**by_name, **chosen}, default_size_notes(chosen), chosen)
+
+
+def default_size_notes(chosen: Mapping[str, int]) -> tuple[str, ...]:
+    """Return a note on the sizes that were chosen; none where there are none.
+
+    Args:
+        chosen: Size of each dimension by its name.
+    """
+    words = ", ".join(f"{name} {size}" for name, size in chosen.items())
+    return (f"default sizes: {words} (change them with --shape-config)",) if chosen else ()
+
+
+def _all_sums(inputs: Iterable[GraphInput]) -> dict[str, tuple[int | str, ...]]:
+    return {name: terms for item in inputs for name, terms in item.sums.items()}
+
+
+def with_sums(inputs: Sequence[GraphInput], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return sizes by name in which those that are sums of others are these sums."""
+    return {**sizes, **summed_sizes(_all_sums(inputs), sizes)}
+
+
+def _summed(sizes: Mapping[str, int], sums: Mapping[str, Sequence[int | str]]) -> dict[str, int]:
+    """Return the sizes that are sums of others.
+
+    Raises:
+        UsageError: another size was asked for.
+    """
+    known = summed_sizes(sums, sizes)
+    for name, total in known.items():
+        if sizes.get(name, total) != total:
+            terms = " + ".join(map(str, sums[name]))
+            raise UsageError(f"--shape-config: {name} {sizes[name]}: it is {terms}, {total} here", hint=f"Omit {name}.")
+    return known
+
+
+def _batch_names(inputs: Sequence[GraphInput], batch_size: int) -> list[str]:
+    """Return the dynamic dimensions that are the batch; none where the fixed size is the one wanted already."""
+    first = [item.keys[0] for item in inputs if item.shape]
+    named = [key for key in first if isinstance(key, str) and counts_rows(key)]
+    nameless = [key for key in first if isinstance(key, str) and ":" in key]
+    if named or nameless:
+        return list(dict.fromkeys(named or nameless))
+    if first and all(size == batch_size for size in first):
+        return []
+    shapes = ", ".join(f"{item.name} {item.words}" for item in inputs)
+    raise UsageError(
+        f"--batch-size {batch_size}: the graph has no dynamic batch dimension: {shapes}",
+        hint="Omit it, set the dimension in --shape-config, or export with this size or with --dynamic-batch.",
+    )
+
+
+def _default_size(name: str, inputs: Sequence[GraphInput], names: Sequence[str]) -> int:
+    default, bounds = default_size(name), bounds_by_name(inputs).get(name)
+    if default is not None:
+        return default if bounds is None else bounds.clamp(default)
+    if any(item.keys[:1] == (name,) for item in inputs):
+        return 1 if bounds is None else bounds.clamp(1)  # the first dimension of an input is its batch, as a rule
+    example = ", ".join(f'"{open_name}": {default_size(open_name) or 8}' for open_name in names)
+    where = next(item for item in inputs if name in item.keys)
+    raise UsageError(
+        f"input {where.name} {where.words}: the size of {name} is unknown",
+        hint=f"Set sizes with --shape-config '{{{example}}}', or pass values with --input-data file.npz.",
+    )
+
+
+def draw_feeds(
+    inputs: Sequence[GraphInput], sizes: Mapping[str, int], seed: int, *, with_padding: bool = True
+) -> dict[str, Array]:
+    """Draw one array per input, by the rules of :func:`~winml.modelkit.ort.feeds.make_feeds`.
+
+    Sizes that are sums of others are taken as that, whatever ``sizes`` says of them.
+
+    Raises:
+        UsageError: an input takes values nobody can draw, such as text, or more of them than any memory holds.
+    """
+    for item in inputs:
+        if item.dtype not in DRAWN_DTYPES:
+            raise UsageError(
+                f"input {item.name} takes {item.dtype}, for which no random values can be generated",
+                hint="Pass values with --input-data file.npz.",
+            )
+    specs = [
+        # Names and sizes are as foreign files have them, which the rules for our own would refuse.
+        InputTensorSpec.model_construct(
+            name=item.name,
+            shape=item.keys,
+            dtype=item.dtype,
+            value_range=item.value_range,
+            last_value=None,
+            first_values=item.first_values,
+            grid=item.grid,
+            cache=None if item.window is None else CacheSlot.model_construct(window=item.window),
+        )
+        for item in inputs
+    ]
+    return make_feeds(specs, seed, sizes=with_sums(inputs, sizes), with_padding=with_padding)
+
+
+def load_feeds(path: Path, inputs: Sequence[GraphInput], option: str = "--input-data") -> dict[str, Array]:
+    """Read one array per input from an ``.npz`` file.
+
+    Args:
+        path: The file.
+        inputs: The inputs of the graph.
+        option: What named the file, for messages.
+
+    Raises:
+        UsageError: there is no such file, or a name, dtype or shape is not that of the graph's input.
+        InputError: the file is damaged, or holds Python objects.
+    """
+    source = f"{option} {path}"
+    arrays = _read_arrays(path, source)
+    names = [item.name for item in inputs]
+    for name in arrays:
+        if name not in names:
+            guess = nearest(name, names)
+            raise UsageError(
+                f"{source}: the graph has no input {name!r}",
+                hint=f"{f'Did you mean {guess!r}? ' if guess else ''}Its inputs: {', '.join(names) or 'none'}.",
+            )
+    if missing := [name for name in names if name not in arrays]:
+        raise UsageError(
+            f"{source}: no array for input {missing[0]!r}",
+            hint=f"The graph takes {', '.join(f'{item.name} {item.words}' for item in inputs)}.",
+        )
+    feeds = {item.name: _fit_array(item, arrays[item.name], source) for item in inputs}
+    _check_shared_names(inputs, feeds, source)
+    return feeds
+
+
+def _fit_array(item: GraphInput, array: Array, source: str) -> Array:
+    """Return the array as the input takes it; only what loses nothing is changed.
+
+    Raises:
+        UsageError: dtype or shape is another.
+    """
+    array = _as_declared(item.dtype, array)
+    if item.takes(array):
+        return array
+    hint = (
+        f'Convert it: array.astype("{item.dtype}").'
+        if item.takes_sizes(array.shape) and item.dtype in DRAWN_DTYPES
+        else "Pass an array with this dtype and shape."
+    )
+    raise UsageError(
+        f"{source}: input {item.name!r} takes {item.words}, the file has {array_words(array)}",
+        hint=hint,
+    )
+
+
+def _as_declared(dtype: str, array: Array) -> Array:
+    if dtype == "bfloat16" and array.dtype.kind == "V" and array.dtype.itemsize == 2:
+        import ml_dtypes
+
+        # numpy files do not know bfloat16 and give its bytes back without a name.
+        return array.view(ml_dtypes.bfloat16)
+    if dtype == "string" and array.dtype.kind == "S":
+        return np.char.decode(array, "utf-8")
+    return array
+
+
+def _check_shared_names(inputs: Sequence[GraphInput], feeds: Arrays, source: str) -> None:
+    first_sizes: dict[str, tuple[int, str]] = {}
+    for item, name, size in _named_sizes(inputs, feeds):
+        first_size, first_input = first_sizes.setdefault(name, (size, item))
+        if first_size != size:
+            raise UsageError(
+                f"{source}: dimension {name} is {first_size} in {first_input!r} and {size} in {item!r}",
+                hint="Dimensions with the same name must have equal sizes.",
+            )
+
+
+def _named_sizes(inputs: Iterable[GraphInput], feeds: Arrays) -> Iterator[tuple[str, str, int]]:
+    for item in inputs:
+        for key, size in zip(item.keys, feeds[item.name].shape, strict=True):
+            if isinstance(key, str):
+                yield item.name, key, size
+
+
+def batch_of(inputs: Sequence[GraphInput], feeds: Arrays, outputs: Mapping[str, Array | None]) -> tuple[int, str]:
+    """Return how many samples one run answers, and what says so.
+
+    The dimension called batch tells. Where none is called so, or there are not as many texts as images, the first size
+    that all inputs and outputs share is the batch; where they share none, a run counts as one sample.
+    """
+    rows = {name: size for _, name, size in _named_sizes(inputs, feeds) if counts_rows(name)}
+    if len(set(rows.values())) == 1:
+        return next(iter(rows.values())), f"dimension {' and '.join(rows)}"
+    shapes = [array.shape for array in (*feeds.values(), *outputs.values()) if array is not None and array.ndim]
+    first = {shape[0] for shape in shapes}
+    if feeds and len(first) == 1 and (size := first.pop()) > 0:
+        return size, "first dimension of all inputs and outputs"
+    return 1, "no common first dimension: a run counts as one sample"
+
+
+_HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+"""Specified by numpy; a version 3 is for names of fields that are not Latin, which no tensor has."""
+_SAVE_ARRAYS = "Pass a file written by numpy.savez with arrays of numbers or text (dtype U)."
+_SAVE_ARRAY = "Pass a file written by numpy.save with numbers."
+
+
+def read_array(path: Path, source: str) -> Array:
+    """Return the array of a file that ``numpy.save`` wrote.
+
+    Args:
+        path: The file.
+        source: What named it, for messages.
+
+    Raises:
+        UsageError: there is no such file.
+        InputError: it is damaged, holds several arrays or Python objects, or declares more than it holds.
+    """
+    with _opened(path, source, _SAVE_ARRAY) as file, _parsed(source, "not an .npy file", _SAVE_ARRAY):
+        if file.read(len(np.lib.format.MAGIC_PREFIX)) != np.lib.format.MAGIC_PREFIX:
+            raise InputError(f"{source}: does not begin as an .npy file", hint=_SAVE_ARRAY)
+        file.seek(0)
+        declared = _declared_bytes(file)
+        held = path.stat().st_size - file.tell()
+        if declared > held:
+            raise InputError(
+                f"{source}: the array declares {size_words(declared)} and has {size_words(held)}", hint=_SAVE_ARRAY
+            )
+        file.seek(0)
+        array: Array = np.load(file, allow_pickle=False)
+        return array
+
+
+def _read_arrays(path: Path, source: str) -> dict[str, Array]:
+    """Return the arrays of a file by their names.
+
+    Args:
+        path: The file.
+        source: What named it, for messages.
+
+    Raises:
+        UsageError: there is no such file, or it holds one array without a name.
+        InputError: it is damaged, holds Python objects, or declares more than is read.
+    """
+    with _opened(path, source, "Pass a file written by numpy.savez.") as file:
+        is_single = file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX
+        file.seek(0)
+        if not is_single:
+            with _parsed(source, "not an .npz file", _SAVE_ARRAYS):
+                content = np.load(file, allow_pickle=False)
+                _refuse_oversized(content.zip, source)
+                return {name: content[name] for name in content.files}
+    raise UsageError(
+        f"{source}: contains one array without a name",
+        hint='Save it with the name of the input: numpy.savez("inputs.npz", input_ids=array).',
+    )
+
+
+@contextlib.contextmanager
+def _opened(path: Path, source: str, hint: str) -> Iterator[IO[bytes]]:
+    """Open a regular file for the time of the block.
+
+    Raises:
+        UsageError: there is no such file, or it is a folder, a pipe or a device.
+    """
+    try:
+        refuse_special_file(path)
+        file = path.open("rb")
+    except ForeignNameError as error:
+        problem = "not a regular file" if error.problem == "not regular" else str(error)
+        raise UsageError(f"{source}: {problem}", hint=hint) from None
+    except OSError as error:
+        raise UsageError(f"{source}: cannot be read: {error.strerror}", hint=hint) from None
+    with file:
+        yield file
+
+
+def _parsed(source: str, kind: str, hint: str) -> contextlib.AbstractContextManager[None]:
+    return foreign_parser(f"{source}: {kind}, or damaged, or contains Python objects", hint=hint)
+
+
+def _declared_bytes(file: IO[bytes]) -> int:
+    """Return the size of the values that the header of an array declares; the file is then behind the header.
+
+    Raises:
+        ValueError: it is not the header of an array.
+    """
+    version = np.lib.format.read_magic(file)
+    if version not in _HEADER_READERS:
+        raise ValueError(f"an array of the version {version}")
+    shape, _, dtype = _HEADER_READERS[version](file)
+    return math.prod(shape) * int(dtype.itemsize)
+
+
+def _refuse_oversized(archive: zipfile.ZipFile, source: str) -> None:
+    """Refuse arrays whose headers declare more than their files hold, or than there is memory.
+
+    Raises:
+        InputError: names the array.
+        ValueError: a file of the archive is no array.
+    """
+    free = available_bytes()
+    total = 0
+    for member in archive.infolist():
+        with archive.open(member) as file:
+            declared = _declared_bytes(file)
+        total += declared
+        name = member.filename.removesuffix(".npy")
+        if declared > member.file_size:
+            raise InputError(
+                f"{source}: array {name!r} declares {size_words(declared)} and has {size_words(member.file_size)}",
+                hint="Save it again with numpy.savez.",
+            )
+        if free is not None and total > free:
+            raise InputError(
+                f"{source}: the arrays up to {name!r} need {size_words(total)}, but {size_words(free)} of "
+                "memory are free",
+                hint="Use fewer or smaller samples per file.",
+            )

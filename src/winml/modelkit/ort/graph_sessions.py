@@ -1,0 +1,175 @@
+"""Opens sessions of graphs in memory, whose weights stay where they lie.
+
+Weights in data files and checkpoints are mapped. Where a checkpoint has them in another type or order, the session
+computes that when it reads them, so that neither memory nor a file holds a converted copy. Other weights are computed
+once, those of one graph for all graphs that are made of it. Writes no file.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from winml.modelkit.arrays import Array
+from winml.modelkit.onnx.files.stored_tensors import StoredTensor
+from winml.modelkit.onnx.weights import to_weightless
+from winml.modelkit.ort.ir_versions import newest_ir_version
+from winml.modelkit.ort.ort_values import to_ort_value
+from winml.modelkit.ort.sessions import Session
+
+_READ = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
+"""Types that ONNX Runtime's CPU provider casts; tensors that are stored in another one are converted in memory."""
+
+
+class GraphSessions:
+    """Opens a graph, and graphs that are made of it and share tensors with it."""
+
+    def __init__(self, model: ir.Model) -> None:
+        """Refer to the tensors of a graph, which stay as long as this object."""
+        tensors = (value.const_value for value in model.graph.initializers.values())
+        self._shared = {id(tensor): tensor for tensor in tensors if tensor is not None}
+        self._computed: dict[int, Array] = {}
+        self._lock = threading.Lock()
+
+    def open(
+        self,
+        model: ir.Model,
+        *,
+        threads: int | None = None,
+        name: str = "the graph",
+        prepack: bool = True,
+        optimize: bool = True,
+    ) -> Session:
+        """Return a session of a model, which stays as it is.
+
+        Args:
+            model: The graph, or one that is made of it.
+            threads: As of :class:`~winml.modelkit.ort.sessions.Session`.
+            name: For messages.
+            prepack: As of :class:`~winml.modelkit.ort.sessions.Session`.
+            optimize: As of :class:`~winml.modelkit.ort.sessions.Session`.
+
+        Raises:
+            StageError: ONNX Runtime cannot load the graph, or a file became shorter.
+        """
+        sent = to_weightless(model)
+        folder = _folder_of(sent.weights.values())
+        readers: list[onnx.NodeProto] = []
+        arrays: dict[str, Array] = {}
+        for initializer in sent.proto.graph.initializer:
+            if (tensor := sent.weights.get(initializer.name)) is None:
+                continue
+            if tensor.dtype.itemsize < 1:  # several values in a byte
+                initializer.raw_data = tensor.tobytes()
+                continue
+            initializer.data_location = onnx.TensorProto.EXTERNAL
+            stored = None if folder is None else _stored(tensor)
+            if stored is None:
+                initializer.external_data.add(key="location", value=initializer.name)
+                arrays[initializer.name] = self._computed_values(tensor)
+                continue
+            nodes = list(_reading_nodes(initializer.name, tensor.dtype, stored))
+            if nodes:
+                readers += nodes
+                initializer.name = nodes[0].input[0]
+                initializer.data_type = stored.dtype.value
+                initializer.dims[:] = stored.shape
+            assert folder is not None  # a stored one was found
+            location = stored.path.relative_to(folder).as_posix()
+            entries = {"location": location, "offset": stored.offset, "length": stored.size_bytes}
+            for key, value in entries.items():
+                initializer.external_data.add(key=key, value=str(value))
+        if readers:
+            written = list(sent.proto.graph.node)
+            del sent.proto.graph.node[:]
+            sent.proto.graph.node.extend([*readers, *written])
+        return Session(
+            sent.proto.SerializeToString(),
+            threads=threads,
+            data_folder=folder,
+            name=name,
+            prepack=prepack,
+            optimize=optimize,
+            weights={key: to_ort_value(array) for key, array in arrays.items()},
+            # Folded, what the readers make would be held in memory.
+            folds_constants=not readers,
+        )
+
+    def _computed_values(self, tensor: ir.TensorProtocol) -> Array:
+        if id(tensor) not in self._shared:
+            return np.ascontiguousarray(tensor.numpy())
+        with self._lock:
+            if id(tensor) not in self._computed:
+                self._computed[id(tensor)] = np.ascontiguousarray(tensor.numpy())
+            return self._computed[id(tensor)]
+
+
+class _Stored(NamedTuple):
+    """Where the values of a tensor lie, and how."""
+
+    path: Path
+    """Without links, which ONNX Runtime does not follow out of a folder."""
+    offset: int
+    size_bytes: int
+    dtype: ir.DataType
+    shape: tuple[int, ...]
+    permutation: tuple[int, ...] | None = None
+    """Order of its axes in the tensor; None: as they are."""
+
+
+def _stored(tensor: ir.TensorProtocol) -> _Stored | None:
+    """Return where the values of a tensor lie, where a session can read them there."""
+    if isinstance(tensor, StoredTensor) and tensor.stored.dtype in _READ:
+        stored = tensor.stored
+        size = stored.size * stored.dtype.numpy().itemsize
+        return _Stored(stored.path.resolve(), stored.offset, size, stored.dtype, stored.shape, tensor.permutation)
+    if isinstance(tensor, ir.ExternalTensor):
+        shape = tuple(tensor.shape.numpy())
+        return _Stored(Path(tensor.path).resolve(), tensor.offset or 0, tensor.nbytes, tensor.dtype, shape)
+    return None
+
+
+def _folder_of(tensors: Iterable[ir.TensorProtocol]) -> Path | None:
+    """Return a folder that has all stored values below it; None where there is none."""
+    paths = {stored.path.parent for tensor in tensors if (stored := _stored(tensor)) is not None}
+    try:
+        return Path(os.path.commonpath(paths)) if paths else None
+    except ValueError:  # on several drives
+        return None
+
+
+def _reading_nodes(name: str, dtype: ir.DataType, stored: _Stored) -> Iterator[onnx.NodeProto]:
+    """Yield what makes the tensor of this name and type of what is stored."""
+    steps: list[tuple[str, dict[str, Any]]] = []
+    if stored.dtype != dtype:
+        steps.append(("Cast", {"to": dtype.value}))
+    if stored.permutation is not None:
+        steps.append(("Transpose", {"perm": list(stored.permutation)}))
+    value = f"{name}:stored"
+    for number, (operator, attributes) in enumerate(steps, 1):
+        made = name if number == len(steps) else f"{name}:{operator}"
+        yield onnx.helper.make_node(operator, [value], [made], f"{name}:{operator}", **attributes)
+        value = made
+
+
+def session_of_graph(model: ir.Model, path: Path, *, prepack: bool = True, optimize: bool = True) -> Session:
+    """Open a graph whose weights lie in ``path`` and the data files beside it.
+
+    Args:
+        model: The graph.
+        path: The file it was read from.
+        prepack: Let kernels keep weights a second time, in the order they read them.
+        optimize: Let ONNX Runtime optimize the graph first.
+
+    Raises:
+        StageError: ONNX Runtime cannot load it.
+    """
+    model.ir_version = min(model.ir_version, newest_ir_version())
+    return GraphSessions(model).open(model, name=str(path), prepack=prepack, optimize=optimize)

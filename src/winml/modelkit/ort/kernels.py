@@ -1,0 +1,448 @@
+"""Which kernels does the installed ONNX Runtime contain for a provider, and does one of them take a node?
+
+Providers that compile parts of a graph have none; those are asked by ``placement_query``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+
+from winml.modelkit.errors import StageError
+from winml.modelkit.onnx.files.recovery import temporary_folder
+from winml.modelkit.ort.devices import ChosenProvider
+from winml.modelkit.ort.processes import start_python
+
+
+@contextmanager
+def answered(question: Mapping[str, object], who: str, seconds: float) -> Iterator[tuple[dict[str, Any], Path]]:
+    """Yield the answer and the file of what the process printed, for the block.
+
+    Args:
+        question: As ``asking`` takes it, without the file of the answer.
+        who: Who is asked, for messages.
+        seconds: After which the process is ended.
+
+    Raises:
+        StageError: the process ended without an answer, or did not answer in time.
+    """
+    with temporary_folder() as folder:
+        output, log = folder / "answer.json", folder / "log.txt"
+        task = json.dumps({**question, "answer": str(output)})
+        # In a folder of ours: providers write files into the working directory.
+        with (
+            log.open("wb") as stream,
+            start_python(
+                "winml.modelkit.ort.placement_query", task, stdout=stream, stderr=stream, cwd=folder
+            ) as process,
+        ):
+            try:
+                process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                raise StageError(
+                    f"{who} did not respond within {seconds:g} s; its process was terminated",
+                    hint=f"{_last_line(log)} Use different --ep-options, or a different --ep.".strip(),
+                ) from None
+            finally:
+                process.kill()  # nothing where it has ended
+        reported = _read(output)
+        if reported is None:
+            raise StageError(
+                f"{who} terminated its process without a result",
+                hint=f"{_last_line(log)} Use different --ep-options, or a different --ep.".strip(),
+            )
+        yield reported, log
+
+
+def _read(output: Path) -> dict[str, object] | None:
+    try:
+        return dict(json.loads(output.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None  # none, or cut off
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((f"Last log line: {line.strip()[:200]}." for line in reversed(lines) if line.strip()), "")
+
+
+_NO_END = 2**31 - 1
+"""Specified by ONNX Runtime: the last version of a kernel that has none."""
+_SECONDS = 300
+"""Chosen: the list is there within two."""
+_NUMPY_NAMES = {"float": "float32", "double": "float64"}
+
+
+@dataclass(frozen=True)
+class TypedNode:
+    """What decides which kernel takes a node."""
+
+    op_type: str
+    domain: str
+    """Empty for ONNX's own."""
+    inputs: Sequence[str | None]
+    """Element type of each input as numpy calls it; None where it is unknown or absent."""
+    outputs: Sequence[str | None]
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    first: int
+    last: int
+    types: Mapping[str, frozenset[str]]
+    """Type parameter, or name of an input or output → element types."""
+
+
+@dataclass(frozen=True)
+class _Schema:
+    since_version: int
+    inputs: Sequence[tuple[str, str]]
+    """Name and type parameter of each."""
+    outputs: Sequence[tuple[str, str]]
+
+
+_Operator = tuple[str, str]
+"""Domain and name."""
+
+
+@dataclass(frozen=True)
+class KernelTable:
+    """The kernels of one provider."""
+
+    kernels: Mapping[_Operator, Sequence[_Kernel]]
+    schemas: Mapping[_Operator, Sequence[_Schema]]
+    opsets: Mapping[str, int]
+    """Domain → its version in the graph."""
+
+    def refusal(self, node: TypedNode) -> tuple[str, str] | None:
+        """Return why no kernel takes a node: ``operator`` or ``dtype``, and the reason; None where one does."""
+        schema = self._schema(node)
+        if schema is None:
+            return "operator", "ONNX Runtime does not know it"
+        if self._is_composed(node, schema):
+            return None
+        kernels = self.kernels.get((node.domain, node.op_type), ())
+        if not kernels:
+            return "operator", "no kernel"
+        fitting = [kernel for kernel in kernels if _is_for(kernel, schema.since_version)]
+        if not fitting:
+            newest = max(kernel.first for kernel in kernels)
+            return "operator", f"no kernel for its version {schema.since_version}; the newest is {newest}"
+        actual = _types_by_parameter(node, schema)
+        if any(_takes(kernel, actual) for kernel in fitting):
+            return None
+        return "dtype", _type_words(fitting, actual)
+
+    def _schema(self, node: TypedNode) -> _Schema | None:
+        opset = self.opsets.get(node.domain, 1)
+        known = [
+            schema for schema in self.schemas.get((node.domain, node.op_type), ()) if schema.since_version <= opset
+        ]
+        return max(known, key=lambda schema: schema.since_version, default=None)
+
+    def _is_composed(self, node: TypedNode, schema: _Schema) -> bool:
+        """Say whether ONNX Runtime replaces an operator without a kernel by those ONNX defines it with."""
+        if (node.domain, node.op_type) in self.kernels:
+            return False
+        try:
+            defined = onnx.defs.get_schema(node.op_type, schema.since_version, node.domain)
+        except onnx.defs.SchemaError:
+            return False
+        return is_composed(defined)
+
+
+def is_composed(schema: Any) -> bool:
+    """Say whether ONNX defines an operator by others.
+
+    Args:
+        schema: An ``onnx.defs.OpSchema``; its type stubs lack what is asked.
+    """
+    return bool(schema.has_function or schema.has_context_dependent_function)
+
+
+def kernel_table(provider: str, opsets: Mapping[str, int]) -> KernelTable | None:
+    """Return the kernels of a provider by its name in ONNX Runtime; None where it has none, or does not list them.
+
+    Args:
+        provider: Its name.
+        opsets: Domain → version, as the graph imports them.
+
+    Raises:
+        StageError: the process that lists them ended, or did not in time.
+    """
+    kernels, schemas = _listed(provider)
+    return KernelTable(kernels, schemas, opsets) if kernels else None
+
+
+@functools.cache
+def _listed(provider: str) -> tuple[dict[_Operator, list[_Kernel]], dict[_Operator, list[_Schema]]]:
+    kernels: dict[_Operator, list[_Kernel]] = defaultdict(list)
+    schemas: dict[_Operator, list[_Schema]] = defaultdict(list)
+    with answered({"kernels_of": provider}, provider, _SECONDS) as (reported, _):
+        for domain, name, first, last, types in reported["kernels"]:
+            allowed = {key: frozenset(map(_dtype, names)) for key, names in types.items()}
+            kernels[_own_domain(domain), name].append(_Kernel(first, last, allowed))
+        for domain, name, since, inputs, outputs in reported["schemas"]:
+            schemas[_own_domain(domain), name].append(
+                _Schema(since, list(map(tuple, inputs)), list(map(tuple, outputs)))
+            )
+    return kernels, schemas
+
+
+def _own_domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def _is_for(kernel: _Kernel, version: int) -> bool:
+    """Say whether a kernel is for a version, by the rule of ONNX Runtime's registry."""
+    return kernel.first == version or kernel.first < version <= kernel.last != _NO_END
+
+
+def _types_by_parameter(node: TypedNode, schema: _Schema) -> dict[str, set[str]]:
+    """Return the element types of a node by type parameter, and by name of the input or output."""
+    types: dict[str, set[str]] = defaultdict(set)
+    for values, formal in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
+        for place, dtype in enumerate(values):
+            if dtype is not None and formal:
+                for key in formal[min(place, len(formal) - 1)]:  # the last may stand for any number
+                    types[key].add(dtype)
+    return types
+
+
+def _takes(kernel: _Kernel, actual: Mapping[str, set[str]]) -> bool:
+    return all(actual.get(name, set()) <= types for name, types in kernel.types.items())
+
+
+def _dtype(name: str) -> str:
+    """Return numpy's name for ``tensor(float)``; of other types what ONNX Runtime writes."""
+    inner = name.removeprefix("tensor(").removesuffix(")") if name.startswith("tensor(") else name
+    return _NUMPY_NAMES.get(inner, inner)
+
+
+def _type_words(kernels: Sequence[_Kernel], actual: Mapping[str, set[str]]) -> str:
+    allowed: dict[str, set[str]] = defaultdict(set)
+    for kernel in kernels:
+        for name, types in kernel.types.items():
+            allowed[name] |= types
+    wrong = [types for name, types in allowed.items() if not actual.get(name, set()) <= types]
+    if not wrong:
+        return "no kernel for this combination of types"
+    return "kernels take " + "; ".join(", ".join(sorted(types)) for types in wrong)
+
+
+# --- Asks an installed execution provider which nodes of a file it takes, by opening a session in a process of its
+# own.
+
+
+_NODE = re.compile(r"Operator type: \S+ Node name: (.*?) Node index: \d+")
+_REASON = re.compile(r"^\s*REASON : (.*\S)")
+"""How QNN's provider names the nodes of a unit that it refuses, and then why."""
+_NODE_NAMED = re.compile(r"\.?\w+ node `[^`]*` will not be assigned to .*$")
+"""What it adds to some reasons: the node again."""
+_ASSIGNMENT_SECONDS = 1800
+"""Chosen: half an hour to compile a graph."""
+_COMPILATION_SECONDS = 86_400
+"""Chosen: a day; who waits for a file can end the command."""
+
+
+@dataclass(frozen=True)
+class AssignedNode:
+    """A node as a session has it when providers are asked: folded and fused by then."""
+
+    name: str
+    op_type: str
+    domain: str
+    is_taken: bool
+    """Whether the provider runs it; else the CPU provider does."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a provider takes of a graph."""
+
+    nodes: tuple[AssignedNode, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Name of a node that is left → why, where the provider says it."""
+    problem: str = ""
+    """Why no session could be opened; then there are no nodes."""
+
+
+def reports_placement() -> bool:
+    """Say whether the installed ONNX Runtime tells which provider got which node."""
+    return hasattr(ort.InferenceSession, "get_provider_graph_assignment_info")
+
+
+def find_assignment(model: Path, chosen: ChosenProvider) -> Assignment:
+    """Return which nodes of a file a provider takes. It compiles what it takes, which may last.
+
+    Args:
+        model: An ONNX file, with its data beside it.
+        chosen: The provider, its device and options.
+
+    Raises:
+        StageError: the process ended without an answer, or did not end in time.
+    """
+    question = {
+        "model": str(model.absolute()),
+        "providers": list(chosen.names),
+        "options": dict(chosen.options),
+        "as_compiled": chosen.provider.compiles,
+    }
+    name = chosen.provider.name
+    with (
+        answered(question, name, _ASSIGNMENT_SECONDS) as (reported, log),
+        log.open(encoding="utf-8", errors="replace") as lines,
+    ):
+        return read_placement(name, reported, lines)
+
+
+@dataclass(frozen=True)
+class CompiledByProvider:
+    """What came of compiling a file."""
+
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Name of a node that is left → why, where the provider says it."""
+    problem: str = ""
+    """Why nothing was written; empty where it was."""
+    refused_options: str = ""
+    """Why the provider does not take its options; empty where it does."""
+
+
+def compile_to_file(source: Path, target: Path, chosen: ChosenProvider, *, embed: bool) -> CompiledByProvider:
+    """Let a provider write the model that it makes of a file.
+
+    Args:
+        source: An ONNX file, with its data beside it.
+        target: The file to write.
+        chosen: The provider, its device and options.
+        embed: Keep what was compiled inside the model.
+
+    Raises:
+        StageError: the process ended without an answer, or did not end in time.
+    """
+    name = chosen.provider.name
+    question = {
+        "model": str(source.absolute()),
+        "compile_to": str(target.absolute()),
+        "embed": embed,
+        "providers": list(chosen.names),
+        "options": dict(chosen.options),
+    }
+    with (
+        answered(question, name, _COMPILATION_SECONDS) as (reported, log),
+        log.open(encoding="utf-8", errors="replace") as lines,
+    ):
+        return CompiledByProvider(_reasons(lines), reported.get("problem", ""), reported.get("refused_options", ""))
+
+
+def read_placement(name: str, reported: Mapping[str, Any], log: Iterable[str]) -> Assignment:
+    """Return what a session told of a provider.
+
+    Args:
+        name: The provider.
+        reported: The answer of the process.
+        log: Lines that it printed.
+    """
+    reasons = _reasons(log)
+    if "problem" in reported:
+        return Assignment(reasons=reasons, problem=reported["problem"])
+    nodes = tuple(AssignedNode(node, op_type, domain, ep == name) for ep, node, op_type, domain in reported["assigned"])
+    return Assignment(nodes, reasons)
+
+
+def _reasons(lines: Iterable[str]) -> dict[str, str]:
+    reasons: dict[str, str] = {}
+    names: list[str] = []
+    for line in lines:
+        if found := _NODE.search(line):
+            names.append(found[1])
+        elif found := _REASON.match(line):
+            reasons |= dict.fromkeys(names, _NODE_NAMED.sub("", found[1]))
+            names = []
+        elif line.strip():
+            names = []
+    return reasons
+
+
+# --- What do execution providers document of the operators they run?
+#
+# The tables are in ``documented_operators.json``, with the document and the version each was taken from. Operators that
+# a document does not list are not in its table.
+
+
+_TABLES = Path(__file__).with_name("documented_operators.json")
+
+
+@dataclass(frozen=True)
+class DocumentedOperator:
+    """One operator of a table."""
+
+    limit: str = ""
+    """What the document asks of it beside its name; empty for nothing."""
+    types: tuple[str, ...] = ()
+    """Element types of its first input; empty where the document lists none."""
+    devices: tuple[str, ...] = ()
+    """Kinds of devices it is limited to; empty for none."""
+
+
+@dataclass(frozen=True)
+class OperatorTable:
+    """The operators that one provider documents."""
+
+    source: str
+    """Address of the document."""
+    version: str
+    """What the document says it is about."""
+    operators: Mapping[str, DocumentedOperator]
+    """Operator, with its domain where that is not ONNX's own (``com.microsoft.Gelu``) → what is said of it."""
+    also: Mapping[str, str]
+    """Operators that run as part of a pattern only → the pattern, in words."""
+    casts: Mapping[str, str]
+    """Element types that are taken as others → how, in words."""
+    opsets: tuple[int, int] | None
+    """Oldest and newest opset; None where the document says none."""
+    caveat: str
+    """What else the document says of the table; empty for nothing."""
+
+
+def operator_table(short: str) -> OperatorTable | None:
+    """Return the table of a provider by its short name; None where there is none."""
+    table = _tables().get(short)
+    if table is None:
+        return None
+    operators = {
+        name: DocumentedOperator(entry.get("limit", ""), tuple(entry.get("types", ())), tuple(entry.get("devices", ())))
+        for name, entry in table["operators"].items()
+    }
+    opsets = table.get("opsets")
+    return OperatorTable(
+        source=table["source"],
+        version=table["version"],
+        operators=operators,
+        also=table.get("also", {}),
+        casts=table.get("casts", {}),
+        opsets=None if opsets is None else (opsets[0], opsets[1]),
+        caveat=table.get("caveat", ""),
+    )
+
+
+def documented_providers() -> tuple[str, ...]:
+    """Return the short names of the providers that have a table."""
+    return tuple(_tables())
+
+
+@functools.cache
+def _tables() -> dict[str, Any]:
+    tables: dict[str, Any] = json.loads(_TABLES.read_text(encoding="utf-8"))
+    return tables

@@ -1,0 +1,295 @@
+"""Opens an ONNX file on an execution provider and prepares its input values; shared by all verbs that run a file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from winml.modelkit.arrays import Arrays
+from winml.modelkit.errors import MeasureError, StageError, UsageError
+from winml.modelkit.onnx.specs import damaged_bounds_notes
+from winml.modelkit.ort.decoding.inputs import DecoderRun, decoder_feeds
+from winml.modelkit.ort.default_sizes import fixing_command
+from winml.modelkit.ort.devices import ChosenProvider, choose_provider, missing_option_hint
+from winml.modelkit.ort.execution_providers import Device
+from winml.modelkit.ort.graph_inputs import GraphInput, draw_feeds, graph_inputs, load_feeds, settle_sizes
+from winml.modelkit.ort.host import resident_bytes
+from winml.modelkit.ort.sessions import PreparedRun, Session
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How an ONNX file is run, and on which values."""
+
+    shown: str
+    """The model as the user wrote it."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Sizes of its dynamic dimensions, by name."""
+    fitting_sizes: Mapping[str, int] = field(default_factory=dict)
+    """Sizes that the model was found to run at, for those that nobody gave; see :func:`run_at_fitting_sizes`."""
+    batch_size: int | None = None
+    decoding: DecoderRun | None = None
+    """The run of a decoder with a cache that is measured; None: the sizes above are all there is to say."""
+    input_data: Path | None = None
+    """Values in place of random ones."""
+    seed: int = 0
+    ep: str | None = None
+    device: Device | None = None
+    ep_options: Mapping[str, str] = field(default_factory=dict)
+    threads: int | None = None
+    """Threads that share the work of one operator; None: the runtime's own choice."""
+    io_binding: bool = True
+    """Copy inputs to the device once and leave outputs there; False passes arrays in each run."""
+    is_exported: bool = False
+    """Whether the file was exported from the PyTorch model that the user named."""
+
+    def choose_provider(self) -> ChosenProvider:
+        """Return the execution provider these options name.
+
+        Raises:
+            UsageError: it is unknown or not installed.
+        """
+        return choose_provider(self.ep, self.device, self.ep_options)
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model in a session, with the time and memory it took to create the session."""
+
+    session: Session
+    provider: ChosenProvider
+    creation_ms: float
+    session_bytes: int
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """An opened model with its input values, ready for its first run."""
+
+    path: Path
+    options: RunOptions
+    opened: OpenedModel
+    values: Values
+    run: PreparedRun
+
+
+@dataclass(frozen=True)
+class Values:
+    """The input values of a model."""
+
+    inputs: tuple[GraphInput, ...]
+    feeds: Arrays
+    notes: tuple[str, ...] = ()
+    file: Path | None = None
+    """File the values were read from; None where they are random."""
+
+    @property
+    def words(self) -> str:
+        """Names, types and shapes, for messages."""
+        return (
+            ", ".join(f"{name} {array.dtype}[{', '.join(map(str, array.shape))}]" for name, array in self.feeds.items())
+            or "nothing"
+        )
+
+
+def open_model(path: Path, options: RunOptions, provider: ChosenProvider, **session_options: Any) -> OpenedModel:
+    """Open a file in a session.
+
+    Args:
+        path: The file.
+        options: How it is run.
+        provider: Where it runs.
+        session_options: Further arguments of the session.
+
+    Raises:
+        InputError: the file, or a data file it names, is damaged or missing.
+        StageError: ONNX Runtime cannot load it.
+    """
+    resident_before, started = resident_bytes(), time.perf_counter()
+    try:
+        session = Session(
+            path,
+            providers=provider.names,
+            provider_options=provider.options,
+            threads=options.threads,
+            **session_options,
+        )
+    except StageError as error:
+        hint = (
+            missing_option_hint(provider, error.message)
+            or error.hint
+            or f"winml inspect {path} shows its operators and opsets; winml sys shows the ONNX Runtime version."
+        )
+        raise MeasureError(error.message, hint=hint) from error
+    creation_ms = (time.perf_counter() - started - session.check_seconds) * 1000
+    return OpenedModel(session, provider, creation_ms, max(resident_bytes() - resident_before, 0))
+
+
+def values_for(session: Session, options: RunOptions) -> Values:
+    """Return the values the model is run on: those of the user's file, or random ones.
+
+    Raises:
+        UsageError: sizes or values do not fit the inputs of the graph.
+        InputError: the user's file is damaged.
+    """
+    inputs, damaged = graph_inputs(session), damaged_bounds_notes(session.metadata)
+    if options.decoding is not None:
+        feeds, notes = decoder_feeds(
+            inputs, options.decoding, options.sizes, batch_size=options.batch_size, seed=options.seed
+        )
+        return Values(inputs, feeds, (*damaged, *notes))
+    if options.input_data is None:
+        found = {name: size for name, size in options.fitting_sizes.items() if name not in options.sizes}
+        sizes = settle_sizes(inputs, {**found, **options.sizes}, batch_size=options.batch_size)
+        words = ", ".join(f"{name} {size}" for name, size in found.items())
+        note = f"default sizes, reduced because the model fails at larger ones: {words}"
+        notes = (*damaged, *sizes.notes, *([f"{note} (change them with --shape-config)"] if found else []))
+        return Values(inputs, draw_feeds(inputs, sizes.by_name, options.seed), notes)
+    if options.sizes or options.batch_size is not None:
+        option = "--shape-config" if options.sizes else "--batch-size"
+        raise UsageError(
+            f"{option}: --input-data {options.input_data} already determines the sizes", hint="Use one of the two."
+        )
+    return Values(inputs, load_feeds(options.input_data, inputs), damaged, file=options.input_data)
+
+
+def run_at_fitting_sizes(path: Path, options: RunOptions, work: Callable[[RunOptions], _T]) -> _T:
+    """Return what work with a model returns; where it does not run at sizes nobody gave, at those it runs at.
+
+    They are found only where they are needed, so that the first run is the first.
+
+    Args:
+        path: The ONNX file.
+        options: How it is run.
+        work: Opens the file and runs it with the options it is given.
+
+    Raises:
+        WinMLError: whatever the work raises.
+    """
+    try:
+        return work(options)
+    except MeasureError:
+        session = open_model(path, options, options.choose_provider()).session
+        fitting = with_fitting_sizes(session, options)
+        del session
+        if fitting is options:
+            raise
+        return work(fitting)
+
+
+def with_fitting_sizes(session: Session, options: RunOptions) -> RunOptions:
+    """Return options with sizes that the model runs at, where it refuses those chosen because nobody gave any.
+
+    They are halved until it runs: a table of positions ends somewhere, and no graph declares where. The same options
+    come back where the model runs, where nothing was chosen, and where no size helps.
+
+    Raises:
+        UsageError: sizes do not fit the inputs of the graph, or no values can be drawn.
+    """
+    if options.input_data is not None:
+        return options
+    inputs = graph_inputs(session)
+    if options.decoding is not None:
+        return _with_fitting_run(session, options)
+    settled = settle_sizes(inputs, options.sizes, batch_size=options.batch_size)
+    sizes, is_first = dict(settled.chosen), True
+    while sizes:
+        feeds = draw_feeds(inputs, {**settled.by_name, **sizes}, options.seed)
+        try:
+            session.run(feeds)
+        except StageError:
+            smaller = {name: size // 2 if size > _SMALLEST_HALVED else size for name, size in sizes.items()}
+            if smaller == sizes:
+                break
+            sizes, is_first = smaller, False
+        else:
+            return options if is_first else replace(options, fitting_sizes=sizes)
+    return options
+
+
+def _with_fitting_run(session: Session, options: RunOptions) -> RunOptions:
+    """Return options with a run of a decoder that is short enough."""
+    tried = options
+    while tried.decoding is not None and not _runs(session, tried):
+        shorter = tried.decoding.halved()
+        if shorter == tried.decoding:
+            return options
+        tried = replace(tried, decoding=shorter)
+    return tried
+
+
+def _runs(session: Session, options: RunOptions) -> bool:
+    try:
+        session.run(values_for(session, options).feeds)
+    except StageError:
+        return False
+    return True
+
+
+_SMALLEST_HALVED = 4
+"""Chosen: sizes up to this, such as those of a batch or of channels, are no limits of tables."""
+
+
+def refuse_dynamic_inputs(provider: ChosenProvider, inputs: tuple[GraphInput, ...], options: RunOptions) -> None:
+    """Refuse a graph with dynamic dimensions on a provider that needs fixed sizes.
+
+    Raises:
+        UsageError: it does.
+    """
+    names = dict.fromkeys(size for item in inputs for size in item.keys if isinstance(size, str))
+    sums = {name for item in inputs for name in item.sums}
+    if names and not provider.provider.takes_dynamic:
+        raise UsageError(
+            f"--ep {options.ep}: {provider.provider.name} requires fixed sizes, but {options.shown} has dynamic "
+            "dimensions",
+            hint=f"Fix the sizes first: {fixing_command(options.shown, [name for name in names if name not in sums])}",
+        )
+
+
+@contextmanager
+def prepared_model(
+    path: Path, options: RunOptions, provider: ChosenProvider, **session_options: object
+) -> Iterator[PreparedModel]:
+    """Open a file and prepare its input values; a failed run inside the block is reported with those values.
+
+    Args:
+        path: The file.
+        options: How it is run.
+        provider: Where it runs.
+        session_options: Further arguments of the session.
+
+    Raises:
+        UsageError: sizes or values do not fit, or the provider needs fixed sizes and the graph leaves some open.
+        InputError: a file is damaged.
+        StageError: ONNX Runtime cannot load or run it.
+    """
+    opened = open_model(path, options, provider, **session_options)
+    values = values_for(opened.session, options)
+    refuse_dynamic_inputs(provider, values.inputs, options)
+    with refusals_explained(values):
+        run = opened.session.prepare(values.feeds, io_binding=options.io_binding)
+        yield PreparedModel(path, options, opened, values, run)
+
+
+@contextmanager
+def refusals_explained(values: Values) -> Iterator[None]:
+    """Add the input values to the error of a failed run inside the block.
+
+    Raises:
+        MeasureError: replaces the StageError of the run; keeps its reason.
+    """
+    try:
+        yield
+    except MeasureError:
+        raise
+    except StageError as error:
+        hint = "Set supported sizes with --shape-config, or pass values with --input-data."
+        if values.file is not None:
+            hint = f"Correct the values in {values.file}."
+        raise MeasureError(f"{error.message} (inputs: {values.words})", hint=hint) from error

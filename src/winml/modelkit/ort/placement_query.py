@@ -1,0 +1,104 @@
+"""Asks ONNX Runtime in a process of its own which provider got which node or which kernels it has, or to compile.
+
+Run as ``python -m``: a provider that fails may end its process, and prints what it wants to; listing the kernels ends
+that of onnxruntime-openvino 1.24.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+from onnxruntime.capi import _pybind_state as ort_state
+
+from winml.modelkit.errors import WinMLError
+from winml.modelkit.ort.plug_ins import ORT_ERRORS, named_providers, ort_reason
+
+_SEVERITY_VERBOSE = 0
+"""Specified: some providers say at this severity alone why they leave a node."""
+
+
+def main(task: Mapping[str, Any]) -> None:
+    """Write the answer to a question.
+
+    Args:
+        task: ``output`` (the file to write), and ``kernels_of`` (a provider), or ``model``, ``providers`` and
+            ``options``; beside them ``as_compiled`` (whether the graph is divided as for compiling), or ``compile_to``
+            (the file that the provider is to write) and ``embed``.
+    """
+    if "kernels_of" in task:
+        output = _kernels(task["kernels_of"])
+    else:
+        output = _compilation(task) if "compile_to" in task else _assignment(task)
+    Path(task["answer"]).write_text(json.dumps(output), encoding="utf-8", newline="\n")
+
+
+def _assignment(task: Mapping[str, Any]) -> dict[str, object]:
+    options = ort.SessionOptions()
+    options.log_severity_level = _SEVERITY_VERBOSE
+    # What a default session does to a graph before it asks its providers; compiling asks them first.
+    level = ort.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_DISABLE_ALL if task["as_compiled"] else level.ORT_ENABLE_BASIC
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    try:
+        providers = named_providers(options, task["providers"], task["options"])
+        session = ort.InferenceSession(task["model"], sess_options=options, **providers, enable_fallback=0)
+    except WinMLError as error:
+        return {"problem": error.message}
+    except ORT_ERRORS as error:
+        return {"problem": ort_reason(error)}
+    return {
+        "assigned": [
+            [part.ep_name, node.name, node.op_type, node.domain]
+            for part in session.get_provider_graph_assignment_info()
+            for node in part.get_nodes()
+        ]
+    }
+
+
+def _compilation(task: Mapping[str, Any]) -> dict[str, object]:
+    options = ort.SessionOptions()
+    options.log_severity_level = _SEVERITY_VERBOSE
+    name = task["providers"][0]
+    try:
+        if "providers" in named_providers(options, task["providers"], task["options"]):
+            options.add_provider(name, dict(task["options"]))
+    except WinMLError as error:
+        return {"refused_options": error.message}
+    except ORT_ERRORS as error:
+        return {"refused_options": f"{name} does not accept {task['options']}: {ort_reason(error)}"}
+    try:
+        compiler = ort.ModelCompiler(options, task["model"], embed_compiled_data_into_model=task["embed"])
+        compiler.compile_to_file(task["compile_to"])
+    except ORT_ERRORS as error:
+        return {"problem": ort_reason(error)}
+    return {}
+
+
+def _kernels(provider: str) -> dict[str, object]:
+    return {
+        "kernels": [
+            [kernel.domain, kernel.op_name, *kernel.version_range, kernel.type_constraints]
+            for kernel in ort_state.get_all_opkernel_def()
+            if kernel.provider == provider
+        ],
+        "schemas": [
+            [
+                schema.domain,
+                schema.name,
+                schema.since_version,
+                [[value.name, value.typeStr] for value in schema.inputs],
+                [[value.name, value.typeStr] for value in schema.outputs],
+            ]
+            for schema in ort_state.get_all_operator_schema()
+        ],
+    }
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,325 @@
+"""Registers execution providers that come as plug-ins for the installed ONNX Runtime, in packages of their own.
+
+A plug-in is a library that is registered once in a process and then offers its devices. Which package brings which
+provider stands in ``execution_providers``. What a graph is run with is chosen in ``devices``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import importlib.util
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
+
+from winml.modelkit.errors import StageError, UsageError, first_line
+from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS, ExecutionProvider
+from winml.modelkit.ort.host import is_x86
+
+# --- Which exceptions does ONNX Runtime raise, and what is the reason in one of them?
+
+
+ORT_ERRORS: tuple[type[Exception], ...] = (
+    # These share no base class; the Python binding itself raises RuntimeError and ValueError.
+    *(value for value in vars(ort_errors).values() if isinstance(value, type) and issubclass(value, Exception)),
+    RuntimeError,
+    ValueError,
+)
+"""The exceptions that ONNX Runtime raises."""
+
+
+def ort_reason(error: Exception) -> str:
+    """Return the reason in an error of ONNX Runtime, without error codes and source locations."""
+    # "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Load model from ... failed": the first three fields are codes.
+    reason = first_line(error).rpartition("[ONNXRuntimeError] : ")[2].split(" : ", 2)[-1]
+    return _NODE_FAILED.sub(_node_words, _SOURCE_LOCATION.sub("", reason))
+
+
+def missing_kernel_hint(reason: str) -> str:
+    """Return what to do where ONNX Runtime has no kernel for an operator; an empty string for another reason."""
+    if "Could not find an implementation" not in reason:
+        return ""
+    if _is_of_unsupported_opset(reason):
+        from winml.modelkit.onnx.validity import OLDEST_OPSET  # imports onnx
+
+        return (
+            f"ONNX Runtime runs opsets from {OLDEST_OPSET} on: convert the file with winml optimize --opset "
+            f"{_RECOMMENDED_OPSET}."
+        )
+    return "The provider has no kernel of this operator for its dtype. Export a model in 16 bits with --dtype fp32."
+
+
+def _is_of_unsupported_opset(reason: str) -> bool:
+    """Return True if the operator without a kernel was replaced by another version in an opset that has kernels."""
+    if (found := _MISSING_KERNEL.search(reason)) is None:
+        return False
+    import onnx
+
+    from winml.modelkit.onnx.validity import OLDEST_OPSET
+
+    try:
+        newer = onnx.defs.get_schema(found[1], OLDEST_OPSET)
+    except onnx.defs.SchemaError:  # an operator of another domain
+        return False
+    return int(found[2]) < newer.since_version
+
+
+_RECOMMENDED_OPSET = 17
+"""Chosen: as the exports of winml."""
+_MISSING_KERNEL = re.compile(r"Could not find an implementation for (\w+)\((\d+)\)")
+"""How ONNX Runtime names the operator and its version."""
+
+
+def _node_words(found: re.Match[str]) -> str:
+    operator, name, reason = found.groups()
+    return f"node {name or 'without a name'} ({operator}): {reason}"
+
+
+def failed_node(reason: str) -> str:
+    """Return the name of the node that a reason of :func:`ort_reason` begins with, or an empty string."""
+    found = _FAILED_NODE.search(reason)
+    return found[1] if found is not None else ""
+
+
+_FAILED_NODE = re.compile(r"\bnode (?!without a name )(.+?) \(\w+\): ")
+"""How :func:`_node_words` names the node."""
+
+_NODE_FAILED = re.compile(
+    r"(?:Error in execution: )?Non-zero status code returned while running (\w+) node\. Name:'(.*?)' "
+    r"Status Message: (?:[^.]+ was false\. )?(.*)",
+    re.DOTALL,
+)
+"""How ONNX Runtime begins when a node refuses its values; the condition in C++ says nothing that the rest does not."""
+
+
+_SOURCE_LOCATION = re.compile(
+    r"/\S+\.(?:cc|cpp|h|hpp):\d+ [^()]*(?:\((?:[^()]|\([^()]*\))*\))+(?: const)?(?: \[with [^\]]*\])? "
+)
+"""Location of an error in ONNX Runtime's own source: a path of its build machine, and a signature."""
+
+
+# --- Registers execution providers that come as plug-ins for the installed ONNX Runtime, in packages of their own.
+#
+# A plug-in is a library that is registered once in a process and then offers its devices. Which package brings which
+# provider stands in ``execution_providers``. What a graph is run with is chosen in ``devices``.
+
+
+def installed_plug_ins() -> tuple[str, ...]:
+    """Return the names of the providers whose packages are installed as plug-ins; none is loaded for that.
+
+    A provider that the installed ONNX Runtime itself contains is none of them.
+    """
+    # ONNX Runtime also lists plug-ins as available once they are registered; their devices tell a library.
+    registered = {device.ep_name for device in ort.get_ep_devices() if "library_path" in device.ep_metadata}
+    contained = set(ort.get_available_providers()) - registered
+    return tuple(
+        provider.name
+        for provider in EXECUTION_PROVIDERS.values()
+        if provider.library
+        or (
+            provider.plug_in
+            and provider.name not in contained
+            and importlib.util.find_spec(provider.plug_in) is not None
+        )
+    )
+
+
+def _register_plug_in(provider: ExecutionProvider) -> None:
+    """Register the plug-in of a provider with ONNX Runtime, once in a process.
+
+    Raises:
+        StageError: its package is damaged, or ONNX Runtime does not load its library, as one for another version.
+        UsageError: somebody named a library that is that of another provider.
+    """
+    if not provider.library:
+        _register(provider.name, provider.plug_in)
+        return
+    register_library(provider.name, Path(provider.library))
+    offered = {device.ep_name for device in ort.get_ep_devices() if _is_of(device, provider.library)}
+    if offered and provider.name not in offered:
+        other = ", ".join(sorted(offered))
+        raise UsageError(
+            f"--ep-library: {Path(provider.library).name} contains {other}, not {provider.name}",
+            hint=f"Use --ep-library {min(offered)}={provider.library} --ep {min(offered)}.",
+        )
+
+
+def refuse_misspelled_options(provider: ExecutionProvider, options: Mapping[str, str]) -> None:
+    """Refuse options that a plug-in does not know, where its library has a name that is nearly the same.
+
+    A library holds the names of its options as text. Many plug-ins ignore a name they do not know, QNN's among them. A
+    name that resembles none is passed on: it may be put together when the library runs.
+
+    Args:
+        provider: Its plug-in is registered.
+        options: Those that the user passed, by name.
+
+    Raises:
+        UsageError: an option is misspelled; names the nearest.
+    """
+    paths = {
+        device.ep_metadata.get("library_path") for device in ort.get_ep_devices() if device.ep_name == provider.name
+    }
+    path = next((Path(path) for path in paths if path), None)
+    if not options or path is None or not path.is_file():
+        return
+    library = path.read_bytes()
+    for key in options:
+        if key.encode() in library or key.encode("utf-16-le") in library:
+            continue
+        names = {match.decode() for match in re.findall(rb"(?<![\w])[A-Za-z][A-Za-z0-9_]{3,48}(?![\w])", library)}
+        if close := difflib.get_close_matches(key, names, n=1, cutoff=_MISSPELLED):
+            raise UsageError(
+                f"--ep-options {key}={options[key]}: {path.name} has no such option",
+                hint=f"Did you mean {close[0]}? The documentation of {provider.name} lists its options.",
+            )
+
+
+_MISSPELLED = 0.8
+"""Likeness from which on a name is one that was misspelled. Chosen: one or two letters of ten."""
+
+
+def library_version(provider: ExecutionProvider) -> str:
+    """Return the version that a library somebody named says it is of; ``unknown`` before it is registered."""
+    found = (device for device in ort.get_ep_devices() if _is_of(device, provider.library))
+    return next((device.ep_metadata.get("version", "unknown") for device in found), "unknown")
+
+
+def device_kinds(provider: ExecutionProvider) -> list[str]:
+    """Return the kinds of the devices that a plug-in finds on this machine, its first one first."""
+    _register_plug_in(provider)
+    return list(dict.fromkeys(map(_kind_of, _devices_of(provider.name))))
+
+
+def _is_of(device: ort.OrtEpDevice, library: str) -> bool:
+    return Path(device.ep_metadata.get("library_path", "")) == Path(library)
+
+
+@functools.cache
+def _register(name: str, module: str) -> None:
+    try:
+        library = Path(importlib.import_module(module).get_library_path())
+    except (ImportError, AttributeError) as error:
+        raise StageError(
+            f"package {module}, which contains {name}, cannot be imported: {first_line(error)}",
+            hint="Reinstall it in a version for the installed ONNX Runtime.",
+        ) from error
+    register_library(name, library)
+
+
+def register_library(name: str, library: Path) -> None:
+    """Register a library as the plug-in of a provider, unless the calling program has registered one.
+
+    Raises:
+        StageError: it is no plug-in that the installed ONNX Runtime loads.
+    """
+    if _devices_of(name):
+        return
+    try:
+        ort.register_execution_provider_library(name, str(library))
+    except ORT_ERRORS as error:
+        raise StageError(
+            f"ONNX Runtime {ort.__version__} cannot load {library.name} as the plug-in of {name}: {ort_reason(error)}",
+            hint="It may be for a different version of ONNX Runtime or a different processor; winml sys shows what "
+            "is installed.",
+        ) from error
+
+
+def _add_plug_in(options: ort.SessionOptions, name: str, provider_options: Mapping[str, str]) -> None:
+    """Let a session run on the device of a plug-in that fits its options; in place.
+
+    Args:
+        options: Options of the session.
+        name: Name of the provider in ONNX Runtime.
+        provider_options: Options of the provider.
+
+    Raises:
+        UsageError: it does not find the device on this machine, or refuses an option.
+        StageError: its plug-in cannot be loaded.
+    """
+    provider = next(item for item in EXECUTION_PROVIDERS.values() if item.name == name)
+    _register_plug_in(provider)
+    devices = _devices_of(name)
+    kind = fitting_kind(provider, list(map(_kind_of, devices)), provider_options)
+    device = next(device for device in devices if _kind_of(device) == kind)
+    try:
+        options.add_provider_for_devices([device], dict(provider_options))
+    except ORT_ERRORS as error:
+        raise UsageError(f"{name} does not accept {dict(provider_options)}: {ort_reason(error)}") from error
+
+
+def named_providers(
+    options: ort.SessionOptions, providers: Sequence[str], provider_options: Mapping[str, str]
+) -> dict[str, object]:
+    """Return the arguments of a session that name its providers; a plug-in goes into the options instead, in place.
+
+    Raises:
+        UsageError: the plug-in finds no device, or refuses an option.
+        StageError: it cannot be loaded.
+    """
+    if providers[0] not in installed_plug_ins():
+        return {
+            "providers": list(providers),
+            "provider_options": [dict(provider_options), *({} for _ in providers[1:])],
+        }
+    _add_plug_in(options, providers[0], provider_options)
+    return {}  # what the plug-in lacks goes to the CPU provider without being asked for
+
+
+def stand_in_kind(provider: ExecutionProvider, options: Mapping[str, str]) -> str:
+    """Return the kind of the device on which a plug-in simulates the one that its options select; empty where it need
+    not.
+
+    Raises:
+        UsageError: it does not find the device on this machine.
+        StageError: its plug-in cannot be loaded.
+    """
+    _register_plug_in(provider)
+    kind = fitting_kind(provider, list(map(_kind_of, _devices_of(provider.name))), options)
+    selected = _selected_kinds(provider, options)
+    return kind if selected and kind not in selected else ""
+
+
+def fitting_kind(provider: ExecutionProvider, present: Sequence[str], options: Mapping[str, str]) -> str:
+    """Return the kind of the device that is taken.
+
+    Args:
+        provider: A plug-in.
+        present: Kinds of the devices that it finds on this machine.
+        options: Its options, one of which may select a kind.
+
+    Raises:
+        UsageError: it finds none, or not the one that is selected and does not simulate it.
+    """
+    if not present:
+        taken = f"Its plug-in supports {provider.plug_in_devices} only. " if provider.plug_in_devices else ""
+        raise UsageError(
+            f"{provider.name} finds no supported device on this machine",
+            hint=f"{taken}winml sys lists the devices of every provider.",
+        )
+    selected = _selected_kinds(provider, options)
+    if fitting := next((kind for kind in present if kind in selected), ""):
+        return fitting
+    if not selected or (is_x86() and selected <= set(provider.simulates)):
+        return present[0]
+    raise UsageError(
+        f"{provider.name} finds no {' or '.join(sorted(selected))} on this machine, which has {', '.join(present)}",
+        hint="Choose an available device with --device; winml sys lists the devices of every provider.",
+    )
+
+
+def _selected_kinds(provider: ExecutionProvider, options: Mapping[str, str]) -> set[str]:
+    return {kind for kind, (key, value) in provider.device_options.items() if options.get(key) == value}
+
+
+def _devices_of(name: str) -> list[ort.OrtEpDevice]:
+    return [device for device in ort.get_ep_devices() if device.ep_name == name]
+
+
+def _kind_of(device: ort.OrtEpDevice) -> str:
+    return str(device.device.type.name).lower()

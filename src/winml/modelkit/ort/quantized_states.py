@@ -1,0 +1,87 @@
+"""Which numbers do the integers of a quantized KV cache stand for?
+
+Scales are read from the attentions of the file. So a graph with a cache of integers is fed, and compared, as one
+with floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from winml.modelkit.arrays import Array, Arrays
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from winml.modelkit.ort.sessions import Session
+
+_OPERATOR, _DOMAIN = "GroupQueryAttention", "com.microsoft"
+_STATES_OF_SCALES = {12: (3, 1), 13: (4, 2)}
+"""Specified: place of the scales of keys and of values → places of the past among the inputs and of the present among
+the outputs."""
+_INTEGERS = "tensor(int8)"
+"""Specified by ONNX Runtime: type of a cache in 8 bits."""
+_FLOATS = "tensor(float)"
+
+
+@dataclass(frozen=True)
+class QuantizedStates:
+    """The states of a graph that are 8-bit integers."""
+
+    scales: Mapping[str, Array] = field(default_factory=dict)
+    """Name of an input or output of the graph → scale of its integers, which broadcasts to it."""
+    float_inputs: frozenset[str] = frozenset()
+    """Inputs of the graph that are float32."""
+
+    @classmethod
+    def of(cls, path: Path, session: Session) -> QuantizedStates:
+        """Return those of a file; the file is read only where inputs of the session are integers of 8 bits.
+
+        Args:
+            path: The file.
+            session: The same, opened.
+        """
+        float_inputs = frozenset(name for name, words in session.inputs.items() if words == _FLOATS)
+        if _INTEGERS not in session.inputs.values():
+            return cls(float_inputs=float_inputs)
+        from winml.modelkit.onnx.files.graph_reading import load_by_reference
+
+        scales: dict[str, Array] = {}
+        for node in load_by_reference(path).graph:
+            if node.op_type != _OPERATOR or node.domain != _DOMAIN:
+                continue
+            for place, (past, present) in _STATES_OF_SCALES.items():
+                scale = node.inputs[place] if len(node.inputs) > place else None
+                if scale is not None and scale.const_value is not None:
+                    values = (node.inputs[past], node.outputs[present])
+                    names = [str(value.name) for value in values if value is not None]
+                    if session.inputs.get(names[0]) == _INTEGERS:
+                        scales.update(dict.fromkeys(names, scale.const_value.numpy()))
+        return cls(scales, float_inputs)
+
+    def quantized(self, feeds: Arrays) -> dict[str, Array]:
+        """Return what a graph is fed: floats for its states rounded to their integers.
+
+        Empty states of another graph, as before a prompt, get the type that this one takes.
+        """
+        return {name: self._fitted(name, array) for name, array in feeds.items()}
+
+    def _fitted(self, name: str, array: Array) -> Array:
+        if array.dtype == np.int8:
+            return array.astype(np.float32) if not array.size and name in self.float_inputs else array
+        return array if name not in self.scales else _rounded(array, self.scales[name])
+
+    def dequantized(self, outputs: Arrays) -> dict[str, Array]:
+        """Return what a graph answers, with the numbers that integers of its states stand for."""
+        return {
+            name: array if name not in self.scales else array.astype(np.float32) * self.scales[name]
+            for name, array in outputs.items()
+        }
+
+
+def _rounded(array: Array, scale: Array) -> Array:
+    return np.clip(np.round(array.astype(np.float32) / scale), -128, 127).astype(np.int8)

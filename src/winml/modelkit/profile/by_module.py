@@ -1,0 +1,629 @@
+"""Charges kernel times to modules (``winml perf --by-module``), or times each module alone (``--module``).
+
+ONNX Runtime rewrites a graph before it runs it, so its profile names nodes no file has. The graph as executed is
+written by the same session, and ``hierarchy`` brings the tags over. A decoder with a cache is profiled twice: a prompt,
+and a step after it. Works on ONNX files alone; measures nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from winml.modelkit.compare.outputs import CUT_MODULE_THRESHOLD
+from winml.modelkit.errors import MeasureError, StageError, UsageError, WriteError
+from winml.modelkit.extract.extraction import (
+    CutCall,
+    ModuleCuts,
+    Recording,
+    compare_with_recording,
+    cut_modules,
+    record_boundaries,
+    write_cut,
+)
+from winml.modelkit.metadata_keys import MODULE_KEY, MODULES_KEY
+from winml.modelkit.onnx.contents import ShapeTable, read_contents
+from winml.modelkit.onnx.contexts import refuse_compiled_modules
+from winml.modelkit.onnx.files.graph_reading import flat_file, graph_of
+from winml.modelkit.onnx.files.reading import read_structure, reading_graph
+from winml.modelkit.onnx.files.recovery import temporary_folder
+from winml.modelkit.onnx.macs import count_macs
+from winml.modelkit.onnx.module_costs import read_shapes
+from winml.modelkit.onnx.module_tree import OnnxTree, read_tree
+from winml.modelkit.onnx.validity import refuse_cycles
+from winml.modelkit.ort.decoding.inputs import DecoderRun, decoder_tokens, inputs_of_file
+from winml.modelkit.ort.devices import ChosenProvider
+from winml.modelkit.ort.execution_providers import short_name
+from winml.modelkit.ort.host import resident_bytes
+from winml.modelkit.ort.kernel_times import KernelTime, RunProfile, read_device_profile, read_profile
+from winml.modelkit.ort.opened_model import (
+    RunOptions,
+    open_model,
+    prepared_model,
+    refuse_dynamic_inputs,
+    run_at_fitting_sizes,
+)
+from winml.modelkit.ort.sessions import onnxruntime_version
+from winml.modelkit.profile.latency import LatencyOptions, LatencyResult, measure_latency
+from winml.modelkit.profile.module_profile import (
+    ModuleProfile,
+    NodeWork,
+    charge_modules,
+    kernel_times_ms,
+    working_module,
+)
+from winml.modelkit.profile.module_records import MeasuredModule, ModulePerfResult, ProfiledDecoder, ProfiledModules
+from winml.modelkit.profile.records import MemoryUse, PerfResult, busy_notes, perf_result, spread_notes
+from winml.modelkit.progress import StepClock, StepEvent
+from winml.modelkit.tags import address
+from winml.modelkit.tags.carry.carrying import CarryReport, carry_tags
+from winml.modelkit.tags.carry.matching import Way
+from winml.modelkit.tags.tagging import NodeTag, all_nodes, clear_tag, listed_modules, read_tag, write_tag
+from winml.modelkit.version import __version__
+from winml.modelkit.words import count_noun, time_words
+
+# --- Charges the kernels that stand for nodes of several modules to the module that does the work.
+#
+# ONNX Runtime fuses across modules: a convolution takes in the batch norm and the activation behind it. The tag of such
+# a node is that of the module around all of them; here it becomes that of the convolution. Works on the graph as
+# executed, in memory; no file keeps these tags.
+
+
+Progress = Callable[[int, float], None]
+
+_LABEL = "#"
+"""Marks the position of a node where a module path stands otherwise, which never begins with it."""
+
+
+def _charge_fused_kernels(
+    measured_file: onnx.ModelProto,
+    original: ir.Model,
+    executed_file: onnx.ModelProto,
+    executed: ir.Model,
+    *,
+    modules: Mapping[str, str],
+    sizes: Mapping[str, Sequence[int]],
+) -> dict[str, frozenset[str]]:
+    """Give each node that stands for several modules the tag of the one that does the work, in place.
+
+    Args:
+        measured_file: The file that was run.
+        original: The same, every node with the tag of its module.
+        executed_file: The graph as ONNX Runtime executed it.
+        executed: The same, with carried tags; changed in place.
+        modules: Module path → tag.
+        sizes: Shape of each input as it was measured.
+
+    Returns:
+        Node name → tags of the other modules it stands for.
+    """
+    original_nodes = list(all_nodes(original))
+    if not any(MODULES_KEY in node.metadata_props for node in (*original_nodes, *all_nodes(executed))):
+        return {}
+    works = _node_works(original_nodes, modules, _measured_shapes(measured_file, sizes))
+    sources = _source_positions(original_nodes, measured_file, executed_file)
+    others: dict[str, frozenset[str]] = {}
+    for node in all_nodes(executed):
+        carried = read_tag(node)
+        positions = sources.get(node.name or "", ())
+        paths = [path for holder in (node, *(original_nodes[p] for p in positions)) for path in _listed_modules(holder)]
+        if carried is None or not paths or not node.name:
+            continue
+        fused = [work for position in positions if (work := works[position]) is not None]
+        tag = working_module(fused) or carried.tag
+        others[node.name] = frozenset(modules[path] for path in paths if path in modules) - {tag}
+        path = next((path for path, module_tag in modules.items() if module_tag == tag), carried.module)
+        write_tag(node, NodeTag(tag, path, "merged"))
+    return others
+
+
+def _listed_modules(node: ir.Node) -> list[str]:
+    """Return the paths of the modules a node stands for, where they are several; none where the list is damaged."""
+    try:
+        return listed_modules(node)
+    except ValueError:
+        return []
+
+
+def _measured_shapes(file: onnx.ModelProto, sizes: Mapping[str, Sequence[int]]) -> ShapeTable:
+    """Return the shapes of values, with the measured sizes where a dimension is open."""
+    shapes, _ = read_shapes(file, read_contents(file).nodes)
+    measured: dict[str, int] = {}
+    for name, actual in sizes.items():
+        measured.update({str(size): found for size, found in zip(shapes.get(name, ()), actual, strict=False)})
+    return {
+        name: tuple(measured.get(size, size) if isinstance(size, str) else size for size in shape)
+        for name, shape in shapes.items()
+    }
+
+
+def _node_works(nodes: Iterable[ir.Node], modules: Mapping[str, str], shapes: ShapeTable) -> list[NodeWork | None]:
+    """Return what each node of the original computes; None for a node of no module."""
+    works: list[NodeWork | None] = []
+    for node in nodes:
+        tag = read_tag(node)
+        if tag is None:
+            works.append(None)
+            continue
+        macs = count_macs(ir.serde.serialize_node(node), shapes)
+        owner = _weight_owner(node, modules) if macs != 0 else None
+        works.append(NodeWork(owner or tag.tag, macs, _count_elements(node, shapes)))
+    return works
+
+
+def _count_elements(node: ir.Node, shapes: ShapeTable) -> int | None:
+    """Return how many values a node makes; None where that is unknown."""
+    total = 0
+    for value in node.outputs:
+        sizes = shapes.get(value.name or "", (None,)) if value.name else ()
+        if not all(isinstance(size, int) for size in sizes):
+            return None
+        total += math.prod(size for size in sizes if isinstance(size, int)) if value.name else 0
+    return total
+
+
+def _weight_owner(node: ir.Node, modules: Mapping[str, str]) -> str | None:
+    """Return the module whose weight a node of several modules reads first, by its name; None for other nodes.
+
+    Tools put words before the name of a weight they change: ``ConvBnFusion_W_conv1.weight``.
+    """
+    listed = sorted((path for path in _listed_modules(node) if path and path in modules), key=len, reverse=True)
+    weights = [value.name or "" for value in node.inputs if value is not None and value.is_initializer()]
+    owners = (path for name in weights for path in listed if re.search(rf"(^|_){re.escape(path)}\.", name))
+    owner = next(owners, None)
+    return None if owner is None else modules[owner]
+
+
+def _source_positions(
+    original_nodes: Iterable[ir.Node], measured_file: onnx.ModelProto, executed_file: onnx.ModelProto
+) -> dict[str, tuple[int, ...]]:
+    """Return for each executed node, by name, the positions of the original nodes it stands for.
+
+    Carrying finds the modules a node stands for. Here every node of a copy of the original is a module of its own.
+    """
+    labelled, executed = ir.serde.deserialize_model(measured_file), ir.serde.deserialize_model(executed_file)
+    for position, (node, original_node) in enumerate(zip(all_nodes(labelled), original_nodes, strict=True)):
+        tag = read_tag(original_node)
+        clear_tag(node)
+        if tag is not None:
+            write_tag(node, NodeTag(f"{tag.tag}/{position}", f"{_LABEL}{position}", "direct"))
+    for node in all_nodes(executed):
+        clear_tag(node)
+    carry_tags(labelled, executed)
+    return {node.name: _labels_of(node) for node in all_nodes(executed) if node.name}
+
+
+def _labels_of(node: ir.Node) -> tuple[int, ...]:
+    labels = _listed_modules(node) or [node.metadata_props.get(MODULE_KEY, "")]
+    if not all(label.startswith(_LABEL) for label in labels):
+        return ()
+    return tuple(int(label.removeprefix(_LABEL)) for label in labels)
+
+
+def profile_model(
+    path: Path,
+    options: RunOptions,
+    latency: LatencyOptions,
+    *,
+    progress: Callable[[int, float], None] | None = None,
+) -> ProfiledModules | ProfiledDecoder:
+    """Measure a model by module; of a decoder with a cache a prompt and a step, each in a session of its own.
+
+    Args:
+        path: The ONNX file.
+        options: How it is run. Of a decoder, what they say of the sizes of tokens or cache is the length of the prompt;
+            both sizes, or values from a file, are one run as for any model.
+        latency: How often, each.
+        progress: Called between runs with the number of counted ones and the share that is done.
+
+    Raises:
+        UsageError: as :func:`profile_modules`, or the prompt is longer than the model has positions.
+        StageError: as :func:`profile_modules`.
+    """
+    tokens = None if options.input_data is not None else decoder_tokens(inputs_of_file(path), options.sizes)
+    if tokens is None:
+        return profile_modules(path, options, latency, progress=progress)
+    prompt_run = replace(options, decoding=DecoderRun(tokens, 0))
+    prompt = profile_modules(path, prompt_run, latency, progress=_share_of(progress, 0, 2, 0))
+    assert prompt.result.decoding is not None
+    step_run = replace(options, decoding=DecoderRun(1, prompt.result.decoding.tokens))
+    runs = 2 * len(prompt.result.latency.samples_ms)
+    return ProfiledDecoder(prompt, profile_modules(path, step_run, latency, progress=_share_of(progress, 1, 2, runs)))
+
+
+def profile_modules(
+    path: Path,
+    options: RunOptions,
+    latency: LatencyOptions,
+    *,
+    progress: Callable[[int, float], None] | None = None,
+) -> ProfiledModules:
+    """Measure a model, then again with ONNX Runtime's profiling on, and charge every kernel to its module.
+
+    Args:
+        path: The ONNX file.
+        options: How it is run.
+        latency: How often.
+        progress: Called between runs with the number of counted ones and the share that is done.
+
+    Raises:
+        UsageError: the options do not fit the model, or nothing in the file says which module a node belongs to.
+        StageError: ONNX Runtime cannot load or run the file, or its provider records no kernel.
+    """
+    before = read_structure(path)
+    refuse_compiled_modules(before, path)
+    refuse_cycles(before, path)
+    tree = _module_tree(before, path)
+    provider = options.choose_provider()
+    if provider.provider.compiles:
+        return _profile_on_device(path, options, latency, before, tree, provider, progress)
+    # ONNX Runtime gives the nodes of functions names of its own.
+    with temporary_folder() as folder, flat_file(path) as flat:
+        executed_path = folder / "executed.onnx"
+        files = {"profile_prefix": folder / "profile", "optimized_path": executed_path}
+        result, profiled, profile_path = run_at_fitting_sizes(
+            flat, options, lambda fitting: _profiled_run(flat, fitting, latency, files, progress)
+        )
+        measured = read_profile(profile_path, counted_runs=len(profiled.samples_ms))
+        if not executed_path.is_file():
+            raise MeasureError(
+                "ONNX Runtime did not write the graph it executed, so kernels cannot be matched to nodes",
+                hint="Profile on a different execution provider: --ep cpu.",
+            )
+        executed = read_structure(executed_path)
+    notes = (*result.notes, *busy_notes({"the model with profiling": profiled}))
+    result = replace(result, model_bytes=path.stat().st_size, notes=notes)
+    return _charge_to_modules(result, (before, executed), path, tree, measured)
+
+
+# --- Of a graph that a provider compiles when it is opened, ONNX Runtime sees one kernel. The provider says what each
+# node took, by its name in the file.
+
+
+_PROFILE = "device.csv"
+
+
+def _profile_on_device(
+    path: Path,
+    options: RunOptions,
+    latency: LatencyOptions,
+    structure: onnx.ModelProto,
+    tree: OnnxTree,
+    provider: ChosenProvider,
+    progress: Callable[[int, float], None] | None,
+) -> ProfiledModules:
+    """Measure a model with the provider's own profiling on, and charge what each node took to its module.
+
+    Raises:
+        UsageError: the provider records no time by node.
+        StageError: it does not load or run the file, or its profile names no node.
+    """
+    name = provider.provider.name
+    if not provider.provider.node_profile:
+        raise UsageError(
+            f"--by-module: {name} runs each compiled part as one kernel and records no times of nodes",
+            hint=f"Measure extracted modules on the device: winml perf {options.shown} --module SELECTOR --ep "
+            f"{short_name(name)}",
+        )
+    with temporary_folder() as folder, flat_file(path) as flat:
+        written = folder / _PROFILE
+        profiling = {key: value.format(file=written) for key, value in provider.provider.node_profile.items()}
+        recording = replace(provider, options={**provider.options, **profiling})
+        with prepared_model(flat, options, recording, profile_prefix=folder / "profile") as prepared:
+            before = resident_bytes()
+            measured = measure_latency(prepared.run, latency, progress)
+            memory = MemoryUse.after_runs(prepared.opened.session_bytes, before)
+            kernels = read_profile(prepared.opened.session.end_profile(), counted_runs=len(measured.samples_ms))
+        result = perf_result(prepared, latency, measured, memory)
+        del prepared  # the provider writes its profile at the latest when the session is closed
+        profile = read_device_profile(written, counted_runs=len(measured.samples_ms), provider=name)
+    original = graph_of(structure, path)
+    _write_tree_tags(original, tree)
+    named, by_way = _with_graph_names(profile, original)
+    tags = {node.name: tag.tag for node in all_nodes(original) if node.name and (tag := read_tag(node)) is not None}
+    modules = [(module.tag, module.path, module.class_name) for module in tree.modules]
+    charged = charge_modules(named, tags, modules)
+    notes = (*result.notes, *_device_notes(charged, kernels, provider), *tree.notes, *_source_notes(tree))
+    return ProfiledModules(
+        result=replace(result, provider=provider, model_bytes=path.stat().st_size, notes=notes),
+        profile=charged,
+        tree_source=tree.source,
+        carried=CarryReport(len({kernel.node for kernel in profile.kernels}), sum(by_way.values()), by_way),
+        graph_name=original.graph.name or "",
+        node_ms=_node_times(original, original, charged),
+    )
+
+
+def _with_graph_names(profile: RunProfile, model: ir.Model) -> tuple[RunProfile, Counter[Way]]:
+    """Call each kernel after the node of the graph that it stands for, where its name says that, and count the ways.
+
+    A provider extends names of nodes and of values by what it adds to them: ``…/MatMul_output_0_convert``.
+    """
+    makers = {value.name: node for node in all_nodes(model) for value in node.outputs if value.name}
+    nodes = {**makers, **{node.name: node for node in all_nodes(model) if node.name}}
+    found: dict[str, ir.Node | None] = {}
+    for kernel in profile.kernels:
+        if kernel.node not in found:
+            ends = (end for end in range(len(kernel.node), 0, -1) if not kernel.node[end : end + 1].isdigit())
+            found[kernel.node] = next((nodes[kernel.node[:end]] for end in ends if kernel.node[:end] in nodes), None)
+    ways: Counter[Way] = Counter(
+        "name" if node.name == name else "output" for name, node in found.items() if node is not None
+    )
+
+    def named(kernel: KernelTime) -> KernelTime:
+        node = found[kernel.node]
+        return kernel if node is None else replace(kernel, node=node.name or kernel.node, op_type=node.op_type)
+
+    return replace(profile, kernels=tuple(map(named, profile.kernels))), ways
+
+
+def _device_notes(profile: ModuleProfile, kernels: RunProfile, provider: ChosenProvider) -> Iterator[str]:
+    """Say in which unit the device counts, and what ran outside of the parts that it compiled."""
+    name, place = provider.provider.name, provider.device_words
+    yield f"latency and module times were measured with the profiling of {name} on, which adds time to every run"
+    if profile.profile.unit == "cycles":
+        yield f"times are {profile.unit} of {name} ({place}), thousands of clock cycles: compare shares"
+    own = kernel_times_ms(replace(kernels, kernels=tuple(k for k in kernels.kernels if k.provider != name)))
+    if own:
+        nodes, outside_ms = len({node for node, _ in own}), sum(own.values())
+        yield (
+            f"{count_noun(nodes, 'node')} ran outside the compiled parts ({outside_ms:.3f} ms per run), without being "
+            "included in these times"
+        )
+
+
+def _write_tree_tags(model: ir.Model, tree: OnnxTree) -> None:
+    """Give each node without a tag that of its module, in place."""
+    paths = {module.tag: module.path for module in tree.modules}
+    for node, tag in zip(all_nodes(model), tree.tags, strict=True):
+        if tag and read_tag(node) is None:
+            write_tag(node, NodeTag(tag, paths[tag], "direct"))
+
+
+def _profiled_run(
+    path: Path,
+    options: RunOptions,
+    latency: LatencyOptions,
+    files: Mapping[str, Path],
+    progress: Progress | None,
+) -> tuple[PerfResult, LatencyResult, Path]:
+    """Run the model as any other is run, then with profiling on.
+
+    Returns:
+        What was measured without profiling, the latency with it, and the profile. Both sessions are closed.
+    """
+    provider = options.choose_provider()
+    with prepared_model(path, options, provider) as prepared:
+        before = resident_bytes()
+        measured = measure_latency(prepared.run, latency, _share_of(progress, 0, 2, 0))
+        memory = MemoryUse.after_runs(prepared.opened.session_bytes, before)
+        result = perf_result(prepared, latency, measured, memory)
+    counted = len(measured.samples_ms)
+    del prepared  # two sessions would hold the weights twice
+    with prepared_model(path, options, provider, **files) as prepared:
+        profiled = measure_latency(prepared.run, latency, _share_of(progress, 1, 2, counted))
+        profile = prepared.opened.session.end_profile()
+    return result, profiled, profile
+
+
+def _module_tree(before: onnx.ModelProto, model_path: Path) -> OnnxTree:
+    nodes = list(all_nodes(graph_of(before, model_path)))
+    metadata = {entry.key: entry.value for entry in before.metadata_props}
+    protos = reading_graph(model_path, lambda: [ir.serde.serialize_node(node) for node in nodes])
+    tree = read_tree(protos, metadata, model_path.stem)
+    if tree.source == "none":
+        raise UsageError(
+            f"{model_path}: the nodes have no module information",
+            hint="Export it with winml export, or transfer tags from its source file: winml retag.",
+        )
+    return tree
+
+
+def _charge_to_modules(
+    result: PerfResult,
+    structures: tuple[onnx.ModelProto, onnx.ModelProto],
+    path: Path,
+    tree: OnnxTree,
+    measured: RunProfile,
+) -> ProfiledModules:
+    """Charge the kernels of the executed graph to the modules of the measured one; ``structures`` are the two."""
+    before, executed_proto = structures
+    original, executed = graph_of(before, path), graph_of(executed_proto, path)
+    _write_tree_tags(original, tree)
+    carried = carry_tags(original, executed)
+    modules = {module.path: module.tag for module in reversed(tree.modules)}
+    sizes = result.measured_shapes
+    fused = _charge_fused_kernels(before, original, executed_proto, executed, modules=modules, sizes=sizes)
+    profile = charge_modules(
+        measured,
+        _tags_by_name(executed, carried),
+        [(module.tag, module.path, module.class_name) for module in tree.modules],
+        fused,
+    )
+    notes = (*result.notes, _overhead_note(result, profile), *tree.notes, *_source_notes(tree), *carried.notes)
+    return ProfiledModules(
+        result=replace(result, notes=notes),
+        profile=profile,
+        tree_source=tree.source,
+        carried=carried,
+        graph_name=original.graph.name or "",
+        node_ms=_node_times(original, executed, profile),
+    )
+
+
+def _overhead_note(result: PerfResult, profile: ModuleProfile) -> str:
+    p50 = result.latency.summary.p50
+    times = f"{time_words(profile.whole_ms)} ms each ({time_words(p50)} ms without)"
+    words = f"module times are from separate runs with profiling on, {times}"
+    if profile.whole_ms <= p50:
+        return words
+    return f"{words}: profiling adds time to every kernel, so that the share of short kernels is too large"
+
+
+def _source_notes(tree: OnnxTree) -> tuple[str, ...]:
+    if tree.source == "winml tags":
+        return ()
+    return (f"the file has no winml tags; modules were read from its {tree.source}",)
+
+
+def _tags_by_name(executed: ir.Model, carried: CarryReport) -> dict[str, str]:
+    """Return the tag of every node by its name, which is all a profile says; equal names share what they have in
+    common.
+    """
+    guessed = set(carried.last_resort)
+    tags_of_name: dict[str, list[str]] = defaultdict(list)
+    for node in all_nodes(executed):
+        tag = read_tag(node)
+        name = node.name or ""
+        if tag is not None and name and name not in guessed:
+            tags_of_name[name].append(tag.tag)
+    return {name: address.common_ancestor(tags) for name, tags in tags_of_name.items()}
+
+
+def _node_times(original: ir.Model, executed: ir.Model, profile: ModuleProfile) -> dict[str, float]:
+    """Return the time per run of the nodes of the original's main graph, as the profile has them.
+
+    A kernel that is no node of it counts for the node that made the same value, else for the one its name begins with,
+    else for the first of its module.
+    """
+    names = {node.name for node in original.graph if node.name}
+    makers = {value.name: node.name for node in original.graph for value in node.outputs if value.name and node.name}
+    firsts: dict[str, str] = {}
+    for node in original.graph:
+        tag = read_tag(node)
+        if tag is not None and node.name:
+            firsts.setdefault(tag.tag, node.name)
+    outputs = {node.name: [value.name for value in node.outputs] for node in all_nodes(executed)}
+    times: dict[str, float] = defaultdict(float)
+    for (kernel, _), milliseconds in profile.node_ms.items():
+        same_value = (makers[value] for value in outputs.get(kernel, ()) if value in makers)
+        candidates = (kernel, *same_value, *_leading_parts(kernel))
+        target = next((name for name in candidates if name in names), firsts.get(profile.tags.get(kernel, "")))
+        if target is not None:
+            times[target] += milliseconds
+    return dict(times)
+
+
+def _leading_parts(name: str) -> list[str]:
+    """Return what a name begins with, the longest first: fused nodes are called ``<source>/MatMulAddFusion``."""
+    parts = name.split(address.SEPARATOR)
+    return [address.SEPARATOR.join(parts[:length]) for length in range(len(parts) - 1, 1, -1)]
+
+
+_STEPS = ("modules extracted", "activations recorded", "modules measured")
+
+
+def measure_modules(
+    path: Path,
+    selector: str,
+    options: RunOptions,
+    latency: LatencyOptions,
+    *,
+    on_step: Callable[[StepEvent], None] | None = None,
+    progress: Progress | None = None,
+) -> ModulePerfResult:
+    """Measure every module a selector names, each alone.
+
+    Args:
+        path: The ONNX file.
+        selector: Which modules.
+        options: How it is run, and what the whole of it is fed.
+        latency: How often each module is run.
+        on_step: Called when a step starts and when it ends.
+        progress: Called between runs with the number of counted ones and the share of the work that is done.
+
+    Raises:
+        UsageError: the selector names nothing, the execution provider is not there, or values do not fit.
+        InputError: the file is damaged or bears no tags.
+        StageError: ONNX Runtime cannot run the whole model.
+    """
+    provider = options.choose_provider()
+    clock = StepClock(_STEPS, on_step)
+    with clock.step(_STEPS[0]) as step:
+        cuts = cut_modules(path, selector)
+        step.summary = f"{len(cuts.calls)} of {len(cuts.calls) + len(cuts.refused)}"
+    refused = [MeasuredModule(item.identity, {}, 0, None, None, item.reason) for item in cuts.refused]
+    measured: list[MeasuredModule] = []
+    notes: tuple[str, ...] = ()
+    if cuts.calls:
+        with clock.step(_STEPS[1]) as step:
+            recording = record_boundaries(cuts, options)
+            refuse_dynamic_inputs(provider, recording.fed.inputs, options)
+            notes = recording.fed.notes
+            step.summary = f"{len(recording.arrays)} values"
+        with clock.step(_STEPS[2]) as step:
+            measurement = _CutMeasurement(cuts, recording, options, provider, latency)
+            for number, item in enumerate(cuts.calls):
+                share = _share_of(progress, number, len(cuts.calls), len(measured) * latency.iterations)
+                measured.append(measurement.measure(item, share))
+            step.summary = f"{len(measured)} instances"
+    return ModulePerfResult(
+        model=options.shown,
+        selector=selector,
+        tool_version=__version__,
+        onnxruntime_version=onnxruntime_version(),
+        provider=provider,
+        threads=options.threads,
+        seed=options.seed,
+        input_source="random" if options.input_data is None else "file",
+        options=latency,
+        instances=(*measured, *refused),
+        without_nodes=cuts.without_nodes,
+        notes=(*notes, *spread_notes({m.identity.words: m.latency for m in measured if m.latency is not None})),
+    )
+
+
+def _share_of(progress: Progress | None, number: int, count: int, runs_before: int) -> Progress | None:
+    """Return what reports one module's progress as part of the whole."""
+    if progress is None:
+        return None
+    return lambda runs, share: progress(runs_before + runs, (number + share) / count)
+
+
+@dataclass(frozen=True)
+class _CutMeasurement:
+    """How every cut module is measured."""
+
+    cuts: ModuleCuts
+    recording: Recording
+    options: RunOptions
+    provider: ChosenProvider
+    latency: LatencyOptions
+
+    def measure(self, item: CutCall, progress: Progress | None) -> MeasuredModule:
+        """Measure one module; one that does not run alone, or answers otherwise there, has a reason in place of times.
+
+        Raises:
+            WriteError: the cut model cannot be written.
+        """
+        feeds = self.recording.of(item.cut.inputs)
+        failed = MeasuredModule(
+            identity=item.identity,
+            inputs={name: (str(array.dtype), array.shape) for name, array in feeds.items()},
+            nodes=len(item.cut.nodes),
+            latency=None,
+            session_creation_ms=None,
+        )
+        with temporary_folder() as folder:
+            path = folder / "module.onnx"
+            try:
+                write_cut(self.cuts, item, self.recording, path)
+                worst = compare_with_recording(path, item, self.recording)
+                if not worst.relative_diff <= CUT_MODULE_THRESHOLD:
+                    reason = f"run alone, output {worst.name} differs by {worst.relative_diff:.1e} of its largest value"
+                    return replace(failed, error=reason)
+                cut = open_model(path, self.options, self.provider)
+                run = cut.session.prepare(feeds, io_binding=self.options.io_binding)
+                measured = measure_latency(run, self.latency, progress)
+            except WriteError:
+                raise
+            except StageError as error:
+                return replace(failed, error=error.message.replace(str(path), "the module"))
+        return replace(failed, latency=measured, session_creation_ms=cut.creation_ms)

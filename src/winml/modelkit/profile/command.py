@@ -1,0 +1,275 @@
+"""``winml perf``: how fast is a model, and how much memory does it take?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._folders import named_parts, options_of_part, parts_record, show_plan
+from winml.modelkit.cli._measuring import live_progress
+from winml.modelkit.cli._options import (
+    debug_option,
+    format_option,
+    grouped_argument,
+    grouped_option,
+    input_options,
+    model_option,
+    quiet_option,
+    random_options,
+    request_options,
+    source_options,
+)
+from winml.modelkit.cli._progress import show_step
+from winml.modelkit.cli._requests import exported_path, files_read, runnable_model, stated_fields
+from winml.modelkit.cli._streams import (
+    json_text,
+    library_output_to_stderr,
+    show_result,
+    silence_library_warnings,
+    tell,
+    write_and_print_result,
+    write_files,
+)
+from winml.modelkit.fields import INPUTS
+from winml.modelkit.file_names import ENCODER, ONLY_PART
+from winml.modelkit.profile.verb import PerfRequest, PerfSubject, plan_perf
+
+if TYPE_CHECKING:
+    from winml.modelkit.profile.latency import LatencyOptions
+    from winml.modelkit.profile.module_records import ModulePerfResult, ProfiledDecoder, ProfiledModules
+    from winml.modelkit.profile.records import PerfResult
+
+_RUNS, _WARMUP = 20, 2
+"""Of ``--generation``. Chosen: a prompt of a thousand tokens takes seconds, and each length is measured on its own."""
+
+EPILOG = """\b
+Examples:
+  winml perf model.onnx
+  winml perf model.onnx -o latency.json
+  winml perf model.onnx --shape-config '{"batch_size": 8, "sequence_length": 128}' --duration 10
+  winml perf model.onnx --by-module --depth 4 --report time.html
+  winml perf model.onnx --module 'encoder.layer.*' --iterations 50
+  winml perf -m ./checkpoint --baseline pytorch
+  winml perf built --generation
+  winml perf optimized.onnx --baseline model.onnx --format json
+"""
+
+
+@click.command(name="perf", cls=WinMLCommand, epilog=EPILOG)
+@grouped_argument(
+    "target",
+    required=False,
+    metavar="[MODEL]",
+    help="ONNX file, build folder, Hub id, checkpoint or factory. A factory is file.py:function or "
+    "package.module:function. A file on the Hub is OWNER/NAME/PATH.onnx.",
+)
+@model_option(required=False, help="Same as the argument MODEL.")
+@source_options
+@random_options
+@input_options
+@grouped_option(
+    "--input-data",
+    group=INPUTS,
+    metavar="FILE",
+    default_words="random values",
+    help="Inputs to run on: an .npz file with one array per input.",
+)
+@request_options(PerfRequest)
+@quiet_option("Do not show progress.")
+@format_option
+@debug_option
+def command(**options: Any) -> None:
+    """Measure the latency and memory of a model, in total or by module.
+
+    A checkpoint is exported first, once.
+
+    Exit codes: 0 success, 1 failure, 2 usage error.
+    """
+    silence_library_warnings(debug=options["debug"])
+    request = _read_request(options)
+    plan = plan_perf(request)
+    if options["dry_run"]:
+        show_plan(plan, options)
+        return
+    plan.recover()
+    subject = plan.subject
+    if request.generation:
+        _show_generation(request, subject, options)
+    elif request.module is not None:
+        _show_modules(request.module, subject, options)
+    elif request.by_module:
+        _show_by_module(request, subject, plan.files, options)
+    else:
+        _show_perf(subject, options)
+
+
+def _read_request(options: Mapping[str, Any]) -> PerfRequest:
+    """Return what the command line requests: of the folder of several parts, each part."""
+    name = options["target"] or options["model"]
+    paths: Mapping[str, Path | None] = named_parts(options, beside_weights=True) or {ONLY_PART: None}
+    named = {
+        part: runnable_model(options if path is None else options_of_part(options, path))
+        for part, path in paths.items()
+    }
+    return PerfRequest(
+        name=name,
+        models={part: model for part, (model, _) in named.items()},
+        values={part: values for part, (_, values) in named.items()},
+        find_files=lambda: [file for model, _ in named.values() for file in files_read(model, options)],
+        fed={option: options[option] for option in ("input_data", "shape_config", "batch_size")},
+        **stated_fields(PerfRequest, options),
+    )
+
+
+def _path(subject: PerfSubject, part: str, options: Mapping[str, object]) -> Path:
+    """Return the ONNX file of a part, which is exported where there is none yet."""
+    return exported_path(subject.models[part], None if options["quiet"] else show_step)
+
+
+# --- A whole model, or every part of it.
+
+
+def _show_perf(subject: PerfSubject, options: Mapping[str, Any]) -> None:
+    from winml.modelkit.profile.perf import PerfOptions, measure_model
+    from winml.modelkit.profile.table import perf_document
+
+    results: dict[str, PerfResult] = {}
+    with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
+        for part, run in subject.runs.items():
+            requested = PerfOptions(run, subject.latency, subject.baseline)
+            path = _path(subject, part, options)
+            results[part] = measure_model(path, requested, progress=progress, tell=_tell(options))
+    _show_parts(results, subject, options, perf_document)
+
+
+def _tell(options: Mapping[str, object]) -> Callable[[str], None] | None:
+    """Return what says on stderr how the baseline comes along; None where nothing is to be said."""
+    return None if options["quiet"] else lambda words: tell(f"baseline: {words}")
+
+
+def _show_parts(
+    results: Mapping[str, Any], subject: PerfSubject, options: Mapping[str, object], describe: Callable[[Any], Any]
+) -> None:
+    """Write and print the result of one model, or those of several parts."""
+    from winml.modelkit.report.document import parts_document
+
+    if len(subject.models) == 1:
+        (result,) = results.values()
+        write_and_print_result(result.as_record(), options, lambda: describe(result))
+        return
+    record = parts_record(options, {part: result.as_record() for part, result in results.items()})
+    write_and_print_result(record, options, lambda: parts_document(results, describe))
+
+
+# --- ``winml perf --generation``: how fast does a decoder begin, and how fast does it go on?
+
+
+def _few_runs(latency: LatencyOptions, iterations: int | None) -> LatencyOptions:
+    """Return how often each length is measured: seldom, unless ``--iterations`` says otherwise."""
+    return replace(latency, iterations=iterations or _RUNS, warmup=min(latency.warmup, _WARMUP))
+
+
+def _show_generation(request: PerfRequest, subject: PerfSubject, options: Mapping[str, object]) -> None:
+    from winml.modelkit.generate.generation.measurement import (
+        measure_encoder_decoder_generation,
+        measure_generation,
+    )
+    from winml.modelkit.profile.table import generation_perf_document
+
+    latency = _few_runs(subject.latency, request.iterations)
+    with library_output_to_stderr():
+        if len(subject.models) > 1:
+            paths = {part: _path(subject, part, options) for part in subject.models}
+            run = replace(subject.runs[ENCODER], shown=request.name)
+            result = measure_encoder_decoder_generation(paths, run, latency)
+        else:
+            ((part, run),) = subject.runs.items()
+            result = measure_generation(_path(subject, part, options), run, latency)
+    write_and_print_result(result.as_record(), options, lambda: generation_perf_document(result))
+
+
+# --- ``winml perf --module``: how fast is each module on its own?
+
+
+def _show_modules(selector: str, subject: PerfSubject, options: Mapping[str, object]) -> None:
+    """Measure the modules in the parts that have them, show the tables, and exit with 1 where an instance failed."""
+    from winml.modelkit.builds.folder_transformation import part_modules, parts_with_module
+    from winml.modelkit.profile.module_table import module_perf_document
+
+    parts = list(subject.models)
+    if len(parts) > 1:
+        paths = {part: _path(subject, part, options) for part in parts}
+        parts = parts_with_module(part_modules(paths), selector)
+    results = {part: _module_perf(subject, part, selector, options) for part in parts}
+    _show_parts(results, subject, options, module_perf_document)
+    _refuse_failed_instances(list(results.values()))
+
+
+def _module_perf(subject: PerfSubject, part: str, selector: str, options: Mapping[str, Any]) -> ModulePerfResult:
+    from winml.modelkit.profile.by_module import measure_modules
+
+    with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
+        return measure_modules(
+            _path(subject, part, options),
+            selector,
+            subject.runs[part],
+            subject.latency,
+            on_step=None if options["quiet"] else show_step,
+            progress=progress,
+        )
+
+
+def _refuse_failed_instances(results: Sequence[ModulePerfResult]) -> None:
+    """Leave with exit code 1 where an instance of a module could not be measured, or there was none."""
+    failed = sum(len(result.failed) for result in results)
+    instances = sum(len(result.instances) for result in results)
+    if failed or not instances:
+        what = f"{failed} of {instances} instances could not be measured" if failed else "nothing to measure"
+        tell(f"error: {what}")
+        click.get_current_context().exit(1)
+
+
+# --- ``winml perf --by-module``: which module takes the time, as a table and as files for other tools.
+
+
+def _show_by_module(
+    request: PerfRequest, subject: PerfSubject, files: Mapping[str, Sequence[Path]], options: Mapping[str, Any]
+) -> None:
+    """Measure, write the files, and show where the time goes."""
+    from winml.modelkit.profile.by_module import profile_model
+
+    ((part, run),) = subject.runs.items()
+    with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
+        measured = profile_model(_path(subject, part, options), run, subject.latency, progress=progress)
+        written = _write_files(measured, files, request)
+    from winml.modelkit.profile.module_table import profile_document
+
+    document = partial(
+        profile_document, measured, depth=request.depth, top=request.top, by_class=request.group == "class"
+    )
+    record = measured.as_record(depth=request.depth)
+    show_result(record, options, lambda: document().with_files(written), is_answer=True)
+
+
+def _write_files(
+    measured: ProfiledModules | ProfiledDecoder, files: Mapping[str, Sequence[Path]], request: PerfRequest
+) -> list[Path]:
+    from winml.modelkit.cli._pages import page_text
+    from winml.modelkit.profile.chrome_trace import chrome_trace_json
+    from winml.modelkit.profile.module_table import profile_document
+    from winml.modelkit.profile.node_data import profile_node_data
+
+    texts_of: dict[str, Callable[[Path], str]] = {
+        "output": lambda _: f"{json_text(measured.as_record(depth=request.depth))}\n",
+        "report": lambda page: page_text(profile_document(measured), page, files),
+        "node_data": lambda _: profile_node_data(measured),
+        "trace": lambda _: chrome_trace_json(measured),
+    }
+    texts = {path: partial(texts_of[option], path) for option, paths in files.items() for path in paths}
+    return write_files(texts, overwrite=request.overwrite)

@@ -1,0 +1,321 @@
+"""Charges kernel times to the modules of their nodes, and adds them up over the module tree.
+
+Reads the profile of a run and the tag of every node of the executed graph. Runs nothing, and does not decide which tag
+a node has. The time of a kernel is its mean over the middle half of the runs, in milliseconds, so that a run in which
+another program interrupted it does not count; all other times are sums of these.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from winml.modelkit.ort.kernel_times import KernelTime, RunProfile
+from winml.modelkit.profile.statistics import middle_mean
+from winml.modelkit.tags import address
+
+_MS = 1000.0
+"""Microseconds in a millisecond."""
+
+
+@dataclass(frozen=True)
+class ModuleTime:
+    """The time of one module."""
+
+    tag: str
+    path: str
+    """Dotted module path; ``""`` is the root, or an unknown path."""
+    class_name: str
+    self_ms: float
+    """Kernels of the module itself."""
+    total_ms: float
+    """Kernels of the module and of all below it."""
+    kernels: float
+    """Kernels of the module itself, per run."""
+    total_kernels: float
+    """Kernels of the module and of all below it, per run."""
+    operators: Mapping[str, float]
+    """Milliseconds per operator, of the module itself, the longest first."""
+    output_bytes: int | None
+    """Size of the outputs of the module's own kernels in one run; None where the profile does not record it."""
+    parameter_bytes: int | None
+    """Size of the weights its own kernels read in one run; None where the profile does not record it."""
+    fused_with: tuple[str, ...] = ()
+    """Tags of the other modules whose nodes its kernels stand for."""
+    children: tuple[ModuleTime, ...] = ()
+
+    def walk(self) -> Iterator[ModuleTime]:
+        """Yield this module and all below it, parents first."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+@dataclass(frozen=True)
+class ClassTime:
+    """The time of all modules of one class."""
+
+    class_name: str
+    instances: int
+    self_ms: float
+    total_ms: float
+    """Time of a module inside another of the same class is counted once."""
+    kernels: float
+    total_kernels: float
+    """Those of a module inside another of the same class are counted once."""
+    operators: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class ModuleProfile:
+    """The times of all modules of a model."""
+
+    roots: tuple[ModuleTime, ...]
+    """The root module; several where the tags of the graph have no common root."""
+    kernel_ms: float
+    """All kernels, per run: the sum of their times."""
+    unattributed_ms: float
+    """Kernels whose node has no module."""
+    unattributed: Mapping[str, float]
+    """Milliseconds per node that has no module, the longest first."""
+    outside_ms: float
+    """Time of a run in which no kernel ran."""
+    run_ms: tuple[float, ...]
+    """Duration of each run, with profiling on."""
+    node_ms: Mapping[tuple[str, str], float] = field(repr=False)
+    """Time per run of each executed node, by its name and operator."""
+    profile: RunProfile = field(repr=False)
+    """The measured kernels."""
+    tags: Mapping[str, str] = field(repr=False)
+    """Tag of each node of the executed graph, by its name."""
+
+    @property
+    def unit(self) -> str:
+        """Unit of all times: ``ms``, or ``kcycles`` where a device counts its clock cycles, in thousands."""
+        return "kcycles" if self.profile.unit == "cycles" else "ms"
+
+    @property
+    def whole_ms(self) -> float:
+        """A run with profiling on: its kernels, and the time in which none ran."""
+        return self.kernel_ms + self.outside_ms
+
+    @property
+    def unattributed_share(self) -> float:
+        """Share of the kernel time that is charged to no module, 0 to 1."""
+        return self.unattributed_ms / self.kernel_ms if self.kernel_ms else 0.0
+
+    def modules(self) -> Iterator[ModuleTime]:
+        """Yield every module, parents first."""
+        for root in self.roots:
+            yield from root.walk()
+
+    def by_class(self) -> tuple[ClassTime, ...]:
+        """Add up the modules of each class, the longest first."""
+        return _sum_classes(self.roots)
+
+
+@dataclass
+class _TagSum:
+    """The nodes charged to one tag: their times per run, their kernels and bytes summed over all runs."""
+
+    milliseconds: float = 0.0
+    kernels: int = 0
+    operators: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    output_bytes: int | None = None
+    parameter_bytes: int | None = None
+    fused_with: set[str] = field(default_factory=set)
+
+    def add_time(self, op_type: str, milliseconds: float) -> None:
+        self.milliseconds += milliseconds
+        self.operators[op_type] += milliseconds
+
+    def add(self, kernel: KernelTime, others: Iterable[str]) -> None:
+        self.fused_with.update(others)
+        self.kernels += 1
+        self.output_bytes = _add_bytes(self.output_bytes, kernel.output_bytes)
+        self.parameter_bytes = _add_bytes(self.parameter_bytes, kernel.parameter_bytes)
+
+
+def kernel_times_ms(profile: RunProfile) -> dict[tuple[str, str], float]:
+    """Return the time per run of each executed node, by its name and operator.
+
+    A node that runs several times in a run, as in a loop, counts with their sum; of the runs the middle half counts.
+    """
+    runs = len(profile.run_us)
+    sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0] * runs)
+    for kernel in profile.kernels:
+        sums[kernel.node, kernel.op_type][kernel.run] += kernel.self_us
+    return {node: middle_mean(of_runs) / _MS for node, of_runs in sums.items()}
+
+
+def _outside_ms(profile: RunProfile) -> float:
+    """Return the time of a run in which no kernel ran; 0 where kernels ran in parallel."""
+    outside_us = list(profile.run_us)
+    for kernel in profile.kernels:
+        outside_us[kernel.run] -= kernel.self_us
+    return max(middle_mean(outside_us), 0.0) / _MS
+
+
+def charge_modules(
+    profile: RunProfile,
+    tags: Mapping[str, str],
+    modules: Sequence[tuple[str, str, str]],
+    fused: Mapping[str, Iterable[str]] | None = None,
+) -> ModuleProfile:
+    """Charge every kernel to the module of its node.
+
+    Args:
+        profile: The measured kernels.
+        tags: Tag of each node of the graph as it was executed, by its name; ``""`` for a node without one.
+        modules: Tag, module path and class of the modules, in execution order; missing parents are added.
+        fused: Tags of the other modules that a node stands for, by its name.
+
+    Returns:
+        The module tree. The self times of its modules and ``unattributed_ms`` add up to ``kernel_ms``.
+    """
+    runs = len(profile.run_us)
+    node_ms = kernel_times_ms(profile)
+    sums: dict[str, _TagSum] = defaultdict(_TagSum)
+    untagged_ms: dict[str, float] = defaultdict(float)
+    for (node, op_type), milliseconds in node_ms.items():
+        if tag := tags.get(node, ""):
+            sums[tag].add_time(op_type, milliseconds)
+        else:
+            untagged_ms[node or op_type] += milliseconds
+    for kernel in profile.kernels:
+        if tag := tags.get(kernel.node, ""):
+            sums[tag].add(kernel, (fused or {}).get(kernel.node, ()))
+    unattributed = _longest_first(untagged_ms)
+    return ModuleProfile(
+        roots=_build_tree(sums, modules, runs),
+        kernel_ms=sum(node_ms.values()),
+        unattributed_ms=sum(unattributed.values()),
+        unattributed=unattributed,
+        outside_ms=_outside_ms(profile),
+        run_ms=tuple(value / _MS for value in profile.run_us),
+        node_ms=node_ms,
+        profile=profile,
+        tags=tags,
+    )
+
+
+def _build_tree(
+    sums: Mapping[str, _TagSum], modules: Sequence[tuple[str, str, str]], runs: int
+) -> tuple[ModuleTime, ...]:
+    identities = {tag: (path, class_name) for tag, path, class_name in modules}
+    tags = dict.fromkeys(tag for tag_below in (*identities, *sums) for tag in address.lineage(tag_below))
+    children: dict[str, list[str]] = defaultdict(list)
+    for tag in tags:
+        children[address.nearest_ancestor(tag, tags)].append(tag)
+
+    # A child comes after its parent in ``tags``, so the reverse order builds every child before its parent.
+    module_times: dict[str, ModuleTime] = {}
+    for tag in reversed(tags):
+        child_times = tuple(module_times[child] for child in children[tag])
+        path, class_name = identities.get(tag, ("", address.last_segment(tag).partition(".")[0]))
+        module_times[tag] = _module_time(tag, path, class_name, sums.get(tag, _TagSum()), child_times, runs)
+    return tuple(module_times[tag] for tag in children[""])
+
+
+def _module_time(
+    tag: str, path: str, class_name: str, tag_sum: _TagSum, children: tuple[ModuleTime, ...], runs: int
+) -> ModuleTime:
+    self_ms, kernels = tag_sum.milliseconds, tag_sum.kernels / runs
+    return ModuleTime(
+        tag=tag,
+        path=path,
+        class_name=class_name,
+        self_ms=self_ms,
+        total_ms=self_ms + sum(child.total_ms for child in children),
+        kernels=kernels,
+        total_kernels=kernels + sum(child.total_kernels for child in children),
+        operators=_longest_first(tag_sum.operators),
+        output_bytes=None if tag_sum.output_bytes is None else tag_sum.output_bytes // runs,
+        parameter_bytes=None if tag_sum.parameter_bytes is None else tag_sum.parameter_bytes // runs,
+        fused_with=tuple(sorted(tag_sum.fused_with)),
+        children=children,
+    )
+
+
+def _longest_first(times: Mapping[str, float]) -> dict[str, float]:
+    return dict(sorted(times.items(), key=lambda item: -item[1]))
+
+
+def _add_bytes(total_bytes: int | None, kernel_bytes: int | None) -> int | None:
+    """Add the bytes of a kernel to a sum; None means that no kernel recorded any so far."""
+    return total_bytes if kernel_bytes is None else kernel_bytes + (total_bytes or 0)
+
+
+def _sum_classes(roots: Iterable[ModuleTime]) -> tuple[ClassTime, ...]:
+    instances: dict[str, list[ModuleTime]] = defaultdict(list)
+    totals_ms: dict[str, float] = defaultdict(float)
+    total_kernels: dict[str, float] = defaultdict(float)
+    # Each module with the classes of the modules around it.
+    stack: list[tuple[ModuleTime, frozenset[str]]] = [(root, frozenset()) for root in roots]
+    while stack:
+        module, ancestor_classes = stack.pop()
+        instances[module.class_name].append(module)
+        if module.class_name not in ancestor_classes:
+            totals_ms[module.class_name] += module.total_ms
+            total_kernels[module.class_name] += module.total_kernels
+        stack += [(child, ancestor_classes | {module.class_name}) for child in module.children]
+    class_times = [
+        _class_time(name, modules, totals_ms[name], total_kernels[name]) for name, modules in instances.items()
+    ]
+    return tuple(sorted(class_times, key=lambda entry: entry.total_ms, reverse=True))
+
+
+def _class_time(name: str, modules: Sequence[ModuleTime], total_ms: float, total_kernels: float) -> ClassTime:
+    operators: dict[str, float] = defaultdict(float)
+    for module in modules:
+        for operator, milliseconds in module.operators.items():
+            operators[operator] += milliseconds
+    return ClassTime(
+        class_name=name,
+        instances=len(modules),
+        self_ms=sum(module.self_ms for module in modules),
+        total_ms=total_ms,
+        kernels=sum(module.kernels for module in modules),
+        total_kernels=total_kernels,
+        operators=_longest_first(operators),
+    )
+
+
+@dataclass(frozen=True)
+class NodeWork:
+    """One node that a kernel stands for, and how much it computes."""
+
+    tag: str
+    macs: int | None
+    """Multiply-accumulate operations; None where it has some and their number is unknown."""
+    elements: int | None
+    """Number of values it makes; None where that is unknown."""
+
+
+def working_module(nodes: Sequence[NodeWork]) -> str | None:
+    """Return the tag of the module that does most of the work.
+
+    Multiply-accumulate operations count, and where no node has any, the values that are made.
+
+    Returns:
+        The tag; None where modules do equally much, or it is unknown which does more.
+
+    >>> working_module([NodeWork("/Net/conv", 9000, 100), NodeWork("/Net", 0, 100), NodeWork("/Net", 0, 100)])
+    '/Net/conv'
+    """
+    if any(node.macs != 0 for node in nodes):
+        return _largest((node.tag, node.macs) for node in nodes if node.macs != 0)
+    return _largest((node.tag, node.elements) for node in nodes)
+
+
+def _largest(amounts: Iterable[tuple[str, int | None]]) -> str | None:
+    sums: Counter[str] = Counter()
+    is_known = True
+    for tag, amount in amounts:
+        sums[tag] += amount or 0
+        is_known = is_known and amount is not None
+    if len(sums) < 2:
+        return next(iter(sums), None)
+    (first, most), (_, second) = sums.most_common(2)
+    return first if is_known and most > second else None

@@ -1,0 +1,234 @@
+"""The records of ``winml perf --module`` and ``--by-module``."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from winml.modelkit.profile.latency import LatencyResult
+from winml.modelkit.profile.module_profile import ModuleProfile, ModuleTime
+from winml.modelkit.profile.records import SCHEMA_VERSION, Measurement, PerfResult
+from winml.modelkit.profile.statistics import Summary
+from winml.modelkit.records import Record, entry, json_value, record_keys
+from winml.modelkit.tags.address import ModuleIdentity
+from winml.modelkit.tags.carry.carrying import CarryReport
+
+
+@dataclass(frozen=True)
+class MeasuredModule:
+    """One call of a module that was measured alone, or the reason why it was not."""
+
+    identity: ModuleIdentity
+    inputs: Mapping[str, tuple[str, tuple[int, ...]]]
+    """Element type and shape of each input, by name; empty where the module was not cut out."""
+    nodes: int
+    """Number of nodes; 0 where the module was not cut out."""
+    latency: LatencyResult | None
+    """None where the measurement failed."""
+    session_creation_ms: float | None
+    error: str = ""
+    """Reason of the failure; empty without one."""
+
+    def as_record(self) -> dict[str, object]:
+        """Return its entry of ``instances``."""
+        latency = self.latency
+        summary = dict.fromkeys(record_keys(Summary)) if latency is None else latency.summary.as_record()
+        return {
+            **self.identity.as_record(),
+            **{f"{name}_ms": value for name, value in summary.items()},
+            "first_run_ms": None if latency is None else round(latency.first_run_ms, 6),
+            "session_creation_ms": json_value(self.session_creation_ms, 3),
+            "nodes": self.nodes,
+            "inputs": {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in self.inputs.items()},
+            "raw_samples_ms": [] if latency is None else json_value(latency.samples_ms, 6),
+            "error": self.error or None,
+        }
+
+
+@dataclass(frozen=True)
+class ClassSummary(Record, digits=6):
+    """The latencies of all measured modules of one class."""
+
+    class_name: str = field(metadata=entry("class"))
+    instances: int
+    mean_ms: float
+    """Mean of the medians of its instances."""
+    min_ms: float
+    """Median of the fastest instance."""
+    max_ms: float
+    """Median of the slowest instance."""
+    total_ms: float
+    """Sum of the medians of its instances."""
+
+
+@dataclass(frozen=True)
+class ModulePerfResult(Measurement):
+    """The outcome of one measurement of modules on their own."""
+
+    selector: str
+    instances: tuple[MeasuredModule, ...]
+    without_nodes: tuple[ModuleIdentity, ...]
+    """Modules without a node in the graph."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> tuple[MeasuredModule, ...]:
+        """The instances that could not be measured."""
+        return tuple(item for item in self.instances if item.latency is None)
+
+    @property
+    def module_class(self) -> str | None:
+        """The class of all instances; None where they have several."""
+        names = {item.identity.class_name for item in self.instances}
+        return names.pop() if len(names) == 1 else None
+
+    def classes(self) -> tuple[ClassSummary, ...]:
+        """Return the latencies of each class, the longest total first."""
+        medians: dict[str, list[float]] = defaultdict(list)
+        for item in self.instances:
+            if item.latency is not None:
+                medians[item.identity.class_name].append(item.latency.summary.p50)
+        summaries = [
+            ClassSummary(name, len(times), sum(times) / len(times), min(times), max(times), sum(times))
+            for name, times in medians.items()
+        ]
+        return tuple(sorted(summaries, key=lambda entry: entry.total_ms, reverse=True))
+
+    def as_record(self) -> dict[str, object]:
+        """Return the JSON of ``winml perf --module``."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "benchmark_info": {
+                **self.benchmark_info(),
+                "selector": self.selector,
+                "iterations": self.options.iterations if self.options.duration_s is None else None,
+                "notes": list(self.notes),
+            },
+            "module_class": self.module_class,
+            "instance_count": len(self.instances),
+            "failed_count": len(self.failed),
+            "classes": [entry.as_record() for entry in self.classes()],
+            "instances": [item.as_record() for item in self.instances],
+            "without_nodes": [item.as_record() for item in self.without_nodes],
+        }
+
+
+@dataclass(frozen=True)
+class ProfiledModules:
+    """The times of a model and of its modules, with the way each executed node got its module."""
+
+    result: PerfResult
+    """The whole model, measured with profiling on."""
+    profile: ModuleProfile
+    tree_source: str
+    """What the modules were read from: ``winml tags``, or other names in the file."""
+    carried: CarryReport
+    """How the executed nodes got their tags."""
+    graph_name: str
+    node_ms: Mapping[str, float]
+    """Time per run of each node of the file itself, by its name, for tools that show the file."""
+
+    def as_record(self, depth: int | None = None) -> dict[str, object]:
+        """Return the JSON of ``winml perf --by-module``.
+
+        Args:
+            depth: Levels of the module tree to list. None: all.
+        """
+        times = module_times_record(self.profile, depth=depth)
+        carried = {"tree_source": self.tree_source, "nodes_by_way": dict(self.carried.by_way)}
+        return {**self.result.as_record(), "by_module": {**times, **carried}}
+
+
+@dataclass(frozen=True)
+class ProfiledDecoder:
+    """The times of a decoder with a cache: of a prompt, and of a step after it."""
+
+    prompt: ProfiledModules
+    step: ProfiledModules
+
+    @property
+    def phases(self) -> Mapping[str, ProfiledModules]:
+        """Both, by name."""
+        return {"prompt": self.prompt, "step": self.step}
+
+    def as_record(self, depth: int | None = None) -> dict[str, object]:
+        """Return the JSON of ``winml perf --by-module`` of a decoder: that of any model, for each of the two.
+
+        Args:
+            depth: Levels of the module trees to list. None: all.
+        """
+        records = {name: profiled.as_record(depth) for name, profiled in self.phases.items()}
+        return {"schema_version": SCHEMA_VERSION, **records}
+
+
+def module_times_record(profile: ModuleProfile, *, depth: int | None = None) -> dict[str, object]:
+    """Return the ``by_module`` object specified in FORMATS: times in milliseconds per run, shares from 0 to 1.
+
+    Of a device that counts cycles, keys end in ``_kcycles`` in place of ``_ms``.
+
+    Args:
+        profile: The measured times.
+        depth: Levels of the tree to list. None: all.
+    """
+    # A profile without kernel time has shares of 0.
+    kernel_ms = profile.kernel_ms or 1.0
+    record: dict[str, object] = {
+        "unit": profile.unit,
+        "tree": [_module_record(root, kernel_ms, depth) for root in profile.roots],
+        "unattributed_share": profile.unattributed_share,
+        "unattributed_ms": profile.unattributed_ms,
+        "unattributed_nodes": dict(profile.unattributed),
+        "kernel_ms": profile.kernel_ms,
+        "outside_kernels_ms": profile.outside_ms,
+        "runs_ms": list(profile.run_ms),
+        "classes": [
+            {
+                "class": entry.class_name,
+                "instances": entry.instances,
+                "self_ms": entry.self_ms,
+                "total_ms": entry.total_ms,
+                "share": entry.total_ms / kernel_ms,
+                "kernels": entry.kernels,
+                "total_kernels": entry.total_kernels,
+                "operators_ms": dict(entry.operators),
+            }
+            for entry in profile.by_class()
+        ],
+    }
+    return record if profile.unit == "ms" else _with_unit(record, f"_{profile.unit}")
+
+
+def _with_unit(record: Mapping[str, object], suffix: str) -> dict[str, object]:
+    """Return a record whose keys name another unit than milliseconds, all the way down."""
+
+    def named(value: object) -> object:
+        if isinstance(value, Mapping):
+            return _with_unit(value, suffix)
+        return [named(item) for item in value] if isinstance(value, list) else value
+
+    nodes = {"operators_ms", "unattributed_nodes"}  # below them, keys are names of others
+    return {
+        f"{key.removesuffix('_ms')}{suffix}" if key.endswith("_ms") else key: value if key in nodes else named(value)
+        for key, value in record.items()
+    }
+
+
+def _module_record(module: ModuleTime, kernel_ms: float, depth: int | None) -> dict[str, object]:
+    levels_left = None if depth is None else depth - 1
+    children = () if depth == 1 else module.children
+    return {
+        "tag": module.tag,
+        "module": module.path,
+        "class": module.class_name,
+        "self_ms": module.self_ms,
+        "total_ms": module.total_ms,
+        "share": module.total_ms / kernel_ms,
+        "kernels": module.kernels,
+        "total_kernels": module.total_kernels,
+        "operators_ms": dict(module.operators),
+        "output_bytes": module.output_bytes,
+        "parameter_bytes": module.parameter_bytes,
+        "fused_with": list(module.fused_with),
+        "children": [_module_record(child, kernel_ms, levels_left) for child in children],
+    }

@@ -1,0 +1,55 @@
+"""Renders a number for each node as custom node data for Model Explorer: a heat map over the graph of a file.
+
+Format: Model Explorer's guide to custom node data. Node ids are those of its ONNX adapter: the names of the nodes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from winml.modelkit.compare.records import ModelComparison
+from winml.modelkit.profile.module_records import ProfiledDecoder, ProfiledModules
+from winml.modelkit.words import json_printable
+
+_GRADIENT = ({"stop": 0, "bgColor": "#ffffff"}, {"stop": 0.5, "bgColor": "#fdd49e"}, {"stop": 1, "bgColor": "#d7301f"})
+"""Chosen: white to red, which is readable without distinguishing red from green."""
+_UNNAMED_GRAPH = "<main>"
+"""Specified: the ONNX adapter's name of a graph without a name."""
+
+
+def profile_node_data(profiled: ProfiledModules | ProfiledDecoder) -> str:
+    """Return the node data of a profiled model as JSON text: milliseconds; of a decoder those of a step."""
+    displayed = profiled if isinstance(profiled, ProfiledModules) else profiled.step
+    return _node_data_json(displayed.graph_name, displayed.node_ms)
+
+
+def comparison_node_data(result: ModelComparison) -> str:
+    """Return the node data of a comparison as JSON text: the error that arises in the module each node belongs to.
+
+    Nodes of modules that were not compared, or whose error is no number, are left out.
+    """
+    errors = result.arising_errors()
+    return _node_data_json(
+        result.graph_name, {node: errors[tag] for node, tag in result.node_tags.items() if tag in errors}
+    )
+
+
+def _node_data_json(graph_name: str, numbers: Mapping[str, float]) -> str:
+    """Return :func:`node_data_record` as JSON text."""
+    return json_printable(json.dumps(node_data_record(graph_name, numbers), ensure_ascii=False))
+
+
+def node_data_record(graph_name: str, numbers: Mapping[str, float]) -> dict[str, object]:
+    """Return the object that Model Explorer loads beside a model.
+
+    Args:
+        graph_name: Name of the graph in the file.
+        numbers: What is shown of each node of the file, by its name.
+    """
+    return {
+        graph_name or _UNNAMED_GRAPH: {
+            "results": {name: {"value": value} for name, value in numbers.items()},
+            "gradient": list(_GRADIENT),
+        }
+    }

@@ -1,0 +1,205 @@
+"""What does ``winml perf`` do? Opens a file, draws values, and measures it, alternating with a baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from winml.modelkit.arrays import Arrays
+from winml.modelkit.errors import MeasureError, UsageError, first_line
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.ort.decoding.inputs import decoder_run, inputs_of_file
+from winml.modelkit.ort.graph_inputs import array_words, graph_inputs
+from winml.modelkit.ort.host import resident_bytes
+from winml.modelkit.ort.opened_model import (
+    PreparedModel,
+    RunOptions,
+    open_model,
+    prepared_model,
+    run_at_fitting_sizes,
+)
+from winml.modelkit.profile.latency import LatencyOptions, Run, measure_alternating, measure_latency
+from winml.modelkit.profile.records import BaselineResult, MemoryUse, PerfResult, perf_result
+
+# --- Runs the PyTorch model that an ONNX file was exported from, on the same values.
+#
+# Loads it as the export does and calls it with the same tensors, gradients off.
+
+
+@contextmanager
+def pytorch_run(
+    request: ModelRequest,
+    feeds: Arrays,
+    *,
+    threads: int | None,
+    tell: Callable[[str], None] | None = None,
+) -> Iterator[Callable[[], object]]:
+    """Return a call of the PyTorch model on these values, inside the block.
+
+    Args:
+        request: Which model.
+        feeds: Values by the name of the input.
+        threads: Threads that share the work of one operator; None: as many as PyTorch chooses.
+        tell: Told in words what is done before the model can be called.
+
+    Raises:
+        UsageError: the model takes other inputs.
+        MeasureError: it refuses the values.
+    """
+    import torch
+
+    from winml.modelkit.models.model import load_model
+    from winml.modelkit.models.preparation import prepared_for_export
+    from winml.modelkit.models.tensors import to_torch
+
+    model = load_model(request, tell)
+    loaded = model.only_part if len(model.parts) == 1 else model.part_taking(feeds)
+    if loaded is None:
+        raise UsageError(
+            f"--baseline pytorch: no part of {request.model} has the inputs {', '.join(feeds)}",
+            hint="Export the file again from this model.",
+        )
+    names = [spec.name for spec in loaded.inputs]
+    if missing := [name for name in names if name not in feeds]:
+        raise UsageError(
+            f"--baseline pytorch: {request.model} takes {', '.join(names)}, the ONNX file has no input {missing[0]!r}",
+            hint="Export the file again from this model.",
+        )
+    if threads is not None:
+        torch.set_num_threads(threads)
+    # As fast as PyTorch is by itself.
+    place: dict[str, Any] = {"path": loaded.path, "entry": loaded.entry, "arguments": loaded.arguments}
+    prepared = prepared_for_export(loaded.model, names, loaded.forward_kwargs, **place, plain_attention=False)
+    with prepared, torch.inference_mode():
+        tensors = [to_torch(feeds[name]) for name in names]
+
+        def run() -> object:
+            return loaded.model(*tensors)
+
+        try:
+            run()
+        except Exception as error:
+            passed = ", ".join(f"{name} {feeds[name].dtype}{list(feeds[name].shape)}" for name in names)
+            raise MeasureError(
+                f"--baseline pytorch: the model cannot run on {passed}: {type(error).__name__}: {first_line(error)}",
+                hint="Set supported sizes with --shape-config.",
+            ) from error
+        yield run
+
+
+# --- What does ``winml perf`` do? Opens a file, gives it values, and measures it, alternating with a baseline if
+# asked.
+#
+# Imports PyTorch only for a baseline that needs it.
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What a model is compared with: an ONNX file, or the PyTorch model it was exported from."""
+
+    name: str
+    """As passed by the user."""
+    path: Path | None = None
+    """The ONNX file; None for PyTorch."""
+    request: ModelRequest | None = None
+    """The PyTorch model where the user named it; None: as the measured file says."""
+
+
+@dataclass(frozen=True)
+class PerfOptions:
+    """How a whole model is measured."""
+
+    run: RunOptions
+    latency: LatencyOptions = field(default_factory=LatencyOptions)
+    baseline: Baseline | None = None
+
+
+def measure_model(
+    path: Path,
+    options: PerfOptions,
+    *,
+    progress: Callable[[int, float], None] | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> PerfResult:
+    """Measure a whole model.
+
+    Args:
+        path: The ONNX file.
+        options: How it is run and how often.
+        progress: Called between runs with the number of counted ones and the share that is done.
+        tell: Told in words what is done before the first run of a PyTorch baseline.
+
+    Raises:
+        UsageError: the options do not fit the model, or the execution provider is not there.
+        InputError: the file is damaged.
+        StageError: ONNX Runtime cannot load or run the model.
+    """
+    run = options.run
+    if run.input_data is None and run.decoding is None:
+        run = replace(run, decoding=decoder_run(inputs_of_file(path), run.sizes))
+    result = run_at_fitting_sizes(
+        path, run, lambda fitting: _measured(path, replace(options, run=fitting), progress, tell)
+    )
+    if result.decoding is None or options.run.sizes:
+        return result
+    words = f"a decoder with a KV cache: one run is {result.decoding.words}. --generation measures prompts and steps"
+    return replace(result, notes=(*result.notes, f"{words} of several lengths; --by-module shows both by module"))
+
+
+def _measured(
+    path: Path,
+    options: PerfOptions,
+    progress: Callable[[int, float], None] | None,
+    tell: Callable[[str], None] | None,
+) -> PerfResult:
+    provider = options.run.choose_provider()
+    with prepared_model(path, options.run, provider) as prepared:
+        before = resident_bytes()
+        if options.baseline is None:
+            latency, baseline = measure_latency(prepared.run, options.latency, progress), None
+        else:
+            with _baseline_run(options.baseline, prepared, tell) as (kind, baseline_run):
+                compared = measure_alternating(prepared.run, baseline_run, options.latency, progress)
+            latency = compared.model
+            baseline = BaselineResult(options.baseline.name, kind, compared.baseline, compared.ratio, compared.block)
+        memory = MemoryUse.after_runs(prepared.opened.session_bytes, before)
+    return perf_result(prepared, options.latency, latency, memory, baseline)
+
+
+@contextmanager
+def _baseline_run(
+    baseline: Baseline, prepared: PreparedModel, tell: Callable[[str], None] | None
+) -> Iterator[tuple[Literal["pytorch", "onnx"], Run]]:
+    """Return the kind of the baseline and a run of it on the same values, inside the block.
+
+    Raises:
+        UsageError: it takes other inputs, types or sizes, or the model does not say what it was exported from.
+        StageError: it cannot be loaded or does not run.
+    """
+    opened, options, feeds = prepared.opened, prepared.options, prepared.values.feeds
+    if baseline.path is None:
+        from winml.modelkit.models.request import exported_from
+
+        request = baseline.request or exported_from(opened.session.metadata, options.shown)
+        with pytorch_run(request, feeds, threads=options.threads, tell=tell) as run:
+            yield "pytorch", run
+        return
+    session = open_model(baseline.path, options, opened.provider).session
+    if set(session.inputs) != set(feeds):
+        raise UsageError(
+            f"--baseline {baseline.path} takes {', '.join(session.inputs) or 'no inputs'}, the model "
+            f"{', '.join(feeds) or 'none'}",
+            hint="Compare models with the same inputs.",
+        )
+    for item in graph_inputs(session):
+        if not item.takes(feeds[item.name]):
+            raise UsageError(
+                f"--baseline {baseline.path}: its input {item.name} takes {item.words}, the model receives "
+                f"{array_words(feeds[item.name])}",
+                hint="Compare models with the same input types and sizes; --shape-config sets dynamic dimensions of "
+                "MODEL.",
+            )
+    yield "onnx", session.prepare(feeds, io_binding=options.io_binding)

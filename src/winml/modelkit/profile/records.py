@@ -1,0 +1,327 @@
+"""The records of ``winml perf`` of whole models and of decoders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from winml.modelkit.arrays import Array
+from winml.modelkit.ort.decoding.inputs import DecoderRun
+from winml.modelkit.ort.devices import ChosenProvider
+from winml.modelkit.ort.graph_inputs import GraphInput, batch_of
+from winml.modelkit.ort.host import peak_bytes, resident_bytes
+from winml.modelkit.ort.opened_model import PreparedModel
+from winml.modelkit.ort.sessions import onnxruntime_version
+from winml.modelkit.profile.latency import LatencyOptions, LatencyResult
+from winml.modelkit.profile.statistics import Ratio
+from winml.modelkit.records import Record, json_value
+from winml.modelkit.version import __version__
+from winml.modelkit.words import time_words
+
+SCHEMA_VERSION = 2
+"""Layout of the JSON, specified in docs/reference/formats.md."""
+_DISPLAYED_RUNS = 3
+"""Models or modules in a note on their runs. Chosen: they fit on two lines."""
+
+
+@dataclass(frozen=True)
+class MemoryUse(Record):
+    """Resident memory of the process, in bytes."""
+
+    session_bytes: int
+    """Growth while the session was created: weights, and the copies ONNX Runtime makes of them."""
+    run_bytes: int
+    """Growth during the runs: activations."""
+    process_bytes: int
+    """Resident memory at the end."""
+    peak_bytes: int
+    """Largest resident memory since the process started, with libraries and an export."""
+
+    @classmethod
+    def after_runs(cls, session_bytes: int, bytes_before: int) -> MemoryUse:
+        """Return what the process holds now, after the runs.
+
+        Args:
+            session_bytes: Growth while the session was opened.
+            bytes_before: What the process held before the first run.
+        """
+        now = resident_bytes()
+        return cls(session_bytes, max(now - bytes_before, 0), now, max(peak_bytes(), now))
+
+
+@dataclass(frozen=True)
+class BaselineResult:
+    """The latency of the baseline, and its ratio to that of the model."""
+
+    name: str
+    kind: Literal["pytorch", "onnx"]
+    latency: LatencyResult
+    ratio: Ratio
+    """The model's time over the baseline's."""
+    block: int
+    """Runs of each in a row."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A measurement of a model: the model, the versions, the provider and the options."""
+
+    model: str
+    """As passed by the user."""
+    tool_version: str
+    onnxruntime_version: str
+    provider: ChosenProvider
+    threads: int | None
+    """Requested number; None leaves it to ONNX Runtime."""
+    seed: int
+    input_source: Literal["random", "file"]
+    """Where the values of the inputs came from."""
+    options: LatencyOptions
+
+    def benchmark_info(self) -> dict[str, object]:
+        """Return the entries of ``benchmark_info`` that every measurement has."""
+        return {
+            "model": self.model,
+            "tool_version": self.tool_version,
+            "onnxruntime_version": self.onnxruntime_version,
+            "ep": self.provider.provider.name,
+            **self.provider.device_record(),
+            "ep_options": dict(self.provider.options),
+            "threads": self.threads,
+            "warmup": self.options.warmup,
+            "duration_s": self.options.duration_s,
+            "seed": self.seed,
+            "input_source": self.input_source,
+        }
+
+
+@dataclass(frozen=True)
+class PerfResult(Measurement):
+    """The outcome of one measurement of a whole model."""
+
+    model_bytes: int
+    """Size of the model file, without its data files."""
+    inputs: tuple[GraphInput, ...]
+    measured_shapes: Mapping[str, tuple[int, ...]]
+    """Shape of every input in the runs."""
+    output_shapes: Mapping[str, tuple[int, ...] | None]
+    """Shape of every output of the runs; None for an output that is not a numeric tensor."""
+    batch_size: int
+    batch_source: str
+    """Where the batch size was read from, in words."""
+    session_creation_ms: float
+    latency: LatencyResult
+    memory: MemoryUse
+    baseline: BaselineResult | None = None
+    io_binding: bool = True
+    """Whether inputs were bound once and outputs left where they were made; False: arrays were passed in each run."""
+    output_memory: tuple[str, ...] = ("cpu",)
+    """Kinds of memory in which the outputs were left."""
+    decoding: DecoderRun | None = None
+    """Which run of a decoder with a cache was measured; None: another model, or the user gave all sizes."""
+    notes: tuple[str, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further top-level entries of the JSON, from other measurements of the same model."""
+
+    @property
+    def samples_per_sec(self) -> float:
+        """Samples per second: the runs per second times the batch size."""
+        return self.batch_size * 1000 / self.latency.summary.mean
+
+    @property
+    def tokens_per_sec(self) -> float | None:
+        """Tokens per second that a decoder reads in a prompt, or writes in a step; None for other models."""
+        return None if self.decoding is None else self.samples_per_sec * self.decoding.tokens
+
+    def as_record(self) -> dict[str, object]:
+        """Return the JSON of ``winml perf``."""
+        record: dict[str, object] = {
+            "schema_version": SCHEMA_VERSION,
+            "benchmark_info": self.benchmark_info(),
+            "model_info": self._model_info(),
+            "latency_ms": self.latency.summary.as_record(),
+            "throughput": {
+                "samples_per_sec": round(self.samples_per_sec, 3),
+                "runs_per_sec": round(1000 / self.latency.summary.mean, 3),
+                **({} if self.tokens_per_sec is None else {"tokens_per_sec": round(self.tokens_per_sec, 3)}),
+            },
+            "raw_samples_ms": json_value(self.latency.samples_ms, 6),
+            "memory": self.memory.as_record(),
+        }
+        if self.baseline is not None:
+            record["baseline"] = {
+                "name": self.baseline.name,
+                "kind": self.baseline.kind,
+                "first_run_ms": round(self.baseline.latency.first_run_ms, 6),
+                "latency_ms": self.baseline.latency.summary.as_record(),
+                "ratio": self.baseline.ratio.as_record(),
+                "block": self.baseline.block,
+                "raw_samples_ms": json_value(self.baseline.latency.samples_ms, 6),
+            }
+        return {**record, **self.extra}
+
+    def benchmark_info(self) -> dict[str, object]:
+        """Return the entry ``benchmark_info``."""
+        return {
+            **super().benchmark_info(),
+            "io_binding": self.io_binding,
+            "output_memory": list(self.output_memory),
+            "iterations": len(self.latency.samples_ms),
+            "batch_size": self.batch_size,
+            "batch_source": self.batch_source,
+            "decoding": None if self.decoding is None else dict(vars(self.decoding)),
+            "session_creation_ms": round(self.session_creation_ms, 3),
+            "first_run_ms": round(self.latency.first_run_ms, 6),
+            "notes": list(self.notes),
+        }
+
+    def _model_info(self) -> dict[str, object]:
+        return {
+            "size_bytes": self.model_bytes,
+            "input_shapes": {
+                item.name: [size if isinstance(size, int) else None for size in item.shape] for item in self.inputs
+            },
+            "input_dtypes": {item.name: item.dtype for item in self.inputs},
+            "dimension_names": {
+                item.name: [size if isinstance(size, str) else None for size in item.shape] for item in self.inputs
+            },
+            "measured_shapes": json_value(self.measured_shapes),
+            "output_shapes": json_value(self.output_shapes),
+        }
+
+
+def perf_result(
+    prepared: PreparedModel,
+    options: LatencyOptions,
+    latency: LatencyResult,
+    memory: MemoryUse,
+    baseline: BaselineResult | None = None,
+) -> PerfResult:
+    """Return the record of a measurement after its last run."""
+    opened, values, run_options = prepared.opened, prepared.values, prepared.options
+    outputs = prepared.run.outputs()
+    batch_size, batch_source = batch_of(values.inputs, values.feeds, outputs)
+    return PerfResult(
+        model=run_options.shown,
+        model_bytes=prepared.path.stat().st_size,
+        tool_version=__version__,
+        onnxruntime_version=onnxruntime_version(),
+        provider=opened.provider,
+        threads=run_options.threads,
+        seed=run_options.seed,
+        input_source="random" if run_options.input_data is None else "file",
+        options=options,
+        inputs=values.inputs,
+        measured_shapes={name: array.shape for name, array in values.feeds.items()},
+        output_shapes={name: None if array is None else array.shape for name, array in outputs.items()},
+        batch_size=batch_size,
+        batch_source=batch_source,
+        session_creation_ms=opened.creation_ms,
+        latency=latency,
+        memory=memory,
+        baseline=baseline,
+        io_binding=prepared.run.is_bound,
+        output_memory=prepared.run.output_memory,
+        decoding=run_options.decoding,
+        notes=(
+            *values.notes,
+            *_output_notes(outputs),
+            *([_TEXT_INPUT_NOTE] if run_options.io_binding and not prepared.run.is_bound else []),
+            *([_EXPORT_NOTE] if run_options.is_exported else []),
+            *spread_notes({"the model": latency} | ({} if baseline is None else {baseline.name: baseline.latency})),
+        ),
+    )
+
+
+_TEXT_INPUT_NOTE = "an input contains text, which ONNX Runtime copies in every run: times include the copy"
+
+
+_EXPORT_NOTE = "peak memory includes loading and, if the model was not cached, the export"
+
+
+def _output_notes(outputs: Mapping[str, Array | None]) -> Iterator[str]:
+    for name, array in outputs.items():
+        if array is None:
+            yield f"output {name} is not a numeric tensor: it was computed in every run, but not checked"
+        elif array.dtype.kind not in "iub" and not np.isfinite(array.astype(np.float64)).all():
+            yield f"output {name} contains NaN or infinite values, which slow some processors down"
+
+
+def spread_notes(latencies: Mapping[str, LatencyResult]) -> Iterator[str]:
+    """Say which runs other load slowed: half of them, or a few so much that the mean says nothing of the others.
+
+    Args:
+        latencies: What was run, in words → its runs.
+    """
+    yield from busy_notes(latencies)
+    interrupted = {name: run.summary for name, run in latencies.items() if run.summary.is_interrupted}
+    times = [
+        f"{name} (mean {time_words(summary.mean)} ms, p50 {time_words(summary.p50)} ms)"
+        for name, summary in interrupted.items()
+        if not summary.is_disturbed
+    ]
+    if times:
+        yield (
+            f"a few runs were interrupted, probably by other programs: {_listed(times)}; use p50, not the mean or the "
+            "throughput"
+        )
+
+
+def busy_notes(latencies: Mapping[str, LatencyResult]) -> Iterator[str]:
+    """Say of which models other load slowed half of the runs.
+
+    Args:
+        latencies: What was run, in words → its runs.
+    """
+    ratios = {name: run.summary for name, run in latencies.items() if run.summary.is_disturbed}
+    times = [f"of {name} took {summary.p50 / summary.min:.1f} times" for name, summary in ratios.items()]
+    if times:
+        yield (
+            f"the machine seems busy: the median run {_listed(times)} as long as the fastest; measure again when it is "
+            "idle"
+        )
+
+
+def _listed(times: Sequence[str]) -> str:
+    more = len(times) - _DISPLAYED_RUNS
+    return ", ".join([*times[:_DISPLAYED_RUNS], *([f"{more} more"] if more > 0 else [])])
+
+
+@dataclass(frozen=True)
+class PromptTime(Record):
+    """How long a prompt takes until its first token is known."""
+
+    tokens: int
+    first_token_ms: float
+    """Median of the counted runs."""
+    cache_bytes: int
+    """Memory of the cache after it."""
+
+
+@dataclass(frozen=True)
+class StepTime(Record):
+    """How long one more token takes."""
+
+    cached_tokens: int
+    step_ms: float
+    """Median of the counted runs."""
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class GenerationPerf(Record, schema_version=1):
+    """A measured decoder with a cache."""
+
+    model: str
+    provider: str
+    threads: int | None
+    iterations: int
+    session_ms: float
+    prompts: tuple[PromptTime, ...]
+    steps: tuple[StepTime, ...]
+    cache_bytes_per_token: float
+    """Growth of the cache with each token of one row."""
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,149 @@
+"""What was measured of a model: its latency, and the steps of a decoder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from winml.modelkit.profile.latency import LatencyResult
+from winml.modelkit.profile.records import GenerationPerf, PerfResult
+from winml.modelkit.profile.statistics import Ratio
+from winml.modelkit.report import document as doc
+from winml.modelkit.words import count_noun, size_words, time_words
+
+if TYPE_CHECKING:
+    from winml.modelkit.profile.module_records import ModulePerfResult
+
+SUMMARY = ("mean", "std", "min", "p50", "p90", "p95", "p99", "max")
+LATENCIES = tuple(doc.Column(name, "latency") for name in SUMMARY)
+
+
+def perf_document(result: PerfResult) -> doc.Document:
+    """Describe the latency of a model, and its comparison with a baseline."""
+    return doc.Document(perf_blocks(result))
+
+
+def perf_blocks(result: PerfResult) -> list[doc.Block]:
+    """Return the summary, the latencies and the outcome of the comparison."""
+    sides = {"model" if result.baseline is None else result.model: result.latency}
+    blocks: list[doc.Block] = [doc.Fields(list(_summary_fields(result)))]
+    if result.baseline is None:
+        return [*blocks, latency_table(sides)]
+    sides[result.baseline.name] = result.baseline.latency
+    verdict = ratio_words(result.baseline.ratio, result.model, result.baseline.name)
+    return [*blocks, latency_table(sides), doc.Paragraph(verdict)]
+
+
+def _summary_fields(result: PerfResult) -> Iterator[doc.Field]:
+    yield "model", result.model
+    yield "runs on", provider_words(result)
+    dtypes = {item.name: item.dtype for item in result.inputs}
+    shapes = ", ".join(
+        f"{name} {dtypes[name]}[{', '.join(map(str, shape))}]" for name, shape in result.measured_shapes.items()
+    )
+    yield "inputs", f"{shapes or 'none'} ({'from the file' if result.input_source == 'file' else 'random values'})"
+    yield "runs", runs_words(result)
+    if not result.io_binding:
+        yield "values", "arrays are passed in and out in every run, which the times include"
+    elif result.output_memory != ("cpu",):
+        yield "values", f"bound once, outputs stay in the memory of {' and '.join(result.output_memory)}"
+    if result.decoding is not None:
+        yield "decodes", result.decoding.words
+    yield "batch", f"{result.batch_size} ({result.batch_source})"
+    yield (
+        "session",
+        f"{result.session_creation_ms:.0f} ms to open · first run {time_words(result.latency.first_run_ms)} ms",
+    )
+    yield "throughput", throughput_words(result)
+    memory = result.memory
+    added = f"opening the session added {size_words(memory.session_bytes)}, the runs {size_words(memory.run_bytes)}"
+    yield "memory", f"process {size_words(memory.process_bytes)}, peak {size_words(memory.peak_bytes)}; {added}"
+    yield from doc.note_fields(result.notes)
+
+
+def runs_words(result: PerfResult) -> str:
+    """Return how many runs were measured."""
+    return f"{len(result.latency.samples_ms)} counted, after {result.options.warmup} to warm up"
+
+
+def throughput_words(result: PerfResult) -> str:
+    """Return the throughput: of a decoder in tokens, of other models in samples."""
+    rate, unit = result.samples_per_sec, "samples"
+    if result.tokens_per_sec is not None:
+        rate, unit = result.tokens_per_sec, "tokens"
+    return f"{f'{rate:.0f}' if rate >= 100 else f'{rate:.3g}'} {unit}/s"
+
+
+def provider_words(result: PerfResult | ModulePerfResult) -> str:
+    """Return where a model ran."""
+    provider = f"{result.provider.provider.name} on {result.provider.device_words}"
+    threads = f", {count_noun(result.threads, 'thread')}" if result.threads else ""
+    return f"{provider}{threads} (ONNX Runtime {result.onnxruntime_version})"
+
+
+def latency_table(sides: Mapping[str, LatencyResult]) -> doc.Table:
+    """Return mean, spread and percentiles of each side, in milliseconds.
+
+    Args:
+        sides: What was run, in words → its runs.
+    """
+    rows = [[name, *(getattr(side.summary, column) for column in SUMMARY)] for name, side in sides.items()]
+    return doc.Table(doc.columns("latency in ms", *LATENCIES), rows)
+
+
+def _ratio_digits(ratio: float) -> str:
+    """Return a ratio with two decimals, or with two significant digits where it is smaller than 0.1."""
+    return f"{ratio:.{max(2, 1 - math.floor(math.log10(ratio)))}f}"
+
+
+def ratio_words(ratio: Ratio, model: str, baseline: str) -> str:
+    """Return the outcome of a comparison in one sentence.
+
+    >>> ratio_words(Ratio(0.5, 0.45, 0.55, 0.95, 30), "a.onnx", "pytorch")
+    'a.onnx is faster than pytorch: ratio 0.50 (0.45–0.55), so 2.00 times as fast'
+    """
+    value = _ratio_digits(ratio.value)
+    if ratio.verdict == "undecided":
+        return f"no verdict, since the machine seems busy: ratio {value}; measure again when it is quiet"
+    if ratio.low is None or ratio.high is None:
+        return (
+            f"no difference found: ratio {value} from {count_noun(ratio.pairs, 'pair')}, "
+            "too few for an interval (--iterations)"
+        )
+    words = f"ratio {value} ({_ratio_digits(ratio.low)}–{_ratio_digits(ratio.high)})"
+    if ratio.verdict == "faster":
+        return f"{model} is faster than {baseline}: {words}, so {1 / ratio.value:.2f} times as fast"
+    if ratio.verdict == "slower":
+        return f"{model} is slower than {baseline}: {words}"
+    return f"no difference found: {words}"
+
+
+def generation_perf_document(result: GenerationPerf) -> doc.Document:
+    """Describe each length that was measured."""
+    return doc.Document(
+        [
+            doc.Fields(
+                [
+                    ("model", f"{result.model} on {result.provider}, {result.iterations} runs of each"),
+                    ("session", f"{result.session_ms / 1000:.2f} s"),
+                    *(
+                        (
+                            f"prompt of {prompt.tokens}",
+                            f"first token after {prompt.first_token_ms:.1f} ms, cache {size_words(prompt.cache_bytes)}",
+                        )
+                        for prompt in result.prompts
+                    ),
+                    *(
+                        (
+                            f"step after {step.cached_tokens}",
+                            f"{step.step_ms:.2f} ms, {step.tokens_per_second:.1f} tokens/s",
+                        )
+                        for step in result.steps
+                    ),
+                    ("cache", f"{size_words(round(result.cache_bytes_per_token))} for each token"),
+                    *doc.note_fields(result.notes),
+                ]
+            )
+        ]
+    )

@@ -1,0 +1,218 @@
+"""What does ``winml perf`` do with a request? Measures how fast a model, its modules or its generation is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.fields import OUTPUT, declare, fields_of
+from winml.modelkit.file_names import DECODER, ENCODER
+from winml.modelkit.report.plan import PlannedStep
+from winml.modelkit.tags.selector import Selector
+from winml.modelkit.verbs.answers import AnswerPlan, ModuleAnswerRequest, plan_answer
+from winml.modelkit.verbs.running import MEASUREMENT, LatencyFields, ProviderFields
+
+if TYPE_CHECKING:
+    from winml.modelkit.builds.found_models import FoundModel
+    from winml.modelkit.ort.opened_model import RunOptions
+    from winml.modelkit.profile.latency import LatencyOptions
+    from winml.modelkit.profile.perf import Baseline
+
+_PYTORCH = "pytorch"
+_ONLY_BY_MODULE = ("depth", "top", "group", "report", "node_data", "trace")
+_OF_ONE_GRAPH = ("by_module", "baseline", "input_data")
+_NOT_OF_GENERATION = ("by_module", "module", "baseline", "input_data", "shape_config", "batch_size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerfRequest(ModuleAnswerRequest, ProviderFields, LatencyFields):
+    """What is requested of ``winml perf``."""
+
+    name: str
+    """The model as the user wrote it."""
+    models: Mapping[str, FoundModel]
+    """Part → its model; ``model`` alone for a model of one part."""
+    values: Mapping[str, Mapping[str, Any]]
+    """Part → the fields of ``RunOptions`` that say what it is fed."""
+    find_files: Callable[[], Iterable[Path]]
+    """Returns the files of the models, and those that the options name: reads the graphs."""
+    fed: Mapping[str, Any]
+    """Option → its value, of those that say what a run is fed."""
+
+    by_module: bool = declare(
+        False, "Measure the time of each module, in one profiled session.", MEASUREMENT, is_common=True
+    )
+    module: str | None = declare(
+        None,
+        "Extract these modules and measure each one separately, on its inputs inside the model.",
+        MEASUREMENT,
+        metavar="SELECTOR",
+        is_common=True,
+    )
+    generation: bool = declare(
+        False,
+        "Generative models: measure the time to first token by prompt length, and tokens/s by cache length.",
+        MEASUREMENT,
+        is_common=True,
+    )
+    baseline: str | None = declare(
+        None,
+        "Measure this model too, in alternation, and compare.",
+        MEASUREMENT,
+        metavar="pytorch|FILE",
+        is_common=True,
+    )
+    depth: int | None = declare(None, "Levels of the module tree to show.", OUTPUT, minimum=1, default_words="all")
+    top: int | None = declare(None, "Modules to show, by self time.", OUTPUT, minimum=1, default_words="all")
+    group: Literal["class"] | None = declare(None, "Show one row per module class.", OUTPUT)
+    trace: Path | None = declare(None, "Also write a Chrome trace with module frames (JSON).", OUTPUT)
+
+    @property
+    def stated(self) -> dict[str, str]:
+        """Name of an option with a value → its spelling."""
+        flags = {field.name: field.flag for field in fields_of(PerfRequest) if getattr(self, field.name)}
+        return {**flags, **{name: f"--{name.replace('_', '-')}" for name, value in self.fed.items() if value}}
+
+
+@dataclass(frozen=True)
+class PerfSubject:
+    """What is measured, and how."""
+
+    models: Mapping[str, FoundModel]
+    runs: Mapping[str, RunOptions]
+    """Part → how it is run."""
+    latency: LatencyOptions
+    baseline: Baseline | None
+
+
+def plan_perf(request: PerfRequest) -> AnswerPlan[PerfSubject]:
+    """Return what would be measured. Nothing is written, and no model is loaded.
+
+    Raises:
+        UsageError: options do not go together, or the execution provider is unknown or not installed.
+        OutputExistsError, WriteError: as :func:`winml.modelkit.verbs.answers.plan_answer` raises.
+    """
+    _refuse_combinations(request)
+    request.refuse_unknown_provider()
+    latency, baseline = request.latency, _found_baseline(request)
+    exported = [model.request for model in request.models.values() if model.path is None]
+    from winml.modelkit.ort.opened_model import RunOptions
+
+    options = {**request.provider_options, "io_binding": request.io_binding}
+    runs = {part: RunOptions(**values, **options) for part, values in request.values.items()}
+    subject = PerfSubject(request.models, runs, latency, baseline)
+    plan = plan_answer(
+        "perf",
+        subject,
+        request,
+        reads=(*_files_read(request), *([baseline.path] if baseline and baseline.path else [])),
+        steps=_steps(request, latency),
+        exports=exported[0] if exported else None,
+    )
+    request.choose_provider()
+    return plan
+
+
+def _files_read(request: PerfRequest) -> Iterable[Path]:
+    """Return what is read. Where no file is written, none can be replaced, and the graphs are not read for this."""
+    if request.writes_files:
+        return request.find_files()
+    return [model.path for model in request.models.values() if model.path is not None]
+
+
+def _steps(request: PerfRequest, latency: LatencyOptions) -> list[PlannedStep]:
+    how = "in one profiled session" if request.by_module else f"{latency.iterations} runs"
+    how = f"{latency.duration_s:g} s" if latency.duration_s is not None else how
+    what = f"each module that {request.module} names in " * bool(request.module)
+    kind = "measuring generation" if request.generation else "measuring"
+    beside = f", in alternation with {request.baseline}" if request.baseline else ""
+    return [PlannedStep(kind, f"{what}{model.name}: {how}{beside}") for model in request.models.values()]
+
+
+def _refuse_combinations(request: PerfRequest) -> None:
+    if request.module is not None:
+        _refuse_beside_module(request, request.module)
+    if request.by_module:
+        _refuse_beside_by_module(request)
+    for name in _ONLY_BY_MODULE:
+        if name in request.stated and not request.by_module:
+            flag = request.stated[name]
+            raise UsageError(f"{flag} requires --by-module", hint=f"Add --by-module, or omit {flag}.")
+    if request.generation:
+        _refuse_beside_generation(request)
+    if len(request.models) > 1:
+        _refuse_of_several_parts(request)
+
+
+def _refuse_beside_module(request: PerfRequest, selector: str) -> None:
+    Selector(selector)
+    for name in ("by_module", "baseline"):
+        if name in request.stated:
+            raise UsageError(
+                f"{request.stated[name]} measures the whole model, and cannot be combined with --module {selector}",
+                hint="Use one of them, or extract the modules first: winml extract.",
+            )
+
+
+def _refuse_beside_by_module(request: PerfRequest) -> None:
+    if request.baseline:
+        raise UsageError(
+            f"--baseline {request.baseline}: profiling slows down both differently, so --by-module has no baseline",
+            hint="Compare in a separate run without --by-module.",
+        )
+    for name in ("group", "top"):
+        if request.depth is not None and (value := getattr(request, name)) is not None:
+            raise UsageError(
+                f"--depth {request.depth} applies to the module tree, and --{name} {value} shows a list instead",
+                hint="Use one of them.",
+            )
+
+
+def _refuse_beside_generation(request: PerfRequest) -> None:
+    if not request.io_binding:
+        raise UsageError(
+            "--no-io-binding has no effect with --generation, whose KV cache is always bound to ONNX Runtime memory",
+            hint="Omit it.",
+        )
+    for name in _NOT_OF_GENERATION:
+        if name in request.stated:
+            raise UsageError(
+                f"{request.stated[name]} has no effect with --generation, which determines prompts and steps",
+                hint="Use one of them.",
+            )
+
+
+def _refuse_of_several_parts(request: PerfRequest) -> None:
+    parts = ", ".join(request.models)
+    for name in _OF_ONE_GRAPH:
+        if name in request.stated:
+            raise UsageError(
+                f"{request.stated[name]} requires one graph, and {request.name} contains {parts}",
+                hint=f"Select a part: --submodel {next(iter(request.models))}",
+            )
+    if request.generation and not {ENCODER, DECODER} <= request.models.keys():
+        raise UsageError(
+            f"--generation measures decoders and encoder-decoder models, and {request.name} contains {parts}",
+            hint=f"Name the file of a part: {next(iter(request.models.values())).path}",
+        )
+
+
+def _found_baseline(request: PerfRequest) -> Baseline | None:
+    name = request.baseline
+    if name is None:
+        return None
+    from winml.modelkit.builds.found_models import onnx_file
+    from winml.modelkit.profile.perf import Baseline
+
+    (model,) = request.models.values()
+    if name == _PYTORCH:
+        return Baseline(name, request=model.request)
+    path = onnx_file(name)
+    if path is None:
+        raise UsageError(
+            f"--baseline {name}: neither {_PYTORCH} nor an ONNX file", hint=f"Use --baseline {_PYTORCH}, or a file."
+        )
+    return Baseline(name, path)

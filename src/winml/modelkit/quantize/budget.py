@@ -1,0 +1,821 @@
+"""Chooses bits and block size of each module so that the file keeps a limit and loses least.
+
+Each module is measured alone in each form; the noise of several adds up, so a knapsack over the measured noise says
+which modules have which form. Noise adds up roughly only: mixtures of a fixed grid of sizes are measured as a whole up
+to the limit, beside uniform files and raises of the best smaller mixture, and the best is taken. A larger limit
+therefore measures what a smaller one does, and is never worse. Chosen by samples of their own: the file is judged on
+those of every verb.
+
+What counts is what a user sees: bits are those of all parameters of the file, as ``winml inspect`` counts them, and a
+size is that of the file with its graph and metadata.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx_ir as ir
+
+from winml.modelkit.compare.quality_samples import SampleRequest, default_samples
+from winml.modelkit.errors import QuantizeError, UsageError, VerificationError
+from winml.modelkit.evaluate.metrics import PERPLEXITY
+from winml.modelkit.onnx.cutting import GraphModules
+from winml.modelkit.onnx.weights import to_weightless
+from winml.modelkit.ort.opened_model import RunOptions
+from winml.modelkit.ort.sessions import onnxruntime_version
+from winml.modelkit.progress import part_of_step
+from winml.modelkit.quantize.bit_allocation import Choice, allocate
+from winml.modelkit.quantize.budget_records import BudgetChoice, BudgetSearch, BudgetTrial
+from winml.modelkit.quantize.calibration.calibration_data import Calibration, CalibrationStatistics
+from winml.modelkit.quantize.calibration.layer_calibration import LayerCalibration
+from winml.modelkit.quantize.declared_options import Algorithm
+from winml.modelkit.quantize.engines.block_quantizers import BlockForm
+from winml.modelkit.quantize.engines.calibrated_quantizers import SolvedWeight
+from winml.modelkit.quantize.engines.weight_only import BlockWeight
+from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
+from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
+from winml.modelkit.quantize.placements import placement_for
+from winml.modelkit.quantize.planning import (
+    PlannedNode,
+    QuantizationPlan,
+    WeightKey,
+    constant_weight,
+    plan_quantization,
+)
+from winml.modelkit.quantize.precisions import FLOAT32, PRECISIONS
+from winml.modelkit.quantize.quantized_variants import (
+    FloatGraph,
+    MeasuredVariants,
+    ModulePart,
+    QuantizedVariants,
+    list_parts,
+    only_options,
+    take_samples,
+    weight_bytes,
+)
+from winml.modelkit.quantize.sensitivity_records import FidelityTarget, MeasuredVariant
+from winml.modelkit.quantize.unfinished_work import digest_of, graph_digest, samples_digest
+from winml.modelkit.tags import address
+from winml.modelkit.tags.selector import escape
+from winml.modelkit.version import __version__
+from winml.modelkit.words import size_words
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A form that a module may have."""
+
+    precision: str
+    block_size: int | None = None
+    algorithm: Algorithm | None = None
+    """None: the one that is requested."""
+
+    @property
+    def name(self) -> str:
+        form = self.precision if self.block_size is None else f"{self.precision}/{self.block_size}"
+        return form if self.algorithm is None else f"{form} {self.algorithm}"
+
+
+_BLOCKS = (("int2", 128), ("int2", 32), ("int4", 128), ("int4", 32), ("int8", 64))
+FORMS = (*(_Form(*blocks) for blocks in _BLOCKS), _Form("bf16"), _Form(FLOAT32))
+"""Chosen, from the fewest bits. Scales are as wide as the weights were: with float32, 2.3, 3.1, 4.3, 5.1 and 8.6
+bits."""
+_BY_OWN_OUTPUTS = (_Form("int4", 64), _Form("int4", 64, "hqq"), _Form("int4", 16))
+"""Chosen from as well where the algorithm is: a module alone in them is not run, since the error of its own outputs
+says what they lose beside :data:`_COMPARED`. With ``hqq``, zero points are as wide as scales: 5 bits."""
+_COMPARED = _Form("int4", 32)
+_SINGLE: tuple[Algorithm, ...] = ("gptq", "awq", "k_quant", "rtn", "hqq")
+"""Algorithms that all modules may have in the best uniform form, where each module may have its own."""
+_HALF = _Form("bf16")
+"""What modules may have as well whose operators keep no weights in blocks, such as convolutions."""
+_WITH_ACTIVATIONS = (_Form("w8a8"), _Form("w8a16"), _Form(FLOAT32))
+"""Chosen, from the fewest bits, where activations are quantized, too."""
+_WIDE_ACTIVATIONS = 16
+"""Activations in 16 bits count as so many parts of their weights and one more. Chosen: they take no bytes of the file,
+but time; so 8 bits are preferred where they are good enough, and 16 to a module in float."""
+_OTHER_SAMPLES = 700_001
+"""Added to the seed: forms are chosen by samples that the file is not judged on."""
+_FRONTIER = 6
+"""Mixtures of larger sizes that are measured for the frontier. Chosen: enough for a curve."""
+_GRID = ((6.0, 0.1), (10.0, 0.25), (32.0, 1.0))
+"""Up to so many bits, mixtures are measured in such steps. Chosen: people ask for tenths of a bit, and the whole is
+measured some 40 times for 6 bits, which is less than what all modules alone take."""
+_LOWERED = 1.25
+"""Uniform forms up to so many times larger than a size are lowered to it. Chosen: beyond, hardly a module keeps its
+form."""
+_NAMED = 3
+"""Weights that a refusal names. Chosen: one line."""
+_RETRIES = 4
+"""Mixtures that are solved again where a weight that two modules share made one larger than its limit."""
+_MARGIN_DB = 1.0
+"""Chosen: a file is judged on other samples than the variants of the search."""
+_LEAST_NOISE = 1e-12
+"""Of a module whose form changes nothing that a measurement shows."""
+
+
+class SolvedOnce:
+    """Finds the blocks of each weight in each form once, for all graphs that are made of one file."""
+
+    def __init__(self, calibration: LayerCalibration) -> None:
+        """Hold nothing yet."""
+        self.calibration = calibration
+        self._solved: dict[tuple[WeightKey, BlockForm, str], SolvedWeight] = {}
+
+    def solve(self, model: ir.Model, weights: Sequence[BlockWeight]) -> dict[WeightKey, SolvedWeight]:
+        """Return the blocks of weights; only those not found before are looked for."""
+        if missing := [weight for weight in weights if _as_asked(weight) not in self._solved]:
+            found = self.calibration.solve(model, missing)
+            self._solved.update({_as_asked(weight): found[weight.key] for weight in missing})
+        return {weight.key: self._solved[_as_asked(weight)] for weight in weights}
+
+    def found(self, names: Collection[str], bits: int, block_size: int, algorithm: str) -> list[SolvedWeight]:
+        """Return what was found for weights of these names in a form."""
+        return [
+            solved
+            for (key, form, asked), solved in self._solved.items()
+            if key.name in names and (form.bits, form.block_size, asked) == (bits, block_size, algorithm)
+        ]
+
+    def as_record(self) -> dict[str, object]:
+        """Return what the blocks come from, JSON-ready."""
+        return self.calibration.as_record()
+
+
+def _as_asked(weight: BlockWeight) -> tuple[WeightKey, BlockForm, str]:
+    return weight.key, weight.form, weight.algorithm
+
+
+@dataclass(frozen=True)
+class SearchTools:
+    """What a search measures with."""
+
+    data: Calibration
+    """Holds samples out, where the perplexity is a limit."""
+    solver: SolvedOnce | None
+    """Finds blocks of weights, where the algorithm needs samples."""
+    statistics: CalibrationStatistics | None
+    """Of activations, where they are quantized."""
+    processors: Path | None
+    """Folder of what makes samples; None: they are random."""
+    float_file: Path | None
+    """File of the float graph; None: it is in memory only."""
+    unfinished: Path
+    """Folder of what was measured, until the file is written."""
+    file_bytes: Callable[[ir.Model], int]
+    """Returns the size of the file of a quantized graph, whose metadata it completes."""
+
+
+def choose_bits(
+    graph: FloatGraph, options: QuantizeOptions, run: RunOptions, tools: SearchTools
+) -> tuple[QuantizeOptions, BudgetSearch]:
+    """Return the options with which each module has the bits that keep a limit and lose least, and the search.
+
+    Args:
+        graph: The float graph.
+        options: What is asked for; they state a limit.
+        run: Sizes and seed of samples.
+        tools: What is measured with.
+
+    Raises:
+        UsageError: the limit is below what the smallest form takes, or the graph names no modules.
+        QuantizeError: no form can be made and run.
+        VerificationError: no form of the model reaches the quality.
+    """
+    budget = options.bit_budget
+    assert budget is not None  # whoever calls has one
+    chosen = {"precision": options.base.name, "mode": options.mode or "weight-only"}
+    base = options.model_copy(update={"budget": None, "max_size": None, "max_drop": None, **chosen})
+    if not base.needs_samples:  # the data were for the perplexity alone
+        base = base.model_copy(update={"calibration_data": None, "split": None, "columns": {}})
+    if not graph.modules.modules:
+        raise UsageError(
+            f"{run.shown}: the nodes have no module information",
+            hint="Export it with winml export, or transfer tags from its source file: winml retag.",
+        )
+    study = _Study(graph, base, _Request(options, run, tools))
+    study.measure()
+    return study.choose(budget)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What is searched, and on which samples."""
+
+    options: QuantizeOptions
+    """As they were stated."""
+    run: RunOptions
+    tools: SearchTools
+
+
+@dataclass
+class _Unit:
+    """A module, and what it is in each form."""
+
+    part: ModulePart
+    choices: dict[_Form, Choice]
+    alone: dict[str, float | None]
+    parameters: int
+
+
+class _Study:
+    """One model whose modules are measured."""
+
+    def __init__(self, graph: FloatGraph, base: QuantizeOptions, request: _Request) -> None:
+        self._graph, self._base, self._request = graph, base, request
+        plan = plan_quantization(graph.model, base, graph.modules)
+        self._in_blocks = {node.name for node in plan.nodes if node.mode is not None}
+        parts = list_parts(plan if base.mode == "qdq" else self._with_halves(plan), graph.modules, None, None)
+        self._parts = [part for part in parts if part.is_unit and part.nodes]
+        self._float_bytes = weight_bytes(graph.model)
+        from winml.modelkit.onnx.contents import read_contents
+        from winml.modelkit.onnx.module_costs import weights_cost  # where bits are chosen alone
+
+        counted = weights_cost(read_contents(to_weightless(graph.model).proto))
+        self._parameters_of_file = counted.weight_parameters
+        self._uncounted_bytes = self._float_bytes - counted.weight_bytes
+        """Of shapes, indices and masks, which have no parameters."""
+        samples = SampleRequest(
+            replace(request.run, seed=request.run.seed + _OTHER_SAMPLES),
+            request.tools.processors,
+            count=request.options.samples or default_samples(self._float_bytes),
+            tries_sizes=True,
+            model=request.tools.float_file,
+        )
+        self._samples = take_samples(
+            graph,
+            samples,
+            None,
+            hint="Quantize a file with trained weights, with its processor in the folder of the model.",
+        )
+        self._evaluator, self._float_perplexity = None, None
+        budget = request.options.bit_budget
+        if budget is not None and budget.max_drop is not None:
+            from winml.modelkit.quantize.calibration.held_out_perplexity import held_out_evaluator  # reads tasks
+
+            session = graph.session(name=request.run.shown)
+            self._evaluator, self._float_perplexity = held_out_evaluator(request.tools.data, session, budget.max_drop)
+        self._variants = QuantizedVariants(graph, self._samples, self._quantizer, None, self._evaluator)
+        self._starts_are_shared = False
+        self._measurements = MeasuredVariants(
+            request.tools.unfinished / "measured.json", self._depends_on(), overwrite=True
+        )
+        self._reused: set[str] = set()
+        self._units: list[_Unit] = []
+        self._uniform: dict[_Form, MeasuredVariant] = {}
+        self._trials: dict[tuple[_Form, ...], MeasuredVariant] = {}
+        self._file_sizes: dict[tuple[_Form, ...], int] = {}
+
+    def _with_halves(self, plan: QuantizationPlan) -> QuantizationPlan:
+        """Return the plan with what 16-bit floats alone take, such as the weights of convolutions."""
+        halves: dict[str, PlannedNode] = {}
+        with contextlib.suppress(UsageError):  # no node takes them
+            options = _with_form(self._base, _HALF)
+            planned = plan_quantization(self._graph.model, options, self._graph.modules).nodes
+            halves = {node.name: node for node in planned if node.mode is not None and node.has_weight}
+        nodes = (halves.get(node.name, node) if node.mode is None else node for node in plan.nodes)
+        return QuantizationPlan(tuple(nodes))
+
+    def _quantizer(
+        self,
+        model: ir.Model,
+        options: QuantizeOptions,
+        modules: GraphModules,
+        reasons: Mapping[str, str] | None = None,
+    ) -> QuantizeResult:
+        tools = self._request.tools
+        return quantize(model, options, modules, tools.statistics, tools.solver, reasons)
+
+    def _depends_on(self) -> dict[str, object]:
+        """Return what a measurement depends on, beside the options of the form."""
+        request = self._request
+        return {
+            "graph": graph_digest(self._graph.model),
+            "options": request.options.model_dump(mode="json", exclude={"min_sqnr_db"}),
+            "data": request.tools.data.request() if request.options.needs_samples or self._evaluator else {},
+            "samples": samples_digest([values.feeds for values in self._samples.values]),
+            "winml": __version__,
+            "onnxruntime": onnxruntime_version(),
+        }
+
+    def _variant(self, options: QuantizeOptions, *, is_judged: bool = False) -> MeasuredVariant:
+        """Measure a form; what an interrupted run measured is taken over."""
+        key = digest_of(options.model_dump(mode="json"), is_judged)
+        if (found := self._measurements.get(key)) is not None:
+            self._reused.add(key)
+            return found
+        if not self._starts_are_shared:
+            self._variants.share_starts()
+            self._starts_are_shared = True
+        measured = self._variants.measure(options, is_judged=is_judged)
+        self._measurements.put(key, measured)
+        return measured
+
+    def measure(self) -> None:
+        """Measure each module alone in each form, and the whole in each."""
+        lossy = [form for form in self._forms() if form.precision != FLOAT32]
+        # The whole first: what finds blocks with samples walks through the model once for each form.
+        for number, form in enumerate(lossy, 1):
+            with self._part(1, f"format {number} of {len(lossy)}"):
+                if self._request.tools.solver is not None and form.block_size is not None:
+                    # Also where the form was measured by an interrupted run: a mixture takes these blocks.
+                    options = self._options((form,) * len(self._parts))
+                    with contextlib.suppress(QuantizeError):  # told where it is measured
+                        self._quantizer(self._graph.model.clone(), options, self._graph.modules)
+                self._uniform[form] = self._measured((form,) * len(self._parts))
+        for number, part in enumerate(self._parts, 1):
+            with self._part(2, f"module {number} of {len(self._parts)}"):
+                self._units.append(self._unit(part, lossy))
+
+    def _part(self, number: int, words: str) -> contextlib.AbstractContextManager[None]:
+        """Return the block of a part of the search: formats, modules, bisection for the smallest, sizes of mixtures."""
+        return part_of_step(f"step {number} of {self._step_count}, {words}")
+
+    @property
+    def _step_count(self) -> int:
+        budget = self._request.options.bit_budget
+        is_smallest = budget is not None and budget.is_smallest
+        return 4 if is_smallest and self._evaluator is None else 3
+
+    def _forms(self) -> tuple[_Form, ...]:
+        """Return the forms that a module may have; activations in 16 bits where a provider was named that has them."""
+        if self._base.mode != "qdq":
+            return (*FORMS, *_BY_OWN_OUTPUTS) if self._compares_algorithms else FORMS
+        has_wide = self._base.ep not in (None, "cpu") and 16 in placement_for(self._base.ep).activation_bits
+        return tuple(form for form in _WITH_ACTIVATIONS if has_wide or form.precision != "w8a16")
+
+    def _unit(self, part: ModulePart, forms: Sequence[_Form]) -> _Unit:
+        parameters = self._parameters(part)
+        size = sum(tensor for tensor in self._weights_of(part).values())
+        choices = {_Form(FLOAT32): Choice(size, 0.0)}
+        alone: dict[str, float | None] = {}
+        for form in forms:
+            if form in _BY_OWN_OUTPUTS or not self._takes(part, form):
+                continue
+            options = only_options(part, self._base, self._graph.modules)
+            measured = self._variant(_with_form(options, form))
+            alone[form.name] = decibels = _decibels(measured)
+            if decibels is not None:
+                noise = max(10 ** (-decibels / 10), _LEAST_NOISE)
+                cost = max(size - (self._float_bytes - measured.weight_bytes), 1)
+                if form.precision == "w8a16":
+                    cost += cost // _WIDE_ACTIVATIONS
+                choices[form] = Choice(cost, noise)
+        if self._compares_algorithms:
+            choices |= self._by_own_outputs(part, choices)
+        return _Unit(part, choices, alone, parameters)
+
+    @property
+    def _compares_algorithms(self) -> bool:
+        return self._base.algorithm == "auto" and self._request.tools.solver is not None
+
+    def _by_own_outputs(self, part: ModulePart, choices: Mapping[_Form, Choice]) -> dict[_Form, Choice]:
+        """Return forms that a module was not run in, by the error of its own outputs beside that in a form it was."""
+        compared, found = self._found_blocks(part, _COMPARED), {}
+        error = _own_error(compared)
+        if _COMPARED not in choices or not error:
+            return {}
+        for form in _BY_OWN_OUTPUTS:
+            if self._uniform[form].runs and len(solved := self._found_blocks(part, form)) == len(compared):
+                loss = choices[_COMPARED].loss * _own_error(solved) / error
+                cost = _cost_beside(choices[_COMPARED].cost, self._parameters(part), form)
+                found[form] = Choice(cost, max(loss, _LEAST_NOISE))
+        return found
+
+    def _takes(self, part: ModulePart, form: _Form) -> bool:
+        """Say whether a module can have a form; one of convolutions has none in blocks."""
+        return form in (_HALF, _Form(FLOAT32)) or not self._in_blocks.isdisjoint(part.node_names)
+
+    def _found_blocks(self, part: ModulePart, form: _Form) -> list[SolvedWeight]:
+        """Return what was found for the weights of a module in a form, where its algorithm needs samples."""
+        solver = self._request.tools.solver
+        if solver is None or form.block_size is None:
+            return []
+        bits = PRECISIONS[form.precision].weight_bits
+        return solver.found(
+            self._weights_of(part).keys(), bits, form.block_size, form.algorithm or self._base.algorithm
+        )
+
+    def _weights_of(self, part: ModulePart) -> dict[str, int]:
+        names = part.node_names
+        weights = {constant_weight(node) for node in self._graph.model.graph if node.name in names}
+        return {
+            value.name or "": value.const_value.nbytes
+            for value in weights
+            if value is not None and value.const_value is not None
+        }
+
+    def _parameters(self, part: ModulePart) -> int:
+        initializers = self._graph.model.graph.initializers
+        tensors = (initializers[name].const_value for name in self._weights_of(part))
+        return sum(tensor.size for tensor in tensors if tensor is not None)
+
+    def choose(self, budget: BitBudget) -> tuple[QuantizeOptions, BudgetSearch]:
+        """Return the options of the best form within the limit, and the search."""
+        reached = 0
+        if budget.is_smallest:
+            forms = self._smallest()
+        else:
+            reached = self._limit(budget)
+            forms = self._best(reached, budget)
+        for limit in self._frontier_limits():
+            # What is smaller was measured where it could be chosen.
+            if limit > reached and (mixed := self._mixture(limit)) is not None:
+                self._measured(mixed)
+        return self._options(forms), self._record(budget, forms)
+
+    def _limit(self, budget: BitBudget) -> int:
+        """Return the bytes that the weights of the modules may take."""
+        if budget.mean_bits is not None:
+            return self._bytes_at(budget.mean_bits)
+        assert budget.max_bytes is not None
+        return budget.max_bytes - self._least_graph_bytes - self._fixed_bytes
+
+    def _bytes_at(self, mean_bits: float) -> int:
+        """Return what the weights of the modules take where a parameter of the file takes so many bits."""
+        counted = math.floor(mean_bits * self._parameters_of_file / 8 + 1e-6)
+        return counted + self._uncounted_bytes - self._fixed_bytes
+
+    def _mean_bits(self, size: int) -> float:
+        """Return the bits of a parameter of the file where the weights of the modules take so many bytes."""
+        counted = size + self._fixed_bytes - self._uncounted_bytes
+        return 8 * counted / max(self._parameters_of_file, 1)
+
+    @property
+    def _unit_bytes(self) -> int:
+        return sum(unit.choices[_Form(FLOAT32)].cost for unit in self._units)
+
+    @property
+    def _fixed_bytes(self) -> int:
+        """What the file has beside the weights of the modules."""
+        return self._float_bytes - self._unit_bytes
+
+    @property
+    def _least_bytes(self) -> int:
+        return sum(min(choice.cost for choice in unit.choices.values()) for unit in self._units)
+
+    @functools.cached_property
+    def _least_graph_bytes(self) -> int:
+        """About the least that a file takes beside its weights: forms differ by the nodes and rules that they add."""
+        tried = [self._smallest_mixture, *[(form,) * len(self._parts) for form in self._uniform][:1]]
+        run = [forms for forms in tried if self._measured(forms).runs]
+        return min((self._file_bytes(forms) - self._measured(forms).weight_bytes for forms in run), default=0)
+
+    @property
+    def _smallest_mixture(self) -> tuple[_Form, ...]:
+        return tuple(min(unit.choices, key=unit.choices.__getitem__) for unit in self._units)
+
+    def _best(self, limit: int, budget: BitBudget) -> tuple[_Form, ...]:
+        """Return the form of each module with the best whole within a limit: a mixture, or a uniform one.
+
+        Raises:
+            UsageError: the smallest form is larger.
+            QuantizeError: no form can be made and run.
+        """
+        found = self._candidates(limit)
+        fitting = [forms for forms in found if self._bytes_of(forms) <= limit]
+        for forms in sorted(fitting, key=lambda forms: (-self._quality_of(forms), self._bytes_of(forms))):
+            if budget.max_bytes is None or self._file_bytes(forms) <= budget.max_bytes:
+                return forms
+        if not found:
+            problem = next((form.problem for form in self._trials.values() if form.problem), "")
+            raise QuantizeError(f"no quantized variant can be measured: {problem}", hint="Use another --mode.")
+        if budget.max_bytes is not None and self._file_bytes(least := self._least_file(found)) <= budget.max_bytes:
+            return least  # its graph takes less than those that the limit of weights was taken from
+        raise self._too_small(budget, found)
+
+    def _least_file(self, found: Sequence[tuple[_Form, ...]]) -> tuple[_Form, ...]:
+        """Return the form with the smallest file, which needs not be that with the smallest weights."""
+        least, *others = sorted(found, key=self._bytes_of)
+        for forms in others:
+            if self._measured(forms).weight_bytes + self._least_graph_bytes < self._file_bytes(least):
+                least = min(least, forms, key=self._file_bytes)
+        return least
+
+    def _candidates(
+        self, limit: int, is_enough: Callable[[tuple[_Form, ...]], bool] | None = None
+    ) -> list[tuple[_Form, ...]]:
+        """Return forms that were measured as a whole: uniform ones, and mixtures of a grid of sizes up to a limit.
+
+        Noise adds up roughly only, so each size is also filled from what was measured as a whole: by raising modules of
+        the best smaller form, and by lowering those of a uniform form that is a little too large. Sizes rise, and end
+        where one has a mixture that is enough.
+        """
+        uniform = [(form,) * len(self._parts) for form in (*self._uniform, *self._of_one_algorithm(limit))]
+        found = [forms for forms in uniform if self._measured(forms).runs]
+        found.append(self._smallest_mixture)
+        least = self._least_bytes
+        steps = [step for step in map(self._bytes_at, _grid()) if least <= step <= limit]
+        for number, step in enumerate(steps, 1):
+            with self._part(self._step_count, f"size {number} of {len(steps)}"):
+                mixed = self._fitted(step)
+                reached = -math.inf if mixed is None else self._quality_of(mixed)
+                smaller = [forms for forms in found if self._bytes_of(forms) <= step]
+                larger = [forms for forms in uniform if step < self._bytes_of(forms) <= _LOWERED * step]
+                tried = [mixed]
+                for beside, compared in ((smaller, operator.ge), (larger, operator.le)):
+                    best = max(beside, key=self._quality_of, default=None)
+                    if best is not None and self._quality_of(best) > reached:
+                        tried.append(self._fitted(step, self._choices_beside(best, compared)))
+                found += (made := [forms for forms in tried if forms is not None])
+                if is_enough is not None and any(is_enough(forms) for forms in made):
+                    break
+        return [forms for forms in dict.fromkeys(found) if self._measured(forms).runs]
+
+    def _quality_of(self, forms: tuple[_Form, ...]) -> float:
+        return _quality(self._measured(forms))
+
+    def _choices_beside(
+        self, forms: tuple[_Form, ...], compared: Callable[[int, int], bool]
+    ) -> list[dict[_Form, Choice]]:
+        """Return the choices of each module that cost what it takes in a form, or more (``ge``), or less (``le``)."""
+        found = []
+        for unit, form in zip(self._units, forms, strict=True):
+            held = unit.choices.get(form, unit.choices[_Form(FLOAT32)])
+            found.append({other: choice for other, choice in unit.choices.items() if compared(choice.cost, held.cost)})
+        return found
+
+    def _fitted(self, limit: int, choices: Sequence[Mapping[_Form, Choice]] | None = None) -> tuple[_Form, ...] | None:
+        """Return the mixture with the least sum of noise whose file keeps a limit; of some choices, where passed.
+
+        A weight that two modules share may make a mixture larger than it was solved for.
+        """
+        tried = limit
+        for _ in range(_RETRIES):
+            mixed = self._mixture(tried, choices)
+            if mixed is None:
+                return None
+            over = self._bytes_of(mixed) - limit
+            if over <= 0:
+                return mixed
+            tried -= over
+        return None
+
+    def _file_bytes(self, forms: tuple[_Form, ...]) -> int:
+        """Return the size of the file of a form, with all that it says of itself."""
+        if forms not in self._file_sizes:
+            reasons = {choice.tag: choice.why for choice in self._choices(forms)}
+            model = self._graph.model.clone()
+            result = self._quantizer(model, self._options(forms), self._graph.modules, reasons)
+            self._file_sizes[forms] = self._request.tools.file_bytes(result.model)
+        return self._file_sizes[forms]
+
+    def _too_small(self, budget: BitBudget, found: Sequence[tuple[_Form, ...]]) -> UsageError:
+        """Return what is to be said where no form is small enough: how small the smallest is, and what makes it so."""
+        if budget.max_bytes is None:
+            least = min(found, key=self._bytes_of)
+            needed = self._mean_bits(self._bytes_of(least))
+            return UsageError(
+                f"--budget {budget.words}: the smallest variant has {needed:.2f} bits per parameter, scales and "
+                f"floating-point weights included; {self._largest_words(least, budget.mean_bits or 0.0)}",
+                hint=self._sufficient_words(least, found, self._sufficient_bits),
+            )
+        least = self._least_file(found)
+        size, weights = self._file_bytes(least), self._measured(least).weight_bytes
+        return UsageError(
+            f"--max-size {budget.words}: the smallest file has {size_words(size)}, of which weights take "
+            f"{size_words(weights)}, graph and metadata the rest; {self._largest_words(least, 0.0)}",
+            hint=self._sufficient_words(least, found, lambda forms: _sufficient_size(self._file_bytes(forms))),
+        )
+
+    def _sufficient_bits(self, forms: tuple[_Form, ...]) -> str:
+        return f"{math.ceil(10 * self._mean_bits(self._bytes_of(forms))) / 10:g}bits"
+
+    def _sufficient_words(
+        self,
+        least: tuple[_Form, ...],
+        found: Sequence[tuple[_Form, ...]],
+        limit_of: Callable[[tuple[_Form, ...]], str],
+    ) -> str:
+        """Return the hint with the smallest limit whose variant also reaches the minimum SQNR.
+
+        Args:
+            least: The smallest variant.
+            found: All measured variants.
+            limit_of: Returns the limit that a variant keeps.
+        """
+        reaching = [forms for forms in found if self._minimum_of(forms).is_met(self._measured(forms))]
+        reached = min(reaching, key=self._bytes_of, default=None)
+        quality = self._minimum_of(least).quality(self._measured(least))
+        # Without a number, there is nothing to compare and the minimum does not apply.
+        if least in reaching or not math.isfinite(quality):
+            return f"Allow {limit_of(least)} or more."
+        lowered = f"{limit_of(least)} or more with --min-sqnr {math.floor(quality - _MARGIN_DB):g} (or --no-verify)"
+        return f"Allow {lowered}." if reached is None else f"Allow {limit_of(reached)} or more, or {lowered}."
+
+    def _minimum_of(self, forms: tuple[_Form, ...]) -> FidelityTarget:
+        """Return the minimum SQNR of a variant, with the margin between the samples of the search and those judged."""
+        least_db = self._request.options.min_sqnr_db
+        if least_db is None:
+            used = [PRECISIONS[form.precision].least_sqnr_db for form in forms if form.precision != FLOAT32]
+            least_db = min(used, default=-math.inf)
+        return FidelityTarget("sqnr_db", least_db + _MARGIN_DB)
+
+    def _largest_words(self, forms: tuple[_Form, ...], mean_bits: float) -> str:
+        """Return which weights take most beyond some bits, and what is no weight of a module that could be chosen."""
+        choices = sorted(self._choices(forms), key=lambda choice: mean_bits * choice.parameters / 8 - choice.size_bytes)
+        words = [f"{choice.tag} {choice.form} {size_words(choice.size_bytes)}" for choice in choices[:_NAMED]]
+        left = self._fixed_bytes - self._uncounted_bytes
+        if left > 0:
+            words.append(f"biases, normalizations and others that stay floating-point {size_words(left)}")
+        return f"largest: {', '.join(words)}"
+
+    def _of_one_algorithm(self, limit: int) -> Iterator[_Form]:
+        """Yield the best uniform form within a limit by each algorithm, where each module may have its own."""
+        forms = [form for form in self._uniform if form.block_size is not None and form.algorithm is None]
+        fitting = [form for form in forms if self._bytes_of((form,) * len(self._parts)) <= limit]
+        if self._compares_algorithms and fitting:
+            best = max(fitting, key=lambda form: _quality(self._measured((form,) * len(self._parts))))
+            for algorithm in _SINGLE:
+                if algorithm != "hqq" or best.precision == "int4":
+                    yield replace(best, algorithm=algorithm)
+
+    def _smallest(self) -> tuple[_Form, ...]:
+        """Return the smallest form that reaches a quality: the limit is halved as long as it does.
+
+        Quality does not rise with every size, and halving may pass by smaller forms that reach it. So mixtures of all
+        smaller sizes are measured as well, unless the limit is a perplexity, which takes long.
+        """
+        low = self._least_bytes
+        high = self._unit_bytes
+        best: tuple[_Form, ...] | None = None
+        nearest, number = max(self._unit_bytes // 200, 1), 0
+        while high - low > nearest:
+            middle, number = (low + high) // 2, number + 1
+            with self._part(3, f"bisection {number} of {number + math.ceil(math.log2((high - low) / nearest)) - 1}"):
+                mixed = self._mixture(middle)
+                if mixed is not None and self._is_good(mixed):
+                    best, high = mixed, min(middle, self._bytes_of(mixed))
+                else:
+                    low = middle
+        if self._evaluator is None:
+            self._candidates(high if best is None else self._bytes_of(best), self._is_good)
+        for forms in list(self._trials):  # mixtures that the search passed, and uniform forms
+            if self._is_good(forms) and (best is None or self._bytes_of(forms) < self._bytes_of(best)):
+                best = forms
+        if best is None:
+            options = self._request.options
+            limit = (
+                f"--min-sqnr {options.min_sqnr_db:g}" if options.max_drop is None else f"--max-drop {options.max_drop}"
+            )
+            raise VerificationError(
+                f"{limit}: no variant smaller than the source reaches it",
+                hint="Lower the requirement, or --exclude the most sensitive modules, which winml quantize "
+                "--sensitivity lists.",
+            )
+        return best
+
+    def _mixture(self, limit: int, choices: Sequence[Mapping[_Form, Choice]] | None = None) -> tuple[_Form, ...] | None:
+        """Return the forms with the least sum of noise within a limit; of some choices, where passed."""
+        if limit <= 0:
+            return None
+        choices = [unit.choices for unit in self._units] if choices is None else choices
+        found = allocate([list(of_unit.values()) for of_unit in choices], limit)
+        if found is None:
+            return None
+        return tuple([*of_unit][place] for of_unit, place in zip(choices, found, strict=True))
+
+    def _measured(self, forms: tuple[_Form, ...]) -> MeasuredVariant:
+        if forms not in self._trials:
+            if all(form.precision == FLOAT32 for form in forms):
+                return MeasuredVariant(None, 0, self._float_bytes)
+            self._trials[forms] = self._variant(self._options(forms), is_judged=True)
+        return self._trials[forms]
+
+    def _bytes_of(self, forms: tuple[_Form, ...]) -> int:
+        """Return what the weights of the modules take, as it is in the file."""
+        return self._unit_bytes - (self._float_bytes - self._measured(forms).weight_bytes)
+
+    def _is_good(self, forms: tuple[_Form, ...]) -> bool:
+        """Say whether forms reach what is to be reached; one in which nothing is quantized does not."""
+        if all(form.precision == FLOAT32 for form in forms):
+            return False
+        measured, least_db = self._measured(forms), self._request.options.min_sqnr_db
+        if self._evaluator is not None and not self._evaluator.target.is_met(measured):
+            return False
+        return least_db is None or FidelityTarget("sqnr_db", least_db).is_met(measured)
+
+    def _frontier_limits(self) -> Iterator[int]:
+        least = self._least_bytes
+        for step in range(1, _FRONTIER + 1):
+            yield round(least * (self._unit_bytes / 2 / least) ** (step / (_FRONTIER + 1)))
+
+    def _options(self, forms: Sequence[_Form]) -> QuantizeOptions:
+        """Return the options with which each module has its form."""
+        if len(set(forms)) == 1:
+            return _with_form(self._base, forms[0])
+        pairs = sorted(zip(self._parts, forms, strict=True), key=lambda pair: -address.depth(pair[0].module.tag))
+        rules = {escape(part.module.tag): form.precision for part, form in pairs}
+        sizes = {escape(part.module.tag): form.block_size for part, form in pairs if form.block_size is not None}
+        algorithms: dict[str, Algorithm] = {}
+        if any(form.algorithm is not None for form in forms):  # then of all: the module around one may have its own
+            algorithms = {escape(part.module.tag): form.algorithm or self._base.algorithm for part, form in pairs}
+        return self._base.model_copy(update={"per_module": rules, "block_sizes": sizes, "algorithms": algorithms})
+
+    def _record(self, budget: BitBudget, chosen: tuple[_Form, ...]) -> BudgetSearch:
+        trials = [
+            BudgetTrial(
+                _name_of(forms),
+                self._mean_bits(self._bytes_of(forms)),
+                form.weight_bytes,
+                _decibels(form),
+                forms == chosen,
+                form.scores.get(PERPLEXITY.name),
+            )
+            for forms, form in self._trials.items()
+        ]
+        return BudgetSearch(
+            budget.words,
+            self._mean_bits(self._bytes_of(chosen)),
+            _name_of(chosen),
+            self._choices(chosen),
+            tuple(sorted(trials, key=lambda trial: trial.size_bytes)),
+            len(self._measurements),
+            self._samples.about.count,
+            self._samples.about.source,
+            self._float_perplexity,
+            len(self._reused),
+        )
+
+    def _choices(self, forms: tuple[_Form, ...]) -> tuple[BudgetChoice, ...]:
+        return tuple(self._choice(unit, form) for unit, form in zip(self._units, forms, strict=True))
+
+    def _choice(self, unit: _Unit, form: _Form) -> BudgetChoice:
+        if not self._takes(unit.part, form):
+            form = _Form(FLOAT32)
+        size = unit.choices[form].cost if form in unit.choices else 0
+        tag, parameters = unit.part.module.tag, unit.parameters
+        choice = BudgetChoice(tag, form.precision, form.block_size, parameters, size, unit.alone)
+        solved = self._found_blocks(unit.part, form) if self._compares_algorithms else []
+        if not solved:
+            return choice if form.algorithm is None else replace(choice, algorithm=form.algorithm)
+        names = dict.fromkeys(name for found in solved for name in found.errors)
+        errors = {name: sum(found.errors.get(name, math.inf) for found in solved) / len(solved) for name in names}
+        own_db = {name: -10 * math.log10(error) for name, error in errors.items() if 0 < error < math.inf}
+        algorithm = ", ".join(dict.fromkeys(found.algorithm for found in solved))
+        return replace(choice, algorithm=algorithm, own_db=own_db)
+
+
+def _cost_beside(cost: int, parameters: int, form: _Form) -> int:
+    """Return the bytes of weights in a form of 4 bits; ``cost`` is what they take in :data:`_COMPARED`."""
+    assert _COMPARED.block_size is not None
+    assert form.block_size is not None
+    of_block = (cost - parameters / 2) * _COMPARED.block_size / parameters
+    if form.algorithm == "hqq":
+        of_block = 2 * (of_block - 0.5)  # the zero point is as wide as the scale, and not half a byte
+    return round(parameters / 2 + of_block * parameters / form.block_size)
+
+
+def _own_error(solved: Sequence[SolvedWeight]) -> float:
+    """Return the squared error of the outputs of some products over their squared size, on average."""
+    errors = [found.errors[found.algorithm] for found in solved if found.algorithm in found.errors]
+    return sum(errors) / len(errors) if errors else 0.0
+
+
+def _with_form(options: QuantizeOptions, form: _Form) -> QuantizeOptions:
+    """Return options with which everything has a form."""
+    mode = "weight-only" if form.block_size is not None else "qdq" if form in _WITH_ACTIVATIONS[:2] else None
+    changes: dict[str, object] = {"precision": form.precision, "mode": mode, "block_size": form.block_size}
+    if form.algorithm is not None:
+        # A rule, so that its blocks are found and compared as those of the others.
+        changes["algorithms"] = {"**": form.algorithm}
+    return options.model_copy(update=changes)
+
+
+def _grid() -> Iterator[float]:
+    """Yield mean bits in rising order, the same ones for every limit."""
+    reached = 1.0
+    for end, step in _GRID:
+        while reached < end:
+            reached = round(reached + step, 2)
+            yield reached
+
+
+def _sufficient_size(size_bytes: int) -> str:
+    """Return a size for the option that is a little larger: the times that an export records differ in length.
+
+    >>> _sufficient_size(58_727), _sufficient_size(1_234_567_890)
+    ('58.8kB', '1234.6MB')
+    """
+    unit, name = (1e6, "MB") if size_bytes >= 1e6 else (1e3, "kB")
+    return f"{math.ceil(10 * size_bytes / unit) / 10:g}{name}" if size_bytes < 1e5 * unit else f"{size_bytes}B"
+
+
+def _name_of(forms: Sequence[_Form]) -> str:
+    return forms[0].name if len(set(forms)) == 1 else "mixed"
+
+
+def _decibels(measured: MeasuredVariant) -> float | None:
+    if measured.worst is None or not measured.runs or not math.isfinite(measured.worst.sqnr_db):
+        return None
+    return measured.worst.sqnr_db
+
+
+def _quality(measured: MeasuredVariant) -> float:
+    found = _decibels(measured)
+    return -math.inf if found is None else found

@@ -1,0 +1,1 @@
+"""Calibration samples, and activation statistics over them."""

@@ -1,0 +1,515 @@
+"""Reads calibration samples, a user's data or random values, and provides statistics of activations over them.
+
+Arrays are read from ``.npz`` files; texts, images and audio become arrays by what lies beside the model. Samples are
+read when their turn comes; ``activation_statistics`` measures. Which activations are quantized is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import onnx_ir as ir
+
+from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.compare.fidelity import QualitySamples, QualitySource
+from winml.modelkit.compare.quality_samples import MOST_SAMPLES as MOST_COMPARED
+from winml.modelkit.errors import InputError, QuantizeError, StageError, UsageError, WinMLError
+from winml.modelkit.onnx.files.placing import file_digest, model_digest
+from winml.modelkit.onnx.files.resumable_results import OtherRequest, ResumableResults
+from winml.modelkit.ort.decoding.inputs import DecoderRun, decoder_feeds, decoder_tokens, inputs_of_file
+from winml.modelkit.ort.graph_inputs import GraphInput, draw_feeds, graph_inputs, load_feeds, settle_sizes
+from winml.modelkit.ort.opened_model import RunOptions, Values
+from winml.modelkit.ort.sessions import Session
+from winml.modelkit.quantize.calibration.activation_statistics import (
+    OBSERVED_NAME,
+    Ranges,
+    SampleReader,
+    ValueStatistics,
+    channel_rows,
+    measure_channels,
+    measure_statistics,
+    range_of,
+)
+from winml.modelkit.quantize.calibration.calibration_files import (
+    CACHE_OPTION,
+    FORMATS,
+    OPTION,
+    calibration_files,
+    calibration_kind,
+    npz_files,
+    refuse_missing_files,
+)
+from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.pipeline import MeasuredValue
+from winml.modelkit.quantize.precisions import CalibrationMethod
+from winml.modelkit.samples.data_sets import DataSet, DataSetRequest, open_data_set
+from winml.modelkit.samples.generated_samples import decoding_samples, has_processors, made_values
+from winml.modelkit.samples.processors import processor_files
+from winml.modelkit.tags.tagging import read_tag
+
+if TYPE_CHECKING:
+    from winml.modelkit.samples.sample_feeds import SampleFeeds
+
+_T = TypeVar("_T")
+
+MOST_SAMPLES = 128
+"""Samples read of a user's data where no number is given. Measured: docs/reference/quantization.md; the ranges hardly
+change beyond."""
+_RANDOM_SAMPLES = 16
+"""Sets of random values where there is no data. Chosen: more of them say no more about real data."""
+
+_SOLVING_SAMPLES = 128
+"""Samples made for algorithms of blocks of weights, and for scales of a KV cache, where there is no data. Chosen:
+as many as are read of data; a product with 1536 inputs needs more rows than the tokens of 16 sentences."""
+
+_OTHER_SAMPLES = 1_000_003
+"""Added to the seed: what ranges come from is not what the result is judged on."""
+HELD_OUT = 4
+"""Chosen: three quarters of the samples find nearly the same blocks."""
+_DECODING_SAMPLES = 128
+"""Runs of a decoder, most of which read one token. Chosen: as many tokens as one sample of an encoder has."""
+_SOURCES = {"decoding": "runs while it generates text", "processor": "its processor", "random": "random values"}
+_KINDS_OF_SAMPLES = {
+    "decoding": "decoder runs while it generates text from prompts of its tokenizer, or from random tokens without a "
+    "tokenizer",
+    "processor": "samples generated for the processor of the model",
+    "random": "samples of random values",
+}
+"""Where samples come from without data → in words."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Where the ranges of activations come from."""
+
+    options: QuantizeOptions
+    """What is asked for: the data, how many samples of it, by which method."""
+    model_folder: Path
+    """Folder that a tokenizer, image processor or feature extractor is looked for in."""
+    sizes: Mapping[str, int]
+    """Sizes of dynamic dimensions, for random values."""
+    seed: int = 0
+    """Of random values, and of the samples that are drawn of a data set."""
+    source: Path | None = None
+    """File of the float graph, which a decoder continues texts with; None: it is not run for samples."""
+    holds_out: bool = False
+    """Whether every :data:`HELD_OUT`-th sample is left out, for :meth:`held_out_samples`."""
+    _made: list[Values] = field(default_factory=list, compare=False)
+    """Samples that what lies beside the model makes, where there is no data; known once they were read."""
+
+    @property
+    def method(self) -> CalibrationMethod:
+        """How a range is made of the values seen."""
+        return self.options.method or "minmax"
+
+    @property
+    def has_data(self) -> bool:
+        """Whether values are a user's, and not random."""
+        return self.options.calibration_data is not None
+
+    @property
+    def count(self) -> int:
+        """Number of samples that are read, without those that turned out not to open and those held out.
+
+        Raises:
+            UsageError: there are fewer than asked for, or none.
+        """
+        return self._total - (self._total // HELD_OUT if self.holds_out else 0)
+
+    @property
+    def _total(self) -> int:
+        """Number of samples, of which some may be held out."""
+        requested = self.options.samples
+        if not self.has_data:
+            if requested is None and (self.options.solves_weights or not self.options.needs_ranges):
+                return _SOLVING_SAMPLES
+            return requested or (_DECODING_SAMPLES if self._kind == "decoding" else _RANDOM_SAMPLES)
+        if self._sample_feeds is not None:
+            data_set = self._sample_feeds.data_set
+            return len(data_set) - len(data_set.unreadable)
+        there = len(npz_files(self._path))
+        if requested is not None and there < requested:
+            raise UsageError(
+                f"{OPTION} {self._path}: {there} samples, but --samples requests {requested}",
+                hint="Add data, or reduce --samples.",
+            )
+        return requested or min(there, MOST_SAMPLES)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that samples are read from, in their order, and those of what makes them arrays."""
+        if self.options.calibration_data is None:
+            return ()
+        files = tuple(calibration_files(self.options.calibration_data).values())
+        if self._sample_feeds is None:
+            return files[: self._total]
+        return (*files, *processor_files(self.model_folder))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to say of the data, one sentence each; complete once it was read."""
+        if self.has_data:
+            return self._sample_feeds.notes if self._sample_feeds is not None else ()
+        note = (
+            f"The {self._found} come from {self.count} {_KINDS_OF_SAMPLES[self._kind]}, not from data: on real "
+            "data the loss may differ from this comparison. Use --calibration-data for a result that you "
+            "deploy."
+        )
+        return (note,)
+
+    @property
+    def words(self) -> str:
+        """The data, for people."""
+        words = "sample" if self.count == 1 else "samples"
+        return f"{self.count} {words} of {self._name if self.has_data else _SOURCES[self._kind]}, {self._use}"
+
+    @property
+    def _use(self) -> str:
+        """What is done with the samples: how ranges are made of values, or the algorithm that finds weights."""
+        if self.options.needs_ranges:
+            return self.method
+        return ", ".join(self.options.solving_algorithms) if self.options.solves_weights else "minmax"
+
+    @property
+    def _found(self) -> str:
+        """What the samples are for, in words."""
+        found = [
+            *(["ranges of activations"] if self.options.needs_ranges else []),
+            *(
+                [f"blocks of weights ({', '.join(self.options.solving_algorithms)})"]
+                if self.options.solves_weights
+                else []
+            ),
+            *(["scales of the KV cache"] if self.options.kv_cache is not None else []),
+        ]
+        return " and ".join(found)
+
+    def as_record(self) -> dict[str, object]:
+        """Return what the ranges come from, JSON-ready."""
+        data_set = None if self._sample_feeds is None else self._sample_feeds.data_set
+        split = {"split": data_set.split} if isinstance(data_set, DataSet) else {}
+        return {
+            "data": self._name if self.has_data else self._kind,
+            **split,
+            "samples": self.count,
+            "method": self._use,
+        }
+
+    def request(self) -> dict[str, object]:
+        """Return what statistics depend on: where the data lies is no part of it, what it holds is."""
+        columns = {"columns": self.options.columns} if self.options.columns else {}
+        drawn = {} if self.has_data else {"seed": self.seed, "sizes": dict(self.sizes), "samples": self.count}
+        if self._decodes:
+            drawn["data"] = "decoding"
+        record = {name: entry for name, entry in self.as_record().items() if name != "method"} if self.has_data else {}
+        files = self.files if self.has_data else processor_files(self.model_folder)
+        return {**record, **columns, **drawn, "content": [file_digest(path) for path in files]}
+
+    def close(self) -> None:
+        """Remove temporary files of a data set; no sample can be read after."""
+        feeds = self.__dict__.get("_sample_feeds")  # opened only where it was asked for
+        if feeds is not None and isinstance(feeds.data_set, DataSet):
+            feeds.data_set.close()
+
+    def over_samples(self, model: ir.Model, measure: Callable[[ir.Model, SampleReader], _T]) -> _T:
+        """Return what a function measures of a model over the samples.
+
+        Raises:
+            QuantizeError: the model does not run on a user's data.
+            StageError: it does not run.
+        """
+        try:
+            return measure(model, self.read_samples)
+        except StageError as error:
+            if self._made and type(error) is StageError:
+                self._made.clear()
+                return measure(model, self._random_samples)
+            if type(error) is not StageError or not self.has_data:
+                raise
+            reason = error.message.partition(f"{OBSERVED_NAME}: ")[2] or error.message
+            hint = "Pass values that are valid for the model; see its code or config."
+            raise QuantizeError(f"{OPTION} {self._name}: the model cannot run on it: {reason}", hint=hint) from error
+
+    def read_samples(self, inputs: Sequence[GraphInput]) -> Iterator[dict[str, Array]]:
+        """Yield one array per input for each sample that is not held out.
+
+        Raises:
+            UsageError: data does not fit the inputs, or no values can be drawn for one.
+            InputError: a file is damaged.
+        """
+        for number, sample in enumerate(self._samples(inputs)):
+            if not (self.holds_out and number % HELD_OUT == HELD_OUT - 1):
+                yield sample
+
+    def held_out_samples(self, inputs: Sequence[GraphInput]) -> Iterator[dict[str, Array]]:
+        """Yield one array per input for each sample that is held out.
+
+        Raises:
+            UsageError, InputError: as :meth:`read_samples`.
+        """
+        return itertools.islice(self._samples(inputs), HELD_OUT - 1, None, HELD_OUT)
+
+    def _samples(self, inputs: Sequence[GraphInput]) -> Iterator[dict[str, Array]]:
+        if self._sample_feeds is not None:
+            yield from self._sample_feeds.read(inputs)
+        elif self.has_data:
+            for path in itertools.islice(npz_files(self._path), self._total):
+                yield load_feeds(path, inputs, OPTION)
+        elif self._kind == "decoding":
+            yield from self._decoding_samples()
+        else:
+            yield from self._made_samples(inputs) or self._random_samples(inputs)
+
+    def _decoding_samples(self) -> Iterator[dict[str, Array]]:
+        assert self.source is not None  # the kind says it
+        seed = self.seed + _OTHER_SAMPLES
+        yield from decoding_samples(self.source, self.model_folder, self.sizes, self.count, seed)
+
+    @functools.cached_property
+    def _decodes(self) -> bool:
+        """Whether the graph is a decoder with a cache that runs as one: then its own runs are the samples of ranges.
+
+        Algorithms that find blocks of weights, and scales of the cache, take whole prompts, of which each run has many
+        tokens.
+        """
+        if (
+            self.source is None
+            or self.has_data
+            or self.options.solves_weights
+            or not self.options.needs_ranges
+            or not any(item.cache for item in inputs_of_file(self.source))
+        ):
+            return False
+        samples = decoding_samples(self.source, self.model_folder, self.sizes, 1, self.seed)
+        with contextlib.suppress(WinMLError):
+            return next(samples, None) is not None
+        return False
+
+    def _made_samples(self, inputs: Sequence[GraphInput]) -> list[dict[str, Array]]:
+        """Return samples for the processor beside the model; none where there is none, or the model takes others."""
+        if not self._made and has_processors(inputs, self.model_folder):
+            run = RunOptions("", sizes=self.sizes, seed=self.seed + _OTHER_SAMPLES)
+            with contextlib.suppress(UsageError, InputError):
+                self._made.extend(made_values(inputs, self.model_folder, self.count, run))
+        return [dict(values.feeds) for values in self._made]
+
+    @property
+    def _kind(self) -> str:
+        """Where samples come from without data."""
+        return "decoding" if self._decodes else "processor" if self._made else "random"
+
+    def samples_to_compare(self, session: Session) -> tuple[Sequence[Arrays], QualitySamples]:
+        """Return the first samples of a user's data, on which the result is compared with its source."""
+        source: QualitySource = "file" if self._sample_feeds is None else "dataset"
+        samples = list(itertools.islice(self.read_samples(graph_inputs(session)), MOST_COMPARED))
+        return samples, QualitySamples(source, len(samples), self.seed)
+
+    @functools.cached_property
+    def _sample_feeds(self) -> SampleFeeds | None:
+        """What makes arrays of samples; None where they are arrays already, or random. Opened once."""
+        data = self.options.calibration_data
+        if data is None or (kind := calibration_kind(data)) == "arrays":
+            return None
+        request = DataSetRequest(
+            data,
+            split=self.options.split,
+            columns=self.options.columns,
+            samples=self.options.samples,
+            most=MOST_SAMPLES,
+            seed=self.seed,
+            option=OPTION,
+        )
+        from winml.modelkit.samples.sample_feeds import SampleFeeds
+        from winml.modelkit.samples.text_files import TextFile
+
+        return SampleFeeds(TextFile(request) if kind == "texts" else open_data_set(request), self.model_folder)
+
+    @property
+    def _path(self) -> Path:
+        assert self.options.calibration_data is not None  # asked before
+        return Path(self.options.calibration_data)
+
+    @property
+    def _name(self) -> str:
+        return self._path.name if self._sample_feeds is None else self._sample_feeds.data_set.name
+
+    def _random_samples(self, inputs: Sequence[GraphInput]) -> Iterator[dict[str, Array]]:
+        try:
+            tokens = None if self.options.needs_ranges else decoder_tokens(inputs, self.sizes)
+            if tokens is not None:  # whole prompts: nobody feeds a decoder a random cache
+                run = DecoderRun(tokens, 0)
+                for number in range(self.count):
+                    yield decoder_feeds(inputs, run, self.sizes, batch_size=None, seed=self.seed + number)[0]
+                return
+            sizes = settle_sizes(inputs, self.sizes).by_name
+            for number in range(self.count):
+                yield draw_feeds(inputs, sizes, self.seed + number)
+        except UsageError as error:
+            hint = f"Pass values with {OPTION} FOLDER, or sizes with --shape-config."
+            raise UsageError(f"random values for calibration: {error.message}", hint=hint) from error
+
+
+def calibration_of(
+    options: QuantizeOptions, model_folder: Path, sizes: Mapping[str, int], seed: int, source: Path
+) -> Calibration | None:
+    """Return where the samples come from that options need; None where they need none.
+
+    Args:
+        options: What is asked for.
+        model_folder: Folder that a tokenizer, image processor or feature extractor is looked for in.
+        sizes: Sizes of dynamic dimensions, for random values.
+        seed: Of what is drawn.
+        source: File of the float graph.
+    """
+    return Calibration(options, model_folder, sizes, seed, source) if options.needs_samples else None
+
+
+def refuse_missing_data(calibration: Calibration) -> None:
+    """Refuse data that cannot be read, before a model is.
+
+    Raises:
+        UsageError: there is none, it has a form that is not read, or there are fewer samples than asked for.
+        InputError: a file is damaged.
+    """
+    refuse_missing_files(calibration.options)
+    if not calibration.count:
+        raise UsageError(f"{OPTION} {calibration.options.calibration_data}: no samples", hint=FORMATS)
+
+
+class CalibrationStatistics:
+    """Statistics of activations, measured once for all graphs that are made of one model; a file keeps them.
+
+    Values are known by name. Two graphs of one model have the same numbers at a name unless a
+    :class:`~winml.modelkit.quantize.pipeline.MeasuredValue` says what was done to it.
+    """
+
+    def __init__(
+        self,
+        calibration: Calibration,
+        source: Path | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """Measure with this data.
+
+        Args:
+            calibration: Where samples come from. A file that its options name (``calibration_cache``) is read now.
+            source: The model that the graphs are made of; None: nothing is stored.
+            folder: Where a file is looked for that the statistics name by what they depend on, if the options name
+                none. With neither, statistics live as long as this object.
+
+        Raises:
+            UsageError: the file holds statistics of another model or of other samples, or is no such file.
+        """
+        self.calibration = calibration
+        self._statistics: dict[str, ValueStatistics] = {}
+        self._maxima: dict[str, Array] = {}
+        self._rows: Mapping[str, Array] = {}
+        """Rows that were measured with the maxima, until they are asked for."""
+        self._modules: dict[str, str] = {}
+        self._stored: ResumableResults | None = None
+        named = calibration.options.calibration_cache
+        if source is None or (named is None and folder is None):
+            return
+        request = {"model": model_digest(source), "samples": calibration.request()}
+        digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+        path = Path(named) if named is not None else Path(folder or "") / f"{digest}.json"
+        self._stored = ResumableResults(path, request)
+        found = self._stored.read(self._parse)
+        if isinstance(found, OtherRequest) and named is not None:
+            raise UsageError(
+                f"{CACHE_OPTION} {path}: {_reason_against(found)}",
+                hint="Use a different file. This one was not changed.",
+            )
+
+    def ranges(self, model: ir.Model, values: Sequence[MeasuredValue]) -> Ranges:
+        """Return the range of each value; only those that are not known are measured."""
+        method = self.calibration.method
+        needs_histogram = method != "minmax"
+        keys = {value.name: _key(value.name, value.form) for value in values}
+        missing = [
+            value.name
+            for value in values
+            if (known := self._statistics.get(keys[value.name])) is None or (needs_histogram and known.counts is None)
+        ]
+        if missing:
+            measured = self.calibration.over_samples(
+                model,
+                lambda observed, read: measure_statistics(observed, missing, read, with_histograms=needs_histogram),
+            )
+            self._statistics.update({keys[name]: statistics for name, statistics in measured.items()})
+            self._keep(model, {name: keys[name] for name in missing})
+        return {value.name: range_of(self._statistics[keys[value.name]], method, value.bits) for value in values}
+
+    def channel_maxima(self, model: ir.Model, axes: Mapping[str, int]) -> Mapping[str, Array]:
+        """Return the largest absolute value of each channel; only those that are not known are measured."""
+        keys = {name: _key(name, f"axis {axis}") for name, axis in axes.items()}
+        missing = {name: axis for name, axis in axes.items() if keys[name] not in self._maxima}
+        if missing:
+            measured = self.calibration.over_samples(
+                model, lambda observed, read: measure_channels(observed, missing, read)
+            )
+            self._maxima.update({keys[name]: maxima for name, maxima in measured.maxima.items()})
+            self._rows = measured.rows
+            self._keep(model, {name: keys[name] for name in missing})
+        return {name: self._maxima[key] for name, key in keys.items()}
+
+    def channel_rows(self, model: ir.Model, names: Sequence[str]) -> Mapping[str, Array]:
+        """Return some rows of values; those that were not measured with the maxima just before are measured now."""
+        held, self._rows = self._rows, {}
+        missing = [name for name in names if name not in held]
+        measured = {}
+        if missing:
+            measured = self.calibration.over_samples(
+                model, lambda observed, read: channel_rows(observed, missing, read)
+            )
+        return {name: measured[name] if name in measured else held[name] for name in names}
+
+    def as_record(self) -> dict[str, object]:
+        """Return what the statistics come from, JSON-ready."""
+        return self.calibration.as_record()
+
+    def _keep(self, model: ir.Model, keys: Mapping[str, str]) -> None:
+        """Write the file, where there is one, with the module of each value."""
+        if self._stored is None:
+            return
+        makers = {value.name: node for node in model.graph for value in node.outputs}
+        for name, key in keys.items():
+            tag = read_tag(makers[name]) if name in makers else None
+            self._modules[key] = "" if tag is None else tag.tag
+        by_module: dict[str, dict[str, dict[str, object]]] = {}
+        for key, statistics in self._statistics.items():
+            by_module.setdefault(self._modules.get(key, ""), {})[key] = statistics.as_record()
+        for key, maxima in self._maxima.items():
+            record = by_module.setdefault(self._modules.get(key, ""), {}).setdefault(key, {})
+            record["channels"] = [float(number) for number in maxima]
+        self._stored.write({"calibration": self.as_record(), "modules": by_module})
+
+    def _parse(self, record: Mapping[str, Any]) -> bool:
+        for tag, values in record["modules"].items():
+            for key, value in values.items():
+                self._modules[key] = tag
+                if "min" in value:
+                    self._statistics[key] = ValueStatistics.from_record(value)
+                if "channels" in value:
+                    self._maxima[key] = np.array(value["channels"], np.float32)
+        return True
+
+
+def _key(name: str, form: str) -> str:
+    return f"{name} ({form})" if form else name
+
+
+def _reason_against(found: OtherRequest) -> str:
+    changed = found.changed
+    if not changed:
+        return "is not a file of activation statistics that this version can read"
+    return "has statistics of a different model" if "model" in changed else "has statistics of different samples"

@@ -1,0 +1,82 @@
+"""Which data for the ranges of activations does a path or a name mean, and can it be used?
+
+Looks at names only, and imports no model library: a request is refused, and a result found again, before any is loaded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.samples.columns import refuse_unknown_roles
+from winml.modelkit.samples.data_sources import find_source, source_files
+from winml.modelkit.samples.datasets_library import refuse_missing_datasets
+from winml.modelkit.samples.text_files import TEXT_SUFFIXES
+
+CalibrationKind = Literal["arrays", "texts", "data set"]
+"""``.npz`` files; a file of texts, read without another package; or anything the datasets library reads."""
+
+OPTION = "--calibration-data"
+CACHE_OPTION = "--calibration-cache"
+FORMATS = (
+    "Pass an .npz file or a folder of .npz files (numpy.savez, one array per graph input, one file per "
+    "sample); text: .txt (one per line), .csv or .jsonl; a .json, .parquet or .arrow file; a folder of such "
+    "files, of images, of audio files, or from save_to_disk; or the name of a dataset on the Hub."
+)
+"""What is read, for hints."""
+
+
+def calibration_kind(data: str | Path) -> CalibrationKind:
+    """Return how data is read.
+
+    Raises:
+        UsageError: there is none, or it has a form that is not read.
+    """
+    path = Path(data)
+    if path.is_file() and path.suffix in (".npz", *TEXT_SUFFIXES):
+        return "arrays" if path.suffix == ".npz" else "texts"
+    if path.is_dir() and any(path.glob("*.npz")):
+        return "arrays"
+    try:
+        find_source(data, OPTION)
+    except UsageError as error:
+        raise UsageError(error.message, hint=FORMATS) from None
+    return "data set"
+
+
+def npz_files(data: Path) -> list[Path]:
+    """Return the files of a folder that hold samples, in their order; of a file, itself."""
+    return sorted(data.glob("*.npz")) if data.is_dir() else [data]
+
+
+def calibration_files(data: str | Path) -> dict[str, Path]:
+    """Return the files that data consists of: name in its folder → file; empty for a data set of the Hub.
+
+    Raises:
+        UsageError: as for :func:`calibration_kind`.
+    """
+    path, kind = Path(data), calibration_kind(data)
+    if kind == "data set":
+        source = find_source(data, OPTION)
+        files = source_files(source)
+        return {file.name if file == source.path else file.relative_to(path).as_posix(): file for file in files}
+    return {file.name: file for file in npz_files(path)}
+
+
+def refuse_missing_files(options: QuantizeOptions) -> None:
+    """Refuse data that is not there or has a form which is not read, and columns of what has none.
+
+    Raises:
+        UsageError: names it, and the forms that are read.
+    """
+    data = options.calibration_data
+    kind = None if data is None else calibration_kind(data)
+    passed = f"--split {options.split}" if options.split is not None else "--columns" if options.columns else ""
+    if passed and kind in (None, "arrays"):
+        what = "random values" if kind is None else f"{OPTION} {data}, which contains arrays by input"
+        raise UsageError(f"{passed} does not apply to {what}", hint="Omit it, or pass a dataset.")
+    refuse_unknown_roles(options.columns)
+    if kind == "data set":
+        refuse_missing_datasets(f"{OPTION} {data}")

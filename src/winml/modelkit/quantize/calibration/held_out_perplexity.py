@@ -1,0 +1,93 @@
+"""Measures the perplexity of a language model on calibration samples that no algorithm sees.
+
+The samples are those that :class:`~winml.modelkit.quantize.calibration.calibration_data.Calibration` holds out, each
+read as one prompt. The number is that of ``winml eval``: the task and its metric are used as they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.evaluate.metrics import PERPLEXITY
+from winml.modelkit.evaluate.tasks.texts import predicted_text
+from winml.modelkit.options import Drop, drop_at
+from winml.modelkit.ort.decoding.inputs import MASK, SCORES, TOKEN_IDS
+from winml.modelkit.ort.graph_inputs import graph_inputs
+from winml.modelkit.ort.sessions import Session
+from winml.modelkit.quantize.calibration.calibration_data import Calibration
+from winml.modelkit.quantize.quantized_variants import VariantEvaluator
+from winml.modelkit.quantize.sensitivity_records import MetricTarget
+
+
+def held_out_evaluator(calibration: Calibration, session: Session, max_drop: Drop) -> tuple[VariantEvaluator, float]:
+    """Return what judges forms of a model by its perplexity, and the perplexity of the model.
+
+    Args:
+        calibration: Holds samples out.
+        session: The float graph.
+        max_drop: By how much the perplexity may be larger.
+
+    Raises:
+        UsageError: the model has no perplexity, the data does not fit its inputs, or no sample is held out.
+        InputError: a file is damaged, or the model has no finite perplexity on the data.
+        StageError: the model does not run.
+    """
+
+    def scores(session: Session) -> dict[str, float]:
+        texts = itertools.starmap(predicted_text, _texts(session, calibration))
+        rows = [(text.surprise, len(text.best)) for text in texts]
+        return {PERPLEXITY.name: PERPLEXITY.measured(rows, []).value}
+
+    _refuse_others(session)
+    if next(calibration.held_out_samples(graph_inputs(session)), None) is None:
+        raise UsageError(
+            f"--max-drop perplexity: {calibration.words.partition(',')[0]} are too few to hold out a quarter",
+            hint="Pass at least four samples with --calibration-data.",
+        )
+    value = scores(session)[PERPLEXITY.name]
+    if not math.isfinite(value):
+        raise InputError(
+            f"{session.name}: its perplexity on the data is {value}",
+            hint="Pass texts of several tokens in the language of the model with --calibration-data.",
+        )
+    target = MetricTarget(PERPLEXITY.name, value + drop_at(max_drop, value), PERPLEXITY.is_higher_better)
+    return VariantEvaluator(target, scores, {"max_drop": max_drop, "data": calibration.request()}), value
+
+
+def _refuse_others(session: Session) -> None:
+    inputs, outputs = session.inputs, session.outputs
+    if TOKEN_IDS not in inputs or SCORES not in outputs:
+        raise UsageError(
+            f"--max-drop perplexity: {session.name} takes {', '.join(inputs)} and returns {', '.join(outputs)}; "
+            f"perplexity requires {TOKEN_IDS} and {SCORES}",
+            hint="Use --budget smallest with --min-sqnr, such as 25.",
+        )
+
+
+def _texts(session: Session, calibration: Calibration) -> Iterator[tuple[Array, Array]]:
+    """Yield the scores and the tokens of each text that is held out, without its padding."""
+    for feeds in calibration.held_out_samples(graph_inputs(session)):
+        scores = session.run(feeds, [SCORES])[SCORES]
+        if scores.shape[:2] != feeds[TOKEN_IDS].shape:
+            raise UsageError(
+                f"--max-drop perplexity: {TOKEN_IDS} is {list(feeds[TOKEN_IDS].shape)}, and {SCORES} is "
+                f"{list(scores.shape)}; perplexity requires scores of every token",
+                hint="Export the model with --logits all, or use --budget smallest with --min-sqnr.",
+            )
+        yield from zip(*_without_padding(scores, feeds), strict=True)
+
+
+def _without_padding(scores: Array, feeds: Arrays) -> tuple[list[Array], list[Array]]:
+    tokens = feeds[TOKEN_IDS]
+    length = tokens.shape[1]
+    masks = feeds[MASK][:, -length:] > 0 if MASK in feeds else np.ones(tokens.shape, bool)
+    return (
+        [row[mask] for row, mask in zip(scores, masks, strict=True)],
+        [row[mask] for row, mask in zip(tokens, masks, strict=True)],
+    )

@@ -1,0 +1,616 @@
+"""Finds the blocks of weights with samples, layer by layer: GPTQ, AWQ, or for each module what errs least.
+
+The graph is cut into layers. Each is run on what the quantized layers before it make of the samples; of the inputs of
+its products only sums are held. Then its weights are quantized, and it is run again with what they have become. Values
+between layers and the blocks that were found lie on disk: memory holds one layer and the sums of its inputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.errors import QuantizeError, StageError
+from winml.modelkit.onnx.cutting import Cut, Cutter, cut_model
+from winml.modelkit.onnx.files.resumable_results import OtherRequest, ResumableResults
+from winml.modelkit.ort.decoding.inputs import MASK
+from winml.modelkit.ort.graph_inputs import GraphInput, described_inputs
+from winml.modelkit.ort.graph_sessions import GraphSessions
+from winml.modelkit.ort.sessions import Session, onnxruntime_version
+from winml.modelkit.progress import count_progress
+from winml.modelkit.quantize.calibration.calibration_data import Calibration
+from winml.modelkit.quantize.declared_options import Algorithm
+from winml.modelkit.quantize.engines.block_quantizers import BlockForm, Blocks, quantize_blocks, unpack_blocks
+from winml.modelkit.quantize.engines.calibrated_quantizers import (
+    InputStatistics,
+    SolvedWeight,
+    awq_scale,
+    gptq_blocks,
+    relative_error,
+)
+from winml.modelkit.quantize.engines.weight_only import BlockWeight
+from winml.modelkit.quantize.planning import WeightKey
+from winml.modelkit.quantize.unfinished_work import StoredArrays, digest_of, graph_digest
+from winml.modelkit.tags.tagging import read_tag
+from winml.modelkit.version import __version__
+
+_LAYER_BYTES = 500_000_000
+"""Weights of a layer that is run at a time, as float32, unless one product has more. Chosen: half a layer of a 7 B
+decoder; with the sums of its inputs and a session it stays below 3 GB."""
+FEWEST_LAYERS = 24
+"""Chosen: a small model is cut as well, so that later layers see what the quantized ones before them make."""
+_JUDGING = 4
+"""Every so many-th sample is left out of what an algorithm sees, where several are compared by their errors on these.
+Chosen: three quarters of the samples find nearly the same blocks."""
+
+
+@dataclass(frozen=True)
+class LayerCalibration:
+    """Runs a model on samples, layer by layer."""
+
+    calibration: Calibration
+    folder: Path
+    """Blocks lie in it, and what an interrupted run found; it lies at least as long as the blocks are read."""
+    resumed: list[tuple[int, int]] = field(default_factory=list, compare=False)
+    """Of each walk that an interrupted run began: layers that it had finished, and layers of the model."""
+
+    def as_record(self) -> dict[str, object]:
+        """Return what the blocks come from, JSON-ready."""
+        return self.calibration.as_record()
+
+    def solve(self, model: ir.Model, weights: Sequence[BlockWeight]) -> dict[WeightKey, SolvedWeight]:
+        """Return the blocks of weights of a model; the model stays as it is.
+
+        Layers that an interrupted run has finished with the same graph, weights, forms and samples are not run again.
+
+        Raises:
+            UsageError: data does not fit the inputs.
+            InputError: a file is damaged.
+            QuantizeError: the model does not run on the data, or an input of a product is NaN or infinite.
+        """
+        request = {
+            "graph": graph_digest(model),
+            "weights": [[*weight.key, *astuple(weight.form), weight.algorithm] for weight in weights],
+            "winml": __version__,
+            "onnxruntime": onnxruntime_version(),
+        }
+        walk = _Walk(self.folder / digest_of(request), request, weights)
+        self._take_samples(model, walk.values)
+        return self._solved(model, weights, walk)
+
+    def _solved(self, model: ir.Model, weights: Sequence[BlockWeight], walk: _Walk) -> dict[WeightKey, SolvedWeight]:
+        cutter = Cutter(model)
+        values = walk.values
+        layers = _layers(model, cutter, weights)
+        finished, solved = walk.resume()
+        if finished:
+            self.resumed.append((finished, len(layers)))
+        for number, layer in enumerate(layers, 1):
+            later = _read_later(layers[number:])
+            if number > finished:
+                run = _LayerRun(model, layer, values)
+                own = [weight for weight in weights if weight.products[0] in layer.members and weight.key not in solved]
+                if own:
+                    solved |= _LayerSolver(walk).solve(own, run)
+                if number < len(layers):
+                    run.advance({weight.key: solved[weight.key] for weight in weights if weight.key in solved})
+                run.release()
+                walk.keep(number, later)
+            values.retain(later)  # after it was written down that nothing else is needed
+            count_progress(number, len(layers), f"layer {number} of {len(layers)}", is_told=True)
+        return solved
+
+    def _take_samples(self, model: ir.Model, values: _HeldValues) -> None:
+        inputs = _inputs_of(model)
+        for number, sample in enumerate(self.calibration.read_samples(inputs)):
+            for name, array in sample.items():
+                values.put(name, number, array)
+            mask = sample.get(MASK)
+            if mask is not None and mask.ndim == 2 and not mask.all():
+                values.masks[number] = mask > 0
+            values.count = number + 1
+
+
+def _inputs_of(model: ir.Model) -> tuple[GraphInput, ...]:
+    """Return the inputs of a graph as an open session would describe them."""
+    values = [value for value in model.graph.inputs if not value.is_initializer()]
+    types = {}
+    shapes: dict[str, list[int | str | None]] = {}
+    for value in values:
+        element = "float" if value.dtype is None else value.dtype.name.lower()
+        types[value.name or ""] = f"tensor({element})"
+        sizes = () if value.shape is None else value.shape
+        shapes[value.name or ""] = [size if isinstance(size, int) else size.value for size in sizes]
+    return described_inputs(types, shapes, model.metadata_props)
+
+
+# --- Values between layers, on disk.
+
+
+class _HeldValues:
+    """Values of each sample, by name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.arrays = StoredArrays(folder)
+        self.numbers: dict[str, int] = {}
+        self.count = 0
+        """Number of samples."""
+        self.masks: dict[int, Array] = {}
+        """Number of a sample with padding → which of its tokens are none."""
+
+    def put(self, name: str, sample: int, array: Array) -> None:
+        """Hold a value of a sample."""
+        number = self.numbers.setdefault(name, len(self.numbers))
+        self.arrays.put(f"{number}_{sample}", array)
+
+    def read(self, names: Iterable[str], sample: int) -> dict[str, Array]:
+        """Return values of a sample."""
+        return {name: self.arrays.read(f"{self.numbers[name]}_{sample}") for name in names}
+
+    def digests(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the digests of values by what they are stored as, of those that were made already."""
+        made = (self.numbers[name] for name in names if name in self.numbers)
+        stored = (f"{number}_{sample}" for number in made for sample in range(self.count))
+        return {name: self.arrays.digests[name] for name in stored}
+
+    def retain(self, names: Iterable[str]) -> None:
+        """Remove all values but these."""
+        for name in self.numbers.keys() - set(names):
+            for sample in range(self.count):
+                self.arrays.remove(f"{self.numbers[name]}_{sample}")
+
+
+# --- What a walk through the layers has found, on disk after each: the next run continues behind it.
+
+
+class _Walk:
+    """The blocks that were found, and the values that later layers read."""
+
+    def __init__(self, folder: Path, request: Mapping[str, object], weights: Sequence[BlockWeight]) -> None:
+        self.values = _HeldValues(folder / "values")
+        self._blocks = StoredArrays(folder / "blocks")
+        self._folder, self._request, self._weights = folder, request, weights
+        self._records: dict[int, dict[str, Any]] = {}
+        """Position of a weight → where its blocks are, and how they were found."""
+        self._scales: dict[int, str] = {}
+        """Identity of a scale → what it is stored as: weights with the same inputs share one."""
+        self._state: ResumableResults | None = None
+
+    def hold(
+        self,
+        weight: BlockWeight,
+        algorithm: str,
+        form: BlockForm,
+        blocks: Blocks,
+        scale: Array | None = None,
+        errors: Mapping[str, float] | None = None,
+    ) -> SolvedWeight:
+        """Put the blocks of a weight on disk."""
+        place = self._weights.index(weight)
+        for part, array in blocks._asdict().items():
+            if array is not None:
+                self._blocks.put(f"{place}_{part}", array)
+        if scale is not None and id(scale) not in self._scales:
+            self._scales[id(scale)] = name = f"{place}_input_scale"
+            self._blocks.put(name, scale)
+        stored = None if scale is None else self._scales[id(scale)]
+        record = {"algorithm": algorithm, "searched_by": form.algorithm, "scale": stored, "errors": dict(errors or {})}
+        self._records[place] = record
+        return self._solved(place, form, scale)
+
+    def keep(self, finished: int, later: Collection[str]) -> None:
+        """Write down that layers are finished, and which values the others read."""
+        assert self._state is not None  # resumed before
+        self._state.write(
+            {
+                "finished": finished,
+                "numbers": self.values.numbers,
+                "values": self.values.digests(later),
+                "blocks": self._blocks.digests,
+                "weights": self._records,
+            }
+        )
+
+    def resume(self) -> tuple[int, dict[WeightKey, SolvedWeight]]:
+        """Return how many layers an interrupted run finished on these samples, and what it found.
+
+        Of a damaged one nothing is taken.
+        """
+        samples = digest_of(self.values.arrays.digests)
+        self._state = ResumableResults(self._folder / "state.json", {**self._request, "samples": samples})
+        record = self._state.read(dict)
+        if record is None or isinstance(record, OtherRequest):
+            return 0, {}
+        try:
+            return self._restored(record)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            self._records.clear()
+            return 0, {}
+
+    def _restored(self, record: Mapping[str, Any]) -> tuple[int, dict[WeightKey, SolvedWeight]]:
+        if not self.values.arrays.holds(record["values"]) or not self._blocks.holds(record["blocks"]):
+            raise ValueError("an array is damaged")
+        scales = {name: self._blocks.read(name) for name in record["blocks"] if name.endswith("_input_scale")}
+        finished, numbers = int(record["finished"]), dict(record["numbers"])
+        solved = {}
+        for place, found in ((int(place), dict(found)) for place, found in record["weights"].items()):
+            weight = self._weights[place]
+            form = replace(weight.form, algorithm=found["searched_by"])
+            self._records[place] = found
+            scale = None if found["scale"] is None else scales[found["scale"]]
+            solved[weight.key] = self._solved(place, form, scale)
+        self.values.numbers = numbers
+        self.values.arrays.digests |= record["values"]
+        self._blocks.digests = dict(record["blocks"])
+        self._scales = {id(array): name for name, array in scales.items()}
+        return finished, solved
+
+    def _solved(self, place: int, form: BlockForm, scale: Array | None) -> SolvedWeight:
+        names = {part: f"{place}_{part}" for part in ("packed", "scales", "zero_points")}
+
+        def read() -> Blocks:
+            parts = {part: self._blocks.read(name) for part, name in names.items() if name in self._blocks.digests}
+            return Blocks(parts["packed"], parts["scales"], parts.get("zero_points"))
+
+        record = self._records[place]
+        return SolvedWeight(record["algorithm"], form, read, scale, record["errors"])
+
+
+# --- Layers: pieces of the graph between which few values travel.
+
+
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    cut: Cut
+    members: frozenset[ir.Node]
+
+
+def _layers(model: ir.Model, cutter: Cutter, weights: Sequence[BlockWeight]) -> list[_Layer]:
+    """Cut the graph where few values travel on, after the products of at most ``LAYER_BYTES`` of weights.
+
+    What comes after the last product is left out.
+    """
+    nodes = list(model.graph)
+    position = {node: place for place, node in enumerate(nodes)}
+    groups: defaultdict[tuple[ir.Value, ...], list[BlockWeight]] = defaultdict(list)
+    for weight in weights:
+        groups[weight.inputs].append(weight)
+    bytes_at: defaultdict[int, int] = defaultdict(int)
+    inside: set[int] = set()  # places between weights with the same inputs, which are found together
+    for group in groups.values():
+        places = sorted(position[weight.products[0]] for weight in group)
+        bytes_at[places[-1]] += sum(4 * weight.matrix.depth * weight.matrix.width for weight in group)
+        inside.update(range(places[0], places[-1]))
+    last = max(position[node] for weight in weights for node in weight.products)
+    crossing = cutter.crossing()
+    limit = min(_LAYER_BYTES, sum(bytes_at.values()) // FEWEST_LAYERS)
+    layers, start, held = [], 0, 0
+    ends = sorted(bytes_at)
+    for index, place in enumerate(ends):
+        held += bytes_at[place]
+        stop = last
+        if place != ends[-1]:
+            following = ends[index + 1]
+            places = [end for end in range(place, following) if end not in inside]
+            if not places or held + bytes_at[following] <= limit:
+                continue
+            # Between this product and the next one, the first place that the fewest values cross.
+            stop = min(places, key=lambda end: (crossing[end], end))
+        members = nodes[start : stop + 1]
+        layers.append(_Layer(cutter.cut_exactly(members), frozenset(members)))
+        start, held = stop + 1, 0
+    return layers
+
+
+def _read_later(layers: Sequence[_Layer]) -> set[str]:
+    return {value.name or "" for layer in layers for value in layer.cut.inputs}
+
+
+# --- One layer, run twice.
+
+
+_LAYER = "the layer"
+
+
+class _LayerRun:
+    """Runs a layer on the samples."""
+
+    def __init__(self, model: ir.Model, layer: _Layer, values: _HeldValues) -> None:
+        self._layer, self._values = layer, values
+        self._graph = cut_model(model, layer.cut)
+        self._sessions = GraphSessions(self._graph)
+
+    def observe(self, names: Sequence[str]) -> Iterator[Arrays]:
+        """Yield values of the layer by name for each sample."""
+        made = {value.name: value for node in self._graph.graph for value in node.outputs}
+        passed = [name for name in names if name not in made]  # inputs of the layer are not computed again
+        with _outputs(self._graph, [made[name] for name in names if name in made]) as computed:
+            session = self._session() if computed else None
+            for sample in range(self._values.count):
+                feeds = self._feeds(sample)
+                yield {
+                    **{name: feeds[name] for name in passed},
+                    **(self._run(session, feeds, computed) if session is not None else {}),
+                }
+
+    def advance(self, solved: Mapping[WeightKey, SolvedWeight]) -> None:
+        """Hold what the layer makes of the samples with the weights that were found."""
+        self.release()  # some are replaced
+        initializers = self._graph.graph.initializers
+        for key, found in solved.items():
+            if key.name in initializers:
+                initializers[key.name].const_value = _dequantized(key, initializers[key.name], found)
+        names = [value.name or "" for value in self._layer.cut.outputs]
+        session = self._session()
+        for sample in range(self._values.count):
+            for name, array in self._run(session, self._feeds(sample), names).items():
+                self._values.put(name, sample, array)
+
+    def mask(self, sample: int) -> Array | None:
+        """Return which tokens of a sample are no padding; None where no input says it."""
+        return self._values.masks.get(sample)
+
+    def release(self) -> None:
+        """Unmap the weights of the layer from memory; they are mapped again when they are read."""
+        for value in self._graph.graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                with contextlib.suppress(BufferError):  # somebody reads it
+                    value.const_value.release()
+
+    def _feeds(self, sample: int) -> dict[str, Array]:
+        return self._values.read([value.name or "" for value in self._layer.cut.inputs], sample)
+
+    def _session(self) -> Session:
+        return self._sessions.open(self._graph, name=_LAYER, prepack=False)
+
+    def _run(self, session: Session, feeds: Arrays, names: Sequence[str]) -> dict[str, Array]:
+        try:
+            return session.run(feeds, names)
+        except StageError as error:
+            reason = error.message.partition(f"{_LAYER}: ")[2] or error.message
+            raise QuantizeError(
+                f"the model cannot run on the calibration data: {reason}",
+                hint="Pass values that are valid for the model with --calibration-data.",
+            ) from error
+
+
+class _outputs:  # noqa: N801  # a context manager
+    """Make values the outputs of a graph as long as the block lasts; yields their names."""
+
+    def __init__(self, model: ir.Model, values: Sequence[ir.Value]) -> None:
+        self._outputs, self._values = model.graph.outputs, values
+
+    def __enter__(self) -> list[str]:
+        self._before = list(self._outputs)
+        self._outputs[:] = self._values
+        return [value.name or "" for value in self._values]
+
+    def __exit__(self, *_error: object) -> None:
+        self._outputs[:] = self._before
+
+
+def _dequantized(key: WeightKey, value: ir.Value, found: SolvedWeight) -> ir.LazyTensor:
+    """Return a weight with the values that its blocks stand for."""
+    assert value.const_value is not None
+    tensor = value.const_value
+
+    def read() -> ir.TensorProtocol:
+        depth = tensor.shape.numpy()[-1 if key.is_transposed else -2]
+        matrix = unpack_blocks(found.read(), found.form, depth)
+        if found.input_scale is not None:
+            matrix = matrix / found.input_scale[:, None]
+        whole = np.ascontiguousarray(matrix.T if key.is_transposed else matrix).reshape(tensor.shape.numpy())
+        return ir.Tensor(whole.astype(tensor.dtype.numpy(), copy=False), dtype=tensor.dtype, name=key.name)
+
+    return ir.LazyTensor(read, tensor.dtype, ir.Shape(tensor.shape.numpy()), name=key.name)
+
+
+# --- The weights of one layer.
+
+
+_CANDIDATES = ("rtn", "k_quant", "gptq", "awq", "awq+gptq")
+"""What ``auto`` compares; all take the same bytes. Zero points of hqq take four bytes: a budget weighs them."""
+
+
+class _Candidate(NamedTuple):
+    algorithm: str
+    blocks: Sequence[Blocks]
+    """Of each weight of a group."""
+    forms: Sequence[BlockForm]
+    scale: Array | None
+    errors: Sequence[float]
+
+
+@dataclass
+class _Statistics:
+    """What is held of one input: that of the samples an algorithm sees, and that of those it is judged on."""
+
+    fitted: InputStatistics
+    judged: InputStatistics
+
+
+class _LayerSolver:
+    """Quantizes the weights of a layer."""
+
+    def __init__(self, walk: _Walk) -> None:
+        self._walk = walk
+        # With few samples, what is left out would be missed.
+        self._has_many_samples = walk.values.count >= 2 * _JUDGING
+
+    def solve(self, weights: Sequence[BlockWeight], run: _LayerRun) -> dict[WeightKey, SolvedWeight]:
+        """Return the blocks of weights, group by group of those that are multiplied with the same values."""
+        groups: defaultdict[tuple[str, ...], list[BlockWeight]] = defaultdict(list)
+        for weight in weights:
+            groups[tuple(value.name or "" for value in weight.inputs)].append(weight)
+        statistics = self._measured(groups, run)
+        solved: dict[WeightKey, SolvedWeight] = {}
+        for names, group in groups.items():
+            sums = statistics.pop(names)
+            algorithms = list(dict.fromkeys(weight.algorithm for weight in group))
+            for algorithm in algorithms:
+                alike = [weight for weight in group if weight.algorithm == algorithm]
+                # GPTQ uses the sums up.
+                own = sums if algorithm == algorithms[-1] else replace(sums, fitted=_copied(sums.fitted))
+                solved |= self._solved_group(algorithm, alike, own, shares_input=len(names) == 1)
+        return solved
+
+    def _measured(
+        self, groups: Mapping[tuple[str, ...], Sequence[BlockWeight]], run: _LayerRun
+    ) -> dict[tuple[str, ...], _Statistics]:
+        found = {}
+        for names, group in groups.items():
+            depth = group[0].matrix.depth
+            fitted = InputStatistics.of_depth(depth)
+            judges = self._has_many_samples and any(weight.algorithm == "auto" for weight in group)
+            found[names] = _Statistics(fitted, InputStatistics.of_depth(depth) if judges else fitted)
+        observed = list(dict.fromkeys(name for names in groups for name in names))
+        for sample, arrays in enumerate(run.observe(observed)):
+            for names, sums in found.items():
+                is_judging = sums.judged is not sums.fitted and sample % _JUDGING == _JUDGING - 1
+                for name in names:
+                    if not np.isfinite(arrays[name]).all():
+                        raise QuantizeError(
+                            f"an input of {_words(groups[names][0])} is NaN or infinite (sample {sample + 1} of the "
+                            "calibration data)",
+                            hint="Pass suitable data with --calibration-data, or --exclude the module.",
+                        )
+                    rows = _without_padding(arrays[name], run.mask(sample))
+                    (sums.judged if is_judging else sums.fitted).add(rows)
+        return found
+
+    def _solved_group(
+        self, algorithm: Algorithm, group: Sequence[BlockWeight], sums: _Statistics, *, shares_input: bool
+    ) -> dict[WeightKey, SolvedWeight]:
+        """Return the blocks of weights that are multiplied with the same values and found by the same algorithm."""
+        if algorithm == "gptq":
+            return self._by_gptq(group, sums.fitted)
+        matrices = [_matrix(weight) for weight in group]
+        tried = list(self._candidates(algorithm, group, matrices, sums, shares_input=shares_input))
+        # All or none have their inputs divided, so that the scale can go into the normalization before.
+        ways = [[item for item in tried if (item.scale is None) == is_plain] for is_plain in (True, False)]
+        best = min(
+            ([min(way, key=lambda item: item.errors[place]) for place in range(len(group))] for way in ways if way),
+            key=lambda chosen: sum(item.errors[place] for place, item in enumerate(chosen)),
+        )
+        return {
+            weight.key: self._walk.hold(
+                weight,
+                item.algorithm,
+                item.forms[place],
+                item.blocks[place],
+                item.scale,
+                {other.algorithm: other.errors[place] for other in tried},
+            )
+            for place, (weight, item) in enumerate(zip(group, best, strict=True))
+        }
+
+    def _by_gptq(self, group: Sequence[BlockWeight], statistics: InputStatistics) -> dict[WeightKey, SolvedWeight]:
+        """Return the blocks of weights, one at a time: the last one uses the sums up, so that there is no copy."""
+        solved = {}
+        for weight in group:
+            sums = statistics if weight is group[-1] else _copied(statistics)
+            found = gptq_blocks(_matrix(weight), sums, weight.form)
+            solved[weight.key] = self._walk.hold(weight, "gptq", weight.form, found)
+        return solved
+
+    @staticmethod
+    def _candidates(
+        requested: Algorithm,
+        group: Sequence[BlockWeight],
+        matrices: Sequence[Array],
+        sums: _Statistics,
+        *,
+        shares_input: bool,
+    ) -> Iterator[_Candidate]:
+        forms = [weight.form for weight in group]
+        wanted = _CANDIDATES if requested == "auto" else (requested,)
+        judged = sums.judged
+
+        def candidate(algorithm: str, blocks: Sequence[Blocks], used: Sequence[BlockForm], scale: Array | None) -> Any:
+            errors = []
+            for matrix, found, form in zip(matrices, blocks, used, strict=True):
+                rounded = unpack_blocks(found, form, len(matrix))
+                rounded = rounded if scale is None else rounded / scale[:, None]
+                errors.append(relative_error(rounded - matrix, matrix, judged))
+            return _Candidate(algorithm, blocks, used, scale, errors)
+
+        def rounded(scale: Array | None, used: Sequence[BlockForm]) -> list[Blocks]:
+            return [
+                quantize_blocks(matrix if scale is None else matrix * scale[:, None], form)
+                for matrix, form in zip(matrices, used, strict=True)
+            ]
+
+        def solved(scale: Array | None) -> list[Blocks]:
+            fitted = sums.fitted if scale is None else sums.fitted.scaled(scale)
+            return [
+                gptq_blocks(matrix if scale is None else matrix * scale[:, None], _copied(fitted), form)
+                for matrix, form in zip(matrices, forms, strict=True)
+            ]
+
+        if requested in ("rtn", "hqq"):
+            yield candidate(requested, rounded(None, forms), forms, None)
+            return
+        if "rtn" in wanted:
+            yield candidate("rtn", rounded(None, forms), forms, None)
+        if "k_quant" in wanted and not any(form.is_symmetric for form in forms):
+            searched = [replace(form, algorithm="k_quant") for form in forms]
+            yield candidate("k_quant", rounded(None, searched), searched, None)
+        if "gptq" in wanted:
+            yield candidate("gptq", solved(None), forms, None)
+        if "awq" not in wanted:
+            return
+        # A weight with several inputs, or whose rows are looked up as well, has nothing to divide.
+        may_scale = shares_input and all(_is_for_products(weight) for weight in group)
+        scale = awq_scale(matrices, sums.fitted, forms) if may_scale else None
+        if scale is not None or "rtn" not in wanted:
+            yield candidate("awq" if scale is not None else "rtn", rounded(scale, forms), forms, scale)
+        if scale is not None and "awq+gptq" in wanted:
+            yield candidate("awq+gptq", solved(scale), forms, scale)
+
+
+def _matrix(weight: BlockWeight) -> Array:
+    """Return a weight as it is multiplied from the left: float32, depth × width."""
+    matrix = weight.matrix.tensor.numpy().reshape(weight.matrix.tensor.shape.numpy()[-2:]).astype(np.float32)
+    if not math.isfinite(float(np.abs(matrix).max(initial=0))):
+        raise QuantizeError(
+            f"{_words(weight)} has values that are NaN or infinite",
+            hint="Repair the checkpoint, or --exclude the module.",
+        )
+    return matrix.T if weight.matrix.is_transposed else matrix
+
+
+def _copied(statistics: InputStatistics) -> InputStatistics:
+    """Return statistics whose Gram matrix may be used up."""
+    return InputStatistics(statistics.gram.copy(), statistics.absolute, statistics.rows)
+
+
+def _without_padding(rows: Array, mask: Array | None) -> Array:
+    """Return the rows of the tokens that are no padding, of values with a row for each token; others as they are."""
+    return rows if mask is None or rows.shape[:-1] != mask.shape else rows[mask]
+
+
+def _is_for_products(weight: BlockWeight) -> bool:
+    return not any(node.op_type == "Gather" for value in _initializers(weight) for node, _ in value.uses())
+
+
+def _initializers(weight: BlockWeight) -> Iterator[ir.Value]:
+    for node in weight.products:
+        for value in node.inputs:
+            maker = value.producer() if value is not None else None
+            value = maker.inputs[0] if maker is not None and maker.op_type == "Transpose" else value
+            if value is not None and value.name == weight.key.name:
+                yield value
+
+
+def _words(weight: BlockWeight) -> str:
+    tag = read_tag(weight.products[0])
+    return f"weight {weight.key.name} of module {tag.tag if tag is not None else '(unknown)'}"

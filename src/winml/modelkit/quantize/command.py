@@ -1,0 +1,136 @@
+"""``winml quantize``: lets modules of an ONNX file compute with fewer bits, and keeps its tags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
+from winml.modelkit.cli._folders import run_verb, show_plan
+from winml.modelkit.cli._measuring import live_progress
+from winml.modelkit.cli._options import request_options, result_options, verbose_option
+from winml.modelkit.cli._progress import show_step
+from winml.modelkit.cli._requests import read_request
+from winml.modelkit.cli._streams import (
+    json_text,
+    library_output_to_stderr,
+    plain_json_text,
+    show_result,
+    silence_library_warnings,
+    tell,
+    write_files,
+)
+from winml.modelkit.quantize.verb import (
+    QUANTIZE,
+    QuantizeRequest,
+    plan_sensitivity,
+    refuse_unrun_sensitivity,
+    run_sensitivity,
+)
+
+if TYPE_CHECKING:
+    from winml.modelkit.quantize.records import QuantizedFile
+    from winml.modelkit.quantize.sensitivity_records import QuantizationSensitivity
+    from winml.modelkit.report.document import Document
+
+EPILOG = """\b
+Examples:
+  winml quantize -m model.onnx -o int8.onnx
+  winml quantize -m model.onnx -o int4.onnx --precision int4
+  winml quantize -m built -o built-int8
+  winml quantize -m model.onnx -o int8.onnx --exclude BertPooler --exclude 'encoder.layer.0.**'
+  winml quantize -m model.onnx -o mixed.onnx --per-module rules.json
+  winml quantize -m model.onnx -o qdq.onnx --mode qdq --calibration-data samples
+  winml quantize -m built -o built-int4 -p int4 --algorithm gptq --calibration-data texts.jsonl
+  winml quantize -m built -o built-mixed --budget 4.5bits --report page.html
+  winml quantize -m model.onnx --sensitivity --report page.html
+  winml quantize -m model.onnx --sensitivity --target sqnr_db=30 --exclude-list rules.json
+  winml quantize -m model.onnx --sensitivity --target accuracy=0.9 --dataset reviews.csv
+"""
+
+
+@click.command(name="quantize", cls=WinMLCommand, epilog=EPILOG)
+@request_options(QuantizeRequest)
+@verbose_option("Show more detail: every module.")
+@result_options
+def command(**options: Any) -> None:
+    """Quantize an ONNX model, module by module. Tags are preserved.
+
+    Exit codes: 0 success, 1 invalid files, 2 usage error, 3 the quality of the outputs falls below the minimum, or
+    --target is not met.
+    """
+    request = read_request(QuantizeRequest, options)
+    if request.sensitivity:
+        _measure(request, options)
+        return
+    run_verb(QUANTIZE, request, options, _described, lambda result: _write_page(result, options))
+
+
+def _write_page(result: QuantizedFile, options: Mapping[str, Any]) -> list[Path]:
+    """Write the page of a search for bits, where one is requested."""
+    if options["report"] is None:
+        return []
+    from winml.modelkit.cli._pages import page_text
+    from winml.modelkit.quantize.table import budget_document
+
+    files = {"model": [file.path for file in result.files if file.path.suffix == ".onnx"]}
+    texts = {options["report"]: lambda: page_text(budget_document(result), options["report"], files)}
+    return write_files(texts, overwrite=options["overwrite"])
+
+
+def _described(result: QuantizedFile) -> Document:
+    from winml.modelkit.quantize.table import quantization_document  # reads numpy
+
+    return quantization_document(result)
+
+
+# --- ``winml quantize --sensitivity``: which modules pay for fewer bits, as a table, as files and as rules.
+
+
+def _measure(request: QuantizeRequest, options: Mapping[str, Any]) -> None:
+    """Measure, write the files, show the ranking, and leave with exit code 3 where a target was not met."""
+    plan = plan_sensitivity(request)
+    if options["dry_run"]:
+        with library_output_to_stderr():
+            refuse_unrun_sensitivity(plan)
+        show_plan(plan, options)
+        return
+    silence_library_warnings(debug=options["debug"])
+    with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
+        result = run_sensitivity(plan, None if options["quiet"] else show_step, progress)
+        written = _write_files(result, options)
+    if plan.sensitivity.measured is not None:
+        plan.sensitivity.measured.unlink(missing_ok=True)  # the answer is written
+    _show(result, written, options)
+    if result.exclude_list is not None and not result.exclude_list.is_met:
+        tell(f"--target {request.target} was not met: {result.unmet_words}")
+        click.get_current_context().exit(NEGATIVE_RESULT)
+
+
+def _write_files(result: QuantizationSensitivity, options: Mapping[str, Any]) -> list[Path]:
+    """Write the files that are asked for; the list of exceptions only where it meets the target."""
+    from winml.modelkit.cli._pages import page_text
+    from winml.modelkit.quantize.sensitivity_table import sensitivity_document
+
+    listed = result.exclude_list
+    renderers: dict[str, Callable[[], str]] = {
+        "output": lambda: f"{json_text(result.as_record())}\n",
+        "report": lambda: page_text(
+            sensitivity_document(result),
+            options["report"],
+            {name: [options[name]] for name in renderers if options[name]},
+        ),
+    }
+    if listed is not None and listed.is_met:
+        renderers["exclude_list"] = lambda: f"{plain_json_text(listed.rules)}\n"
+    texts = {options[name]: text for name, text in renderers.items() if options[name]}
+    return write_files(texts, overwrite=options["overwrite"])
+
+
+def _show(result: QuantizationSensitivity, written: list[Path], options: Mapping[str, object]) -> None:
+    from winml.modelkit.quantize.sensitivity_table import sensitivity_document
+
+    show_result(result.as_record(), options, lambda: sensitivity_document(result).with_files(written))

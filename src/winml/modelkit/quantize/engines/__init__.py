@@ -1,0 +1,1 @@
+"""Quantization engines, a module each."""

@@ -1,0 +1,217 @@
+"""Quantizes weights to 8-bit integers as ONNX Runtime's quantizer does, all channels at once.
+
+Scale and zero point are computed when they are asked for, the integers when they are written: one weight is in memory
+at a time. Numbers are those of ``onnxruntime.quantization``, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from winml.modelkit.arrays import Array
+from winml.modelkit.errors import QuantizeError
+from winml.modelkit.onnx.weights import read_once
+from winml.modelkit.quantize.planning import PlannedNode, constant_weight
+from winml.modelkit.tags.tagging import read_tag
+from winml.modelkit.words import size_words
+
+PIECE_ELEMENTS = 1 << 20
+"""Values computed at a time. Chosen: they stay in the processor's cache, and their copies take a few MB."""
+
+
+@dataclass(frozen=True)
+class IntegerRange:
+    """The integers a weight may become."""
+
+    dtype: ir.DataType
+    minimum: int
+    maximum: int
+    is_symmetric: bool
+    """Whether the range of the weight is widened to be the same on both sides of zero."""
+
+
+@dataclass(frozen=True)
+class WeightScales:
+    """How a weight becomes integers: ``integer = round(weight / scale) + zero point``."""
+
+    scales: Array
+    """Of the weight's dtype: one, or one for each channel."""
+    zero_points: Array
+    """Of the integers' dtype, in the shape of ``scales``."""
+    axis: int | None
+    """Axis of the channels, not negative; None: one scale for the weight."""
+    integers: IntegerRange
+
+
+def measure_scales(weight: ir.TensorProtocol, axis: int | None, integers: IntegerRange) -> WeightScales:
+    """Return scales and zero points by the smallest and the largest value.
+
+    Args:
+        weight: Floating-point values, of any shape.
+        axis: Axis of the channels, counted from either end; None: one scale for the weight.
+        integers: What the values become.
+
+    Raises:
+        ValueError: a value is NaN or infinite, or the weight has no such axis.
+    """
+    values = read_once(weight)
+    if axis is not None:
+        if not -values.ndim <= axis < values.ndim:
+            raise ValueError(f"weight {weight.name} of shape {list(values.shape)} has no axis {axis}")
+        axis %= values.ndim
+    others = tuple(other for other in range(values.ndim) if other != axis)
+    low = np.minimum(values.min(axis=others, initial=0), 0)
+    high = np.maximum(values.max(axis=others, initial=0), 0)
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise ValueError(f"weight {weight.name} has values that are NaN or infinite")
+    if integers.is_symmetric:
+        high = np.maximum(-low, high)
+        low = -high
+    # In float64, as ONNX Runtime computes it: a finite range may not fit the dtype.
+    exact = (high.astype(np.float64) - low.astype(np.float64)) / (integers.maximum - integers.minimum)
+    is_zero = exact < np.finfo(values.dtype).tiny
+    safe = np.where(is_zero, 1.0, exact)
+    middle = np.round((integers.minimum + integers.maximum) / 2)
+    zero_points = middle if integers.is_symmetric else np.round(integers.minimum - low / safe)
+    return WeightScales(
+        safe.astype(values.dtype),
+        np.where(is_zero, 0, zero_points).astype(integers.dtype.numpy()),
+        axis,
+        integers,
+    )
+
+
+def quantized_tensor(weight: ir.TensorProtocol, scales: WeightScales, name: str) -> ir.LazyTensor:
+    """Return the integers of a weight as a tensor that is computed each time it is read."""
+
+    def compute() -> ir.TensorProtocol:
+        return ir.Tensor(_integers_of(read_once(weight), scales), name=name)
+
+    return ir.LazyTensor(compute, scales.integers.dtype, ir.Shape(weight.shape.numpy()), name=name)
+
+
+def _integers_of(values: Array, scales: WeightScales) -> Array:
+    """Return the integers, in pieces of whole rows, so that copies in float stay small."""
+    rows = values.reshape(-1, 1) if values.ndim < 2 else values
+    shape = [-1 if other == scales.axis else 1 for other in range(rows.ndim)]
+    scale, zero_point = scales.scales.reshape(shape), scales.zero_points.reshape(shape).astype(np.float32)
+    integers = np.empty(rows.shape, scales.integers.dtype.numpy())
+    step = max(1, PIECE_ELEMENTS // max(1, rows[:1].size))
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        here = part if scales.axis == 0 else slice(None)
+        piece = rows[part].astype(np.float32) / scale[here]
+        np.rint(piece, out=piece)
+        piece += zero_point[here]
+        np.clip(piece, scales.integers.minimum, scales.integers.maximum, out=piece)
+        integers[part] = piece
+    return integers.reshape(values.shape)
+
+
+# --- Finds weights that are no numbers, and those that stay in the file beside their quantized form.
+
+
+@dataclass(frozen=True)
+class WeightUse:
+    """A weight and one node that reads it, for messages about values that are read while the result is written."""
+
+    weight: str
+    node: str
+    tag: str
+    """The node's; empty where it has none."""
+
+    @classmethod
+    def of(cls, weight: ir.Value, node: ir.Node) -> WeightUse:
+        """Return the use of a weight by a node."""
+        tag = read_tag(node)
+        return cls(weight.name or "", node.name or "", tag.tag if tag is not None else "")
+
+    def refuse_nan(self, values: Array) -> None:
+        """Refuse values with NaN among them.
+
+        Raises:
+            QuantizeError: names weight, node and module.
+        """
+        if np.isnan(values).any():
+            raise self._error("has values that are NaN")
+
+    def refuse_non_finite(self, values: Array) -> None:
+        """Refuse values with NaN or infinity among them.
+
+        Raises:
+            QuantizeError: names weight, node and module.
+        """
+        if not np.isfinite(values).all():
+            raise self._error("has values that are NaN or infinite")
+
+    def _error(self, fault: str) -> QuantizeError:
+        return QuantizeError(
+            f"weight {self.weight} {fault}: module {self.tag or '(unknown)'}, node {self.node}",
+            hint="Repair the checkpoint, or --exclude the module.",
+        )
+
+
+def has_non_finite_scales(model: ir.Model, quantized: ir.Model) -> bool:
+    """Say whether a scale is NaN or infinite, as that of a weight is that has such values; reads no weight.
+
+    Args:
+        model: The graph before.
+        quantized: The graph after; scales that are computed when the file is written are not looked at.
+    """
+    known = model.graph.initializers
+    for name, value in quantized.graph.initializers.items():
+        tensor = value.const_value
+        if name in known or tensor is None or not tensor.dtype.is_floating_point() or isinstance(tensor, ir.LazyTensor):
+            continue
+        if not np.isfinite(tensor.numpy().astype(np.float32)).all():
+            return True
+    return False
+
+
+def refuse_non_finite_weights(model: ir.Model, planned: Sequence[PlannedNode]) -> None:
+    """Refuse a weight with NaN or infinite values; reads one after the other, so for the case that something is wrong.
+
+    Raises:
+        QuantizeError: names weight, node and module.
+    """
+    nodes = {node.name: node for node in model.graph}
+    checked: set[ir.Value] = set()
+    for item in planned:
+        weight = constant_weight(nodes[item.name]) if item.mode is not None else None
+        if weight is None or weight in checked:
+            continue
+        checked.add(weight)
+        assert weight.const_value is not None
+        values = weight.const_value.numpy().astype(np.float32)
+        if count := int(values.size - np.isfinite(values).sum()):
+            raise QuantizeError(
+                f"{count} of {values.size} values of weight {weight.name} are NaN or infinite: module "
+                f"{item.tag or '(unknown)'}, node {item.name}",
+                hint="Repair the checkpoint, or --exclude the module.",
+            )
+
+
+def shared_weight_notes(model: ir.Model, reached: Collection[str], quantized: ir.Model) -> tuple[str, ...]:
+    """Return a sentence for each weight that the file now holds twice: quantized for some nodes, as it was for others.
+
+    Args:
+        model: The graph before.
+        reached: Names of the nodes that were quantized.
+        quantized: The graph after.
+    """
+    nodes = {node.name: node for node in model.graph}
+    weights = {weight for name in reached if (weight := constant_weight(nodes[name])) is not None}
+    notes = []
+    for weight in sorted(weights, key=lambda value: value.name or ""):
+        rest = quantized.graph.initializers.get(weight.name or "")
+        if rest is None or rest.const_value is None or rest.dtype != weight.dtype or not rest.uses():
+            continue
+        readers = sorted({node.name or node.op_type for node, _ in rest.uses()})
+        others = " and others" if len(readers) > 2 else ""
+        size = size_words(rest.const_value.nbytes)
+        notes.append(f"Weight {weight.name} ({size}) is also stored unquantized, for {', '.join(readers[:2])}{others}.")
+    return tuple(notes)

@@ -1,0 +1,561 @@
+"""Quantizes by ranges that are known beforehand: QuantizeLinear and DequantizeLinear around layers, integer weights.
+
+ONNX Runtime's own quantizer for this form also changes what nodes read that are not to be quantized, and computes
+weights channel by channel in Python; hence the nodes are placed here. What the form means is ONNX's, and the kernels
+that compute it are ONNX Runtime's. The tags of new nodes are written here: a value's nodes belong to the module that
+makes it, those of a weight, of a bias or of a graph input to the module that reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import onnx_ir as ir
+
+from winml.modelkit.arrays import Array
+from winml.modelkit.errors import QuantizeError
+from winml.modelkit.metadata_keys import QUANTIZATION_KEY
+from winml.modelkit.onnx.fresh_names import FreshNames
+from winml.modelkit.onnx.weights import give_products_own_weights, read_once
+from winml.modelkit.quantize.engines.integer_weights import IntegerRange, WeightScales, measure_scales, quantized_tensor
+from winml.modelkit.quantize.planning import EngineTask
+from winml.modelkit.quantize.precisions import Precision
+from winml.modelkit.quantize.qdq_placement import QuantizedConstant, QuantizedValue, bias_addition, weight_operand
+from winml.modelkit.tags import address
+from winml.modelkit.tags.tagging import NodeTag, read_tag, write_tag
+
+# --- Turns biases and ranges into integers with scales and zero points.
+#
+# Numbers only: knows no graph. A float ``x`` is the integer ``round(x / scale) + zero_point``, clipped to its type.
+
+
+def quantize_bias(bias: Array, scale: Array) -> Array:
+    """Return a bias in 32 bits, by the scale of the products it is added to."""
+    limits = np.iinfo(np.int32)
+    values = np.rint(bias.astype(np.float64) / scale.astype(np.float64))
+    return np.clip(values, limits.min, limits.max).astype(np.int32)
+
+
+def scale_of_range(low: float, high: float, bits: int) -> tuple[Array, Array]:
+    """Return scale (float32) and zero point (uint8 or uint16) of a range, both scalars; zero is exact.
+
+    Args:
+        low: Smallest value.
+        high: Largest value.
+        bits: 8 or 16.
+    """
+    dtype = np.dtype(np.uint8 if bits == 8 else np.uint16)
+    steps = 2**bits - 1
+    low, high = min(low, 0.0), max(high, 0.0)
+    scale = np.float32((high - low) / steps)
+    if not scale > 0:
+        return np.array(1, np.float32), np.array(0, dtype)
+    zero = min(max(round(-low / float(scale)), 0), steps)
+    return np.array(scale, np.float32), np.array(zero, dtype)
+
+
+_ONNX_16_BIT_OPSET = 21
+"""Specified: the first version of ONNX's QuantizeLinear and DequantizeLinear that takes 16 bits."""
+_CONTRIB_DOMAIN = "com.microsoft"
+"""ONNX Runtime's own forms of both take 16 bits at any opset."""
+
+_RANGES = {
+    (True, True): IntegerRange(ir.DataType.INT8, -127, 127, is_symmetric=True),
+    (True, False): IntegerRange(ir.DataType.INT8, -128, 127, is_symmetric=False),
+    (False, True): IntegerRange(ir.DataType.UINT8, 1, 255, is_symmetric=True),
+    (False, False): IntegerRange(ir.DataType.UINT8, 0, 255, is_symmetric=False),
+}
+"""Whether signed, whether zero is the middle → the integers of a weight. The smallest has no counterpart; without it
+the middle is exact."""
+
+
+def _weight_range(precision: Precision, *, is_signed: bool, is_symmetric: bool) -> IntegerRange:
+    if precision.weight_bits == 16:
+        return IntegerRange(ir.DataType.INT16, -32767, 32767, is_symmetric=True)
+    return _RANGES[is_signed, is_symmetric]
+
+
+class _Usage(Protocol):
+    """One use of a value: the reading node and its input index. onnx_ir's own type has no public name."""
+
+    @property
+    def node(self) -> ir.Node: ...
+    @property
+    def idx(self) -> int: ...
+
+
+class _Bias(NamedTuple):
+    """What is added to each output channel of a layer."""
+
+    reader: ir.Node
+    """The layer itself, or the Add behind it."""
+    place: int
+    """Position among the inputs of the reader."""
+    values: Array
+    """float32, one dimension."""
+
+
+def quantize_statically(model: ir.Model, task: EngineTask) -> ir.Model:
+    """Return the model with the named nodes between QuantizeLinear and DequantizeLinear; the given one stays as it is.
+
+    Raises:
+        QuantizeError: the range of a value is not known.
+    """
+    quantized = model.clone()
+    give_products_own_weights(quantized, task.nodes)
+    _Rewriting(quantized, task).run()
+    return quantized
+
+
+class _Rewriting:
+    """One group of nodes of a model, in place."""
+
+    def __init__(self, model: ir.Model, task: EngineTask) -> None:
+        self._model = model
+        self._graph = model.graph
+        self._task = task
+        bits = task.precision.activation_bits or 8
+        self._bits = bits
+        is_contrib = bits > 8 and model.opset_imports.get("", 0) < _ONNX_16_BIT_OPSET
+        self._domain = _CONTRIB_DOMAIN if is_contrib else ""
+        if is_contrib:
+            model.opset_imports.setdefault(_CONTRIB_DOMAIN, 1)
+        self._scales: dict[str, tuple[ir.Value, ir.Value]] = {}
+        """Name of a value → its scale and zero point."""
+        self._dequantized: dict[tuple[str, int | None], tuple[ir.Value, WeightScales]] = {}
+        """Weight and axis → the value that layers read, and what it is made from."""
+        self._unit_constants: dict[tuple[str, str, int | None], tuple[ir.Value, tuple[ir.Value, ir.Value]]] = {}
+        """Name of a constant, what it is, and axis → what operators read, and its scale and zero point."""
+        self._tables: dict[str, tuple[ir.Value, ir.Value, ir.Value]] = {}
+        """Table of weights → integers, scale and zero point."""
+        self._fresh = FreshNames.of_graph(self._graph)
+        self._modules = {
+            tag.tag: tag.module for node in self._graph if (tag := read_tag(node)) is not None
+        }  # fmt: skip
+
+    def run(self) -> None:
+        if self._task.placement.is_by_unit:
+            self._quantize_units()
+            return
+        layers = [node for node in self._graph if node.name in self._task.nodes]
+        for item in self._task.placement.values:
+            self._scales[item.name] = self._scale_of(item)
+        for node in layers:
+            replaced = [value for value in node.inputs if value is not None and value.is_initializer()]
+            self._quantize_layer(node)
+            _remove_unused(self._graph, replaced)
+        # Now: what a table was found to hold is a new value of the old name.
+        values = {value.name: value for value in self._graph.inputs}
+        values |= {value.name: value for node in self._graph for value in node.outputs}
+        for item in self._task.placement.values:
+            self._quantize_value(values[item.name], item)
+        for node in self._graph:
+            if node.name in self._task.placement.companions:
+                self._record(node, "operator")
+
+    def _quantize_units(self) -> None:
+        """Let each operator of a unit read integers and make some; its constants are in its types."""
+        nodes = {node.name: node for node in self._graph}
+        # The rows of a table have its scale, and the scales of biases are made of those of weights.
+        constants = sorted(self._task.placement.constants, key=lambda item: _ORDER[item.role])
+        for constant in (item for item in constants if item.role == "table"):
+            name = _name_of_input(nodes[constant.node], constant.index)
+            self._scales[name] = self._quantize_constant(nodes[constant.node], constant)
+        for item in self._task.placement.values:
+            self._scales.setdefault(item.name, self._scale_of(item))
+        for constant in (item for item in constants if item.role != "table"):
+            if constant.role == "bias":
+                self._quantize_unit_bias(nodes[constant.node], constant)
+            elif constant.role == "rows":
+                self._quantize_table(nodes[constant.node], constant.index)
+            else:
+                self._quantize_constant(nodes[constant.node], constant)
+        # Now: what rows of a table are is a new value of the old name.
+        values = {value.name: value for value in self._graph.inputs}
+        values |= {value.name: value for node in self._graph for value in node.outputs}
+        for item in self._task.placement.values:
+            self._quantize_value(values[item.name], item)
+        for name in self._task.placement.companions:
+            self._record(nodes[name], "operator")
+
+    def _quantize_constant(self, node: ir.Node, constant: QuantizedConstant) -> tuple[ir.Value, ir.Value]:
+        """Let an operator read a constant dequantized; return scale and zero point."""
+        value = node.inputs[constant.index]
+        assert value is not None  # the placement read it
+        assert value.const_value is not None
+        key = (value.name or "", constant.role, constant.axis)
+        if key not in self._unit_constants:
+            stored = self._stored(value, self._unit_scales(value, constant))
+            users = [use.node for use in value.uses() if use.node.name in self._task.placement.companions]
+            tag = _common_tag(users, self._modules)
+            dequantize = self._node("DequantizeLinear", stored, key[0], tag, "weight", axis=constant.axis)
+            dequantize.outputs[0].shape, dequantize.outputs[0].type = value.shape, value.type
+            self._graph.insert_before(node, [dequantize])
+            self._unit_constants[key] = dequantize.outputs[0], (stored[1], stored[2])
+        dequantized, scales = self._unit_constants[key]
+        node.replace_input_with(constant.index, dequantized)
+        _remove_unused(self._graph, [value])
+        return scales
+
+    def _unit_scales(self, value: ir.Value, constant: QuantizedConstant) -> WeightScales:
+        """Return how a constant becomes integers: of the type of weights, or of activations."""
+        tensor = value.const_value
+        assert tensor is not None  # it is a constant
+        precision, provider = self._task.precision, self._task.provider
+        if constant.role == "weight":
+            is_signed = precision.signed_weights if provider.signed_weights is None else provider.signed_weights
+            is_symmetric = provider.symmetric_weights
+            if is_symmetric is None:
+                is_symmetric = self._task.is_symmetric is not False
+            is_channel = constant.axis is not None
+            integers = _weight_range(
+                precision, is_signed=is_signed or is_channel, is_symmetric=is_symmetric or is_channel
+            )
+            scales = measure_scales(tensor, constant.axis, integers)
+            # A scale of 1, which channels of zeros have, is far from the others.
+            is_zero = (scales.scales == 1) & (scales.zero_points == 0)
+            least = np.float32(_LEAST_RANGE / (integers.maximum - integers.minimum))
+            return replace(scales, scales=np.where(is_zero, least, scales.scales).astype(np.float32))
+        limits = self._task.ranges.get(value.name or "")
+        if limits is None:
+            array = read_once(tensor)
+            limits = (float(array.min(initial=0)), float(array.max(initial=0)))
+        return WeightScales(*self._unit_scale(*limits), None, self._activation_integers)
+
+    def _unit_scale(self, low: float, high: float) -> tuple[Array, Array]:
+        """Return scale and zero point of a range, as the provider takes activations."""
+        low = min(low, 0.0)
+        high = max(high, 0.0, low + _LEAST_RANGE)
+        if not self._task.provider.symmetric_activations:
+            return scale_of_range(low, high, self._bits)
+        dtype = np.dtype(np.int8 if self._bits == 8 else np.int16)
+        return np.array(max(-low, high) / (2 ** (self._bits - 1) - 1), np.float32), np.array(0, dtype)
+
+    @property
+    def _activation_integers(self) -> IntegerRange:
+        if self._task.provider.symmetric_activations:
+            dtype, least = (ir.DataType.INT8 if self._bits == 8 else ir.DataType.INT16), -(2 ** (self._bits - 1))
+        else:
+            dtype, least = (ir.DataType.UINT8 if self._bits == 8 else ir.DataType.UINT16), 0
+        return IntegerRange(dtype, least, least + 2**self._bits - 1, is_symmetric=False)
+
+    def _quantize_unit_bias(self, node: ir.Node, constant: QuantizedConstant) -> None:
+        """Let an operator read its bias in 32 bits, by the scales of what it multiplies."""
+        data, weight = node.inputs[0], node.inputs[1]
+        value = node.inputs[constant.index]
+        maker = weight.producer() if weight is not None else None
+        data_scale = self._scales[_measured_name(data, self._scales)][0].const_value
+        assert value is not None  # the placement read it
+        assert value.const_value is not None
+        if maker is None or maker.op_type != "DequantizeLinear" or data_scale is None:
+            return
+        scales = maker.inputs[1]
+        assert scales is not None  # the operator has them
+        assert scales.const_value is not None
+        bias = np.asarray(value.const_value.numpy())
+        self._quantize_bias(_Bias(node, constant.index, bias), data_scale.numpy() * scales.const_value.numpy())
+
+    def _scale_of(self, item: QuantizedValue) -> tuple[ir.Value, ir.Value]:
+        if item.same_as:
+            return self._scales[item.same_as]
+        if item.limits is None and item.name not in self._task.ranges:
+            raise QuantizeError(
+                f"no calibration range for value {item.name}", hint="Use calibration data that covers it."
+            )
+        limits = item.limits or self._task.ranges[item.name]
+        by_unit = self._task.placement.is_by_unit
+        scale, zero_point = self._unit_scale(*limits) if by_unit else scale_of_range(*limits, self._bits)
+        return self._initializer(f"{item.name}_scale", scale), self._initializer(f"{item.name}_zero_point", zero_point)
+
+    def _quantize_value(self, value: ir.Value, item: QuantizedValue) -> None:
+        """Put the pair behind the node that makes a value, and let its readers read what comes out."""
+        value, uses = _read_form(value, item.readers)
+        maker = value.producer()
+        tag = read_tag(maker) if maker is not None else _common_tag([use.node for use in uses], self._modules)
+        scale, zero_point = self._scales[item.name]
+        quantize = self._node("QuantizeLinear", [value, scale, zero_point], item.name, tag, "activation")
+        dequantize = self._node(
+            "DequantizeLinear", [quantize.outputs[0], scale, zero_point], item.name, tag, "activation"
+        )
+        self._put_behind(value, dequantize, uses, takes_name=item.readers is None and value.is_graph_output())
+        if maker is not None:
+            self._graph.insert_after(maker, [quantize, dequantize])
+        else:
+            self._graph.insert_before(self._graph[0], [quantize, dequantize])
+
+    def _quantize_layer(self, node: ir.Node) -> None:
+        operand = weight_operand(node)
+        if operand is None:
+            return
+        if node.op_type == "Gather":
+            self._quantize_table(node, operand)
+            self._record(node, "operator")
+            return
+        data = node.inputs[1 - operand]
+        data_name = _measured_name(data, self._scales)
+        if not data_name:
+            return
+        weight = node.inputs[operand]
+        assert weight is not None  # it is what weight_operand found
+        axis = _channel_axis(node, operand) if self._task.is_per_channel else None
+        input_scale = self._scales[data_name][0].const_value
+        bias = _constant_bias(node, self._task)
+        least = None if bias is None or input_scale is None else _least_scale(bias.values, input_scale.numpy(), axis)
+        dequantized, integers = self._dequantized_weight(weight, axis, node, least)
+        node.replace_input_with(operand, dequantized)
+        self._record(node, "operator")
+        if bias is not None and input_scale is not None and integers.scales.size in (1, bias.values.size):
+            self._quantize_bias(bias, input_scale.numpy() * integers.scales)
+            if bias.reader is not node:
+                self._record(bias.reader, "operator")
+
+    def _dequantized_weight(
+        self, weight: ir.Value, axis: int | None, node: ir.Node, least: Array | None
+    ) -> tuple[ir.Value, WeightScales]:
+        """Return the value that layers read in place of a weight; one for all layers of the group that share it."""
+        name = weight.name or ""
+        if (name, axis) in self._dequantized:
+            known = self._dequantized[name, axis]
+            if least is None or np.all(known[1].scales >= least):
+                return known
+        integers = _scales_of(weight, axis, least, self._task)
+        stored, scale, zero_point = self._stored(weight, integers)
+        tag = _common_tag([use.node for use in weight.uses() if use.node.name in self._task.nodes], self._modules)
+        dequantize = self._node("DequantizeLinear", [stored, scale, zero_point], name, tag, "weight", axis=axis)
+        dequantize.outputs[0].shape, dequantize.outputs[0].type = weight.shape, weight.type
+        self._graph.insert_before(node, [dequantize])
+        self._dequantized[name, axis] = dequantize.outputs[0], integers
+        return dequantize.outputs[0], integers
+
+    def _quantize_table(self, node: ir.Node, operand: int) -> None:
+        """Let a Gather read integers, and turn into floats what it found rather than the table."""
+        table = node.inputs[operand]
+        assert table is not None  # it is what weight_operand found
+        name = table.name or ""
+        if name not in self._tables:
+            self._tables[name] = self._stored(table, _scales_of(table, None, None, self._task))
+        stored, scale, zero_point = self._tables[name]
+        node.replace_input_with(operand, stored)
+        found = node.outputs[0]
+        uses = list(found.uses())
+        dequantize = self._node(
+            "DequantizeLinear", [found, scale, zero_point], found.name or "", read_tag(node), "weight"
+        )
+        self._put_behind(found, dequantize, uses, takes_name=True)
+        found.type = stored.type
+        self._graph.insert_after(node, [dequantize])
+
+    def _put_behind(
+        self, value: ir.Value, dequantize: ir.Node, uses: Sequence[_Usage], *, takes_name: bool
+    ) -> None:  # fmt: skip
+        """Let readers of a value read what a new node makes, under the value's name where it takes its place."""
+        result = dequantize.outputs[0]
+        result.shape, result.type = value.shape, value.type
+        for use in uses:
+            use.node.replace_input_with(use.idx, result)
+        if not takes_name:
+            return
+        result.name, value.name = value.name, self._fresh.take(f"{value.name}_before")
+        for index, output in enumerate(self._graph.outputs):
+            if output is value:
+                self._graph.outputs[index] = result
+
+    def _stored(self, weight: ir.Value, integers: WeightScales) -> tuple[ir.Value, ir.Value, ir.Value]:
+        assert weight.const_value is not None  # it is an initializer
+        name = self._fresh.take(f"{weight.name}_quantized")
+        return (
+            _registered(self._graph, quantized_tensor(weight.const_value, integers, name)),
+            self._initializer(f"{weight.name}_scale", integers.scales),
+            self._initializer(f"{weight.name}_zero_point", integers.zero_points),
+        )
+
+    def _quantize_bias(self, bias: _Bias, scale: Array) -> None:
+        value = bias.reader.inputs[bias.place]
+        assert value is not None  # it is what the bias was read from
+        name = value.name or ""
+        axis = 0 if scale.size > 1 else None
+        scale = scale.astype(np.float32).reshape(-1 if scale.size > 1 else ())
+        inputs = [
+            self._initializer(f"{name}_quantized", quantize_bias(bias.values, scale)),
+            self._initializer(f"{name}_scale", scale),
+            self._initializer(f"{name}_zero_point", np.zeros(scale.shape, np.int32)),
+        ]
+        dequantize = self._node("DequantizeLinear", inputs, name, read_tag(bias.reader), "weight", axis=axis)
+        dequantize.outputs[0].shape, dequantize.outputs[0].type = value.shape, value.type
+        self._graph.insert_before(bias.reader, [dequantize])
+        bias.reader.replace_input_with(bias.place, dequantize.outputs[0])
+        _remove_unused(self._graph, [value])
+
+    def _node(
+        self, operator: str, inputs: Sequence[ir.Value], name: str, tag: NodeTag | None, kind: str,
+        axis: int | None = None,
+    ) -> ir.Node:  # fmt: skip
+        """Return a new node of one output; neither is in the graph."""
+        output = ir.Value(name=self._fresh.take(f"{name}_{operator}_Output"))
+        attributes = [] if axis is None else [ir.AttrInt64("axis", axis)]
+        node = ir.Node(
+            self._domain, operator, inputs, attributes, outputs=[output], name=self._fresh.take(f"{name}_{operator}")
+        )
+        if tag is not None:
+            write_tag(node, NodeTag(tag.tag, tag.module, "inherited"))
+        self._record(node, kind)
+        return node
+
+    def _record(self, node: ir.Node, kind: str) -> None:
+        node.metadata_props[QUANTIZATION_KEY] = json.dumps({"precision": self._task.precision.name, "kind": kind})
+
+    def _initializer(self, name: str, array: Array) -> ir.Value:
+        return _registered(self._graph, ir.Tensor(array, name=self._fresh.take(name)))
+
+
+_LEAST_RANGE = 1e-4
+"""Width that the range of a value in a unit has at least. Specified: what ONNX Runtime's recipe for QNN sets. Measured
+with QNN 2.7: sums with a constant of zeros at scale 1 are wrong (-13 dB), at the scale of this range right."""
+
+
+_ORDER = {"table": 0, "rows": 1, "weight": 1, "activation": 1, "bias": 2}
+
+
+def _name_of_input(node: ir.Node, index: int) -> str:
+    value = node.inputs[index]
+    return (value.name if value is not None else "") or ""
+
+
+def _registered(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
+    shape = ir.Shape(tensor.shape.numpy())
+    value = ir.Value(name=tensor.name, const_value=tensor, shape=shape, type=ir.TensorType(tensor.dtype))
+    graph.register_initializer(value)
+    return value
+
+
+def _measured_name(value: ir.Value | None, scales: Container[str | None]) -> str:
+    """Return the name under which what a layer reads has a scale; empty where it has none.
+
+    What an integer kernel of another group makes is read behind that group's DequantizeLinear.
+    """
+    while value is not None:
+        if value.name in scales:
+            return value.name or ""
+        value = _before_pair(value)
+    return ""
+
+
+def _before_pair(value: ir.Value) -> ir.Value | None:
+    """Return the value that a QuantizeLinear and a DequantizeLinear turn into this one; None where none do.
+
+    Both were put there by an engine: a graph that has them is not quantized again.
+    """
+    dequantize = value.producer()
+    integers = dequantize.inputs[0] if dequantize is not None and dequantize.op_type == "DequantizeLinear" else None
+    quantize = integers.producer() if integers is not None else None
+    return quantize.inputs[0] if quantize is not None and quantize.op_type == "QuantizeLinear" else None
+
+
+def _read_form(value: ir.Value, names: frozenset[str] | None) -> tuple[ir.Value, Sequence[_Usage]]:
+    """Return the form in which the named nodes read a value, and their uses of it.
+
+    That is what a group before this one made of it, where it quantized the value for all that reads it. Then the pair
+    of this group goes behind the other: the maker keeps its integer kernel.
+    """
+    if names is None:
+        return value, list(value.uses())
+    forms = [value]
+    for quantize, _ in value.uses():
+        if quantize.op_type == "QuantizeLinear":
+            forms += [use.node.outputs[0] for use in quantize.outputs[0].uses()]
+    for form in forms:
+        if uses := [use for use in form.uses() if use.node.name in names]:
+            return form, uses
+    return value, []
+
+
+def _remove_unused(graph: ir.Graph, weights: Sequence[ir.Value]) -> None:
+    """Remove those of the weights that nothing reads any more, in place."""
+    for value in weights:
+        if value.uses() or value.is_graph_output() or value.is_graph_input():
+            continue
+        graph.initializers.pop(value.name or "", None)
+
+
+def _common_tag(nodes: Sequence[ir.Node], modules: Mapping[str, str]) -> NodeTag | None:
+    """Return the tag of the deepest module that contains all of the nodes."""
+    tags = {tag.tag: tag for node in nodes if (tag := read_tag(node)) is not None}
+    if len(tags) <= 1:
+        return next(iter(tags.values()), None)
+    common = address.common_ancestor(list(tags))
+    return NodeTag(common, modules.get(common, ""), "inherited")
+
+
+def _scales_of(weight: ir.Value, axis: int | None, least: Array | None, task: EngineTask) -> WeightScales:
+    """Return how a weight becomes integers.
+
+    Args:
+        weight: An initializer, float32.
+        axis: Axis of the channels, each of which gets a scale of its own; None: one scale for all.
+        least: Scales may not be smaller, one for each channel or a scalar.
+        task: Says the type of the integers, and whether zero is their middle.
+
+    Raises:
+        QuantizeError: it has values that are not finite.
+    """
+    tensor = weight.const_value
+    assert tensor is not None  # an initializer of the main graph has one
+    # Specified: ONNX Runtime's integer kernels take one zero point for all channels, hence the middle.
+    is_symmetric = axis is not None or task.is_symmetric is not False
+    try:
+        signed = task.precision.signed_weights
+        scales = measure_scales(
+            tensor, axis, _weight_range(task.precision, is_signed=signed, is_symmetric=is_symmetric)
+        )
+    except ValueError as error:
+        raise QuantizeError(str(error), hint="Check the checkpoint, or exclude its module (--exclude).") from error
+    if is_symmetric:
+        # Channels of zeros have another one otherwise.
+        middle = 0 if task.precision.signed_weights else 128
+        scales = replace(scales, zero_points=np.full_like(scales.zero_points, middle))
+    return scales if least is None else replace(scales, scales=np.maximum(scales.scales, least).astype(np.float32))
+
+
+def _channel_axis(node: ir.Node, operand: int) -> int | None:
+    """Return the axis of a weight along which the outputs of a layer lie; None where they lie along none."""
+    weight = node.inputs[operand]
+    assert weight is not None  # it is what weight_operand found
+    assert weight.const_value is not None
+    if node.op_type == "Conv":
+        return 0
+    if node.op_type == "ConvTranspose":
+        return 1
+    if operand == 0 or len(weight.const_value.shape) != 2:
+        return None
+    if node.op_type == "Gemm":
+        return 0 if node.attributes.get_int("transB", 0) else 1
+    return 1
+
+
+def _constant_bias(node: ir.Node, task: EngineTask) -> _Bias | None:
+    """Return the bias of a layer, its own or that of the Add behind it, where it is constant and added as it is."""
+    reader, index = node, 2
+    if node.op_type == "MatMul":
+        addition = bias_addition(node)
+        if addition is None or addition[0].name not in task.placement.bias_additions:
+            return None
+        reader, index = addition
+    elif node.op_type not in ("Conv", "Gemm") or len(node.inputs) < 3:
+        return None
+    value = reader.inputs[index]
+    tensor = value.const_value if value is not None and value.is_initializer() and not value.is_graph_input() else None
+    if tensor is None or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) != 1:
+        return None
+    if node.attributes.get_float("beta", 1.0) != 1.0 or node.attributes.get_float("alpha", 1.0) != 1.0:
+        return None
+    return _Bias(reader, index, np.asarray(tensor.numpy()))
+
+
+def _least_scale(bias: Array, input_scale: Array, axis: int | None) -> Array:
+    """Return the smallest scale of a weight with which its bias fits into 32 bits."""
+    limit = np.abs(bias.astype(np.float64)) / (float(input_scale) * np.iinfo(np.int32).max) * 1.0001
+    return np.asarray(limit.max() if axis is None else limit)

@@ -1,0 +1,582 @@
+"""Quantizes an ONNX file by module.
+
+Reading, plain form, comparison and writing are those of every verb that changes a graph (``graph_file``). Knows no
+PyTorch and imports none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import onnx_ir as ir
+
+from winml.modelkit.arrays import Array
+from winml.modelkit.compare.fidelity import FidelityInfo
+from winml.modelkit.compare.files import below_minimum_hint, refuse_unfaithful
+from winml.modelkit.compare.quality_samples import SampleRequest
+from winml.modelkit.errors import QuantizeError, VerificationError
+from winml.modelkit.file_names import files_folder
+from winml.modelkit.metadata_keys import INPUTS_KEY, OUTPUTS_KEY
+from winml.modelkit.onnx.bundle import is_one_of_several
+from winml.modelkit.onnx.cutting import GraphModules
+from winml.modelkit.onnx.files.graph_reading import load_by_reference
+from winml.modelkit.onnx.files.placing import external_files
+from winml.modelkit.onnx.files.writing import written_bytes
+from winml.modelkit.onnx.pinning import sizes_of_dimensions
+from winml.modelkit.onnx.weights import to_weightless, weight_bytes
+from winml.modelkit.options import load_metadata
+from winml.modelkit.ort.host import available_bytes, has_integer_dot_products, is_x86
+from winml.modelkit.ort.opened_model import RunOptions
+from winml.modelkit.progress import StepEvent
+from winml.modelkit.quantize.budget import SearchTools, SolvedOnce, choose_bits
+from winml.modelkit.quantize.budget_records import BudgetSearch
+from winml.modelkit.quantize.calibration.activation_statistics import measure_states
+from winml.modelkit.quantize.calibration.calibration_data import Calibration, CalibrationStatistics, refuse_missing_data
+from winml.modelkit.quantize.calibration.layer_calibration import LayerCalibration
+from winml.modelkit.quantize.engines.half_float import clipped_values
+from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
+from winml.modelkit.quantize.pipeline import QuantizeResult, WeightSolver, quantize
+from winml.modelkit.quantize.placements import placement_for
+from winml.modelkit.quantize.planning import (
+    refuse_quantized,
+    refuse_small_share,
+)
+from winml.modelkit.quantize.precisions import FLOAT32, INTEGER_ACTIVATIONS, LEAST_CACHE_SQNR_DB, PRECISIONS, Mode
+from winml.modelkit.quantize.preparation import prepare
+from winml.modelkit.quantize.quantized_variants import FloatGraph
+from winml.modelkit.quantize.records import Calibrated, QuantizedFile
+from winml.modelkit.quantize.unfinished_work import unfinished_folder
+from winml.modelkit.tags.tagging import measure_coverage
+from winml.modelkit.transform.graph_file import (
+    FLOAT_SOURCE_DIGITS,
+    CheckedSource,
+    GraphFileTask,
+    GraphWork,
+    name_beside,
+    record_float_source,
+    refresh_metadata,
+    transform_file,
+)
+from winml.modelkit.transform.module_functions import graph_modules, source_notes
+from winml.modelkit.transform.records import GraphSummary
+from winml.modelkit.words import count_noun, size_words
+
+# --- What a user has to know of how fast a quantized file runs: what the processor has.
+#
+# ONNX Runtime does the fusions that integer operators need (DynamicQuantizeMatMul, MatMulIntegerToFloat with its bias)
+# when it creates a session, so nothing is fused here. Whether ``winml optimize`` before gains time depends on the
+# model: none in bert-base and MiniLM with VNNI, some in smaller models; ``winml tune`` measures it.
+
+
+def _kernel_notes(modes: Collection[Mode], *, signed_weights: bool) -> Iterator[str]:
+    """Yield what to say of a file that was quantized in these ways.
+
+    Args:
+        modes: Ways to fewer bits that were used.
+        signed_weights: Whether weights became signed integers.
+    """
+    if INTEGER_ACTIVATIONS.isdisjoint(modes):
+        return
+    has_dot_products = has_integer_dot_products()
+    if has_dot_products and is_x86() and not signed_weights:
+        yield (
+            "Unsigned weights do not use the 8-bit dot products (VNNI) of this processor, signed weights do: "
+            "--precision int8 is faster."
+        )
+    if has_dot_products is False:
+        words = (
+            "This processor has no 8-bit dot products (VNNI): int8 is less of a speedup here than on processors "
+            "with VNNI."
+        )
+        if is_x86() and signed_weights:
+            words += (
+                " Sums of signed weights saturate on it unless the ONNX Runtime session option "
+                "session.x64quantprecision is 1, as winml sets it. If you cannot set it, use --precision "
+                "uint8."
+            )
+        yield words
+
+
+_LEAST_SAVING = 0.9
+"""Share of the size of the source from which on a note says that little was won. Chosen: what scales take is less."""
+
+
+def quantize_file(
+    task: GraphFileTask,
+    work: Quantization,
+    on_step: Callable[[StepEvent], None] | None = None,
+    checked: CheckedSource | None = None,
+    *,
+    processors: Path | None = None,
+    statistics_folder: Path | None = None,
+) -> QuantizedFile:
+    """Quantize an ONNX file as a task says; see :func:`~winml.modelkit.quantize_onnx`.
+
+    Args:
+        task: From which file to which.
+        work: What is to be done.
+        on_step: Called when a step starts and when it ends.
+        checked: The source, where a plan has read it.
+        processors: Folder of the tokenizer, image processor or feature extractor that makes samples; None: that of the
+            source.
+        statistics_folder: Folder where statistics of activations are stored, each model and set of samples in a file
+            of its own; None: only a file that the options name.
+    """
+    folder = processors or files_folder(task.source.absolute())
+    place = SampleSource(folder, task.source, task.seed, task.paths.model, statistics_folder, task.is_external)
+    with equipped(work, place) as equipped_work:
+        done = transform_file(task, equipped_work, on_step, checked)
+    work, calibration = equipped_work, equipped_work.calibration
+    file = replace(
+        done.file,
+        notes=(
+            *(calibration.notes if calibration is not None else ()),
+            *done.file.notes,
+            *work.late_notes(done.result.model),
+            *(_size_notes(done.file.before, done.file.after) if work.options.modes() else ()),
+        ),
+    )
+    return QuantizedFile(
+        **vars(file),
+        precision=work.options.base.name if work.search is None else work.search.form,
+        modes=work.options.modes(),
+        budget=work.search,
+        modules=done.result.modules,
+        kv_cache=work.options.kv_cache,
+        calibration=None if calibration is None else Calibrated(calibration.words, calibration.as_record()),
+    )
+
+
+@dataclass(frozen=True)
+class SampleSource:
+    """Where the samples come from that a model is run on."""
+
+    folder: Path
+    """Of the tokenizer, image processor or feature extractor."""
+    model: Path | None
+    """File of the float graph; None: it is in memory only."""
+    seed: int
+    output: Path
+    """File that is to be written; what a long run has found lies beside it until then."""
+    statistics_folder: Path | None = None
+    """As of :func:`quantize_file`."""
+    is_external: Callable[[ir.Model], bool | None] = lambda _model: None
+    """Says whether the weights of a model go to a file of their own; None where they must."""
+
+
+@contextlib.contextmanager
+def equipped(work: Quantization, place: SampleSource) -> Iterator[Quantization]:
+    """Yield a quantization with what runs the model on samples; blocks that it finds lie on disk until the block ends.
+
+    Args:
+        work: What is to be done.
+        place: Where samples come from.
+
+    Raises:
+        UsageError: options contradict each other, or there is no data.
+    """
+    options = work.options
+    options.refuse_contradictions()
+    budget = options.bit_budget
+    is_judged = budget is not None and budget.max_drop is not None
+    data = Calibration(options, place.folder, work.sizes, place.seed, place.model, holds_out=is_judged)
+    if options.needs_samples or is_judged:
+        refuse_missing_data(data)
+    with contextlib.ExitStack() as stack:
+        stack.callback(data.close)
+        statistics: CalibrationStatistics | None = None
+        if options.needs_ranges:
+            statistics = CalibrationStatistics(data, place.model, place.statistics_folder)
+        solver: WeightSolver | None = None
+        unfinished: Path | None = None
+        if options.solves_weights or budget is not None:
+            unfinished = stack.enter_context(unfinished_folder(place.output))
+        layers: LayerCalibration | None = None
+        solved: SolvedOnce | None = None
+        if options.solves_weights:
+            assert unfinished is not None  # made above
+            layers = LayerCalibration(data, unfinished / "layers")
+            solver = layers
+            if budget is not None:
+                solver = solved = SolvedOnce(layers)
+        yield replace(
+            work,
+            processors=place.folder,
+            data=data,
+            float_file=place.model,
+            seed=place.seed,
+            statistics=statistics,
+            solver=solver,
+            solved=solved,
+            layers=layers,
+            unfinished=unfinished,
+            output=place.output,
+            is_external=place.is_external,
+            notes=[],
+        )
+
+
+@dataclass
+class Quantization(GraphWork[QuantizeResult]):
+    """The quantizer, once."""
+
+    step_name: ClassVar[str] = "quantization"
+
+    source: Path
+    options: QuantizeOptions
+    sizes: Mapping[str, int]
+    """Sizes of dynamic dimensions to compare at; of the others, some are tried."""
+    processors: Path | None = None
+    """Folder of what makes arrays of the samples that are compared; None: none is looked for."""
+    data: Calibration | None = None
+    """Samples to quantize with, or to measure a perplexity on."""
+    float_file: Path | None = None
+    """File of the float graph; None: it is in memory only."""
+    seed: int = 0
+    """Of samples that are drawn."""
+    statistics: CalibrationStatistics | None = None
+    """Statistics of activations over these samples, where they are needed."""
+    solver: WeightSolver | None = None
+    """What finds blocks of weights, where the algorithm needs samples."""
+    solved: SolvedOnce | None = None
+    """What finds the blocks of each form once, where bits are chosen."""
+    layers: LayerCalibration | None = None
+    """What walks through the layers of the model, where the algorithm needs samples."""
+    unfinished: Path | None = None
+    """Folder of what an interrupted run measured, where bits are chosen."""
+    search: BudgetSearch | None = None
+    """How bits were chosen for each module, where the options state a limit; none before the work."""
+    notes: list[str] = field(default_factory=list)
+    used: frozenset[str] = frozenset()
+    """Precisions that modules have now; none before the work."""
+    output: Path | None = None
+    """File that is to be written."""
+    is_external: Callable[[ir.Model], bool | None] = field(default=lambda _model: None, compare=False)
+    """Says whether weights go to a file of their own."""
+    budget: BitBudget | None = None
+    """The limit that bits were chosen within, which the options do not state afterwards."""
+    may_stay_float: bool = False
+    """Whether the graph is a part that stays as it is where it keeps the limit; else that is refused."""
+    stays_float: bool = False
+    """Whether it does; False before the work."""
+    saved_share: float = 1.0
+    """Share of the bytes of the weights that quantization saves, if the mode left nodes float; else 1."""
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """Where the samples come from, where the model is run to quantize it."""
+        return self.data if self.options.needs_samples else None
+
+    def refuse_graph(self, model: ir.Model) -> None:
+        """Refuse a graph that is quantized, or without a dimension that has a size or a module of a selector.
+
+        Raises:
+            InputError: it is quantized already.
+            UsageError: names the size or the selector.
+        """
+        if self.options.modes() or self.options.kv_cache is None:
+            refuse_quantized(model, self.options)
+        if self.options.kv_cache is not None:
+            from winml.modelkit.quantize.kv_cache import refuse_no_cache
+
+            refuse_no_cache(model)
+        sizes_of_dimensions(model.graph, self.sizes)
+        if selectors := self.options.selectors:
+            modules = graph_modules(model, self.source.stem)
+            for selector in selectors:
+                modules.selected_tags(selector)
+
+    def refuse_plain(self, read: Callable[[], ir.Model]) -> None:
+        """Refuse what the work refuses before it measures or changes weights.
+
+        Raises:
+            UsageError: a selector has no effect, or no node can be quantized.
+            QuantizeError: another mode quantizes much more.
+        """
+        has_modes = bool(self.options.modes())
+        if not (has_modes or self.options.selectors):
+            return
+        prepared = prepare(read(), self.options, self.source.stem)
+        if has_modes and self.options.bit_budget is None:
+            self._refuse_small_share(prepared.model, prepared.modules)
+
+    def _refuse_small_share(self, model: ir.Model, modules: GraphModules) -> None:
+        """Refuse a mode that quantizes little; in a part of several, note it, since the option is for all parts."""
+        try:
+            refuse_small_share(model, self.options, modules)
+        except QuantizeError as error:
+            if not is_one_of_several(model.metadata_props):
+                raise
+            self.notes.append(f"{error.message}.")
+
+    @property
+    def request_words(self) -> str:
+        """The precisions and the ways to them."""
+        return self.options.words
+
+    def apply(self, model: ir.Model) -> QuantizeResult:
+        """Quantize the model, at the opset that the operators need; first choose bits where a limit is stated."""
+        prepared = prepare(model, self.options, self.source.stem)
+        model, modules = prepared.model, prepared.modules
+        self.notes += prepared.notes
+        if self._is_within_limit(model):
+            self._stay_float()
+        elif self.options.bit_budget is not None:
+            self._choose_bits(FloatGraph.of(model, modules))
+        if any((precision.activation_bits or 0) > 8 for precision, _ in self.options.requested_modes()):
+            self.notes.append(
+                "ONNX Runtime's CPU provider has no integer kernels for 16-bit activations and computes in "
+                "float32 between the conversions, slower than the source. The file is for providers with such "
+                "kernels, such as QNN."
+            )
+        others = [mode for mode in self.options.modes() if mode not in ("qdq", "float")]
+        if placement_for(self.options.ep).takes_qdq_alone and others:
+            self.notes.append(
+                f"{self.options.ep} is documented to take quantized operators as Q/DQ only: nodes quantized with "
+                f"{' and '.join(others)} may run on the CPU instead. Use --mode qdq (--precision w8a8 or w8a16)."
+            )
+        if not self.options.modes() and (self.stays_float or self.options.kv_cache is not None):
+            result = QuantizeResult(model, changed=True, notes=(), coverage=measure_coverage(model))
+        else:
+            self.notes += source_notes(modules)
+            if self.search is None:
+                self._refuse_small_share(model, modules)
+            before = weight_bytes(model)
+            reasons = {} if self.search is None else {module.tag: module.why for module in self.search.modules}
+            result = quantize(model, self.options, modules, self.statistics, self.solver, reasons)
+            if any(module.left and module.requested != FLOAT32 for module in result.modules):
+                self.saved_share = 1 - weight_bytes(result.model) / before
+        self.notes += self._resumed_notes()
+        self.used = frozenset(module.requested for module in result.modules if module.quantized)
+        if self.options.kv_cache is not None:
+            from winml.modelkit.quantize.kv_cache import quantize_cache
+
+            self.notes += quantize_cache(result.model, self._cache_maxima)
+        return result
+
+    def _is_within_limit(self, model: ir.Model) -> bool:
+        """Say whether a part of several keeps the limit as it is.
+
+        Raises:
+            UsageError: it does, and no other part is larger.
+        """
+        budget = self.options.bit_budget
+        if budget is None or budget.is_smallest:
+            return False
+        from winml.modelkit.onnx.contents import read_contents
+        from winml.modelkit.onnx.module_costs import weights_cost  # where bits are chosen alone
+
+        kept = budget.kept_by(
+            lambda: self._file_bytes(model.clone()),
+            lambda: weights_cost(read_contents(to_weightless(model).proto)).bits,
+        )
+        if kept and not self.may_stay_float:
+            budget.refuse_kept([kept])
+        return bool(kept)
+
+    def _stay_float(self) -> None:
+        """Let the options quantize no weight."""
+        budget = self.options.bit_budget
+        assert budget is not None  # what is within it stays
+        self.notes.append(f"{budget.option} {budget.words}: this part is within the limit, and stays in float.")
+        plain = {"precision": FLOAT32, "mode": None, "algorithm": "rtn", "budget": None, "max_size": None}
+        self.options, self.stays_float = self.options.model_copy(update=plain), True
+
+    def _choose_bits(self, graph: FloatGraph) -> None:
+        """Let the options be those that keep the limit and lose least."""
+        assert self.data is not None  # the work is equipped
+        assert self.unfinished is not None
+        tools = SearchTools(
+            self.data,
+            self.solved,
+            self.statistics,
+            self.processors,
+            self.float_file,
+            self.unfinished,
+            self._file_bytes,
+        )
+        run = RunOptions(str(self.source), sizes=self.sizes, seed=self.seed)
+        self.budget = self.options.bit_budget
+        self.options, self.search = choose_bits(graph, self.options, run, tools)
+
+    def _file_bytes(self, model: ir.Model) -> int:
+        """Return the size of the file of a quantized graph, which gets all that is written with it."""
+        assert self.output is not None  # the work is equipped
+        if self.options.kv_cache is not None:
+            from winml.modelkit.quantize.kv_cache import quantize_cache
+
+            quantize_cache(model, self._cache_maxima)
+        refresh_metadata(model, self, is_plain=True)
+        if self.float_file is not None:
+            record_float_source(model, name_beside(self.float_file, self.output), "0" * FLOAT_SOURCE_DIGITS)
+        return written_bytes(model, self.output, external=self.is_external(model))
+
+    def refuse_written(self, size_bytes: int) -> None:
+        """Refuse a file that is larger than allowed, or from which quantization saved nothing.
+
+        Raises:
+            QuantizeError: names both sizes.
+        """
+        if self.saved_share < 1 - _LEAST_SAVING:
+            self._refuse_larger(size_bytes)
+        most = None if self.budget is None else self.budget.max_bytes
+        if most is not None and size_bytes > most:
+            raise QuantizeError(
+                f"--max-size {size_words(most)}: the file has {size_bytes} bytes, {size_bytes - most} too many",
+                hint=f"No file was written. Allow {size_bytes}B or more.",
+            )
+
+    def _refuse_larger(self, size_bytes: int) -> None:
+        """Refuse a file that is not smaller than its source.
+
+        Raises:
+            QuantizeError: names both sizes.
+        """
+        sizes, is_larger = size_words(size_bytes), self.saved_share <= 0
+        if self.source.is_file():  # not a graph that comes from memory
+            source_bytes = sum(file.stat().st_size for file in (self.source, *external_files(self.source)))
+            sizes, is_larger = f"{sizes}, {size_words(source_bytes)}", size_bytes >= source_bytes
+        if is_larger:
+            raise QuantizeError(
+                f"the quantized file is not smaller than its source ({sizes}): {self.saved_share:.0%} of the bytes of "
+                "its weights were saved",
+                hint="No file was written. Use another --precision or --mode, or exclude fewer modules.",
+            )
+
+    def _resumed_notes(self) -> Iterator[str]:
+        """Say what an interrupted run had found already."""
+        walks = self.layers.resumed if self.layers is not None else []
+        layers = f"{sum(count for count, _ in walks)} of {sum(of for _, of in walks)} layers"
+        found = [layers if len(walks) == 1 else f"{layers} in {len(walks)} passes"] if walks else []
+        if self.search is not None and self.search.resumed:
+            found.append(f"{self.search.resumed} of {self.search.measured} measurements")
+        if found:
+            yield f"Resumed from an interrupted run: {', '.join(found)}."
+
+    @functools.cached_property
+    def _cache_maxima(self) -> Mapping[str, Array]:
+        """Return the largest absolute values of each channel of keys and values that the source answers to samples."""
+        from winml.modelkit.quantize.kv_cache import attentions_over_cache
+
+        assert self.calibration is not None  # the options need samples
+        source = load_by_reference(self.source)
+        names = [value.name or "" for states in attentions_over_cache(source.graph) for value in states.present]
+        return self.calibration.over_samples(source, lambda _model, read: measure_states(self.source, names, read))
+
+    def metadata(self, model: ir.Model) -> Mapping[str, Any]:
+        """Return inputs and outputs with the types they have now."""
+        if self.options.kv_cache is None:
+            return {}
+        types = {value.name: value.dtype for value in (*model.graph.inputs, *model.graph.outputs)}
+        records: dict[str, Any] = {}
+        for key in (INPUTS_KEY, OUTPUTS_KEY):
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # damaged: it stays so
+                listed = load_metadata(model.metadata_props.get(key, "[]"))
+                records[key] = [
+                    {**entry, "dtype": "int8"} if types.get(entry["name"]) == ir.DataType.INT8 else entry
+                    for entry in listed
+                ]
+        return records
+
+    def summary(self, result: QuantizeResult) -> str:
+        """Return how many nodes were quantized, and why others were not."""
+        reasons: Counter[str] = Counter()
+        for module in result.modules:
+            reasons.update(module.left)
+        left = "".join(f", {count} left ({reason})" for reason, count in reasons.most_common())
+        cache = "" if self.options.kv_cache is None else f", KV cache {self.options.kv_cache}"
+        search = self.search
+        bits = (
+            ""
+            if search is None
+            else f", {search.form}: {search.mean_bits:.2f} bits ({search.measured} variants measured)"
+        )
+        return f"{result.quantized} nodes quantized{left}{cache}{bits}"
+
+    def late_notes(self, model: ir.Model) -> tuple[str, ...]:
+        """Say what the work noted, what this processor makes of it, and what float16 could not hold of the weights."""
+        kernels = _kernel_notes(self.options.modes(), signed_weights=self.options.base.signed_weights)
+        return (*self.notes, *kernels, *_range_notes(model))
+
+    def compare(self, source: Path, written: Path, seed: int) -> FidelityInfo | None:
+        """Measure what is left of the answers, where the source fits into memory."""
+        needed, available = sum(file.stat().st_size for file in (source, *external_files(source))), available_bytes()
+        if available is not None and needed > available:
+            self.notes.append(
+                f"Not verified: the comparison runs the source, which needs {size_words(needed)} of memory; "
+                f"{size_words(available)} are available."
+            )
+            return None
+        self._refuse_missing_kernels()
+        hint = self.below_minimum_hint
+        if self.calibration is not None and self.calibration.has_data:
+            return refuse_unfaithful(source, written, self.least_sqnr_db, self.calibration.samples_to_compare, hint)
+        run = RunOptions(str(source), sizes=self.sizes, seed=seed)
+        request = SampleRequest(run, self.processors, count=self.options.samples, tries_sizes=True, model=source)
+        fidelity = refuse_unfaithful(source, written, self.least_sqnr_db, request.read, hint)
+        if fidelity.samples is not None and fidelity.samples.note:
+            self.notes.append(fidelity.samples.note)
+        return fidelity
+
+    def _refuse_missing_kernels(self) -> None:
+        """Refuse to compare a file that the installed ONNX Runtime has no kernels for.
+
+        Raises:
+            VerificationError: names the version that has them.
+        """
+        # ONNX Runtime is loaded by those who compare only.
+        from winml.modelkit.ort.sessions import is_onnxruntime_at_least, onnxruntime_version
+
+        needed = {"1.24": "2-bit weights"} if "int2" in self.used else {}
+        if self.options.kv_cache is not None:
+            needed["1.31"] = "a KV cache in 8 bits"
+        for version, what in needed.items():
+            if not is_onnxruntime_at_least(version):
+                raise VerificationError(
+                    f"cannot verify: ONNX Runtime {onnxruntime_version()} has no kernel for {what}",
+                    hint=f"No file was written. Install onnxruntime {version} or newer (Python 3.11 or newer), or add "
+                    "--no-verify.",
+                )
+
+    @property
+    def below_minimum_hint(self) -> str:
+        """What to do about a file below the minimum: allow more, where bits were chosen within a limit."""
+        if self.budget is None:
+            return below_minimum_hint(self.options.remedies())
+        if self.budget.max_drop is not None:
+            return "No file was written. Lower --min-sqnr, set a stricter --max-drop, or write it with --no-verify."
+        limit = "--budget" if self.budget.max_bytes is None else "--max-size"
+        return below_minimum_hint(self.options.remedies(), budget=limit)
+
+    @property
+    def least_sqnr_db(self) -> float:
+        """Ratio in decibels that every output has to reach."""
+        requested = [precision for precision, _ in self.options.requested_modes()]
+        of_cache = [LEAST_CACHE_SQNR_DB] if self.options.kv_cache is not None else []
+        # A rule that no module obeys asks for nothing.
+        used = [precision for precision in requested if precision.name in self.used] or requested
+        of_float = [PRECISIONS["bf16"].least_sqnr_db] if self.stays_float else []
+        least = min((*(precision.least_sqnr_db for precision in used), *of_cache, *of_float))
+        return self.options.min_sqnr_db if self.options.min_sqnr_db is not None else least
+
+
+def _size_notes(before: GraphSummary, after: GraphSummary) -> tuple[str, ...]:
+    """Say that hardly anything was won: a script that looks at the exit code would not see it."""
+    if after.size_bytes < _LEAST_SAVING * before.size_bytes:
+        return ()
+    sizes = f"{size_words(after.size_bytes)} of {size_words(before.size_bytes)}"
+    return (f"The file is hardly smaller than its source ({sizes}): see which nodes were not quantized, and why.",)
+
+
+def _range_notes(model: ir.Model) -> tuple[str, ...]:
+    """Say what float16 could not hold of the weights of a model that was written."""
+    count = clipped_values(model)
+    if not count:
+        return ()
+    return (f"{count_noun(count, 'weight value', 'were')} beyond the range of float16 and clipped to 65504.",)

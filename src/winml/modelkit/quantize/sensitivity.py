@@ -1,0 +1,640 @@
+"""Measures which modules pay for fewer bits, and finds those that must keep theirs.
+
+Each module is quantized alone, all else in float, and the answers are compared with those of the float graph. Which
+engine quantizes is decided by the options; knows no PyTorch and imports none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from winml.modelkit.compare.quality_samples import SampleRequest
+from winml.modelkit.compare.words import samples_words
+from winml.modelkit.errors import ConfigError, UsageError
+from winml.modelkit.file_names import files_folder
+from winml.modelkit.onnx.files.placing import file_digest, model_digest
+from winml.modelkit.options import options_of, unknown_key_message
+from winml.modelkit.ort.opened_model import RunOptions
+from winml.modelkit.ort.sessions import onnxruntime_version
+from winml.modelkit.profile.latency import LatencyOptions
+from winml.modelkit.progress import StepClock, StepEvent, StepTiming
+from winml.modelkit.quantize.calibration.calibration_data import (
+    Calibration,
+    CalibrationStatistics,
+    calibration_of,
+    refuse_missing_data,
+)
+from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.pipeline import quantize
+from winml.modelkit.quantize.planning import QuantizationPlan, constant_weight, plan_quantization
+from winml.modelkit.quantize.quantized_variants import (
+    FloatGraph,
+    MeasuredVariants,
+    ModulePart,
+    QuantizedVariants,
+    Quantizer,
+    Samples,
+    VariantEvaluator,
+    excluding_options,
+    float_graph,
+    form_key,
+    list_parts,
+    only_options,
+    take_samples,
+    weight_bytes,
+)
+from winml.modelkit.quantize.sensitivity_options import SensitivityOptions
+from winml.modelkit.quantize.sensitivity_records import (
+    ExcludeList,
+    FidelityTarget,
+    MeasuredVariant,
+    MetricTarget,
+    ModuleSensitivity,
+    QuantizationSensitivity,
+    TimedVariant,
+    Trial,
+)
+from winml.modelkit.version import __version__
+
+# --- Finds the modules that must stay in float for a target, by measuring.
+#
+# Modules are taken in the order of the damage they do alone. How many of them are needed is found by halving; then each
+# is put back, the one that costs most bytes first, and stays so where the target is met all the same. Makes and runs no
+# graph.
+
+
+@dataclass(frozen=True)
+class FoundList:
+    """The end of a search."""
+
+    excluded: tuple[ModulePart, ...]
+    """The most sensitive first."""
+    form: MeasuredVariant
+    is_met: bool
+
+
+@dataclass
+class _ExcludeSearch:
+    """One search; every measurement is kept in :attr:`trials`."""
+
+    units: Sequence[ModulePart]
+    """Parts that may stay in float, the most sensitive first."""
+    most: int
+    """How many of them may: with all, nothing might be left to quantize."""
+    target: FidelityTarget | MetricTarget
+    measure: Callable[[Sequence[ModulePart]], MeasuredVariant]
+    """Measures the model with some of them in float."""
+    costs_bytes: Callable[[ModulePart], int]
+    """Returns by how much one makes the model larger."""
+    trials: list[Trial] = field(default_factory=list)
+    _lists: list[FoundList] = field(default_factory=list)
+
+    def find(self) -> FoundList:
+        """Return the list that meets the target, from which no module can be taken; else the best there was."""
+        if self._try(0, "all modules quantized").is_met:
+            return self._lists[-1]
+        if not self.most or not self._try(self.most, f"the {self.most} most sensitive in float").is_met:
+            return max(self._lists, key=lambda found: self.target.quality(found.form))
+        return self._without_needless(self._halved())
+
+    def _halved(self) -> FoundList:
+        too_few, found = 0, self._lists[-1]
+        while len(found.excluded) - too_few > 1:
+            count = (too_few + len(found.excluded)) // 2
+            tried = self._try(count, f"the {count} most sensitive in float")
+            if tried.is_met:
+                found = tried
+            else:
+                too_few = count
+        return found
+
+    def _without_needless(self, found: FoundList) -> FoundList:
+        # Of two that cost the same, the one that does less damage is put back first.
+        ranked = sorted(enumerate(found.excluded), key=lambda item: (self.costs_bytes(item[1]), item[0]), reverse=True)
+        for _, unit in ranked:
+            if len(found.excluded) == 1:
+                break  # none at all was tried first
+            fewer = tuple(other for other in found.excluded if other is not unit)
+            name = unit.module.path or unit.module.tag
+            tried = self._try_units(fewer, f"{name}{' (own nodes)' if unit.inner else ''} in float")
+            found = tried if tried.is_met else found
+        return found
+
+    def _try(self, count: int, words: str) -> FoundList:
+        return self._try_units(tuple(self.units[:count]), words)
+
+    def _try_units(self, excluded: tuple[ModulePart, ...], words: str) -> FoundList:
+        form = self.measure(excluded)
+        found = FoundList(excluded, form, self.target.is_met(form))
+        self._lists.append(found)
+        self.trials.append(Trial(len(excluded), words, form, found.is_met))
+        return found
+
+
+_NAME = "quantization_sensitivity"
+_READING, _REFERENCE, _MODULES, _SEARCH = "reading", "float outputs", "modules", "exclude list"
+
+Progress = Callable[[int, float], None]
+
+
+def quantization_sensitivity(
+    model: str | os.PathLike[str],
+    *,
+    options: QuantizeOptions | None = None,
+    sensitivity: SensitivityOptions | None = None,
+    quantizer: Quantizer | None = None,
+    evaluator: VariantEvaluator | None = None,
+    on_step: Callable[[StepEvent], None] | None = None,
+    progress: Progress | None = None,
+    before_each: Callable[[], None] | None = None,
+    **flags: Any,
+) -> QuantizationSensitivity:
+    """Quantize each module of an ONNX file alone, and rank the modules by the error of the outputs.
+
+    Args:
+        model: The file; it is not changed.
+        options: How modules are quantized; None: as ``flags`` state.
+        sensitivity: What is measured; None: as ``flags`` state.
+        quantizer: Makes a quantized graph; None: the engine of the mode, with ranges that are measured once.
+        evaluator: Evaluates quantized variants on a dataset, with its own target.
+        on_step: Called when a step starts and when it ends.
+        progress: Called after each measurement with the number and the share of finished ones.
+        before_each: Called before each measurement; an exception stops the work, and finished measurements are kept.
+        **flags: Fields of :class:`QuantizeOptions` and :class:`SensitivityOptions`; ``samples`` is that of the latter.
+
+    Returns:
+        The ranking and, with a target, the list of modules to exclude and whether the target is met.
+
+    Raises:
+        ConfigError: an unknown flag, or a value of the wrong kind.
+        UsageError: a flag beside the record that has its field, an unknown metric, module or depth, measurements of
+            other options, or a file without modules.
+        InputError: the file is no ONNX model, its data is missing, or it is quantized already.
+        StageError: the model does not run, or its outputs are constant.
+    """
+    options, sensitivity = _options(options, sensitivity, flags)
+    source = Path(model)
+    target = sensitivity.fidelity_target if evaluator is None else evaluator.target
+    calibration = _calibration(source, options, sensitivity)
+    retained, engine = (
+        _kept(source, options, sensitivity, (calibration, evaluator)),
+        quantizer or _quantizer(calibration),
+    )
+    clock = StepClock((_READING, _REFERENCE, _MODULES, *([_SEARCH] if target else [])), on_step)
+    with contextlib.closing(calibration) if calibration else contextlib.nullcontext():
+        with clock.step(_READING) as step:
+            graph = float_graph(source, options)
+            plan, parts = _planned_parts(graph, source, options, sensitivity)
+            step.summary = f"{sum(bool(part.nodes) for part in parts)} modules with nodes to quantize"
+        with clock.step(_REFERENCE) as step:
+            threads = _threads(sensitivity)
+            samples = take_samples(graph, _sample_request(source, sensitivity), threads)
+            step.summary = samples_words(samples.about)
+            others = samples
+            if target is not None and evaluator is None and sensitivity.input_data is None:
+                others = take_samples(graph, _sample_request(source, sensitivity, _OTHER_SAMPLES), threads)
+        forms = QuantizedVariants(graph, samples, engine, threads, evaluator, before_each)
+        selecting = forms
+        if others is not samples:
+            selecting = QuantizedVariants(graph, others, engine, threads, evaluator, before_each)
+        study = _Study(graph, options, plan, parts, forms, selecting, retained)
+        with clock.step(_MODULES) as step:
+            study.measure_modules(sensitivity.jobs, progress, _first_samples(sensitivity, evaluator, samples))
+            step.summary = f"{forms.cost.measured} variants measured"
+        found = times = None
+        if target is not None:
+            with clock.step(_SEARCH) as step:
+                found, times = study.timed(study.search(target), LatencyOptions(sensitivity.iterations, warmup=3))
+                step.summary = f"{len(found.excluded)} modules in float, {len(found.trials)} measurements"
+    reported = (
+        str(model),
+        clock.timings(),
+        (*graph.notes, *samples.values[0].notes, *_notes(study, samples)),
+    )
+    return _result(study, samples, sensitivity, reported, (found, times))
+
+
+def _calibration(source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions) -> Calibration | None:
+    """Return where the ranges of activations come from, where a mode needs them; refuses what cannot be read."""
+    options.refuse_contradictions()
+    calibration = calibration_of(options, _processors(source, sensitivity), sensitivity.sizes, sensitivity.seed, source)
+    if calibration is not None:
+        refuse_missing_data(calibration)
+    return calibration
+
+
+def _processors(source: Path, sensitivity: SensitivityOptions) -> Path:
+    return sensitivity.processors or files_folder(source.absolute())
+
+
+def _quantizer(calibration: Calibration | None) -> Quantizer:
+    return (
+        quantize if calibration is None else functools.partial(quantize, calibration=CalibrationStatistics(calibration))
+    )
+
+
+def _options(
+    options: QuantizeOptions | None, sensitivity: SensitivityOptions | None, flags: Mapping[str, Any]
+) -> tuple[QuantizeOptions, SensitivityOptions]:
+    """Return how modules are quantized and what is measured; a flag of both kinds of options is of the latter."""
+    known = [*QuantizeOptions.model_fields, *SensitivityOptions.model_fields]
+    for name in flags:
+        if name not in known:
+            raise ConfigError(unknown_key_message(name, known, _NAME))
+    plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in flags.items()}
+    measuring = {name: plain.pop(name) for name in flags if name in SensitivityOptions.model_fields}
+    return (
+        options_of(QuantizeOptions, options, plain, _NAME),
+        options_of(SensitivityOptions, sensitivity, measuring, _NAME),
+    )
+
+
+def _kept(
+    source: Path,
+    options: QuantizeOptions,
+    sensitivity: SensitivityOptions,
+    data: tuple[Calibration | None, VariantEvaluator | None],
+) -> MeasuredVariants:
+    """Return what an interrupted run measured, where measurements are kept."""
+    if sensitivity.measured is None:
+        return MeasuredVariants(None, {}, overwrite=sensitivity.overwrite)
+    calibration, evaluator = data
+    request = _request(source, options, sensitivity, calibration)
+    if evaluator is not None:
+        request["judge"] = dict(evaluator.request)
+    return MeasuredVariants(sensitivity.measured, request, overwrite=sensitivity.overwrite)
+
+
+_OTHER_SAMPLES = 500_009
+"""Added to the seed: a list of modules is looked for on these samples, and judged on those of every other verb."""
+_SEARCHES = 5
+"""Searches with a stricter target each, until the list meets the target on the samples it is judged on. Chosen: what
+was measured before is kept, and most lists meet it at the first or second."""
+_SHARING = 6
+"""Forms from which on the float graph is run once more, for all of them to begin where they differ from it. Chosen: a
+form that begins in the middle saves half of its runs."""
+_FEW_SAMPLES = 4
+"""Samples of the first pass, where nobody says how many. Chosen: all forms are compared on the same ones, so that few
+are enough to rank them (rank correlation with all samples: bert-base 0.98, MiniLM 0.999)."""
+_MANY_VALUES = 4096
+"""Values of an output for one sample from which on there is a first pass. Chosen: few samples of a classifier are a
+handful of numbers, whose ranking is chance."""
+_MANY_FORMS = 16
+"""Forms from which on there is a first pass. Chosen: fewer are measured on all samples in a minute."""
+_MEASURED_FULLY = 8
+"""Forms of the most sensitive modules that are measured on all samples after it. Chosen: as the table shows first."""
+_OF_CALIBRATION = ("calibration_data", "split", "columns", "samples", "method", "calibration_cache")
+"""Options that count by what they lead to."""
+
+
+def _request(
+    source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions, calibration: Calibration | None
+) -> dict[str, object]:
+    """Return what a measurement depends on; which modules are measured is no part of it."""
+    data = sensitivity.input_data
+    return {
+        "model": model_digest(source),
+        **options.model_dump(mode="json", exclude={"min_sqnr_db", *_OF_CALIBRATION}),
+        # What is left out means the same as its default, written out.
+        "precision": options.base.name,
+        "mode": options.mode_of(options.base),
+        **({"calibration": {"method": calibration.method, **calibration.request()}} if calibration is not None else {}),
+        # Where values come from a file, no random ones are drawn.
+        **({"input_data": file_digest(data)} if data is not None else {"samples": sensitivity.samples}),
+        "seed": sensitivity.seed,
+        "sizes": dict(sensitivity.sizes),
+        "winml": __version__,
+        "onnxruntime": onnxruntime_version(),
+    }
+
+
+def refuse_unmeasurable(source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions) -> None:
+    """Refuse what a measurement refuses before it runs the model.
+
+    Raises:
+        WinMLError: as :func:`quantization_sensitivity` raises for the graph and its modules.
+    """
+    _planned_parts(float_graph(source, options), source, options, sensitivity)
+
+
+def _planned_parts(
+    graph: FloatGraph, source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions
+) -> tuple[QuantizationPlan, tuple[ModulePart, ...]]:
+    if not graph.modules.modules:
+        raise UsageError(
+            f"{source}: the nodes have no module information",
+            hint="Export it with winml export, or transfer tags from its source file: winml retag.",
+        )
+    plan = plan_quantization(graph.model, options, graph.modules)
+    return plan, list_parts(plan, graph.modules, sensitivity.depth, sensitivity.module)
+
+
+def _sample_request(source: Path, sensitivity: SensitivityOptions, added: int = 0) -> SampleRequest:
+    """Return the samples that are compared on, with a seed so much higher."""
+    run = RunOptions(
+        shown=str(source), sizes=sensitivity.sizes, input_data=sensitivity.input_data, seed=sensitivity.seed + added
+    )
+    return SampleRequest(run, _processors(source, sensitivity), count=sensitivity.samples, model=source)
+
+
+def _first_samples(sensitivity: SensitivityOptions, evaluator: VariantEvaluator | None, samples: Samples) -> int | None:
+    """Return on how many samples modules are ranked first; None: on all, as where the user says how many there are."""
+    if sensitivity.samples is not None or sensitivity.input_data is not None or evaluator is not None:
+        return None
+    values = max(array.size for array in samples.answers[0].values())
+    return _FEW_SAMPLES if len(samples.values) >= 2 * _FEW_SAMPLES and values >= _MANY_VALUES else None
+
+
+def _threads(sensitivity: SensitivityOptions) -> int | None:
+    """Return the threads of each session, so that all of them together have one a core."""
+    return None if sensitivity.jobs == 1 else max(1, (os.cpu_count() or 1) // sensitivity.jobs)
+
+
+@dataclass
+class _Study:
+    """One model whose modules are measured."""
+
+    graph: FloatGraph
+    options: QuantizeOptions
+    plan: QuantizationPlan
+    parts: tuple[ModulePart, ...]
+    forms: QuantizedVariants
+    """Measures on the samples that results are judged on."""
+    selecting: QuantizedVariants
+    """Measures on those by which modules are chosen."""
+    kept: MeasuredVariants
+    float_scores: Mapping[str, float] = field(default_factory=dict)
+    """How well the float graph does the task, where a target was not met."""
+    _estimates: dict[str, MeasuredVariant] = field(default_factory=dict)
+    _shares_starts: bool = False
+    _done: int = 0
+    _total: int = 1
+
+    @property
+    def planned(self) -> frozenset[str]:
+        """Names of the nodes to be quantized in the whole."""
+        return frozenset(node.name for node in self.plan.nodes if node.mode is not None)
+
+    @property
+    def whole(self) -> MeasuredVariant:
+        """All modules quantized."""
+        return self._form(self.planned)
+
+    def form_of(self, part: ModulePart) -> MeasuredVariant | None:
+        """Return what was measured of a part, or estimated; None where it has nothing to quantize."""
+        if not part.nodes:
+            return None
+        form = self.kept.get(form_key(part.node_names))
+        return self._estimates[form_key(part.node_names)] if form is None else form
+
+    def _form(self, nodes: Iterable[str]) -> MeasuredVariant:
+        form = self.kept.get(form_key(nodes))
+        assert form is not None  # every form is measured before the first is asked for
+        return form
+
+    def measure_modules(self, jobs: int, progress: Progress | None, few: int | None) -> None:
+        """Measure the whole and each part; parts of the same nodes are one form, and are measured once.
+
+        Args:
+            jobs: How many are measured at a time.
+            progress: Called after each.
+            few: Samples on which parts are ranked, of which the most sensitive are then measured on all; None: each is
+                measured on all.
+        """
+        whole = form_key(self.planned)
+        requested = {whole: self.options}
+        for part in self.parts:
+            if part.nodes:
+                requested.setdefault(form_key(part.node_names), only_options(part, self.options, self.graph.modules))
+        self._total = sum(self.kept.get(key) is None for key in requested) or 1
+        if few is None or len(requested) < _MANY_FORMS:
+            self._measure_forms(requested, jobs, progress, None)
+            return
+        composed = self._composed_parts()
+        composed.pop(whole, None)
+        first = {key: options for key, options in requested.items() if key != whole and key not in composed}
+        self._total = sum(self.kept.get(key) is None for key in first) + _MEASURED_FULLY
+        self._measure_forms(first, jobs, progress, few)
+        float_bytes = weight_bytes(self.graph.model)
+        for key, parts in composed.items():
+            forms = [form for part in parts if (form := self.form_of(part)) is not None]
+            if (estimate := MeasuredVariant.estimated(forms, float_bytes)) is not None:
+                self._estimates[key] = estimate
+        unknown = {key: requested[key] for key in composed if key not in self._estimates}
+        self._measure_forms({whole: self.options}, jobs, progress, None)
+        self._measure_forms(unknown, jobs, progress, few)
+        ranked = dict.fromkeys(form_key(part.node_names) for part in self._ranked(self.parts) if part.nodes)
+        certain = {key: requested[key] for key in list(ranked)[:_MEASURED_FULLY]}
+        self._measure_forms(certain, jobs, progress, None)
+
+    def _composed_parts(self) -> dict[str, tuple[ModulePart, ...]]:
+        """Return form of a part → the units that together have the same nodes, where these are several."""
+        units = [part for part in self.parts if part.is_unit]
+        found = {}
+        for part in self.parts:
+            inner = tuple(unit for unit in units if unit.node_names <= part.node_names)
+            if len(inner) > 1 and frozenset().union(*(unit.node_names for unit in inner)) == part.node_names:
+                found[form_key(part.node_names)] = inner
+        return found
+
+    def _measure_forms(
+        self, requested: Mapping[str, QuantizeOptions], jobs: int, progress: Progress | None, count: int | None
+    ) -> None:
+        """Measure the forms that were not yet measured on so many samples; None: on all."""
+        least = self.forms.samples if count is None else count
+        missing = {key: options for key, options in requested.items() if not self._is_measured(key, least)}
+        if len(missing) >= _SHARING and not self._shares_starts:
+            self.forms.share_starts()
+            self._shares_starts = True
+        for key, form in _measured(self.forms, missing, jobs, count):
+            self.kept.put(key, form)
+            self._done += 1
+            if progress is not None:
+                progress(self._done, min(self._done / self._total, 1.0))
+
+    def _is_measured(self, key: str, samples: int) -> bool:
+        form = self.kept.get(key)
+        return form is not None and (form.samples >= samples or not form.runs)
+
+    def search(self, target: FidelityTarget | MetricTarget) -> ExcludeList:
+        """Find the modules that must stay in float; nothing is timed yet."""
+        units = [part for part in self._ranked(self.parts) if part.is_unit and self._nodes_of(part)]
+        are_others = self.whole.nodes > sum(map(self._nodes_of, units))
+        search = _ExcludeSearch(
+            units=units,
+            most=len(units) - (not are_others),
+            target=target,
+            measure=lambda some: self._without(some, units),
+            costs_bytes=self._bytes_saved,
+        )
+        found = search.find()
+        judged = self._judged(found, units)
+        for _ in range(_SEARCHES - 1):
+            if not found.is_met or isinstance(target, MetricTarget) or isinstance(search.target, MetricTarget):
+                break
+            if not (missing := target.shortfall(judged)):
+                break
+            # The samples it is judged on are harder: again, by as much stricter.
+            search.target = search.target.stricter(missing)
+            found = search.find()
+            judged = self._judged(found, units)
+        options = excluding_options(found.excluded, units, self.options)
+        return ExcludeList(
+            target=target,
+            is_met=target.is_met(judged),
+            rules=options.per_module,
+            excluded=tuple(unit.module.tag for unit in found.excluded),
+            form=judged,
+            trials=tuple(search.trials),
+        )
+
+    def _judged(self, found: FoundList, units: Sequence[ModulePart]) -> MeasuredVariant:
+        """Return the form of a list, measured on the samples of every other verb."""
+        if self.selecting is self.forms:
+            return found.form
+        return self._measured(found.excluded, units, self.forms, "")
+
+    def timed(self, listed: ExcludeList, timing: LatencyOptions) -> tuple[ExcludeList, TimedVariant | None]:
+        """Return a list with the latency it costs, and that of the whole in fewer bits.
+
+        A list that does not meet its target is not timed, nor is a whole that does not run.
+        """
+        if not listed.is_met:
+            self.float_scores = self.forms.float_scores()
+            return listed, None
+        rules = self.options.model_copy(update={"per_module": dict(listed.rules)})
+        complete = self.forms.timed(self.options, timing) if self.whole.runs else None
+        return replace(listed, latency=self.forms.timed(rules, timing) if listed.excluded else complete), complete
+
+    def _nodes_of(self, part: ModulePart) -> int:
+        form = self.form_of(part)
+        return form.nodes if form is not None else 0
+
+    def _ranked(self, parts: Iterable[ModulePart]) -> list[ModulePart]:
+        """Return parts in the order of their damage; those of which no node was quantized last."""
+
+        def damage(part: ModulePart) -> tuple[int, float]:
+            form = self.form_of(part)
+            if form is None or not form.nodes:
+                return (2 if form is None else 1), 0.0
+            return 0, form.worst.sqnr_db if form.worst is not None else float("-inf")
+
+        return sorted(parts, key=damage)
+
+    def _without(self, excluded: Sequence[ModulePart], units: Sequence[ModulePart]) -> MeasuredVariant:
+        """Return the form in which some units stay in float, measured with the rules that say so."""
+        return self._measured(excluded, units, self.selecting, "" if self.selecting is self.forms else "selecting ")
+
+    def _measured(
+        self, excluded: Sequence[ModulePart], units: Sequence[ModulePart], forms: QuantizedVariants, prefix: str
+    ) -> MeasuredVariant:
+        key = prefix + form_key(self.planned.difference(*(unit.node_names for unit in excluded)))
+        form = self.kept.get(key)
+        is_missing = not self._is_measured(key, forms.samples)
+        if form is None or is_missing or (forms.evaluator is not None and form.runs and not form.scores):
+            form = forms.measure(excluding_options(excluded, units, self.options), is_judged=True)
+            self.kept.put(key, form)
+        return form
+
+    def rows(self) -> tuple[ModuleSensitivity, ...]:
+        """Return the ranking."""
+        return tuple(map(self._row, self._ranked(self.parts)))
+
+    def _row(self, part: ModulePart) -> ModuleSensitivity:
+        return ModuleSensitivity(
+            path=part.module.path,
+            tag=part.module.tag,
+            class_name=part.module.class_name,
+            part=part.part,
+            precision=part.precision,
+            parameters=self._parameters(part),
+            form=self.form_of(part),
+            size_bytes_saved=self._bytes_saved(part),
+        )
+
+    def _bytes_saved(self, part: ModulePart) -> int:
+        form = self.form_of(part)
+        return weight_bytes(self.graph.model) - form.weight_bytes if form is not None and form.weight_bytes else 0
+
+    def _parameters(self, part: ModulePart) -> int:
+        names = part.node_names
+        weights = {constant_weight(node) for node in self.graph.model.graph if node.name in names}
+        return sum(weight.const_value.size for weight in weights if weight is not None and weight.const_value)
+
+
+def _measured(
+    forms: QuantizedVariants, requested: Mapping[str, QuantizeOptions], jobs: int, count: int | None
+) -> Iterator[tuple[str, MeasuredVariant]]:
+    """Measure forms, some at a time; yields each as it ends. What has not begun when the caller stops never does."""
+    if jobs == 1:
+        for key, options in requested.items():
+            yield key, forms.measure(options, count=count)
+        return
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            running = {pool.submit(forms.measure, options, count=count): key for key, options in requested.items()}
+            for done in as_completed(running):
+                yield running[done], done.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _notes(study: _Study, samples: Samples) -> Iterator[str]:
+    graph, retained = study.graph, study.kept
+    forms = [form for part in study.parts if (form := study.form_of(part)) is not None]
+    if quick := sum(form.samples < study.forms.samples or form.is_estimate for form in forms):
+        estimates = sum(form.is_estimate for form in forms)
+        yield (
+            f"{quick} less sensitive modules were ranked on {_FEW_SAMPLES} samples; {estimates} of these are "
+            f"estimates from their parts. --samples {study.forms.samples} measures every module on all samples."
+        )
+    if graph.modules.source != "winml tags":
+        yield f"The file has no winml tags; modules were read from its {graph.modules.source}."
+    if samples.about.source == "random":
+        yield "Measured on random values in the ranges that the file states; --input-data takes real inputs."
+    if retained.resumed:
+        yield f"{retained.resumed} variants were measured by an interrupted run."
+    if any(not np.isfinite(array).all() for output in samples.answers for array in output.values()):
+        yield "The float model returns NaN or infinity; these values are excluded from the comparison."
+    if samples.left_out:
+        yield f"The float model returns no finite values for {', '.join(samples.left_out)}, which is not compared."
+
+
+def _result(
+    study: _Study,
+    samples: Samples,
+    sensitivity: SensitivityOptions,
+    reported: tuple[str, tuple[StepTiming, ...], tuple[str, ...]],
+    found: tuple[ExcludeList | None, TimedVariant | None],
+) -> QuantizationSensitivity:
+    values, options = samples.values[0], study.options
+    return QuantizationSensitivity(
+        model=reported[0],
+        tool_version=__version__,
+        onnxruntime_version=onnxruntime_version(),
+        precision=options.base.name,
+        modes=options.modes(),
+        tree_source=study.graph.modules.source,
+        samples=samples.about.count,
+        input_source=samples.about.source,
+        input_shapes={name: array.shape for name, array in values.feeds.items()},
+        seed=sensitivity.seed,
+        modules=study.rows(),
+        whole=study.whole,
+        float_bytes=weight_bytes(study.graph.model),
+        exclude_list=found[0],
+        latency=found[1],
+        float_scores=study.float_scores,
+        cost=replace(study.forms.cost, resumed=study.kept.resumed),
+        steps=reported[1],
+        notes=reported[2],
+    )

@@ -1,0 +1,89 @@
+"""The frozen options of measuring which modules pay for fewer bits: of the command and of Python alike.
+
+Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+import pydantic
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.options import Options, nearest, record_of
+from winml.modelkit.quantize.declared_options import SensitivityFields
+from winml.modelkit.quantize.sensitivity_records import FidelityTarget, Metric
+
+_ITERATIONS = 30
+"""Chosen: one run in each of the 30 pairs of blocks that a comparison of latencies has."""
+
+
+if TYPE_CHECKING:
+
+    class _Fields(SensitivityFields, Options):  # type: ignore[misc]  # Options is frozen by its config
+        pass
+else:
+    _Fields = record_of(SensitivityFields)
+
+
+class SensitivityOptions(_Fields):  # type: ignore[misc]  # as above
+    """Which modules are quantized alone, on which inputs, and what is looked for."""
+
+    sizes: dict[str, pydantic.PositiveInt] = pydantic.Field(default_factory=dict)
+    """Sizes of dynamic dimensions, by name, by `input:axis`, or by key of --shape-config."""
+    seed: pydantic.NonNegativeInt = 0
+    """Seed of the random values."""
+    iterations: pydantic.PositiveInt = _ITERATIONS
+    """Timed runs, with a target: of the float model, of all modules quantized, and with those of the list in float."""
+    processors: Path | None = None
+    """Folder of the tokenizer or processor that makes samples. Null: that of the model."""
+    measured: Path | None = None
+    """File that keeps what was measured, until the answer is written. Null: nothing is kept."""
+    overwrite: bool = False
+    """Start anew where that file belongs to a run with other options."""
+
+    @property
+    def fidelity_target(self) -> FidelityTarget | None:
+        """The target, read.
+
+        Raises:
+            UsageError: the metric is unknown, or the number none that it can have.
+        """
+        return parse_target(self.target) if self.target is not None else None
+
+
+def parse_target(text: str) -> FidelityTarget:
+    """Read ``METRIC=NUMBER``.
+
+    Raises:
+        UsageError: the metric is unknown, or the number none that it can have.
+
+    >>> parse_target("sqnr_db=30").value
+    30.0
+    """
+    metrics: tuple[Metric, ...] = get_args(Metric)
+    name, equals, number = (part.strip() for part in text.partition("="))
+    metric = next((metric for metric in metrics if metric == name), None)
+    if metric is None or not equals:
+        guess = nearest(name, metrics)
+        raise UsageError(
+            f"--target {text!r}: {f'no metric is named {name!r}' if equals else 'expected METRIC=NUMBER'}",
+            hint=f"{f'Did you mean {guess}? ' if guess else ''}Metrics: {', '.join(metrics)}, for example "
+            "sqnr_db=30. Task metrics such as accuracy=0.9 require --dataset.",
+        )
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if (
+        not math.isfinite(value)
+        or (metric == "cosine" and not -1 < value <= 1)
+        or (metric == "relative_error" and value <= 0)
+    ):
+        expected = {"sqnr_db": "decibels", "cosine": "a number from -1 to 1", "relative_error": "a number above 0"}
+        raise UsageError(
+            f"--target {text!r}: expected {expected[metric]}", hint="For example sqnr_db=30 or cosine=0.99."
+        )
+    return FidelityTarget(metric, value)

@@ -1,0 +1,241 @@
+"""Describes which modules lose precision when quantized: the ranking, the exclude list, and what it costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from winml.modelkit.compare.fidelity import QualitySamples
+from winml.modelkit.compare.words import nearness_words, samples_words
+from winml.modelkit.quantize.sensitivity_records import (
+    ExcludeList,
+    MeasuredVariant,
+    ModuleSensitivity,
+    QuantizationSensitivity,
+    TimedVariant,
+)
+from winml.modelkit.report import document as doc
+from winml.modelkit.tags import address
+from winml.modelkit.words import size_words
+
+DISPLAYED_BARS = 10
+"""Modules in a chart of bars. Chosen: it fits on a screen beside the numbers above it."""
+_DISPLAYED_RANKED = 20
+"""Rows of the ranking unless all are asked for. Chosen: the whole answer fits on a screen."""
+_BEST_DB = 60.0
+"""Chosen: the lightest colour; above it, the noise is a millionth of the signal's power."""
+
+_NEARNESS = (
+    doc.Column("SQNR dB", "decibels"),
+    doc.Column("cosine", "cosine"),
+    doc.Column("relative error", "error", doc.Detail.PAGE),
+)
+
+
+def sensitivity_document(result: QuantizationSensitivity) -> doc.Document:
+    """Describe the ranking, most sensitive first, and the list of modules that stay in float."""
+    modules = result.modules
+    with_parameters = [module for module in modules if module.part == "module" and module.parameters]
+    return doc.Document(
+        [
+            doc.Fields(list(_sensitivity_fields(result))),
+            doc.Boxes(
+                list(_boxes(with_parameters)),
+                heading="SQNR by module, each quantized alone",
+                size_title="number of parameters",
+                size_unit="parameters",
+                shades=doc.Shades("SQNR in dB", high=_BEST_DB, is_dark_low=True, folded="min"),
+            ),
+            _error_bars(modules),
+            doc.Table(
+                doc.columns(
+                    ("module", "name"),
+                    "class",
+                    *_NEARNESS,
+                    ("parameters", "parameters"),
+                    ("saves", "bytes"),
+                    ("nodes", "count"),
+                    doc.Column("precision", detail=doc.Detail.PAGE),
+                    "basis",
+                    "remark",
+                ),
+                list(map(_module_row, modules)),
+                name="modules",
+                heading="Modules, each quantized alone",
+                brief=range(_DISPLAYED_RANKED),
+                rest="… and {} more modules (--verbose shows all)",
+                is_searched=True,
+            ),
+            *(_exclude_list_blocks(result.exclude_list) if result.exclude_list is not None else ()),
+        ],
+        title=Path(result.model).name,
+        subject="sensitivity to quantization",
+        introduction="Each module was quantized alone, the others stayed in float. SQNR is the signal-to-quantization-"
+        "noise ratio of the worst output: the lower it is, the more sensitive is the module.",
+        figures=list(_sensitivity_figures(result)),
+    )
+
+
+def _sensitivity_figures(result: QuantizationSensitivity) -> Iterator[doc.Figure]:
+    whole = result.whole.measures()
+    sqnr = whole.get("sqnr_db")
+    if sqnr is not None and not result.whole.problem:
+        yield doc.Figure("all modules quantized", f"{sqnr:.1f} dB", f"SQNR of the worst output at {result.precision}")
+    ranked = [module for module in _innermost(result.modules) if module.sqnr_db is not None]
+    if ranked:
+        worst = min(ranked, key=lambda module: module.sqnr_db or 0.0)
+        meaning = f"SQNR with {worst.path or worst.tag} alone quantized, the most sensitive of {len(ranked)} modules"
+        yield doc.Figure("most sensitive", f"{worst.sqnr_db:.1f} dB", meaning)
+    small = result.whole.weight_bytes
+    if small:
+        meaning = f"of the weights with all modules quantized, {size_words(result.float_bytes)} before"
+        yield doc.Figure("size", size_words(small), meaning)
+    listed = result.exclude_list
+    if listed is not None:
+        verdict = "met" if listed.is_met else "not met"
+        meaning = f"{listed.target.words}, with {len(listed.excluded)} modules in float"
+        yield doc.Figure("target", verdict, meaning, "good" if listed.is_met else "bad")
+
+
+def _innermost(modules: Sequence[ModuleSensitivity]) -> list[ModuleSensitivity]:
+    """Return the modules that hold no other measured one: those around them have the errors of several."""
+    tags = {module.tag for module in modules}
+    around = {ancestor for tag in tags if (ancestor := address.nearest_ancestor(tag, tags))}
+    return [module for module in modules if module.tag not in around or module.part != "module"]
+
+
+def _error_bars(modules: Sequence[ModuleSensitivity]) -> doc.Bars:
+    errors = [
+        (module, module.form.measures().get("relative_error"))
+        for module in _innermost(modules)
+        if module.form is not None
+    ]
+    measured = [(module, error) for module, error in errors if error is not None and math.isfinite(error)]
+    return doc.Bars(
+        [
+            doc.Bar(
+                module.path or module.tag,
+                error,
+                f"{error:.1e}",
+                f"{module.class_name}, {module.sqnr_db:.1f} dB" if module.sqnr_db is not None else module.class_name,
+            )
+            for module, error in sorted(measured, key=lambda entry: -entry[1])[:DISPLAYED_BARS]
+        ],
+        heading="Most sensitive modules",
+        caption="relative error of the worst output with this module alone quantized; innermost measured modules",
+    )
+
+
+def _sensitivity_fields(result: QuantizationSensitivity) -> Iterator[doc.Field]:
+    yield "precision", f"{result.precision} ({', '.join(result.modes)})"
+    yield "all modules", _form_words(result.whole)
+    yield "weights", f"{size_words(result.float_bytes)} → {size_words(result.whole.weight_bytes)}"
+    if result.latency:
+        yield "latency", _latency_words(result.latency)
+    inputs = ", ".join(f"{name} {list(shape)}" for name, shape in result.input_shapes.items()) or "no inputs"
+    about = QualitySamples(result.input_source, result.samples, result.seed)
+    yield "samples", f"{samples_words(about)}; the first: {inputs}"
+    cost = result.cost
+    resumed = f", {cost.resumed} resumed" if cost.resumed else ""
+    spent = f"{cost.quantization_s:.1f} s quantizing, {cost.session_s:.1f} s opening, {cost.runs_s:.1f} s running"
+    yield "cost", f"{cost.measured} variants measured{resumed}: {spent}"
+    yield "modules from", result.tree_source, doc.Detail.PAGE
+    yield "made by", f"winml {result.tool_version}, ONNX Runtime {result.onnxruntime_version}", doc.Detail.PAGE
+    yield from doc.note_fields(result.notes)
+
+
+def _exclude_list_blocks(listed: ExcludeList) -> Iterator[doc.Block]:
+    verdict = "met" if listed.is_met else "not met; this is the best that was reached"
+    fields: list[doc.Field] = [
+        ("target", f"{listed.target.words}: {verdict}"),
+        ("reached", _form_words(listed.form)),
+        ("weights", size_words(listed.form.weight_bytes)),
+        ("latency", _latency_words(listed.latency) if listed.latency else None),
+        *(("in float", tag) for tag in listed.excluded),
+    ]
+    yield doc.Fields(fields)
+    yield doc.Table(
+        doc.columns(("selector", "name"), "precision"),
+        [*listed.rules.items()],
+        name="rules",
+        heading=f"What stays in float for {listed.target.words}",
+        detail=doc.Detail.PAGE,
+    )
+    names = tuple(listed.form.scores)
+    scores = [doc.Column(name, "score") for name in names]
+    yield doc.Table(
+        doc.columns(("measured", "name"), ("in float", "count"), *_NEARNESS, *scores, "target"),
+        [
+            [
+                trial.changed,
+                trial.excluded,
+                *_nearness_cells(trial.form),
+                *(trial.form.scores.get(name) for name in names),
+                "met" if trial.is_met else "not met",
+            ]
+            for trial in listed.trials
+        ],
+        name="trials",
+        heading="Every measurement on the way",
+    )
+
+
+def _form_words(form: MeasuredVariant) -> str:
+    """Return how near the answers of a form are, at the worst output."""
+    if form.worst is None or form.problem:
+        return form.problem
+    scores = "".join(f", {name} {value:.4f}" for name, value in form.scores.items())
+    return f"{nearness_words(form.worst)} for {form.worst.name}{scores}"
+
+
+def _latency_words(timed: TimedVariant) -> str:
+    """Return the latency of a form beside that of the float graph."""
+    ratio = timed.ratio
+    ends = f" (95 % interval {ratio.low:.2f} to {ratio.high:.2f})" if ratio.low and ratio.high else ""
+    disturbed = ", other load on the machine" if ratio.is_disturbed else ""
+    return f"{timed.p50_ms:.2f} ms, float {timed.float_p50_ms:.2f} ms: {ratio.value:.2f} of its time{ends}{disturbed}"
+
+
+def _module_row(module: ModuleSensitivity) -> list[doc.Cell]:
+    return [
+        f"{module.path or module.tag}{' (own nodes)' if module.part == 'own nodes' else ''}",
+        module.class_name,
+        *_nearness_cells(module.form),
+        module.parameters,
+        module.size_bytes_saved,
+        module.form.nodes if module.form is not None else 0,
+        module.precision,
+        module.basis_words,
+        module.problem,
+    ]
+
+
+def _nearness_cells(form: MeasuredVariant | None) -> Iterator[doc.Cell]:
+    numbers = form.measures() if form is not None else {}
+    yield from (numbers.get(name) for name in ("sqnr_db", "cosine", "relative_error"))
+
+
+def _boxes(modules: Sequence[ModuleSensitivity]) -> Iterator[doc.Box]:
+    """Yield a box for each module that has parameters, dark where the damage is large."""
+    # The tree, not the ranking: a parent before its children, and the second layer before the tenth.
+    modules = sorted(modules, key=lambda module: address.sort_key(module.tag))
+    tags = {module.tag for module in modules}
+    parents = {module.tag: address.nearest_ancestor(module.tag, tags) for module in modules}
+    own = {module.tag: module.parameters for module in modules}
+    for module in modules:
+        if parents[module.tag]:
+            own[parents[module.tag]] -= module.parameters
+    for module in modules:
+        words = f"{module.sqnr_db:.1f} dB" if module.sqnr_db is not None else doc.MISSING
+        yield doc.Box(
+            key=module.tag,
+            parent=parents[module.tag],
+            label=address.last_segment(module.tag),
+            # A weight that two modules share counts for both, and for their parent once.
+            size=max(own[module.tag], 0),
+            shade=_BEST_DB if module.sqnr_db is None else module.sqnr_db,
+            words=words,
+            lines=(module.path or module.tag, f"SQNR {words}", f"{module.parameters:,} parameters", module.problem),
+            kind=module.class_name,
+        )

@@ -1,0 +1,229 @@
+"""What a quantization did, and which modules pay for fewer bits."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from winml.modelkit.compare.verification_words import coverage_words
+from winml.modelkit.compare.words import fidelity_words
+from winml.modelkit.quantize.budget_records import BudgetSearch
+from winml.modelkit.quantize.records import QuantizedFile
+from winml.modelkit.report import document as doc
+from winml.modelkit.tags import address
+from winml.modelkit.transform.table import written_fields
+from winml.modelkit.words import size_words
+
+DISPLAYED_MODULES = 12
+"""Rows of the module table unless all are asked for, modules that keep bits first. Chosen: the summary fits on a
+screen."""
+
+
+def quantization_document(result: QuantizedFile) -> doc.Document:
+    """Describe what was quantized."""
+    before, after = result.before, result.after
+    quantized = f"{result.quantized} of {result.quantized + sum(result.left.values())}"
+    ratio = before.size_bytes / max(after.size_bytes, 1)
+    fields: list[doc.Field] = [
+        ("precision", f"{result.precision} ({', '.join(result.modes)})" if result.modes else None),
+        ("KV cache", f"{result.kv_cache}, a scale for each channel" if result.kv_cache is not None else None),
+        ("samples", result.calibration.words if result.calibration is not None else None),
+        ("budget", _budget_words(result.budget) if result.budget is not None else None),
+        ("quantized", f"{quantized} nodes with weights{_mixture_words(result)}" if result.modes else None),
+        *(("left", f"{count} {reason}") for reason, count in result.left.items()),
+        ("nodes", f"{before.nodes} → {after.nodes}"),
+        ("size", f"{size_words(before.size_bytes)} → {size_words(after.size_bytes)} (÷ {ratio:.1f})"),
+        ("opset", f"{before.opset} → {after.opset}" if before.opset != after.opset else None),
+        ("hierarchy", coverage_words(result.coverage, is_tagged=result.is_tagged)),
+        (
+            "verified",
+            "skipped: the files were not compared" if result.fidelity is None else fidelity_words(result.fidelity),
+        ),
+        *written_fields(result.files),
+        *doc.note_fields(result.notes),
+    ]
+    # Those that keep bits first: they are what the user did not get.
+    modules = sorted(result.modules, key=lambda module: (not module.left, module.quantized > 0 and bool(module.left)))
+    return doc.Document(
+        [
+            doc.Fields(fields),
+            *(_budget_blocks(result.budget) if result.budget is not None else ()),
+            doc.Table(
+                doc.columns(("module", "name"), "requested", "actual", ("quantized", "count"), "left"),
+                [
+                    [
+                        module.tag or "?",
+                        module.requested,
+                        module.actual,
+                        module.quantized,
+                        ", ".join(f"{count} {reason}" for reason, count in module.left.items()),
+                    ]
+                    for module in modules
+                ],
+                name="modules",
+                heading="Precision by module",
+                brief=range(DISPLAYED_MODULES),
+                rest="… and {} more modules (--verbose shows all)",
+            ),
+        ]
+    )
+
+
+def budget_document(result: QuantizedFile) -> doc.Document:
+    """Describe on a page which bits were chosen, and what other sizes give."""
+    document = quantization_document(result)
+    return replace(
+        document,
+        title=result.model_path.name,
+        subject="bits by module",
+        introduction="Each module was quantized alone in each format; the formats were chosen so that the model is "
+        "within the limit and its outputs change least. SQNR is the signal-to-quantization-noise ratio of the worst "
+        "output.",
+        figures=[*_budget_figures(result.budget), *_file_figures(result)] if result.budget is not None else (),
+    )
+
+
+def _budget_figures(search: BudgetSearch) -> Iterator[doc.Figure]:
+    meaning = f"for each parameter, scales included; limit: {search.limit}"
+    yield doc.Figure("mean bits", f"{search.mean_bits:.2f} bits", meaning)
+    chosen = next((trial for trial in search.frontier if trial.is_chosen), None)
+    if chosen is not None and chosen.sqnr_db is not None:
+        meaning = f"of the worst output on {search.samples} samples that the formats were chosen by; higher is better"
+        yield doc.Figure("SQNR", f"{chosen.sqnr_db:.1f} dB", meaning)
+    if search.perplexity is not None and search.float_perplexity is not None:
+        meaning = f"on held-out samples, {search.float_perplexity:.4g} before; lower is better"
+        yield doc.Figure("perplexity", f"{search.perplexity:.4g}", meaning)
+
+
+def _file_figures(result: QuantizedFile) -> Iterator[doc.Figure]:
+    before, after = result.before.size_bytes, result.after.size_bytes
+    meaning = f"of the file, {size_words(before)} before: {before / max(after, 1):.1f} times smaller"
+    yield doc.Figure("size", size_words(after), meaning)
+    left = sum(result.left.values())
+    meaning = "nodes with weights" if not left else f"nodes with weights; the table lists why {left} are not"
+    yield doc.Figure("quantized", f"{result.quantized} of {result.quantized + left}", meaning)
+
+
+def _budget_words(search: BudgetSearch) -> str:
+    perplexity = ""
+    if search.perplexity is not None and search.float_perplexity is not None:
+        perplexity = f"; perplexity {search.perplexity:.4g} on held-out samples, {search.float_perplexity:.4g} before"
+    return (
+        f"{search.limit}: {search.form}, {search.mean_bits:.2f} bits per parameter; {search.measured} variants "
+        f"measured on {search.samples} samples{perplexity}"
+    )
+
+
+def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
+    perplexity = [doc.Column("perplexity", "score")] if search.float_perplexity is not None else []
+    forms = dict.fromkeys(name for module in search.modules for name in module.alone_db)
+    algorithms = dict.fromkeys(name for module in search.modules for name in module.own_db)
+    yield doc.Dots(
+        [
+            doc.Dot(
+                name=f"{trial.form}, {trial.mean_bits:.2f} bits",
+                grade="best" if trial.is_chosen else "fair" if trial.form != "mixed" else "good",
+                value=trial.sqnr_db,
+                size=3.0 if trial.is_chosen else 1.0,
+                bar=trial.size_bytes,
+                bar_words=size_words(trial.size_bytes),
+                value_words=f"{trial.sqnr_db:.1f} dB",
+            )
+            for trial in search.frontier
+            if trial.sqnr_db is not None
+        ],
+        heading="Size against quality: formats of the whole model, ★ is the chosen one",
+        value_title="SQNR in dB, more is better",
+        bar_title="size of the weights",
+    )
+    yield doc.Boxes(
+        list(_bit_boxes(search)),
+        heading="Bits by module",
+        size_title="number of parameters",
+        size_unit="parameters",
+        shades=doc.Shades("bits of a weight", low=0.0),
+        is_by_class=True,
+        kind_title="format",
+    )
+    yield doc.Table(
+        doc.columns(
+            "format", ("mean bits", "bits"), ("weights", "bytes"), ("SQNR dB", "decibels"), *perplexity, "chosen"
+        ),
+        [
+            [
+                trial.form,
+                trial.mean_bits,
+                trial.size_bytes,
+                trial.sqnr_db,
+                *([trial.perplexity] if perplexity else []),
+                "chosen" if trial.is_chosen else "",
+            ]
+            for trial in search.frontier
+        ],
+        name="frontier",
+        heading="Formats of the whole model",
+        detail=doc.Detail.VERBOSE,
+    )
+    yield doc.Table(
+        [
+            *doc.columns(("module", "name"), "format", ("parameters", "parameters"), ("size", "bytes")),
+            *(doc.Column(f"{name} dB", "decibels") for name in forms),
+        ],
+        [
+            [
+                module.tag,
+                module.form,
+                module.parameters,
+                module.size_bytes,
+                *(module.alone_db.get(name) for name in forms),
+            ]
+            for module in search.modules
+        ],
+        name="bits",
+        heading="Format of each module; dB is the SQNR with this module alone in a format",
+        is_searched=True,
+        detail=doc.Detail.VERBOSE,
+    )
+    yield doc.Table(
+        doc.columns(("module", "name"), "format", *(doc.Column(f"{name} dB", "decibels") for name in algorithms)),
+        [
+            [module.tag, module.form, *(module.own_db.get(name) for name in algorithms)]
+            for module in search.modules
+            if module.own_db
+        ],
+        name="algorithms",
+        heading="Algorithms by module; dB of the outputs of its own products",
+        detail=doc.Detail.VERBOSE,
+    )
+
+
+def _bit_boxes(search: BudgetSearch) -> Iterator[doc.Box]:
+    """Yield a box for each module that could be quantized, and for those around them."""
+    chosen = {module.tag: module for module in search.modules}
+    tags = dict.fromkeys(tag for tag_below in chosen for tag in address.lineage(tag_below))
+    for tag in sorted(tags, key=address.sort_key):
+        module, name = chosen.get(tag), address.last_segment(tag)
+        bits = 8 * module.size_bytes / max(module.parameters, 1) if module is not None else math.nan
+        yield doc.Box(
+            key=tag,
+            parent=address.nearest_ancestor(tag, tags),
+            label=name,
+            size=0 if module is None else module.parameters,
+            shade=bits,
+            words="" if module is None else f"{module.form}, {bits:.1f} bits",
+            lines=(tag,)
+            if module is None
+            else (tag, module.form, f"{bits:.2f} bits of a weight", f"{module.parameters:,} parameters", module.why),
+            kind="" if module is None else module.form,
+        )
+
+
+def _mixture_words(result: QuantizedFile) -> str:
+    """Return how many nodes have which precision, where there are several."""
+    counts = Counter[str]()
+    for module in result.modules:
+        if module.quantized:
+            counts[module.requested] += module.quantized
+    return f" ({', '.join(f'{precision} {count}' for precision, count in counts.items())})" if len(counts) > 1 else ""

@@ -1,0 +1,152 @@
+"""Keeps what a quantization found on its samples, so that an interrupted one continues behind it.
+
+A hidden folder beside the output, removed when the work is done or refused; a killed command leaves it. What is in it
+says what it depends on, and is never used for anything else. Finds nothing itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from winml.modelkit.arrays import Array
+from winml.modelkit.errors import WinMLError, WriteError
+from winml.modelkit.file_names import UNFINISHED_LOCK_NAME, unfinished_work_path
+from winml.modelkit.onnx.files.output_files import DISK_ERRORS, write_error
+from winml.modelkit.onnx.files.recovery import file_state
+from winml.modelkit.onnx.files.resumable_results import locked_folder
+from winml.modelkit.onnx.files.stored_tensors import StoredTensor
+from winml.modelkit.onnx.weights import read_once, to_weightless
+
+
+@contextlib.contextmanager
+def unfinished_folder(output: Path) -> Iterator[Path]:
+    """Yield the folder where the work on a file is kept, as an interrupted run left it.
+
+    It is removed when the block ends, unless the process is stopped or the disk is full.
+
+    Args:
+        output: The file that is to be written.
+
+    Raises:
+        UsageError: another process works on this file.
+        WriteError: the folder cannot be made.
+    """
+    folder = unfinished_work_path(output.absolute())
+    there = next((parent for parent in folder.parents if parent.is_dir()), None)
+    is_done = False
+    try:
+        with locked_folder(folder, UNFINISHED_LOCK_NAME, "quantization"):
+            yield folder
+            is_done = True
+    except WinMLError as error:
+        is_done = not isinstance(error, WriteError)
+        raise
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        failed = write_error(folder, error)
+        failed.hint += f" {folder.name} has the work so far: the same command resumes there."
+        raise failed from error
+    finally:
+        if is_done:
+            shutil.rmtree(folder, ignore_errors=True)
+            for parent in folder.parents:
+                if parent == there:
+                    break
+                with contextlib.suppress(OSError):  # what was to be written is there
+                    parent.rmdir()
+
+
+def digest_of(*parts: object) -> str:
+    """Return a digest of values that JSON holds."""
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def graph_digest(model: ir.Model) -> str:
+    """Return a digest of a graph: its nodes, and where its weights lie; a weight in memory counts by its values.
+
+    What the model says of itself, such as when it was exported, is no part of it.
+    """
+    sent = to_weightless(model)
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(sent.proto.graph.SerializeToString(deterministic=True))
+    digest.update(repr(sorted(model.opset_imports.items())).encode())
+    for function in sent.proto.functions:
+        digest.update(function.SerializeToString(deterministic=True))
+    for name, tensor in sent.weights.items():
+        digest.update(name.encode())
+        place = _place_of(tensor)
+        digest.update(np.ascontiguousarray(read_once(tensor)).view(np.uint8).data if place is None else place)
+    return digest.hexdigest()
+
+
+def _place_of(tensor: ir.TensorProtocol) -> bytes | None:
+    """Return where the values of a tensor lie, and what tells whether the file is the same; None for one in memory."""
+    if isinstance(tensor, StoredTensor):
+        stored = tensor.stored
+        place: tuple[object, ...] = (stored.offset, stored.dtype.name, stored.shape, tensor.permutation)
+        path = stored.path
+    elif isinstance(tensor, ir.ExternalTensor):
+        place, path = (tensor.offset, tensor.length), Path(tensor.path)
+    else:
+        return None
+    real = path.resolve()
+    return repr((os.fspath(real), file_state(real), tensor.dtype.name, *place)).encode()
+
+
+def samples_digest(samples: Sequence[Mapping[str, Array]]) -> str:
+    """Return a digest of the arrays of samples."""
+    return digest_of([{name: _array_digest(array) for name, array in sorted(sample.items())} for sample in samples])
+
+
+def _array_digest(array: Array) -> str:
+    if array.dtype.kind in "OUS":
+        return digest_of(array.tolist())
+    digest = hashlib.blake2b(repr((array.dtype.str, array.shape)).encode(), digest_size=16)
+    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+class StoredArrays:
+    """Arrays in a folder, each with the digest of its values."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make the folder if it is missing."""
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.digests: dict[str, str] = {}
+        """Name of an array → digest of its values."""
+
+    def put(self, name: str, array: Array) -> None:
+        """Write an array."""
+        np.save(self._path(name), array, allow_pickle=False)
+        self.digests[name] = _array_digest(array)
+
+    def read(self, name: str) -> Array:
+        """Return an array."""
+        array: Array = np.load(self._path(name), allow_pickle=False)
+        return array
+
+    def remove(self, name: str) -> None:
+        """Remove an array."""
+        self._path(name).unlink(missing_ok=True)
+        self.digests.pop(name, None)
+
+    def holds(self, digests: Mapping[str, str]) -> bool:
+        """Say whether arrays are there as they were written."""
+        try:
+            return all(_array_digest(self.read(name)) == digest for name, digest in digests.items())
+        except (OSError, ValueError, EOFError):
+            return False
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.npy"

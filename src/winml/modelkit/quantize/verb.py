@@ -1,0 +1,541 @@
+"""What does ``winml quantize`` do with a request? Quantizes modules, or measures which of them pay for fewer bits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from winml.modelkit.errors import ModelPathError, UsageError
+from winml.modelkit.fields import declare, fields_of
+from winml.modelkit.file_names import measured_path
+from winml.modelkit.quantize.declared_options import SENSITIVITY, QuantizeFields, SensitivityFields
+from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
+from winml.modelkit.verbs.file_to_file import FilePlan, FileVerb, PlannedPart, WeightsRequest, find_source, only_part
+
+if TYPE_CHECKING:
+    from winml.modelkit.builds.found_models import FoundFolder
+    from winml.modelkit.options import Options
+    from winml.modelkit.progress import StepEvent
+    from winml.modelkit.quantize.file_quantization import Quantization
+    from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
+    from winml.modelkit.quantize.quantized_variants import VariantEvaluator
+    from winml.modelkit.quantize.records import QuantizedFile
+    from winml.modelkit.quantize.sensitivity_options import SensitivityOptions
+    from winml.modelkit.quantize.sensitivity_records import QuantizationSensitivity
+    from winml.modelkit.transform.graph_file import GraphFileTask
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measures:
+    """Whether modules are measured: the first of these options in the help."""
+
+    sensitivity: bool = declare(
+        False,
+        "Measure how sensitive each module is to quantization, and write no model. Each module is quantized alone, and "
+        "modules are ranked by the error of the outputs. `--output` is a JSON file of the result; `--samples` is the "
+        "number of samples compared [default: 16, fewer for large models], or of `--dataset`. An interrupted "
+        "measurement resumes with the same command.",
+        SENSITIVITY,
+        is_common=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeRequest(WeightsRequest["QuantizeOptions"], SensitivityFields, _Measures):
+    """What is requested of ``winml quantize``."""
+
+    section: ClassVar[str] = "quant"
+    declaring: ClassVar[type] = QuantizeFields
+
+    dataset: str | None = declare(
+        None,
+        "Dataset for `--target`, as in winml eval: a file, a folder, or a name on the Hub.",
+        SENSITIVITY,
+        metavar="PATH|NAME",
+    )
+    split: str | None = declare(None, "Split of `dataset`.", SENSITIVITY, in_command=False)
+    columns: Mapping[str, str] = declare({}, "Column of `dataset` by role.", SENSITIVITY, in_command=False)
+    exclude_list: Path | None = declare(None, "Write the modules to exclude to a file for `--per-module`.", SENSITIVITY)
+    report: Path | None = declare(
+        None,
+        "Write an HTML report with chart and table. Also with `--budget` and `--max-size`.",
+        SENSITIVITY,
+        is_common=True,
+    )
+
+    @classmethod
+    def options_record(cls) -> type[QuantizeOptions]:
+        """Return the validated record of the options."""
+        from winml.modelkit.quantize.options import QuantizeOptions
+
+        return QuantizeOptions
+
+    @classmethod
+    def section_values(cls, section: Options) -> tuple[dict[str, object], str]:
+        """Return the options that the section states; ``auto`` becomes the precision it stands for."""
+        from winml.modelkit.builds.config import QuantSection, auto_words, quantize_options
+
+        assert isinstance(section, QuantSection)
+        return quantize_options(section).model_dump(mode="json", exclude_none=True), auto_words(section)
+
+    @classmethod
+    def of_command(
+        cls, section: Mapping[str, Any], options: Mapping[str, Any], fields: Mapping[str, Any]
+    ) -> QuantizeRequest:
+        """Return the request of a command line.
+
+        Where nothing is written, ``--samples`` is of the measurement; so are ``--split`` and ``--columns`` with a
+        dataset to evaluate on, unless there is one for ranges.
+        """
+        names = ["samples"] if fields.get("sensitivity") else []
+        if names and fields.get("dataset") is not None and options.get("calibration_data") is None:
+            names += ["split", "columns"]
+        stated = {name: options[name] for name in names if name in options}
+        left = {name: value for name, value in options.items() if name not in stated}
+        request = super().of_command(section, left, {**fields, **stated})
+        assert isinstance(request, QuantizeRequest)
+        return request
+
+
+class _Quantize(FileVerb[QuantizeRequest, "QuantizeOptions", "Quantization", "QuantizedFile"]):
+    name: ClassVar[str] = "quantize"
+
+    def refuse_options(self, request: QuantizeRequest) -> None:
+        from winml.modelkit.quantize.calibration.calibration_files import refuse_missing_files
+
+        request.options.refuse_contradictions()
+        for field in fields_of(QuantizeRequest):
+            if field.name == "report" and request.options.bit_budget is not None:
+                continue
+            is_unused = field.group == SENSITIVITY and not request.sensitivity
+            if is_unused and getattr(request, field.name) != field.default:
+                flag = field.flag
+                others = ", --budget or --max-size" if field.name == "report" else ""
+                raise UsageError(f"{flag} requires --sensitivity{others}", hint=f"Add --sensitivity, or omit {flag}.")
+        refuse_missing_files(request.options)
+
+    def plan(self, request: QuantizeRequest) -> FilePlan[QuantizeRequest, Quantization]:
+        plan = super().plan(request)
+        if request.report is not None:
+            plan = _with_page(plan, request.report, overwrite=request.overwrite)
+        cache = _cache_of(request)
+        if cache is not None and plan.folder is not None:
+            if len(plan.parts) > 1:
+                raise UsageError(
+                    f"--calibration-cache {cache}: one graph expected, {plan.folder.path} has {', '.join(plan.parts)}",
+                    hint=f"Select one: --submodel {next(iter(plan.parts))}.",
+                )
+            plan = _with_cache(plan, cache)
+        if plan.folder is not None:
+            _refuse_nothing_to_do(plan)
+            plan = _with_data(plan)
+        return plan
+
+    def plan_file(self, request: QuantizeRequest) -> FilePlan[QuantizeRequest, Quantization]:
+        plan = super().plan_file(request)
+        cache = _cache_of(request)
+        _refuse_nothing_to_do(plan)
+        plan = _with_data(plan)
+        return plan if cache is None else _with_cache(plan, cache)
+
+    def work(self, request: QuantizeRequest, task: GraphFileTask, options: QuantizeOptions) -> Quantization:
+        from winml.modelkit.quantize.file_quantization import Quantization
+
+        return Quantization(task.source, options, request.sizes or {})
+
+    def transform(
+        self,
+        part: PlannedPart[Quantization],
+        folder: FoundFolder | None,
+        on_step: Callable[[StepEvent], None] | None,
+    ) -> QuantizedFile:
+        from winml.modelkit.quantize.file_quantization import quantize_file
+
+        processors = folder.path if folder is not None else None
+        # The plan has refused a folder all of whose parts keep a limit.
+        work = replace(part.work, may_stay_float=folder is not None and len(folder.chosen) > 1)
+        return quantize_file(part.task, work, on_step, part.checked, processors=processors)
+
+
+def _with_page(
+    plan: FilePlan[QuantizeRequest, Quantization], report: Path, *, overwrite: bool
+) -> FilePlan[QuantizeRequest, Quantization]:
+    """Return the plan with the page of a search for bits.
+
+    Raises:
+        UsageError: several parts are quantized, or the page is one of the other files.
+        OutputExistsError: it is there, and may not be replaced.
+    """
+    from winml.modelkit.onnx.files.output_files import refuse_existing
+
+    if len(plan.parts) > 1:
+        raise UsageError(
+            f"--report {report}: {', '.join(plan.parts)} are quantized, and a report covers one of them",
+            hint=f"Select one: --submodel {next(iter(plan.parts))}.",
+        )
+    _refuse_other_file("--report", report, plan)
+    refuse_existing([report], overwrite=overwrite)
+    return replace(plan, writes=(*plan.writes, PlannedFile(report, report.exists())))
+
+
+def _with_data(plan: FilePlan[QuantizeRequest, Quantization]) -> FilePlan[QuantizeRequest, Quantization]:
+    """Return the plan with the calibration data that is read, where it is on this disk."""
+    data = plan.request.options.calibration_data
+    is_here = data is not None and Path(data).exists()
+    return replace(plan, reads=(*plan.reads, Path(data))) if data is not None and is_here else plan
+
+
+def _refuse_nothing_to_do(plan: FilePlan[QuantizeRequest, Quantization]) -> None:
+    """Refuse a limit that every source keeps.
+
+    Raises:
+        UsageError: names what the sources have.
+    """
+    budget = plan.request.options.bit_budget
+    if budget is None or budget.is_smallest:
+        return
+    found = [_within_limit(part, budget) for part in plan.parts.values()]
+    if found and all(found):
+        budget.refuse_kept(found)
+
+
+def _within_limit(part: PlannedPart[Quantization], budget: BitBudget) -> str:
+    """Return what a source has, where it keeps a limit; nothing where it is larger, or was not read yet."""
+    from winml.modelkit.onnx.contents import read_contents
+    from winml.modelkit.onnx.files.reading import read_structure
+    from winml.modelkit.onnx.module_costs import weights_cost
+
+    if part.checked is None:
+        return ""
+    files = (part.task.source, *part.checked.data)
+    return budget.kept_by(
+        lambda: sum(path.stat().st_size for path in files),
+        lambda: weights_cost(read_contents(read_structure(part.task.source))).bits,
+    )
+
+
+def _refuse_other_file(option: str, path: Path, plan: FilePlan[QuantizeRequest, Quantization]) -> None:
+    """Refuse a file beside the model that is the model, or data that is read.
+
+    Raises:
+        UsageError: names the option.
+    """
+    for role, paths in (("read", plan.reads), ("written", tuple(file.path for file in plan.writes))):
+        if any(path.absolute() == other.absolute() or _is_same_file(path, other) for other in paths):
+            raise UsageError(
+                f"{option} {path}: the file is also {role} by a different option", hint="Name another file."
+            )
+
+
+def _is_same_file(path: Path, other: Path) -> bool:
+    return path.exists() and other.exists() and path.samefile(other)
+
+
+def _cache_of(request: QuantizeRequest) -> Path | None:
+    cache = request.options.calibration_cache
+    return None if cache is None else Path(cache)
+
+
+def _with_cache(plan: FilePlan[QuantizeRequest, Quantization], cache: Path) -> FilePlan[QuantizeRequest, Quantization]:
+    """Return the plan with the file of statistics, which is read where it is there, and written where it grows.
+
+    Raises:
+        UsageError: it is one of the other files, or a folder.
+    """
+    _refuse_other_file("--calibration-cache", cache, plan)
+    if cache.is_dir():
+        raise UsageError(
+            f"--calibration-cache {cache}: this is a folder", hint="Specify a file, such as statistics.json."
+        )
+    grows = PlannedFile(cache, cache.exists(), only_if="activations are measured that it does not hold")
+    return replace(plan, writes=(*plan.writes, grows))
+
+
+QUANTIZE = _Quantize()
+"""The verb: its :meth:`~FileVerb.plan` and :meth:`~FileVerb.run`."""
+
+
+def quantize_onnx(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    options: QuantizeOptions | None = None,
+    overwrite: bool = False,
+    verify: bool = True,
+    external_data: bool | None = None,
+    seed: int = 0,
+    sizes: Mapping[str, int] | None = None,
+    on_step: Callable[[StepEvent], None] | None = None,
+    **flags: Any,
+) -> QuantizedFile:
+    """Quantize an ONNX file, or modules of it. Its module tags are preserved.
+
+    Args:
+        model: The file; it is not changed.
+        output: The ``.onnx`` file to write.
+        options: Options; None: those in ``flags``.
+        overwrite: Replace an existing file.
+        verify: Compare the result with ``model`` in ONNX Runtime.
+        external_data: Store weights in a separate data file (True) or in the model (False); None: a separate file from
+            ``EXTERNAL_BYTES`` on.
+        seed: Seed of the inputs that outputs are compared on.
+        sizes: Sizes of dynamic dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
+        on_step: Called when a step starts and when it ends.
+        **flags: Fields of :class:`QuantizeOptions`: ``precision``, ``mode``, ``exclude`` and so on.
+
+    Returns:
+        The record of the quantization; the file is written.
+
+    Raises:
+        UsageError: an unknown flag, an output that exists, a selector that names no module, or nothing to
+            quantize.
+        InputError: the file is no ONNX model, its data is missing, or it is quantized already.
+        QuantizeError: an engine failed, or supports no node.
+        StageError: ``model`` itself does not run, so that the result cannot be compared.
+        VerificationError: the quality is below the limit; no file was written.
+    """
+    from winml.modelkit.options import options_of
+    from winml.modelkit.quantize.options import QuantizeOptions
+
+    request = QuantizeRequest(
+        options=options_of(QuantizeOptions, options, flags, "quantize_onnx"),
+        model=Path(model),
+        output=Path(output),
+        overwrite=overwrite,
+        verify=verify,
+        external_data=external_data,
+        seed=seed,
+        sizes=sizes,
+    )
+    return QUANTIZE.run_file(QUANTIZE.plan_file(request), on_step)
+
+
+# --- ``--sensitivity``: which modules pay for fewer bits? Writes no model.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SensitivityPlan(Plan):
+    """What measuring would do."""
+
+    request: QuantizeRequest
+    model: Path
+    sensitivity: SensitivityOptions
+
+
+def plan_sensitivity(request: QuantizeRequest) -> SensitivityPlan:
+    """Return what measuring which modules pay for fewer bits would do. Writes nothing.
+
+    Raises:
+        UsageError: options do not go together, a path is wrong, or an output exists.
+        ModelPathError: there is no such file.
+    """
+    from winml.modelkit.onnx.files.named_paths import refuse_missing_values
+    from winml.modelkit.onnx.files.output_files import files_of_model, refuse_existing, refuse_inputs
+    from winml.modelkit.quantize.sensitivity_options import SensitivityOptions
+
+    QUANTIZE.refuse_options(request)
+    source = find_source(request)
+    model = source if isinstance(source, Path) else only_part(source, "--sensitivity requires one graph")
+    _refuse_combinations(request)
+    if not model.is_file():
+        raise ModelPathError(f"{model}: no such file", hint="Pass the path of an ONNX file.")
+    outputs = [path for path in (request.output, request.report, request.exclude_list) if path is not None]
+    if len({path.absolute() for path in outputs}) < len(outputs):
+        raise UsageError(
+            "two of --output, --report and --exclude-list specify the same file", hint="Use a separate file for each."
+        )
+    read = [Path(path) for path in (request.input_data, request.options.calibration_data) if path is not None]
+    if outputs:
+        refuse_inputs(outputs, [*read, *_dataset_files(request), *files_of_model(model)])
+        refuse_existing(outputs, overwrite=request.overwrite)
+    refuse_missing_values(request.input_data)
+    _refuse_graph(request, model, outputs)
+    measured = measured_path(outputs[0]) if outputs else None
+    stated = {field.name: getattr(request, field.name) for field in fields_of(SensitivityFields)}
+    if request.dataset is not None:
+        stated |= {"samples": None, "target": None}  # of the dataset
+    sensitivity = SensitivityOptions(
+        **stated,
+        sizes=dict(request.sizes or {}),
+        seed=request.seed,
+        processors=None if isinstance(source, Path) else source.path,
+        measured=measured,
+        overwrite=request.overwrite,
+    )
+    met = "the target is met"
+    return SensitivityPlan(
+        verb="quantize",
+        reads=(model, *read),
+        writes=tuple(
+            PlannedFile(path, path.exists(), only_if=met if path == request.exclude_list else "") for path in outputs
+        ),
+        steps=(
+            PlannedStep("measuring", f"{model}: each module quantized alone"),
+            *(
+                (PlannedStep("searching", f"modules that must stay in float for {request.target}"),)
+                * bool(request.target)
+            ),
+        ),
+        notes=(f"Measurements are stored in {measured} until the result is written.",) if measured is not None else (),
+        interrupted=interruptions_beside(outputs),
+        request=request,
+        model=model,
+        sensitivity=sensitivity,
+    )
+
+
+def _refuse_graph(request: QuantizeRequest, model: Path, outputs: Sequence[Path]) -> None:
+    """Refuse what the structure of the graph shows, unless recovery would replace the file first.
+
+    Raises:
+        UsageError: a selector names no module, or the graph has no dimension of a size.
+        InputError: the file is no ONNX model, its data is missing, or it is quantized already.
+    """
+    from winml.modelkit.onnx.files.output_files import waiting_files
+    from winml.modelkit.quantize.file_quantization import Quantization
+    from winml.modelkit.transform.graph_file import GraphFileTask, check_source
+
+    if model.absolute() in {path.absolute() for path in waiting_files(outputs)}:
+        return
+    options = request.options
+    if request.module is not None:
+        options = options.model_copy(update={"include": (*options.include, request.module)})
+    check_source(GraphFileTask(model, model), Quantization(model, options, request.sizes or {}))
+
+
+def _refuse_combinations(request: QuantizeRequest) -> None:
+    from winml.modelkit.tags.selector import Selector
+
+    if request.options.bit_budget is not None:
+        raise UsageError(
+            "--sensitivity writes no model, and cannot be combined with --budget or --max-size",
+            hint="Use one of them.",
+        )
+    if request.options.kv_cache is not None:
+        raise UsageError(
+            f"--kv-cache {request.options.kv_cache}: --sensitivity measures weights by module",
+            hint="Omit one of them: --kv-cache reports its error.",
+        )
+    if request.options.solves_weights:
+        raise UsageError(
+            f"--sensitivity: --algorithm {request.options.algorithm} quantizes a module by what the modules before it "
+            "make, and each is measured alone",
+            hint="Use --algorithm rtn, hqq or k_quant.",
+        )
+    unused = {
+        "--external-data" if request.external_data else "--no-external-data": request.external_data is not None,
+        "--no-verify": not request.verify,
+        "--min-sqnr": request.options.min_sqnr_db is not None,
+    }
+    for flag, is_stated in unused.items():
+        if is_stated:
+            raise UsageError(f"{flag} has no effect with --sensitivity, which writes no model", hint="Omit it.")
+    if request.input_data is not None and request.samples is not None:
+        raise UsageError(
+            f"--samples {request.samples}: --input-data {request.input_data} already determines the samples",
+            hint="Use one of them.",
+        )
+    if request.module is not None:
+        Selector(request.module)
+    if request.exclude_list is not None and request.target is None:
+        raise UsageError("--exclude-list requires --target", hint="Add --target, such as sqnr_db=30.")
+    _refuse_target(request)
+    if request.output is not None and request.output.suffix.lower() in {".html", ".htm", ".onnx"}:
+        raise UsageError(
+            f"-o {request.output}: the result of --sensitivity is JSON",
+            hint="Use a .json file; --report writes an HTML report. Without --sensitivity, a model is written.",
+        )
+
+
+def _refuse_target(request: QuantizeRequest) -> None:
+    """Refuse a target that cannot be read, and a dataset that is not there.
+
+    Raises:
+        UsageError: says which.
+    """
+    if request.dataset is not None:
+        from winml.modelkit.evaluate.options import parse_limits
+        from winml.modelkit.samples.columns import refuse_unknown_roles
+        from winml.modelkit.samples.data_sources import find_source as find_dataset
+
+        find_dataset(request.dataset)
+        refuse_unknown_roles(request.columns)
+        if request.target is None:
+            raise UsageError(
+                f"--dataset {request.dataset} requires --target",
+                hint="Add --target with a metric of the task, such as accuracy=0.9.",
+            )
+        parse_limits([request.target], "--target")
+    elif request.target is not None:
+        from winml.modelkit.quantize.sensitivity_options import parse_target
+
+        parse_target(request.target)
+
+
+def _dataset_files(request: QuantizeRequest) -> list[Path]:
+    """Return the files of the dataset on this disk."""
+    from winml.modelkit.samples.data_sources import find_source as find_dataset
+    from winml.modelkit.samples.data_sources import source_files
+
+    return [] if request.dataset is None else list(source_files(find_dataset(request.dataset)))
+
+
+def refuse_unrun_sensitivity(plan: SensitivityPlan) -> None:
+    """Refuse a plan that is not run for what its run would refuse in the plain form of the graph.
+
+    Raises:
+        WinMLError: as :func:`run_sensitivity` raises before the model runs.
+    """
+    from winml.modelkit.onnx.files.output_files import waiting_files
+    from winml.modelkit.quantize.sensitivity import refuse_unmeasurable
+
+    waiting = waiting_files([file.path for file in plan.writes])
+    if plan.model.absolute() not in {path.absolute() for path in waiting}:
+        refuse_unmeasurable(plan.model, plan.request.options, plan.sensitivity)
+
+
+def run_sensitivity(
+    plan: SensitivityPlan,
+    on_step: Callable[[StepEvent], None] | None = None,
+    progress: Callable[[int, float], None] | None = None,
+) -> QuantizationSensitivity:
+    """Recover what killed commands left, then measure; whoever calls writes the files of the plan.
+
+    Raises:
+        WinMLError: the model cannot be read, run or quantized.
+    """
+    from winml.modelkit.quantize.sensitivity import quantization_sensitivity
+
+    plan.recover()
+    with _variant_evaluator(plan) as evaluator:
+        return quantization_sensitivity(
+            plan.model,
+            options=plan.request.options,
+            sensitivity=plan.sensitivity,
+            evaluator=evaluator,
+            on_step=on_step,
+            progress=progress,
+        )
+
+
+@contextmanager
+def _variant_evaluator(plan: SensitivityPlan) -> Iterator[VariantEvaluator | None]:
+    """Return what evaluates variants on ``--dataset``; None without one."""
+    request = plan.request
+    if request.dataset is None:
+        yield None
+        return
+    assert request.target is not None
+    from winml.modelkit.builds.evaluated_models import variant_evaluator
+    from winml.modelkit.evaluate.options import EvaluationOptions, parse_limits
+
+    requested = EvaluationOptions(
+        dataset=request.dataset, split=request.split, columns=dict(request.columns), samples=request.samples
+    )
+    [target] = parse_limits([request.target], "--target").items()
+    with variant_evaluator(plan.model, requested, target) as evaluator:
+        yield evaluator

@@ -1,0 +1,84 @@
+"""What would a verb do? Which files it would read, write and remove, and in which steps.
+
+Standard library only: requests are refused, and plans made, before a model library is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from winml.modelkit.file_names import DATA_DIGITS, data_path
+from winml.modelkit.onnx.files.recovery import Interrupted, interrupted_in, settle_interrupted
+from winml.modelkit.records import Record, entry
+
+
+@dataclass(frozen=True)
+class PlannedFile(Record):
+    """A file that would be written."""
+
+    path: Path
+    """Where. A ``*`` in the name of weights stands for digits of their content, which are not known yet."""
+    replaces: bool = False
+    """Whether a file there is replaced."""
+    only_if: str = field(default="", metadata=entry(null_if_empty=True))
+    """On which condition it is written; empty: always."""
+
+
+@dataclass(frozen=True)
+class PlannedStep(Record):
+    """One step, with what it would do in one line."""
+
+    name: str
+    words: str = field(metadata=entry("does"))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a verb would do. Who makes one has refused what can be refused without weights, and written nothing."""
+
+    verb: str
+    reads: tuple[Path, ...]
+    writes: tuple[PlannedFile, ...]
+    steps: tuple[PlannedStep, ...]
+    """In order, without :attr:`interrupted`, which comes before all of them."""
+    notes: tuple[str, ...] = ()
+    """What was decided because nobody stated it, and why: one sentence each."""
+    removes: tuple[Path, ...] = ()
+    """Weights of models that are replaced, which go unless a model names them; of a cache, folders of builds."""
+    interrupted: tuple[Interrupted, ...] = ()
+    """What commands that were killed left where files would be written."""
+
+    def recover(self) -> None:
+        """Complete or remove what killed commands left; the first step of a run, before anything is read."""
+        for directory in dict.fromkeys(found.directory for found in self.interrupted):
+            settle_interrupted(directory)
+
+    def as_record(self) -> dict[str, object]:
+        """Return a JSON-ready form."""
+        return {
+            "schema_version": 1,
+            "verb": self.verb,
+            "reads": [str(path) for path in self.reads],
+            "writes": [file.as_record() for file in self.writes],
+            "removes": [str(path) for path in self.removes],
+            "recovery": [
+                {"folder": str(found.folder), "completes": [str(found.directory / name) for name in found.completes]}
+                for found in self.interrupted
+            ],
+            "steps": [step.as_record() for step in self.steps],
+            "notes": list(self.notes),
+        }
+
+
+def interruptions_beside(outputs: Iterable[Path]) -> tuple[Interrupted, ...]:
+    """Return what killed commands left in the directories of files that would be written; changes nothing."""
+    directories = dict.fromkeys(path.parent for path in outputs)
+    return tuple(found for directory in directories for found in interrupted_in(directory))
+
+
+def planned_data(model: Path, *, only_if: str = "") -> PlannedFile:
+    """Return the file of weights that a model may name, whose digits are those of its content."""
+    pattern = data_path(model, "*" * DATA_DIGITS)
+    return PlannedFile(pattern.with_name(pattern.name.replace("*" * DATA_DIGITS, "*")), only_if=only_if)

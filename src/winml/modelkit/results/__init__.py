@@ -1,1 +1,0 @@
-"""What does each verb return? Records only; report/ renders them."""

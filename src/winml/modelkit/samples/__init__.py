@@ -1,0 +1,1 @@
+"""Which inputs does a model get in use? Samples of datasets, their preparation, and generated samples."""

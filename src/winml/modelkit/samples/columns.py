@@ -1,0 +1,117 @@
+"""Finds the column of a data set that plays a role, such as ``text`` or ``label``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.fields import read_columns
+from winml.modelkit.options import nearest
+
+if TYPE_CHECKING:
+    from winml.modelkit.samples.data_sets import DataSet
+    from winml.modelkit.samples.text_files import TextFile
+
+ROLE_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "text": ("text", "sentence", "sentence1", "text1", "content", "review", "question1", "premise", "question"),
+    "text_pair": ("text_pair", "sentence2", "text2", "question2", "hypothesis"),
+    "label": ("label", "labels", "class", "target", "fine_label", "category", "intent"),
+    "score": ("score", "similarity_score", "similarity", "label"),
+    "image": ("image", "img", "picture", "photo"),
+    "mask": ("annotation", "mask", "segmentation_mask", "label", "labels"),
+    "objects": ("objects", "annotations"),
+    "audio": ("audio", "speech", "recording"),
+    "reference": ("text", "sentence", "transcription", "transcript", "normalized_text", "reference"),
+    "tokens": ("tokens", "words"),
+    "tags": ("ner_tags", "tags", "pos_tags", "chunk_tags", "labels"),
+    "question": ("question", "query"),
+    "context": ("context", "passage", "paragraph"),
+    "answers": ("answers", "answer"),
+}
+"""Role → names of columns that play it, the most usual first. Chosen from the data sets that model cards of the Hub
+evaluate on: glue, squad, conll2003, imdb, stsb, imagenet, beans, common_voice, librispeech, coco, scene_parse."""
+ROLES = tuple(ROLE_COLUMNS)
+_FEATURE_TYPES = {"image": "Image", "audio": "Audio"}
+"""Role → type of the feature that plays it by itself where a data set has one of that type only."""
+
+
+def parse_columns(texts: Iterable[str], option: str = "--columns") -> dict[str, str]:
+    """Return role → column of texts ``role=column``; one text may hold several, with a comma between them.
+
+    >>> parse_columns(["text=review,label=stars"])
+    {'text': 'review', 'label': 'stars'}
+
+    Raises:
+        UsageError: a text without ``=``, a role that is none, or one named twice.
+    """
+    columns = read_columns(texts, option, hint=f"Roles: {', '.join(ROLES)}.")
+    refuse_unknown_roles(columns, option)
+    return columns
+
+
+def refuse_unknown_roles(columns: Mapping[str, str], option: str = "--columns") -> None:
+    """Refuse what is no role.
+
+    Raises:
+        UsageError: names the nearest one.
+    """
+    for role in columns:
+        if role not in ROLE_COLUMNS:
+            guess = nearest(role, ROLES)
+            raise UsageError(
+                f"{option} {role}: no such role",
+                hint=f"{f'Did you mean {guess!r}? ' if guess else ''}Roles: {', '.join(ROLES)}.",
+            )
+
+
+def match_columns(
+    data_set: DataSet | TextFile, roles: Sequence[str], *, optional: Sequence[str] = ()
+) -> dict[str, str]:
+    """Return the column of each role.
+
+    Args:
+        data_set: Its columns, and what the user says of them.
+        roles: Roles that have to be there. The first takes its column first.
+        optional: Roles that are used where they are there.
+
+    Raises:
+        UsageError: a column that is not there, or no column for a role: lists the columns and what was found.
+    """
+    request = data_set.request
+    refuse_unknown_roles(request.columns)
+    for role, column in request.columns.items():
+        if column not in data_set.columns:
+            guess = nearest(column, data_set.columns)
+            raise UsageError(
+                f"{request.option} {data_set.name}: no column {column!r}, which --columns sets for {role}",
+                hint=f"{f'Did you mean {guess!r}? ' if guess else ''}Its columns: {', '.join(data_set.columns)}.",
+            )
+    found = {role: column for role, column in request.columns.items() if role in (*roles, *optional)}
+    for role in (*roles, *optional):
+        if role not in found and (guess := _guess(role, data_set.features, set(found.values()))) is not None:
+            found[role] = guess
+    if missing := [role for role in roles if role not in found]:
+        raise _missing_column(data_set, missing[0], found)
+    return found
+
+
+def _guess(role: str, features: Mapping[str, object], taken: set[str]) -> str | None:
+    columns = {name.lower(): name for name in reversed(list(features)) if name not in taken}
+    names = (columns[name] for name in ROLE_COLUMNS[role] if name in columns)
+    if role == "mask":
+        names = (name for name in names if type(features[name]).__name__ == "Image")
+    by_name = next(names, None)
+    if by_name is not None or role not in _FEATURE_TYPES:
+        return by_name
+    of_type = [name for name in columns.values() if type(features[name]).__name__ == _FEATURE_TYPES[role]]
+    return of_type[0] if len(of_type) == 1 else None
+
+
+def _missing_column(data_set: DataSet | TextFile, role: str, found: Mapping[str, str]) -> UsageError:
+    guesses = ", ".join(f"{name} is {column}" for name, column in found.items()) or "none"
+    return UsageError(
+        f"{data_set.request.option} {data_set.name}: no column for {role}; its columns: {', '.join(data_set.columns)}; "
+        f"found: {guesses}",
+        hint=f"Set it with --columns {role}=COLUMN. Recognized names: {', '.join(ROLE_COLUMNS[role])}.",
+    )

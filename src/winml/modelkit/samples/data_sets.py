@@ -1,0 +1,354 @@
+"""Reads the samples of a data set: files on this disk, or a data set of the Hub that a user named.
+
+The datasets library reads them; data on this disk is read without any network, and nothing of it is left in a cache.
+Which column plays which role is read from the user's mapping; what a model takes of a row is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import KW_ONLY, dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from winml.modelkit.errors import HubError, InputError, UsageError, error_chain
+from winml.modelkit.onnx.files.foreign_files import foreign_parser
+from winml.modelkit.onnx.files.recovery import temporary_folder
+from winml.modelkit.samples.data_sources import DATA_SET_FORMATS, DataSource, find_source
+from winml.modelkit.samples.datasets_library import (
+    ask_hub,
+    hub_folders,
+    local_data_only,
+    quiet_datasets,
+    refuse_missing_datasets,
+)
+from winml.modelkit.samples.local_files import FolderLayout, prepared_splits, read_files, read_layout, read_saved
+from winml.modelkit.samples.media import Unreadable, open_image, open_recording
+from winml.modelkit.words import first_words
+
+if TYPE_CHECKING:
+    import datasets
+
+
+_PREFERRED_SPLITS = ("validation", "test", "train")
+"""Chosen: a model is judged by what it was not trained on; labels of a test split are often kept back."""
+_LONGEST_REASON = 300
+"""Characters of a library's message. Chosen: three lines of a terminal; pyarrow's list whole schemas."""
+_DISPLAYED = 5
+"""Names of files in one sentence. Chosen: enough to look at."""
+
+
+@dataclass(frozen=True)
+class DataSetRequest:
+    """Which samples are asked for."""
+
+    source: str
+    """Path; or ``name``, ``owner/name`` or ``owner/name:config`` at the Hub."""
+    _: KW_ONLY
+    split: str | None = None
+    """None is the validation split, else the test split, else the training split, else the only one."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Role → column, where the names of columns do not say it; see :mod:`winml.modelkit.samples.columns`."""
+    samples: int | None = None
+    """Samples drawn of the split; None is all of them."""
+    most: int | None = None
+    """Samples drawn where ``samples`` is None and there are more; None is no limit."""
+    seed: int = 0
+    """Of the draw."""
+    config: str | None = None
+    """Configuration at the Hub, where the source names none."""
+    option: str = "--dataset"
+    """What named the data set, for messages."""
+
+    @property
+    def words(self) -> str:
+        """How messages begin."""
+        return f"{self.option} {self.source}"
+
+    def count_samples(self, available: int) -> int:
+        """Return how many of the available samples are read.
+
+        Raises:
+            UsageError: more are requested than available.
+        """
+        if self.samples is not None and not 1 <= self.samples <= available:
+            raise UsageError(
+                f"{self.words}: {available} samples, but --samples requests {self.samples}",
+                hint="Add data, or reduce --samples.",
+            )
+        return self.samples or min(self.most or available, available)
+
+
+_IMAGE_ROLES = frozenset({"image", "mask"})
+"""Roles whose cells are images."""
+
+
+class DataSet:
+    """The samples of one split.
+
+    A context manager: temporary files are removed when it is closed.
+
+    Attributes:
+        request: What was asked for.
+        name: File name or name at the Hub, without folders of this machine.
+        split: The split that is read.
+        features: Column → its type, as datasets has it (``ClassLabel`` knows the names of its labels).
+        notes: What was decided because nobody said, one sentence each.
+        unreadable: Number of the sample → picture or recording that did not open when it was read, and was left out.
+    """
+
+    def __init__(
+        self, request: DataSetRequest, source: DataSource, table: datasets.Dataset, resources: ExitStack
+    ) -> None:
+        """Take the rows of a split; see :func:`open_data_set`."""
+        self.request = request
+        self.name = source.name
+        self.split = str(table.split) if table.split is not None else "train"
+        self.features: Mapping[str, Any] = dict(table.features)
+        self.notes: tuple[str, ...] = ()
+        self.unreadable: dict[int, Unreadable] = {}
+        self._folders = (source.folder,) if source.folder is not None else hub_folders()
+        self._table = table
+        self._close = weakref.finalize(self, resources.close)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(self.features)
+
+    def __len__(self) -> int:
+        """Return the number of samples, of which some may not open."""
+        return len(self._table)
+
+    def rows(self, roles: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the samples in their order, each when its turn comes, with pictures and recordings opened.
+
+        Args:
+            roles: Role → column. A row then has roles as keys, and no other column is read. None gives all columns.
+
+        Raises:
+            InputError: no picture or recording opens.
+        """
+        columns = {name: name for name in self.columns} if roles is None else dict(roles)
+        media = {key: self._opener(key, column) for key, column in columns.items()}
+        count = 0
+        for number, cells in enumerate(self._table.select_columns(sorted(set(columns.values())))):
+            row = {
+                key: cells[column] if media[key] is None else media[key](cells[column], self._folders, f"row {number}")
+                for key, column in columns.items()
+            }
+            if failed := [value for value in row.values() if isinstance(value, Unreadable)]:
+                self.unreadable[number] = failed[0]
+                continue
+            count += 1
+            yield row
+        if self.unreadable and not count:
+            first = next(iter(self.unreadable.values()))
+            raise InputError(
+                f"{self.request.words}: none of {len(self.unreadable)} files can be opened; {first.name}: "
+                f"{first.reason}",
+                hint="Use a supported image or audio format.",
+            )
+
+    @property
+    def unreadable_note(self) -> str | None:
+        """What to say of the samples that were left out; None where all of them opened."""
+        if not self.unreadable:
+            return None
+        names = first_words([item.name for item in self.unreadable.values()], _DISPLAYED)
+        count = len(self.unreadable)
+        verbs = "cannot be opened and is" if count == 1 else "cannot be opened and are"
+        return f"{count} of {len(self)} samples of {self.name} {verbs} skipped: {names}"
+
+    def close(self) -> None:
+        """Remove temporary files; no row can be read after."""
+        self._close()
+
+    def __enter__(self) -> DataSet:  # noqa: PYI034  # nobody derives from it
+        """Return the data set itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def _opener(self, key: str, column: str) -> Any:
+        """Return what opens the cells of a column, by its type or the role it plays; None for all others."""
+        feature = type(self.features[column]).__name__
+        if feature == "Image" or key in _IMAGE_ROLES:
+            return open_image
+        return open_recording if feature == "Audio" or key == "audio" else None
+
+
+def open_data_set(request: DataSetRequest) -> DataSet:
+    """Open a data set for reading.
+
+    Data on this disk is read without the network. Files of tables are read once into a temporary folder, so that rows
+    are in memory one at a time; pictures and recordings stay where they are.
+
+    Raises:
+        UsageError: no such data set, split or configuration; an empty split, or fewer samples than asked for; or the
+            package datasets is missing.
+        InputError: a file is damaged.
+        HubError: the Hub cannot be reached, or has no such data set.
+    """
+    source = find_source(request.source, request.option)
+    refuse_missing_datasets(request.words)
+    with ExitStack() as resources:
+        quiet: AbstractContextManager[None] = nullcontext() if source.path is None else local_data_only()
+        with quiet_datasets(), quiet:
+            splits, notes = _read_splits(request, source, resources)
+        split, chosen = _choose_split(request, source, splits)
+        table = _undecoded(splits[split])
+        if source.kind == "text":
+            table = table.select([number for number, text in enumerate(table["text"]) if text.strip()])
+        if not len(table):
+            raise UsageError(
+                f"{request.words}: split {split} contains no samples",
+                hint="Use a different --split, or different data.",
+            )
+        data_set = DataSet(request, source, _drawn(request, table), resources.pop_all())
+    data_set.split = split
+    data_set.notes = (*chosen, *notes)
+    return data_set
+
+
+def _read_splits(
+    request: DataSetRequest, source: DataSource, resources: ExitStack
+) -> tuple[Mapping[str, datasets.Dataset], tuple[str, ...]]:
+    """Return the splits, and what is to be said of their files."""
+    if source.kind == "hub":
+        return _from_hub(request, source), ()
+
+    assert source.path is not None
+    if source.path.is_file() and not source.path.stat().st_size:
+        raise UsageError(f"{request.words}: empty file, no samples", hint=DATA_SET_FORMATS)
+    hint = "Correct the file, or use a different format. Text is read as UTF-8."
+    kind = _KIND_WORDS.get(source.kind, source.kind)
+    with foreign_parser(f"{request.words}: cannot be read as {kind}", hint=hint, reason=_reason):
+        if source.kind == "saved":
+            return read_saved(source.path), ()
+        cache = resources.enter_context(temporary_folder())
+        if source.kind == "audio":
+            from winml.modelkit.samples.audio_folders import read_audio_folder
+
+            return read_audio_folder(source.path, cache), ()
+        if source.path.is_file():
+            options = {"sep": "\t"} if source.path.suffix.lower() == ".tsv" else {}
+            return read_files(source.kind, {"train": [source.path]}, cache, options=options), ()
+        layout = read_layout(source.path, request.config, request.words)
+        # datasets takes the name of a single folder for no label.
+        labels = {"drop_labels": False} if layout.kind == "images" and _is_one_class(source.path, layout) else {}
+        read = read_files(layout.kind, layout.splits, cache, options={**labels, **layout.options}, info=layout.info)
+        return read, layout.notes
+
+
+_KIND_WORDS = {"saved": "a folder written by save_to_disk", "images": "a folder of images"}
+
+
+def _is_one_class(folder: Path, layout: FolderLayout) -> bool:
+    """Say whether all pictures lie in one folder, whose name is their label and not that of a split."""
+    files = [path for paths in layout.splits.values() for path in paths]
+    places = {path.parent for path in files}
+    if any(path.stem == "metadata" for path in files) or len(places) != 1:
+        return False
+    parts = places.pop().relative_to(folder).parts
+    return len(parts) in (1, 2) and parts[-1].lower() not in _SPLIT_FOLDERS
+
+
+_SPLIT_FOLDERS = frozenset(
+    ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
+)
+"""Specified: names of folders that datasets takes for splits."""
+
+
+def _from_hub(request: DataSetRequest, source: DataSource) -> Mapping[str, datasets.Dataset]:
+    """Return the splits at the Hub, or those of an earlier visit where it cannot be reached."""
+    import datasets
+
+    unreachable = ask_hub(source.name, request.words)
+    config = source.config or request.config
+    try:
+        with local_data_only() if unreachable else nullcontext():
+            names: list[str] = datasets.get_dataset_config_names(source.name) if config is None else []
+            if len(names) > 1 and datasets.get_dataset_default_config_name(source.name) is None:
+                raise UsageError(
+                    f"{request.words}: several configurations: {', '.join(names)}",
+                    hint=f"Choose one: {request.option} {source.name}:{names[0]}",
+                )
+            return prepared_splits(datasets.load_dataset_builder(source.name, config))
+    except (OSError, ValueError, LookupError, ImportError, datasets.exceptions.DatasetsError) as error:
+        if unreachable:
+            raise HubError(
+                f"{request.words}: no such file or folder, and {unreachable}",
+                hint="Check the name and the connection, or pass a file or folder.",
+            ) from error
+        raise InputError(
+            f"{request.words}: cannot be read: {_reason(error)}", hint="Use files in a different format."
+        ) from error
+
+
+def _choose_split(request: DataSetRequest, source: DataSource, splits: Iterable[str]) -> tuple[str, tuple[str, ...]]:
+    names = list(splits)
+    if request.split is not None:
+        if request.split not in names:
+            raise UsageError(
+                f"{request.words}: no split {request.split!r}", hint=f"Its splits: {', '.join(names) or 'none'}."
+            )
+        return request.split, ()
+    if not names:
+        raise UsageError(f"{request.words}: no samples", hint=DATA_SET_FORMATS)
+    if len(names) == 1:
+        return names[0], ()
+    chosen = next((name for name in _PREFERRED_SPLITS if name in names), None)
+    if chosen is None:
+        raise UsageError(f"{request.words}: several splits: {', '.join(names)}", hint="Choose one with --split.")
+    others = ", ".join(name for name in names if name != chosen)
+    return chosen, (f"split {chosen} of {source.name} is used by default; other splits: {others}",)
+
+
+def _undecoded(table: datasets.Dataset) -> datasets.Dataset:
+    """Leave opening pictures and recordings to us: one that does not open would end the iteration.
+
+    Within lists and records as well: datasets opens any file or address that a cell names.
+    """
+    import datasets
+
+    table = table.select_columns(table.column_names)  # a copy, whose description is changed
+    table.info.features = datasets.Features({name: _as_stored(item) for name, item in table.features.items()})
+    return table
+
+
+def _as_stored(feature: Any) -> Any:
+    if isinstance(feature, Mapping):
+        return {name: _as_stored(item) for name, item in feature.items()}
+    if isinstance(feature, list):
+        return [_as_stored(item) for item in feature]
+    if hasattr(feature, "feature"):
+        return replace(feature, feature=_as_stored(feature.feature))
+    # JSON is text, whose values name no file.
+    is_opened = hasattr(feature, "decode") and type(feature).__name__ != "Json"
+    return replace(feature, decode=False) if is_opened else feature
+
+
+def _drawn(request: DataSetRequest, table: datasets.Dataset) -> datasets.Dataset:
+    """Return as many rows as asked for, in their order, drawn by the seed."""
+    count = request.count_samples(len(table))
+    if count == len(table):
+        return table
+    import numpy as np
+
+    generator = np.random.Generator(np.random.PCG64(request.seed))
+    return table.select(np.sort(generator.choice(len(table), count, replace=False)))
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first cause, which says more than that an error occurred."""
+    *_, error = error_chain(error, with_context=False)
+    words = " ".join(str(error).split())
+    return words[:_LONGEST_REASON] or type(error).__name__

@@ -1,0 +1,143 @@
+"""Which data set does a path or a name mean, and in which form are its files?
+
+Looks at names only and imports no library, so that a request is refused, and a result found again, before any data is
+read. What is in the files is read elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
+
+SourceKind = Literal["text", "csv", "json", "parquet", "arrow", "images", "audio", "saved", "hub"]
+"""``saved`` is a folder that ``save_to_disk`` of datasets wrote; the others name the files in it, or the one file."""
+
+TABLE_SUFFIXES: dict[str, SourceKind] = {
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".jsonl": "json",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".txt": "text",
+}
+"""In the order in which they are looked for in a folder: a data set of parquet files may have a JSON file beside."""
+IMAGE_SUFFIXES = frozenset(
+    (".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp")
+)
+AUDIO_SUFFIXES = frozenset({".aiff", ".flac", ".mp3", ".ogg", ".opus", ".wav"})
+_SAVED_NAMES = ("dataset_dict.json", "state.json")
+DESCRIPTION_NAMES = frozenset({"config.json", "dataset_info.json", "dataset_infos.json", "license.txt", "readme.txt"})
+"""Files about a data set, with endings of data."""
+_HUB_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]*\w")
+"""Specified: names of repositories of the Hub, ``name`` or ``owner/name``."""
+_DRIVE = re.compile(r"[A-Za-z]:")
+"""How a path with the letter of a drive begins."""
+DATA_SET_FORMATS = (
+    "Pass a .csv, .json, .jsonl, .parquet, .arrow or .txt file, a folder of such files, of images or of audio "
+    "files, a folder written by save_to_disk, or the name of a dataset on the Hub."
+)
+"""What is read, for hints."""
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """Where a data set lies."""
+
+    kind: SourceKind
+    path: Path | None
+    """The file or folder on this disk; None for a name of the Hub."""
+    name: str
+    """File name of a path, or the name at the Hub: for people and records, without a folder of this machine."""
+    config: str | None = None
+    """Configuration at the Hub, written after a colon: ``glue:stsb``."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder in which names of files in the data are looked for; None for a name of the Hub."""
+        return self.path.parent if self.path is not None and self.path.is_file() else self.path
+
+
+def find_source(text: str | os.PathLike[str], option: str = "--dataset") -> DataSource:
+    """Return what data set a path or a name means. What lies on this disk is never looked for elsewhere.
+
+    Args:
+        text: A path; or ``name``, ``owner/name`` or ``owner/name:config`` at the Hub.
+        option: What named it, for messages.
+
+    Raises:
+        UsageError: neither is possible, or the form of the files is not read.
+    """
+    passed = os.fspath(text)
+    path = Path(passed)
+    if passed and path.exists():
+        return DataSource(_kind_of(path, option), path, path.absolute().name)
+    name, _, config = passed.partition(":")
+    suffix = Path(passed).suffix.lower()
+    is_file_name = suffix in TABLE_SUFFIXES or suffix in IMAGE_SUFFIXES | AUDIO_SUFFIXES | {".npz", ".zip"}
+    is_path = bool(_DRIVE.match(passed)) or "\\" in passed or "/" in config
+    if is_file_name or is_path or not _HUB_NAME.fullmatch(name) or name.startswith("."):
+        raise UsageError(f"{option} {passed}: no such file or folder", hint=DATA_SET_FORMATS)
+    return DataSource("hub", None, name, config or None)
+
+
+def source_files(source: DataSource) -> tuple[Path, ...]:
+    """Return the files on this disk that a data set consists of, in their order; none of one at the Hub."""
+    if source.path is None:
+        return ()
+    return (source.path,) if source.path.is_file() else tuple(sorted(folder_files(source.path)[0]))
+
+
+def _kind_of(path: Path, option: str) -> SourceKind:
+    if path.is_file():
+        kind = TABLE_SUFFIXES.get(path.suffix.lower())
+        if kind is None:
+            raise UsageError(
+                f"{option} {path}: a file of type {path.suffix or 'none'} is not supported", hint=DATA_SET_FORMATS
+            )
+        return kind
+    if any((path / name).is_file() for name in _SAVED_NAMES):
+        return "saved"
+    suffixes: set[str] = set()
+    for file in folder_files(path)[0]:
+        if file.suffix.lower() in IMAGE_SUFFIXES:
+            return "images"
+        if file.name.lower() not in DESCRIPTION_NAMES:
+            suffixes.add(file.suffix.lower())
+    if suffixes & AUDIO_SUFFIXES:
+        return "audio"
+    kind = next((kind for suffix, kind in TABLE_SUFFIXES.items() if suffix in suffixes), None)
+    if kind is None:
+        displayed = ", ".join(sorted(suffix or "no ending" for suffix in suffixes)[:5])
+        what = f"files with {displayed} only, which are not supported" if suffixes else "empty folder, no samples"
+        raise UsageError(f"{option} {path}: {what}", hint=DATA_SET_FORMATS)
+    return kind
+
+
+def folder_files(folder: Path) -> tuple[list[Path], dict[Path, str]]:
+    """Return the files in a folder and below that are not hidden, in their order, and those that are not to be read.
+
+    Returns:
+        Regular files and links to them within the folder; and file → why it is not read: a link that leads out of the
+        folder or nowhere, a pipe, a socket, a device. Folders that are links are not entered.
+    """
+    files: list[Path] = []
+    refused: dict[Path, str] = {}
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
+        for name in sorted(name for name in names if not name.startswith(".")):
+            path = Path(place, name)
+            try:
+                if not stat.S_ISREG(path.lstat().st_mode):
+                    file_below(folder, path.relative_to(folder))
+                files.append(path)
+            except (OSError, ForeignNameError) as error:
+                refused[path] = str(error)
+    return files, refused

@@ -1,0 +1,268 @@
+"""Generates samples as a model gets them in use, where a user gives none.
+
+Sentences of the words of its tokenizer, images and audio with natural spectra, made arrays by what lies beside the
+model. A decoder with a cache is run as ``winml generate`` runs it, and what each run takes is a sample: a cache of
+random numbers has other ranges than keys and values of a text. An encoder before it is the file of that part of the
+same stage, found by its name. Of a decoder, one sample is in memory at a time.
+
+for: Llama, and decoders behind an encoder as in Whisper.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.onnx.bundle import PartDescription, read_part_description
+from winml.modelkit.ort.decoding.decoder import DecoderGraph, GraphCache
+from winml.modelkit.ort.decoding.encoder_decoder import EncoderDecoder
+from winml.modelkit.ort.decoding.inputs import TOKEN_IDS
+from winml.modelkit.ort.default_sizes import SAMPLING_RATE_HZ
+from winml.modelkit.ort.graph_inputs import GraphInput, draw_feeds, settle_sizes, sizes_by_key
+from winml.modelkit.ort.opened_model import RunOptions, Values
+from winml.modelkit.ort.sessions import Session
+from winml.modelkit.samples.drawn_samples import FEWEST_WORDS, picture, recording, sentence, vocabulary
+from winml.modelkit.samples.preprocessing import Preprocessor
+from winml.modelkit.samples.processors import kinds_for, missing_processors, open_processor
+
+
+def has_processors(inputs: Sequence[GraphInput], folder: Path) -> bool:
+    """Say whether what makes the inputs lies in a folder; states of a cache are made by nothing."""
+    names = [item.name for item in inputs if item.cache is None]
+    return bool(kinds_for(names)) and not missing_processors(names, folder)
+
+
+def with_fixed_sizes(inputs: Sequence[GraphInput], sizes: Mapping[str, int]) -> list[GraphInput]:
+    """Return inputs with the sizes of dynamic dimensions that somebody gave."""
+    by_key = sizes_by_key(inputs, sizes)
+    return [
+        replace(item, shape=tuple(by_key.get(str(key), size) for key, size in zip(item.keys, item.shape, strict=True)))
+        for item in inputs
+    ]
+
+
+def made_values(inputs: Sequence[GraphInput], folder: Path, count: int, run: RunOptions) -> tuple[Values, ...]:
+    """Return samples as what lies in a folder makes arrays of sentences, pictures and recordings.
+
+    Raises:
+        UsageError: it makes nothing that the graph takes, or has no words for sentences.
+        InputError: its files are damaged.
+    """
+    fixed = with_fixed_sizes(inputs, run.sizes)
+    preprocessor = Preprocessor.of(folder, fixed, option="samples generated for the comparison")
+    rows = preprocessor.fixed_batch or run.batch_size or 1
+    ids = next((item for item in inputs if item.name == "input_ids"), None)
+    tokenizer = preprocessor.processors.get("tokenizer")
+    words = [] if tokenizer is None else vocabulary(tokenizer, None if ids is None else ids.value_range)
+    if tokenizer is not None and len(words) < FEWEST_WORDS:
+        most = "" if ids is None or ids.value_range is None else f" with ids up to {ids.value_range[1]:g}"
+        raise UsageError(
+            f"the tokenizer beside the model has {len(words)} usable words{most}",
+            hint="Pass values with --input-data file.npz.",
+        )
+
+    def sample(number: int) -> dict[str, Any]:
+        generator = np.random.Generator(np.random.PCG64([run.seed, number]))
+        made: dict[str, Any] = {}
+        for kind, processor in preprocessor.processors.items():
+            if kind == "tokenizer":
+                made["text"] = sentence(generator, words)
+            elif kind == "image processor":
+                made["image"] = picture(generator)
+            else:
+                made["audio"] = recording(generator, int(getattr(processor, "sampling_rate", SAMPLING_RATE_HZ)))
+        return made
+
+    samples = map(sample, range(count * rows))
+    batches = preprocessor.batches(samples, None if preprocessor.fixed_batch else rows)
+    return tuple(Values(tuple(inputs), batch.feeds) for batch in batches)
+
+
+# --- The runs of a decoder.
+
+
+_PROMPT_TOKENS = 24
+NEW_TOKENS = 8
+"""Tokens of a text that are read, and generated after them. Chosen: keys and values of 32 places. What a model
+chooses by itself repeats, so most tokens are read."""
+_ENCODER = "encoder"
+
+
+class _RecordedSession(Session):
+    """A session that holds what its last runs were fed."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.recorded: list[dict[str, Array]] = []
+
+    @property
+    def takes_states_in_place(self) -> bool:
+        # What is recorded are states without spare room.
+        return False
+
+    def run_with_states(
+        self, feeds: Arrays, states: Mapping[str, ort.OrtValue], retained: Collection[str]
+    ) -> tuple[dict[str, Array], dict[str, ort.OrtValue]]:
+        # Copied: what numpy() returns lies in ONNX Runtime's memory, which ends with the value.
+        self.recorded.append({**feeds, **{name: np.array(value.numpy()) for name, value in states.items()}})
+        return super().run_with_states(feeds, states, retained)
+
+
+def decoding_samples(
+    source: Path, processors: Path, sizes: Mapping[str, int], count: int, seed: int, *, every: int = 1
+) -> Iterator[dict[str, Array]]:
+    """Yield what the graph of a decoder takes in each of its runs.
+
+    Args:
+        source: Its file.
+        processors: Folder of tokenizer, feature extractor and configs; without a tokenizer, tokens are random.
+        sizes: Sizes of dynamic dimensions of the encoder.
+        count: Samples.
+        every: Of so many runs, one is a sample.
+        seed: Of texts and random tokens.
+
+    Raises:
+        InputError: the file is no decoder with a cache, or its encoder is missing.
+        UsageError: its values cannot be made.
+        StageError: ONNX Runtime fails.
+    """
+    session = _RecordedSession(source)
+    samples = _runs_of_texts(_texts(session, source, processors, sizes, seed), session)
+    yield from itertools.islice(samples, 0, count * every, every)
+
+
+def _runs_of_texts(texts: Iterator[_Text], session: _RecordedSession) -> Iterator[dict[str, Array]]:
+    """Yield what each run of the texts was fed.
+
+    Raises:
+        InputError: a text gave nothing, and the next would not either: the texts do not end.
+    """
+    for text in texts:
+        is_empty = True
+        for feeds in _runs_of_text(text, session):
+            is_empty = False
+            yield feeds
+        if is_empty:
+            raise InputError(f"{session.name}: no run of the decoder fills every tensor of its KV cache")
+
+
+class _Text:
+    """A text that a decoder reads and continues."""
+
+    def __init__(self, decoder: DecoderGraph, tokens: Array, cache: GraphCache | None) -> None:
+        self.decoder, self.tokens, self.cache = decoder, tokens, cache
+
+    def read(self) -> Iterator[None]:
+        """Run the decoder, one run or several for each turn of the iterator."""
+        decoder, cache = self.decoder, self.cache or self.decoder.empty_cache(len(self.tokens))
+        room = decoder.most_tokens or _PROMPT_TOKENS + NEW_TOKENS
+        tokens = self.tokens[:, : max(room - 1, 1)]
+        # Of the text as it fits: every text is read, whatever its length. A prompt graph generates nothing.
+        left = 0 if _reads_prompts_only(decoder) else max(min(NEW_TOKENS, room - tokens.shape[1]), 0)
+        if decoder.length is None and tokens.shape[1] > 1:
+            # So that one run reads several tokens after others.
+            decoder.run(tokens[:, :1], cache=cache)
+            yield
+            tokens = tokens[:, 1:]
+        for _ in range(left + 1):
+            scores = decoder.run(tokens, cache=cache)
+            yield
+            tokens = scores[:, -1:].argmax(axis=-1).astype(np.int64)
+
+
+def _runs_of_text(text: _Text, session: _RecordedSession) -> Iterator[dict[str, Array]]:
+    """Yield what each run of a text was fed, but for those whose cache is empty: nothing is in it to be measured."""
+    for _ in text.read():
+        recorded, session.recorded = session.recorded, []
+        yield from (feeds for feeds in recorded if all(array.size for array in feeds.values()))
+
+
+def _texts(
+    session: _RecordedSession, source: Path, processors: Path, sizes: Mapping[str, int], seed: int
+) -> Iterator[_Text]:
+    """Yield texts without end."""
+    described = read_part_description(source)
+    names = described.part_names if described is not None else ()
+    if described is not None and _ENCODER in names and described.name != _ENCODER:
+        encoder = Session(_encoder_of(source, described))
+        model = EncoderDecoder(encoder, session)
+        first = model.text.first if model.text is not None else _first_token(processors)
+        for number, tokens in enumerate(token_texts(model.decoder.inputs, processors, seed)):
+            feeds = encoder_feeds(model.inputs, processors, sizes, seed + number)
+            rows = len(next(iter(feeds.values())))
+            yield _Text(model.decoder, np.tile([first, *tokens[: _PROMPT_TOKENS - 1]], (rows, 1)), model.start(feeds))
+    decoder = DecoderGraph(session)
+    batch = next(item.shape[0] for item in decoder.inputs if item.name == TOKEN_IDS)
+    rows = batch if isinstance(batch, int) else 1
+    # A prompt graph reads two runs of tokens, so that its cache is filled in the second.
+    length = max(_PROMPT_TOKENS, 2 * (decoder.length or 0)) if _reads_prompts_only(decoder) else _PROMPT_TOKENS
+    texts = token_texts(decoder.inputs, processors, seed)
+    for tokens in texts:
+        text = tokens
+        while len(text) < length and length > _PROMPT_TOKENS:
+            text = np.concatenate([text, next(texts)])
+        yield _Text(decoder, np.tile(text[:length], (rows, 1)), None)
+
+
+def _reads_prompts_only(decoder: DecoderGraph) -> bool:
+    """Return True if each run of a decoder with a cache of a fixed length reads several tokens."""
+    return decoder.held is not None and (decoder.length or 1) > 1
+
+
+def _encoder_of(source: Path, decoder: PartDescription) -> Path:
+    """Return the file of the encoder: of the same stage by its name, else one beside it that says it is the encoder.
+
+    Raises:
+        InputError: there is none.
+    """
+    named = source.with_name(source.name.replace(decoder.name, _ENCODER))
+    if named != source and named.is_file():
+        return named
+    for path in sorted(source.parent.glob("*.onnx")):
+        described = read_part_description(path)
+        if described is not None and (described.name, described.part_names) == (_ENCODER, decoder.part_names):
+            return path
+    raise InputError(f"{source}: no encoder beside this decoder", hint="Pass the folder of a build.")
+
+
+def encoder_feeds(inputs: Sequence[GraphInput], processors: Path, sizes: Mapping[str, int], seed: int) -> Arrays:
+    """Return what an encoder takes: a sample as the processor makes it, or random values without one."""
+    if has_processors(inputs, processors):
+        return made_values(inputs, processors, 1, RunOptions("", sizes=sizes, seed=seed))[0].feeds
+    return draw_feeds(inputs, settle_sizes(inputs, sizes).by_name, seed)
+
+
+def token_texts(inputs: Sequence[GraphInput], processors: Path, seed: int) -> Iterator[Array]:
+    """Yield the tokens of sentences of the tokenizer's words; random ones where there is no tokenizer."""
+    words: list[str] = []
+    item = next(item for item in inputs if item.name == TOKEN_IDS)
+    if has_processors([item], processors):
+        tokenizer = open_processor("tokenizer", processors, "calibration samples")
+        words = vocabulary(tokenizer, item.value_range)
+    low, high = item.value_range or (0, 1)
+    for number in itertools.count():
+        generator = np.random.Generator(np.random.PCG64([seed, number]))
+        if len(words) < FEWEST_WORDS:
+            yield generator.integers(int(low), int(high) + 1, _PROMPT_TOKENS)
+        else:
+            yield np.asarray(tokenizer(sentence(generator, words))["input_ids"], np.int64)
+
+
+def _first_token(folder: Path) -> int:
+    """Return the token that a decoder starts with, as the configs beside the model say it; 0 where none does."""
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        for key in ("decoder_start_token_id", "bos_token_id"):
+            if isinstance(token := record.get(key), int):
+                return token
+    return 0

@@ -1,0 +1,456 @@
+"""Reads files of this disk with the builders of the datasets library: the files that are named, and nothing else.
+
+Finds the files of a folder that hold samples, and hands them to the builder of their kind. A builder is handed the
+files themselves. It resolves no pattern, asks no network, unpacks no archive and reads no description beside them; and
+it writes no more than is plausible for files of their size.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.file_names import MODEL_CARD_NAME, is_plain_name, stays_inside
+from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
+from winml.modelkit.onnx.files.front_matter import FrontMatterError, front_matter_value
+from winml.modelkit.options import JsonError, read_json_file
+from winml.modelkit.samples.data_sources import (
+    DATA_SET_FORMATS,
+    DESCRIPTION_NAMES,
+    IMAGE_SUFFIXES,
+    TABLE_SUFFIXES,
+    SourceKind,
+    folder_files,
+)
+from winml.modelkit.words import size_words
+
+if TYPE_CHECKING:
+    import datasets
+
+_MOST_RATIO = 1000
+"""Bytes of values for each byte of a file. Chosen: columns of text and numbers compress two to a hundred times."""
+_ALWAYS_READ = 2**27
+"""Bytes of values that are read whatever the size of the file. Chosen: they harm nobody."""
+_BATCH_ROWS = 1000
+"""Most rows of a parquet file in memory. Chosen: datasets itself takes whole row groups, of any size."""
+_ROW_BYTES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}
+"""Least size of a value in memory, by its type in a parquet file."""
+
+
+def read_files(
+    kind: SourceKind,
+    splits: Mapping[str, Sequence[Path]],
+    cache: Path,
+    *,
+    options: Mapping[str, object] | None = None,
+    info: Mapping[str, object] | None = None,
+) -> dict[str, datasets.Dataset]:
+    """Return the tables of files: split → rows, which lie in a cache.
+
+    Args:
+        kind: Of all the files: a form of tables, or images.
+        splits: Split → its files.
+        cache: A folder for what is read.
+        options: For the builder.
+        info: Describes the columns, as an entry of ``dataset_info`` of a card does; None: read from the files.
+
+    Raises:
+        ValueError: a file declares more than is read, or is damaged; and whatever datasets and pyarrow raise.
+    """
+    import datasets
+    from datasets.data_files import DataFilesDict, DataFilesList
+    from datasets.info import DatasetInfosDict
+
+    files = [path for paths in splits.values() for path in paths]
+    stored_bytes = sum(path.stat().st_size for path in files)
+    most_bytes = min(max(_ALWAYS_READ, _MOST_RATIO * stored_bytes), shutil.disk_usage(cache).free // 2)
+    batches = {"batch_size": min(_batch_rows(path, most_bytes) for path in files)} if kind == "parquet" else {}
+    named = {split: [str(path.absolute()) for path in paths] for split, paths in splits.items()}
+    described = (
+        next(iter(DatasetInfosDict.from_dataset_card_data({"dataset_info": dict(info)}).values()), None)
+        if info
+        else None
+    )
+    features = described.features if described is not None else None
+    builder = _builder_class(kind)(
+        cache_dir=str(cache),
+        data_files=DataFilesDict({split: DataFilesList(names, [() for _ in names]) for split, names in named.items()}),
+        info=None if features is None else datasets.DatasetInfo(features=features),
+        **batches,
+        **(options or {}),
+    )
+    if kind != "images":
+        builder._generate_tables = _limited(builder._generate_tables, most_bytes)
+    return prepared_splits(builder, _named_files_only())
+
+
+def prepared_splits(builder: datasets.DatasetBuilder, manager: object = None) -> dict[str, datasets.Dataset]:
+    """Return the splits of a builder that hold a sample, and an empty table for each that does not."""
+    import datasets
+
+    builder.download_and_prepare(dl_manager=manager)
+    sizes = {str(name): split.num_examples for name, split in (builder.info.splits or {}).items()}
+    return {
+        name: builder.as_dataset(split=name) if size else datasets.Dataset.from_dict({}, split=name)
+        for name, size in sizes.items()
+    }
+
+
+def read_saved(folder: Path) -> Mapping[str, datasets.Dataset]:
+    """Return the splits of a folder that ``save_to_disk`` wrote.
+
+    Raises:
+        InputError: it names files that are not below the folder, or its descriptions are no JSON.
+        OSError: a file is missing.
+    """
+    splits = _read_json(folder / "dataset_dict.json").get("splits") if (folder / "dataset_dict.json").exists() else None
+    if splits is None:
+        table = _saved_table(folder)
+        return {str(table.split or "train"): table}
+    if not isinstance(splits, list) or not all(isinstance(name, str) and is_plain_name(name) for name in splits):
+        raise InputError(f"{folder / 'dataset_dict.json'}: 'splits' is not a list of folder names beside it")
+    return {name: _saved_table(folder / name) for name in splits}
+
+
+def _saved_table(folder: Path) -> datasets.Dataset:
+    import datasets
+
+    _read_json(folder / "dataset_info.json")
+    files = _read_json(folder / "state.json").get("_data_files")
+    for entry in files if isinstance(files, list) else [None]:
+        name = entry.get("filename") if isinstance(entry, dict) else None
+        if not isinstance(name, str):
+            raise InputError(f"{folder / 'state.json'}: '_data_files' is not a list of objects with a 'filename'")
+        try:
+            file_below(folder, name)
+        except ForeignNameError as error:
+            raise InputError(
+                f"{folder / 'state.json'}: names {name!r}, which {error}",
+                hint="Only regular files below the folder are read.",
+            ) from error
+    return datasets.Dataset.load_from_disk(str(folder.absolute())).with_format(None)
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        file_below(path.parent, path.name)
+        value = read_json_file(path)
+    except (JsonError, ForeignNameError) as error:
+        raise InputError(f"{path}: {error}", hint="Save the dataset again with save_to_disk.") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: not a JSON object", hint="Save the dataset again with save_to_disk.")
+    return value
+
+
+def _builder_class(kind: SourceKind) -> Any:
+    from datasets import packaged_modules as modules
+
+    return {
+        "parquet": modules.parquet.Parquet,
+        "arrow": modules.arrow.Arrow,
+        "json": modules.json.Json,
+        "csv": modules.csv.Csv,
+        "text": modules.text.Text,
+        "images": modules.imagefolder.ImageFolder,
+    }[kind]
+
+
+def _named_files_only() -> Any:
+    """Return what hands files to a builder as they are."""
+    from datasets import DownloadManager
+
+    class NamedFiles(DownloadManager):  # type: ignore[misc]  # datasets has no types
+        def download(self, url_or_urls: object) -> Any:
+            return url_or_urls
+
+        def extract(self, path_or_paths: object) -> Any:
+            return path_or_paths
+
+    return NamedFiles(record_checksums=False)
+
+
+def _batch_rows(path: Path, most_bytes: int) -> int:
+    """Return how many rows of a parquet file are read at a time, by its footer.
+
+    Raises:
+        ValueError: it declares more values than are read of a file of its size.
+    """
+    import pyarrow.parquet
+
+    with path.open("rb") as file:
+        footer = pyarrow.parquet.read_metadata(file)
+    columns = range(footer.num_columns)
+    schema = [footer.schema.column(number) for number in columns]
+    row_bytes = sum(_ROW_BYTES.get(column.physical_type, column.length or 1) for column in schema)
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    declared = max(sum(group.total_byte_size for group in groups), footer.num_rows * row_bytes)
+    if declared > most_bytes:
+        raise ValueError(
+            f"{path.name} declares {size_words(declared)} of values in a file of "
+            f"{size_words(path.stat().st_size)}; the maximum is {size_words(most_bytes)}"
+        )
+    chunks = [group.column(number) for group in groups for number in columns]
+    # Each row may repeat the largest text that is stored once.
+    repeated = max((chunk.total_uncompressed_size for chunk in chunks if chunk.has_dictionary_page), default=0)
+    return max(1, min(_BATCH_ROWS, most_bytes // max(repeated, 1)))
+
+
+def _limited(generate: Callable[..., Iterator[Any]], most_bytes: int) -> Callable[..., Iterator[Any]]:
+    """Return what generates tables until they are larger than is read."""
+
+    def limited(*arguments: object, **keywords: Any) -> Iterator[Any]:
+        size = 0
+        for key, table in generate(*arguments, **keywords):
+            size += table.nbytes
+            if size > most_bytes:
+                raise ValueError(f"contains more than {size_words(most_bytes)} of values, the maximum for such files")
+            yield key, table
+
+    return limited
+
+
+_MOST_CARD_BYTES = 256 * 1024
+"""Of ``configs`` and of ``dataset_info``. Chosen: the names of a thousand labels take 40 kB."""
+_METADATA_NAMES = frozenset(("metadata.csv", "metadata.jsonl", "metadata.parquet"))
+"""Specified: what says more of the images beside it."""
+_SPLIT_WORDS = {
+    "train": "train|training",
+    "validation": "validation|valid|dev|val",
+    "test": "test|testing|eval|evaluation",
+}
+"""Specified by datasets: split → the words in names of files or folders that mean it."""
+_SHARD = re.compile(r"data/(\w+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
+"""Specified by datasets: files of splits of any name."""
+_SPLIT_NAME = re.compile(r"\w+(?:\.\w+)*")
+_FACTS = frozenset(("config_name", "data_files", "data_dir", "default", "version", "description"))
+_OPTIONS: Mapping[str, frozenset[str]] = {
+    "csv": frozenset(("sep", "delimiter")),
+    "json": frozenset(("field",)),
+    "images": frozenset(("drop_labels", "drop_metadata")),
+}
+"""What a config may say of the reading, by the form of the files."""
+
+
+@dataclass(frozen=True)
+class FolderLayout:
+    """The files of a data set in a folder."""
+
+    kind: SourceKind
+    splits: Mapping[str, tuple[Path, ...]]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """For the builder of datasets."""
+    info: Mapping[str, Any] | None = None
+    """The entry of ``dataset_info`` in the card, which describes the columns."""
+    notes: tuple[str, ...] = ()
+
+
+def read_layout(folder: Path, config: str | None, words: str) -> FolderLayout:
+    """Return which files are read of a folder of tables or images, and how.
+
+    Args:
+        folder: The folder.
+        config: Configuration of the card; None is the only one, or the default.
+        words: How messages begin.
+
+    Raises:
+        UsageError: there is no such configuration, or several and no default.
+        InputError: the card is damaged, or names files that are not below the folder; or a table is a link that leads
+            out of it, or no regular file.
+    """
+    files, refused = folder_files(folder)
+    entry = _config(_card_value(folder, "configs", words), config, words)
+    by_name = {path.relative_to(folder).as_posix(): path for path in files}
+    splits = _splits(entry, by_name, words)
+    kind = _kind(path for paths in splits.values() for path in paths)
+    if kind is None:
+        raise UsageError(f"{words}: no samples", hint=DATA_SET_FORMATS)
+    notes = []
+    for path, reason in refused.items():
+        if kind == "images" and path.suffix.lower() in IMAGE_SUFFIXES:
+            notes.append(f"{path.relative_to(folder).as_posix()} {reason} and is skipped")
+        elif _is_read(path, kind):
+            raise InputError(
+                f"{words}: {path.relative_to(folder).as_posix()} {reason}",
+                hint="Only regular files below the folder are read: put a copy there, or remove it.",
+            )
+    read = {split: tuple(path for path in paths if _is_read(path, kind)) for split, paths in splits.items()}
+    options, ignored = _options(entry, kind)
+    if ignored:
+        notes.append(f"{MODEL_CARD_NAME} sets {', '.join(map(repr, ignored))} for the files, which is ignored")
+    if kind == "csv" and _counted(read, ".tsv") > _counted(read, ".csv"):
+        options.setdefault("sep", "\t")
+    return FolderLayout(
+        kind,
+        {split: paths for split, paths in read.items() if paths},
+        options,
+        _info(_card_value(folder, "dataset_info", words), entry, config),
+        tuple(notes),
+    )
+
+
+def _card_value(folder: Path, key: str, words: str) -> Any:
+    try:
+        return front_matter_value(folder / MODEL_CARD_NAME, key, _MOST_CARD_BYTES)
+    except FrontMatterError as error:
+        raise InputError(f"{words}: {MODEL_CARD_NAME} in the folder: {error}", hint="Correct or remove it.") from error
+
+
+def _config(configs: Any, name: str | None, words: str) -> Mapping[str, Any]:
+    """Return the configuration that is asked for or the default; empty where the card has none."""
+    entries = configs if isinstance(configs, list) else [] if configs is None else [configs]
+    if not all(isinstance(entry, Mapping) and isinstance(entry.get("config_name"), str) for entry in entries):
+        raise InputError(
+            f"{words}: {MODEL_CARD_NAME} in the folder: 'configs' is not a list of objects with a 'config_name'",
+            hint="Correct or remove it.",
+        )
+    names = ", ".join(entry["config_name"] for entry in entries)
+    if name is not None:
+        chosen = [entry for entry in entries if entry["config_name"] == name]
+        if not chosen:
+            raise UsageError(f"{words}: no configuration {name!r}", hint=f"Its configurations: {names or 'none'}.")
+        return dict(chosen[0])
+    if len(entries) > 1:
+        entries = [entry for entry in entries if entry["config_name"] == "default" or entry.get("default")]
+        if not entries:
+            raise UsageError(f"{words}: several configurations: {names}", hint="Pass the files of one of them.")
+    return dict(entries[0]) if entries else {}
+
+
+def _splits(entry: Mapping[str, Any], by_name: Mapping[str, Path], words: str) -> dict[str, tuple[Path, ...]]:
+    if (place := entry.get("data_dir")) is not None:
+        inside = _checked_pattern(place, words).rstrip("/") + "/"
+        by_name = {name.removeprefix(inside): path for name, path in by_name.items() if name.startswith(inside)}
+    if entry.get("data_files") is None:
+        return _splits_by_names(by_name)
+    found: dict[str, tuple[Path, ...]] = {}
+    for split, patterns in _patterns(entry["data_files"], words):
+        parts = [PurePosixPath(_checked_pattern(pattern, words)).parts for pattern in patterns]
+        found[split] = tuple(
+            path for name, path in by_name.items() if any(_matches(PurePosixPath(name).parts, item) for item in parts)
+        )
+        if not found[split]:
+            raise InputError(
+                f"{words}: {MODEL_CARD_NAME} references {', '.join(map(str, patterns))}, but the folder has no "
+                "such file",
+                hint="Add the files, or correct 'configs'.",
+            )
+    return found
+
+
+def _patterns(data_files: object, words: str) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the splits that ``data_files`` of a card names, each with its patterns."""
+    if isinstance(data_files, Mapping):
+        pairs = list(data_files.items())
+    elif isinstance(data_files, list) and any(isinstance(item, Mapping) for item in data_files):
+        pairs = [(item.get("split"), item.get("path")) if isinstance(item, Mapping) else (None, item)
+                 for item in data_files]  # fmt: skip
+    else:
+        pairs = [("train", data_files)]
+    for split, patterns in pairs:
+        if not isinstance(split, str) or not _SPLIT_NAME.fullmatch(split):
+            raise InputError(
+                f"{words}: {MODEL_CARD_NAME}: 'data_files' has the invalid split name {split!r}",
+                hint="Correct or remove it.",
+            )
+        yield split, patterns if isinstance(patterns, list) else [patterns]
+
+
+def _checked_pattern(pattern: Any, words: str) -> str:
+    """Return a pattern of names below the folder.
+
+    Raises:
+        InputError: it names what is elsewhere.
+    """
+    text = PurePosixPath(pattern).as_posix() if isinstance(pattern, str) else ""
+    if not stays_inside(text) or "::" in text or "://" in pattern:
+        raise InputError(
+            f"{words}: {MODEL_CARD_NAME} references {pattern!r}, which is not a path in the folder",
+            hint="Only files below the folder are read: put them there, and use relative paths.",
+        )
+    return text
+
+
+def _matches(name: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
+    """Say whether a name matches a pattern, part by part; ``**`` is any number of folders."""
+    reached = {0}
+    for part in pattern:
+        if part == "**":
+            reached = set(range(min(reached), len(name) + 1)) if reached else set()
+        else:
+            reached = {place + 1 for place in reached if place < len(name) and fnmatchcase(name[place], part)}
+    return len(name) in reached
+
+
+def _splits_by_names(by_name: Mapping[str, Path]) -> dict[str, tuple[Path, ...]]:
+    """Return the splits that names of shards, else of folders, else of files say; else all files are ``train``."""
+    shards: dict[str, list[Path]] = {}
+    for name, path in by_name.items():
+        if shard := _SHARD.fullmatch(name):
+            shards.setdefault(shard[1], []).append(path)
+    if shards:
+        order = [*_SPLIT_WORDS, *sorted(shards.keys() - _SPLIT_WORDS)]
+        return {split: tuple(shards[split]) for split in order if split in shards}
+    for ending, places in (("(?:[-._ 0-9]|$)", slice(None, -1)), ("[-._ 0-9]", slice(-1, None))):
+        found = {}
+        for split, names in _SPLIT_WORDS.items():
+            word = re.compile(f"(?:^|[-._ 0-9])(?:{names}){ending}")
+            paths = [path for name, path in by_name.items() if any(map(word.search, PurePosixPath(name).parts[places]))]
+            if paths:
+                found[split] = tuple(paths)
+        if found:
+            return found
+    return {"train": tuple(by_name.values())}
+
+
+def _kind(paths: Iterable[Path]) -> SourceKind | None:
+    """Return the form that most files have."""
+    counts: Counter[SourceKind] = Counter()
+    for path in paths:
+        if path.name.lower() not in DESCRIPTION_NAMES | _METADATA_NAMES:
+            suffix = path.suffix.lower()
+            kind = "images" if suffix in IMAGE_SUFFIXES else TABLE_SUFFIXES.get(suffix)
+            if kind is not None:
+                counts[kind] += 1
+    if not counts:
+        return None
+    order: tuple[SourceKind, ...] = (*dict.fromkeys(TABLE_SUFFIXES.values()), "images")
+    return max(order, key=counts.__getitem__)  # of equally many, the first in the order
+
+
+def _is_read(path: Path, kind: SourceKind) -> bool:
+    if kind == "images":
+        return path.suffix.lower() in IMAGE_SUFFIXES or path.name in _METADATA_NAMES
+    return TABLE_SUFFIXES.get(path.suffix.lower()) == kind and path.name.lower() not in DESCRIPTION_NAMES
+
+
+def _counted(splits: Mapping[str, tuple[Path, ...]], suffix: str) -> int:
+    return sum(path.suffix.lower() == suffix for paths in splits.values() for path in paths)
+
+
+def _options(entry: Mapping[str, object], kind: SourceKind) -> tuple[dict[str, object], list[str]]:
+    """Return what a config says of the reading, and the keys that are not read."""
+    known = _OPTIONS.get(kind, frozenset())
+    stated = {str(key): value for key, value in entry.items() if key not in _FACTS}
+    options = {key: value for key, value in stated.items() if key in known and _is_harmless(key, value)}
+    return options, sorted(stated.keys() - options.keys())
+
+
+def _is_harmless(key: str, value: object) -> bool:
+    # Longer separators are regular expressions.
+    return isinstance(value, bool) or (isinstance(value, str) and (key == "field" or len(value) == 1))
+
+
+def _info(infos: object, entry: Mapping[str, object], config: str | None) -> Mapping[str, Any] | None:
+    """Return the description of the columns of a configuration."""
+    entries = [item for item in (infos if isinstance(infos, list) else [infos]) if isinstance(item, Mapping)]
+    name = entry.get("config_name", config)
+    if name is None and len(entries) == 1:
+        return dict(entries[0])
+    return next((dict(item) for item in entries if item.get("config_name", "default") == (name or "default")), None)

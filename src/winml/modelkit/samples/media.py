@@ -1,0 +1,215 @@
+"""How do the cells of a data set become pictures and recordings?
+
+Of a file or of bytes. What does not open is a value with its reason: one damaged picture does not end an evaluation.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.onnx.files.foreign_files import foreign_parser
+from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below, refuse_special_file
+from winml.modelkit.ort.host import available_bytes
+from winml.modelkit.version import install_command
+from winml.modelkit.words import size_words
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from PIL.Image import Image
+
+_IMAGE_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Of Pillow, whatever the name of a file says. Among the others is one that starts a program (EPS)."""
+_ORIENTATION = 0x0112
+"""Specified by Exif: the tag that says how a picture is turned; 1 is not at all."""
+_SAMPLE_BYTES = 4
+_PIXEL_BYTES = 24
+"""Memory that a pixel takes from decoding to the values of a processor. Measured: 20."""
+_MOST_PIXELS = 89_478_485
+"""Of an image: the size from which Pillow warns of decompression bombs."""
+_RATES_HZ = (1000, 1_000_000)
+"""Sampling rates that are read. Chosen: telephones record at 8 kHz, ultrasound at 500 kHz. A lower rate makes
+resampling multiply the samples."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Sound, all channels mixed to one."""
+
+    samples: NDArray[np.float32]
+    """Shape [samples], between -1 and 1."""
+    rate_hz: int
+    name: str = ""
+    """Name of its file; empty if it comes from an array."""
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A picture or a recording that does not open."""
+
+    name: str
+    """File name, or where in the data it stands."""
+    reason: str
+    """What the library that opens it says."""
+
+
+def install_hint() -> str:
+    """Return how the libraries of data sets, media and metrics are installed."""
+    return f"Install the packages for datasets: {install_command('eval')}"
+
+
+def open_image(cell: object, folders: Sequence[Path] | None, place: str) -> Image | Unreadable:
+    """Return the picture of a cell with all its pixels, turned as it is to be looked at, or why it does not open.
+
+    Args:
+        cell: A picture, a path, bytes, or a record of ``bytes`` and ``path`` as datasets has them.
+        folders: Where a path of the cell has to lie; the first is what a relative one is relative to. None: the user
+            gave the path, which may lead to any regular file.
+        place: What to call a cell without a file name.
+
+    Raises:
+        UsageError: Pillow is missing.
+    """
+    try:
+        import PIL.Image
+        import PIL.ImageOps
+    except ImportError as error:
+        raise UsageError("images require Pillow, which is not installed", hint=install_hint()) from error
+    source, name = (cell, place) if isinstance(cell, PIL.Image.Image) else _source_of(cell, folders, place)
+    if isinstance(source, Unreadable):
+        return source
+    try:
+        with foreign_parser(""):
+            try:
+                with warnings.catch_warnings():
+                    # The size is refused below, in words of ours.
+                    warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)
+                    if not isinstance(source, PIL.Image.Image):
+                        source = PIL.Image.open(source, formats=_IMAGE_FORMATS)
+                    image = source
+            except PIL.UnidentifiedImageError:
+                return Unreadable(name, f"the format is none of {', '.join(_IMAGE_FORMATS)}")
+            if problem := _size_problem(image.width, image.height):
+                image.close()
+                return Unreadable(name, problem)
+            image.load()
+            if image.getexif().get(_ORIENTATION, 1) != 1:
+                # Cameras write how the picture is turned beside the pixels; the pipelines turn it, too.
+                image = PIL.ImageOps.exif_transpose(image)
+    except InputError as error:
+        return Unreadable(name, error.message)
+    return image
+
+
+def _size_problem(width: int, height: int) -> str:
+    """Return why an image of this size is not decoded; empty if it is."""
+    pixels, free = width * height, available_bytes()
+    if pixels > _MOST_PIXELS:
+        return f"its header declares {width} x {height} pixels; the maximum is {_MOST_PIXELS:_} pixels"
+    if free is not None and pixels * _PIXEL_BYTES > free // 2:
+        return f"its header declares {width} x {height} pixels; {size_words(free)} of memory are free"
+    return ""
+
+
+def open_recording(cell: object, folders: Sequence[Path] | None, place: str) -> Recording | Unreadable:
+    """Return the sound of a cell, or why it does not open.
+
+    Args:
+        cell: A recording, a path, bytes, or a record as datasets has them: ``bytes`` and ``path``, or ``array`` and
+            ``sampling_rate``.
+        folders: Where a path of the cell has to lie; the first is what a relative one is relative to. None: the user
+            gave the path, which may lead to any regular file.
+        place: What to call a cell without a file name.
+
+    Raises:
+        UsageError: soundfile is missing.
+    """
+    if isinstance(cell, Recording):
+        return cell
+    if isinstance(cell, Mapping) and cell.get("array") is not None:
+        import numpy as np
+
+        return Recording(_one_channel(np.asarray(cell["array"], np.float32).T), int(cell["sampling_rate"]))
+    try:
+        import soundfile
+    except (ImportError, OSError) as error:
+        raise UsageError(f"audio files require soundfile: {error}", hint=install_hint()) from error
+    source, name = _source_of(cell, folders, place)
+    if isinstance(source, Unreadable):
+        return source
+    try:
+        with foreign_parser(""), soundfile.SoundFile(source) as file:
+            if not _RATES_HZ[0] <= file.samplerate <= _RATES_HZ[1]:
+                return Unreadable(
+                    name,
+                    f"its sampling rate is {file.samplerate} Hz, expected {_RATES_HZ[0]} to {_RATES_HZ[1]} Hz",
+                )
+            declared, free = file.frames * file.channels * _SAMPLE_BYTES, available_bytes()
+            if free is not None and declared > free // 2:
+                return Unreadable(
+                    name,
+                    f"its header declares {size_words(declared)} of samples; {size_words(free)} of memory are free",
+                )
+            samples, rate_hz = file.read(dtype="float32"), file.samplerate
+    except InputError as error:
+        return Unreadable(name, error.message)
+    return Recording(_one_channel(samples), int(rate_hz), name)
+
+
+def resampled(recording: Recording, rate_hz: int) -> NDArray[np.float32]:
+    """Return the samples of a recording at another rate, filtered so that no tone is mirrored.
+
+    Raises:
+        UsageError: scipy is missing.
+    """
+    if recording.rate_hz == rate_hz:
+        return recording.samples
+    try:
+        from scipy.signal import resample_poly
+    except ImportError as error:
+        raise UsageError(
+            f"resampling audio from {recording.rate_hz} Hz to {rate_hz} Hz requires scipy, which is not installed",
+            hint=install_hint(),
+        ) from error
+    common = math.gcd(recording.rate_hz, rate_hz)
+    samples: NDArray[np.float32] = resample_poly(
+        recording.samples, rate_hz // common, recording.rate_hz // common
+    ).astype("float32")
+    return samples
+
+
+def _one_channel(samples: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the mean of the channels of ``[samples]`` or ``[samples, channels]``."""
+    return samples if samples.ndim == 1 else samples.mean(axis=-1, dtype="float32")
+
+
+def _source_of(cell: object, folders: Sequence[Path] | None, place: str) -> tuple[Any, str]:
+    """Return what a library opens, or why nothing is opened; and a name without folders."""
+    content, path = cell, None
+    if isinstance(cell, Mapping):
+        content, path = cell.get("bytes"), cell.get("path")
+    elif isinstance(cell, (str, Path)):
+        content, path = None, cell
+    if isinstance(content, (bytes, bytearray)):
+        return io.BytesIO(content), Path(path).name if isinstance(path, (str, Path)) else place
+    if not isinstance(path, (str, Path)):
+        return Unreadable(place, f"contains {type(cell).__name__}, neither a file nor bytes"), place
+    path, name = Path(path), Path(path).name
+    try:
+        if folders is None:
+            refuse_special_file(path)
+            return path, name
+        # datasets makes absolute paths of the files that it was handed.
+        folder = next((item for item in folders if path.is_relative_to(item.absolute())), folders[0])
+        below = path.relative_to(folder.absolute()) if path.is_relative_to(folder.absolute()) else path
+        name = name if below.is_absolute() else below.as_posix()
+        return file_below(folder, below), name
+    except ForeignNameError as error:
+        return Unreadable(name, str(error)), name

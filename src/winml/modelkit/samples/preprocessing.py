@@ -1,0 +1,415 @@
+"""Makes the arrays that a graph takes of the samples of a data set, by what lies beside the model.
+
+The tokenizer, image processor or feature extractor of the checkpoint does the work; here its arrays are brought to the
+sizes and types of the graph. What its answers mean is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from winml.modelkit.arrays import Array, Arrays, numpy_dtype
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.onnx.files.foreign_files import foreign_parser
+from winml.modelkit.ort.decoding.inputs import empty_state_sizes
+from winml.modelkit.ort.graph_inputs import GraphInput, array_words
+from winml.modelkit.samples.media import resampled
+from winml.modelkit.samples.processors import (
+    ProcessorKind,
+    kinds_for,
+    open_processor,
+    position_count,
+    sentence_length,
+    tokenizer_call,
+)
+from winml.modelkit.words import count_noun
+
+Sample = Mapping[str, Any]
+"""Role → value: text, picture, recording."""
+
+LONGEST_TEXT = 512
+"""Tokens of a text that are read, where neither the graph nor the checkpoint says fewer. Chosen: what most encoders
+take."""
+_STRIDE = 128
+"""Tokens that two windows over a long context share. Chosen: that of transformers' pipeline for answering questions."""
+_ONE_AT_A_TIME = "images of different sizes are run one at a time, since the graph takes no pixel mask"
+_GROWING = frozenset({"key", "value", "indexer"})
+"""Kinds of states of a cache that hold one entry for every token."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a batch: a sample, or a window over one."""
+
+    number: int
+    """Of the sample, from 0, in the order they were given."""
+    sample: Sample
+    offsets: Array | None = None
+    """Of texts, first and last character of each token: int64[length, 2]; None where the tokenizer does not say."""
+    word_ids: tuple[int | None, ...] | None = None
+    """Of texts, the word of each token; None for special tokens."""
+    sequence_ids: tuple[int | None, ...] | None = None
+    """Of texts, 0 for tokens of the first, 1 for those of the second of a pair; None for special tokens."""
+    image_size: tuple[int, int] | None = None
+    """Of pictures, height and width before they were resized."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one run takes."""
+
+    feeds: Arrays
+    """One array per input of the graph."""
+    rows: tuple[Row, ...]
+    """The rows of the arrays, without those that repeat the last one to fill up a fixed batch size."""
+
+    def trimmed(self, output: Array) -> Array:
+        """Return an output without the rows that fill up the batch."""
+        return output[: len(self.rows)]
+
+
+class Preprocessor:
+    """Makes arrays of samples.
+
+    Attributes:
+        kinds: What makes them: ``tokenizer``, ``image processor``, ``feature extractor``.
+        processors: The object of transformers for each kind.
+        fixed_batch: Batch size of the graph; None where it is open.
+    """
+
+    def __init__(
+        self, inputs: Sequence[GraphInput], processors: Mapping[ProcessorKind, object], longest_text: int, option: str
+    ) -> None:
+        """Take what is open already; see :meth:`of`."""
+        self.kinds = tuple(processors)
+        self.processors = dict(processors)
+        self.fixed_batch = next(
+            (int(i.shape[0]) for i in inputs if len(i.shape) > 1 and isinstance(i.shape[0], int)), None
+        )
+        self._decided: dict[str, None] = {}
+        self._cut: dict[str, set[int]] = {"text": set(), "recording": set()}
+        self._inputs = {item.name: item for item in inputs}
+        self._longest_text = longest_text
+        self._option = option
+        self._image_arguments: dict[str, Any] = {}
+
+    @classmethod
+    def of(
+        cls, folder: Path, inputs: Sequence[GraphInput], *, longest_text: int | None = None, option: str = "--dataset"
+    ) -> Preprocessor:
+        """Open what lies beside a model, or in its checkpoint.
+
+        Args:
+            folder: Folder of the ONNX file, or checkpoint folder.
+            inputs: Inputs of the graph, by whose names it is known what makes them.
+            longest_text: Tokens after which a text is cut, where the graph leaves the length open. None is what the
+                tokenizer and the config say, at most 512.
+            option: What named the data, for messages.
+
+        Raises:
+            UsageError: files or a package are missing, or no known input is there.
+            InputError: the files are damaged.
+        """
+        kinds = kinds_for(item.name for item in inputs)
+        if not kinds:
+            displayed = ", ".join(f"{item.name} {item.words}" for item in inputs) or "nothing"
+            raise UsageError(
+                f"{option}: the graph takes {displayed}, which no tokenizer, image processor or feature "
+                "extractor provides",
+                hint="Use .npz files with one array per input.",
+            )
+        processors = {kind: open_processor(kind, folder, option) for kind in kinds}
+        return cls(inputs, processors, longest_text or text_limit(folder, processors.get("tokenizer")), option)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was decided because nobody said, and what was cut of the samples read so far, one sentence each."""
+        limits = {
+            "text": f"{self._fixed_size('input_ids', 1) or self._longest_text} tokens",
+            "recording": "the model takes",
+        }
+        cut = (
+            f"{count_noun(len(numbers), kind, 'are')} longer than {limits[kind]} and truncated"
+            for kind, numbers in self._cut.items()
+            if numbers
+        )
+        return (*self._decided, *cut)
+
+    def batches(self, samples: Iterable[Sample], batch_size: int | None = None) -> Iterator[Batch]:
+        """Yield what each run takes, as many samples in it as the graph takes.
+
+        Texts are ``text``, ``text`` and ``text_pair``, ``tokens`` (words), or ``question`` and ``context``. Of the
+        last, a context that is too long is read in windows: one sample has several rows then.
+
+        Args:
+            samples: The samples by role; each is read when its turn comes.
+            batch_size: Samples in a batch where the graph leaves that open; None is 1.
+
+        Raises:
+            UsageError: another batch size than the graph takes, a role is missing, or the arrays are not what the
+                graph takes.
+            InputError: a processor fails on a sample.
+        """
+        if batch_size is not None and self.fixed_batch not in (None, batch_size):
+            raise UsageError(
+                f"--batch-size {batch_size}: the graph has a fixed batch size of {self.fixed_batch}",
+                hint="Omit it, or export with this size or with --dynamic-batch.",
+            )
+        size = self.fixed_batch or batch_size or 1
+        numbered = enumerate(samples)
+        while chunk := list(itertools.islice(numbered, size)):
+            for part in self._parts(chunk):
+                arrays, rows = self._prepared(part)
+                for start in range(0, len(rows), size):
+                    yield self._batch(arrays, rows, range(start, min(start + size, len(rows))))
+
+    def _parts(self, chunk: Sequence[tuple[int, Sample]]) -> list[Sequence[tuple[int, Sample]]]:
+        """Return what is prepared together; a graph without a mask takes what fills a picture up for a part of it."""
+        processor = self.processors.get("image processor")
+        if not getattr(processor, "do_pad", False) or "pixel_mask" in self._inputs:
+            return [chunk]
+        if self._image_arguments or len({_value(sample, "image", self._option).size for _, sample in chunk}) == 1:
+            return [chunk]
+        if not all(self._fixed_size("pixel_values", axis) for axis in (-2, -1)):
+            self._decided[_ONE_AT_A_TIME] = None
+        return [[numbered] for numbered in chunk]
+
+    def _prepared(self, chunk: Sequence[tuple[int, Sample]]) -> tuple[dict[str, Array], list[Row]]:
+        rows = [Row(number, sample) for number, sample in chunk]
+        arrays: dict[str, Array] = {}
+        for kind, processor in self.processors.items():
+            words = f"{self._option}: the {kind} failed on samples from {chunk[0][0]}"
+            with foreign_parser(words, hint="Check these samples, or use .npz files."):
+                if kind == "tokenizer":
+                    created, rows = self._tokenized(processor, rows)
+                elif kind == "image processor":
+                    created, rows = self._image_inputs(processor, rows)
+                else:
+                    created = self._recordings(processor, rows)
+            arrays |= created
+        return arrays, rows
+
+    def _tokenized(self, tokenizer: Any, rows: Sequence[Row]) -> tuple[dict[str, Array], list[Row]]:
+        length = self._fixed_size("input_ids", 1)
+        texts, arguments = _text_arguments([row.sample for row in rows], self._option)
+        if (length or len(rows) > 1 or "text_pair" in arguments) and tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        label = f"{self._option}, samples from {rows[0].number}"
+        windowed = "question" in rows[0].sample
+        longest = length or self._longest_text
+        if windowed:
+            stride = min(_STRIDE, longest // 4, _room_for_context(tokenizer, rows, longest, self._option) // 2)
+            arguments |= {"return_overflowing_tokens": True, "stride": stride}
+        with tokenizer_call(tokenizer, texts, arguments.get("text_pair"), label=label):
+            tokens = tokenizer(
+                texts,
+                truncation="only_second" if windowed else True,
+                max_length=longest,
+                padding="max_length" if length else len(rows) > 1 or windowed,
+                return_tensors="np",
+                return_token_type_ids="token_type_ids" in self._inputs,
+                return_offsets_mapping=tokenizer.is_fast,
+                **arguments,
+            )
+        sources = tokens.get("overflow_to_sample_mapping", range(len(rows)))
+        if not tokenizer.is_fast:
+            return dict(tokens), [rows[source] for source in sources]
+        if not windowed:
+            encodings = zip(rows, tokens.encodings, strict=True)
+            self._cut["text"].update(row.number for row, encoding in encodings if encoding.overflowing)
+        return dict(tokens), [_text_row(rows[source], tokens, place) for place, source in enumerate(sources)]
+
+    def _image_inputs(self, processor: Any, rows: Sequence[Row]) -> tuple[dict[str, Array], list[Row]]:
+        images = [_value(row.sample, "image", self._option).convert("RGB") for row in rows]
+        arrays = dict(processor(images=images, return_tensors="np", **self._image_arguments))
+        size = self._fixed_size("pixel_values", -2), self._fixed_size("pixel_values", -1)
+        passed = arrays["pixel_values"].shape[-2:]
+        if all(size) and size != passed and not self._image_arguments:
+            # A graph of fixed sizes takes no other; detectors size each picture by itself.
+            self._image_arguments = {"size": {"height": size[0], "width": size[1]}}
+            if getattr(processor, "do_center_crop", None):
+                self._image_arguments["do_center_crop"] = False
+            arrays = dict(processor(images=images, return_tensors="np", **self._image_arguments))
+            note = (
+                f"images are resized to {size[0]} x {size[1]}, the input size of the graph; the image processor is "
+                f"configured for {passed[0]} x {passed[1]}"
+            )
+            self._decided[note] = None
+        sizes = [(image.height, image.width) for image in images]
+        return arrays, [replace(row, image_size=size) for row, size in zip(rows, sizes, strict=True)]
+
+    def _recordings(self, extractor: Any, rows: Sequence[Row]) -> dict[str, Array]:
+        rate_hz = int(extractor.sampling_rate)
+        samples = [resampled(_value(row.sample, "audio", self._option), rate_hz) for row in rows]
+        length = self._fixed_size("input_values", 1) if len(self._shape("input_values")) == 2 else None
+        if longest := length or getattr(extractor, "n_samples", None):
+            pairs = zip(rows, samples, strict=True)
+            self._cut["recording"].update(row.number for row, sound in pairs if len(sound) > longest)
+        arguments = _recording_arguments(extractor, length)
+        if "attention_mask" in self._inputs:
+            arguments["return_attention_mask"] = True
+        return dict(extractor(samples, sampling_rate=rate_hz, return_tensors="np", **arguments))
+
+    def _batch(self, arrays: Arrays, rows: Sequence[Row], places: range) -> Batch:
+        """Return the arrays of some rows as the graph takes them, filled up to its batch size."""
+        taken = [*places, *[places[-1]] * ((self.fixed_batch or 0) - len(places))]
+        if "input_ids" in arrays:
+            arrays = {"position_ids": _positions(arrays), **arrays}
+        feeds: dict[str, Array] = {}
+        for item in sorted(self._inputs.values(), key=lambda item: item.cache is None):
+            if item.cache is not None and "input_ids" in arrays:
+                feeds[item.name] = _empty_state(item, self._shape("input_ids"), len(taken), self._option)
+                continue
+            if item.name not in arrays:
+                makers = " and ".join(f"the {kind}" for kind in self.kinds)
+                raise UsageError(
+                    f"{self._option}: the graph takes {item.name} {item.words}, which {makers} "
+                    f"{'do' if len(self.kinds) > 1 else 'does'} not provide",
+                    hint="Use .npz files with one array per input.",
+                )
+            feeds[item.name] = _fitting(item, np.asarray(arrays[item.name])[taken], self._option)
+        return Batch(feeds, tuple(rows[place] for place in places))
+
+    def _shape(self, name: str) -> tuple[int | str | None, ...]:
+        return self._inputs[name].shape if name in self._inputs else ()
+
+    def _fixed_size(self, name: str, axis: int) -> int | None:
+        """Return the size of an axis of an input; None where the graph leaves it open, or there is no such input."""
+        shape = self._shape(name)
+        size = shape[axis] if -len(shape) <= axis < len(shape) else None
+        return size if isinstance(size, int) else None
+
+
+def _fitting(item: GraphInput, array: Array, option: str) -> Array:
+    """Return an array in the type of the input that takes it.
+
+    Raises:
+        UsageError: it has other sizes.
+    """
+    if not item.takes_sizes(array.shape):
+        raise UsageError(
+            f"{option}: the graph takes {item.name} {item.words}, but the samples are {array_words(array)}",
+            hint="Export with these sizes, or use .npz files with one array per input.",
+        )
+    return array.astype(numpy_dtype(item.dtype))
+
+
+def _positions(arrays: Arrays) -> Array:
+    """Return the position of each token in its text: int64[rows, length], counted without padding."""
+    mask = np.asarray(arrays.get("attention_mask", np.ones_like(arrays["input_ids"])))
+    positions: Array = (mask.cumsum(axis=1) - 1).clip(0)
+    return positions
+
+
+def _empty_state(item: GraphInput, tokens: Sequence[int | str | None], rows: int, option: str) -> Array:
+    """Return a state of a cache before the first token of a text.
+
+    Args:
+        item: The input that takes it.
+        tokens: Sizes of the tokens in the graph.
+        rows: Size of the batch.
+        option: What named the data, for messages.
+
+    Raises:
+        UsageError: the graph does not read a text at once, with nothing before it.
+    """
+    sizes = empty_state_sizes(item, tokens[0], rows)
+    reads_one = tokens[1] == 1
+    if reads_one or (item.cache in _GROWING and all(sizes)):
+        reported = "reads one token per run" if reads_one else f"takes {item.name} {item.words}"
+        raise UsageError(
+            f"{option}: each text is evaluated in one run without a KV cache, but the graph {reported}",
+            hint="Export the model with --no-cache, or with dynamic sequence and cache lengths.",
+        )
+    return np.zeros(sizes, numpy_dtype(item.dtype))
+
+
+def _text_arguments(samples: Sequence[Sample], option: str) -> tuple[list[Any], dict[str, object]]:
+    """Return the first argument of a tokenizer, and further ones."""
+    first = samples[0]
+    if "question" in first:
+        questions = [_text(sample, "question", option) for sample in samples]
+        return questions, {"text_pair": [_text(sample, "context", option) for sample in samples]}
+    if "tokens" in first:
+        return [list(map(str, _value(sample, "tokens", option))) for sample in samples], {"is_split_into_words": True}
+    texts = [_text(sample, "text", option) for sample in samples]
+    if "text_pair" not in first:
+        return texts, {}
+    return texts, {"text_pair": [_text(sample, "text_pair", option) for sample in samples]}
+
+
+def text_limit(folder: Path, tokenizer: object, *, at_most: int = LONGEST_TEXT) -> int:
+    """Return the tokens of a text that are read, by the tokenizer and the files of a model.
+
+    Args:
+        folder: Where the config is.
+        tokenizer: That of transformers; None: the files alone say it.
+        at_most: The limit where neither states a smaller one.
+    """
+    limits = (getattr(tokenizer, "model_max_length", None), position_count(folder), sentence_length(folder))
+    return min([at_most, *(int(limit) for limit in limits if limit is not None)])
+
+
+def _recording_arguments(extractor: Any, length: int | None) -> dict[str, object]:
+    """Return how recordings become equally long: as long as the graph takes, or as the longest of them."""
+    if length:
+        return {"padding": "max_length", "max_length": length, "truncation": True}
+    padding = inspect.signature(extractor.__call__).parameters.get("padding")
+    return {"padding": True} if padding is not None and not padding.default else {}
+
+
+def _room_for_context(tokenizer: Any, rows: Sequence[Row], longest: int, option: str) -> int:
+    """Return how many tokens of a context fit beside the longest of some questions.
+
+    Raises:
+        InputError: none does.
+    """
+    questions = [_text(row.sample, "question", option) for row in rows]
+    with tokenizer_call(tokenizer, questions, label=f"{option}, samples from {rows[0].number}"):
+        tokens = tokenizer(questions, add_special_tokens=False, verbose=False)["input_ids"]
+    lengths = [len(numbers) for numbers in tokens]
+    room = longest - tokenizer.num_special_tokens_to_add(pair=True) - max(lengths)
+    if room > 0:
+        return int(room)
+    first = next(row for row, length in zip(rows, lengths, strict=True) if length == max(lengths))
+    raise InputError(
+        f"{option}: the question of sample {first.number}, counted from 0, has {max(lengths)} tokens, which "
+        f"leaves no room for its context in a maximum of {longest}",
+        hint="Remove it, or export with a longer sequence.",
+    )
+
+
+def _value(sample: Sample, role: str, option: str) -> Any:
+    if sample.get(role) is None:
+        raise UsageError(
+            f"{option}: a sample has no {role}, only {', '.join(sample) or 'nothing'}",
+            hint=f"Set its column with --columns {role}=COLUMN.",
+        )
+    return sample[role]
+
+
+def _text(sample: Sample, role: str, option: str) -> str:
+    value = _value(sample, role, option)
+    if not isinstance(value, str):
+        raise UsageError(
+            f"{option}: {role} must be text, but a sample has {type(value).__name__}",
+            hint=f"Set its column with --columns {role}=COLUMN.",
+        )
+    return value
+
+
+def _text_row(row: Row, tokens: Any, place: int) -> Row:
+    """Return a row with what a tokenizer says of its tokens."""
+    return replace(
+        row,
+        offsets=np.asarray(tokens["offset_mapping"][place]),
+        word_ids=tuple(tokens.word_ids(place)),
+        sequence_ids=tuple(tokens.sequence_ids(place)),
+    )

@@ -1,0 +1,237 @@
+"""Opens the tokenizer, image processor or feature extractor that lies beside a model.
+
+From local files alone; code that comes with a checkpoint is not run. Which of them a graph needs is known by the names
+of its inputs, which are those of transformers. Calls a tokenizer without its warnings and with the sizes of the graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from winml.modelkit.errors import InputError, UsageError, first_line, is_panic
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, TOKENIZER_NAME
+from winml.modelkit.onnx.files.foreign_files import library_file
+from winml.modelkit.options import JsonError, read_json_file
+from winml.modelkit.ort.shared_settings import shared_by_threads
+from winml.modelkit.samples.media import install_hint
+
+
+def open_config(folder: Path) -> Any:
+    """Return the config in a folder, or None where there is none.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    path = library_file(folder, CHECKPOINT_CONFIG_NAME)
+    if path is None:
+        return None
+    from winml.modelkit.ort.foreign_libraries import library_folder
+
+    with library_folder(folder, f"{path} cannot be read", hint="Correct or replace it."):
+        from transformers import AutoConfig
+
+        return AutoConfig.from_pretrained(folder)
+
+
+ProcessorKind = Literal["tokenizer", "image processor", "feature extractor"]
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
+"""A tokenizer has at least one of them."""
+_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+"""An image processor or feature extractor has one of them."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    data: str
+    """What it makes arrays of."""
+    class_name: str
+    files: tuple[str, ...]
+    input_names: frozenset[str]
+
+
+_KINDS: dict[ProcessorKind, _Kind] = {
+    "tokenizer": _Kind(
+        "texts", "AutoTokenizer", _TOKENIZER_FILES, frozenset({"input_ids", "attention_mask", "token_type_ids"})
+    ),
+    "image processor": _Kind(
+        "pictures", "AutoImageProcessor", _PROCESSOR_FILES, frozenset({"pixel_values", "pixel_mask"})
+    ),
+    "feature extractor": _Kind(
+        "recordings", "AutoFeatureExtractor", _PROCESSOR_FILES, frozenset({"input_values", "input_features"})
+    ),
+}
+
+
+def kinds_for(input_names: Iterable[str]) -> tuple[ProcessorKind, ...]:
+    """Return what makes the inputs of these names.
+
+    A mask beside recordings is theirs, not a text's.
+    """
+    names = set(input_names)
+    if "input_ids" not in names and names & _KINDS["feature extractor"].input_names:
+        return ("feature extractor",)
+    return tuple(kind for kind, about in _KINDS.items() if names & about.input_names)
+
+
+def missing_processors(
+    input_names: Iterable[str], folder: Path, unread: Collection[str] = ()
+) -> tuple[tuple[ProcessorKind, str, tuple[str, ...]], ...]:
+    """Return what would make the inputs of these names and is not in a folder: each with its data and its files.
+
+    Args:
+        input_names: The names.
+        folder: The folder.
+        unread: Files that alone are not enough for whoever opens the folder.
+    """
+    found = (
+        (kind, _KINDS[kind].data, tuple(name for name in _KINDS[kind].files if name not in unread))
+        for kind in kinds_for(input_names)
+    )
+    return tuple(item for item in found if not any((folder / name).is_file() for name in item[2]))
+
+
+def processor_files(folder: Path) -> tuple[Path, ...]:
+    """Return the files in a folder that tell how samples become arrays."""
+    files = (folder / name for name in (*_TOKENIZER_FILES, *_PROCESSOR_FILES))
+    return tuple(path for path in files if path.is_file())
+
+
+def open_processor(kind: ProcessorKind, folder: Path, option: str, *, instead: str = "or use .npz files") -> Any:
+    """Return the object of transformers that makes arrays.
+
+    Args:
+        kind: Which one.
+        folder: Checkpoint folder, or the folder of an ONNX file with the files beside it.
+        option: What named the data, for messages.
+        instead: What else can be done where there is none, for messages.
+
+    Raises:
+        UsageError: there is none in the folder, or a package is missing.
+        InputError: its files are damaged.
+    """
+    about = _KINDS[kind]
+    if not any((folder / name).is_file() for name in about.files):
+        article = "an" if kind[0] in "aeiou" else "a"
+        raise UsageError(
+            f"{option}: {about.data} require {article} {kind}, but there is none beside the model in {folder}",
+            hint=f"Copy the checkpoint's {kind} files there ({', '.join(about.files)}), {instead}.",
+        )
+    if kind == "image processor":
+        _require_pillow(option)
+    from winml.modelkit.ort.foreign_libraries import library_folder
+
+    with library_folder(folder, f"the {kind} in {folder} cannot be read", hint="Correct or replace its files."):
+        import transformers
+
+        with tokenizer_call(folder):
+            return getattr(transformers, about.class_name).from_pretrained(folder)
+
+
+def position_count(folder: Path) -> int | None:
+    """Return how many positions of tokens the config in a folder says the model has; None where it does not say."""
+    config = _json_object(folder, CHECKPOINT_CONFIG_NAME)
+    values = (config.get(name) for name in ("max_position_embeddings", "n_positions"))
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
+
+
+def sentence_length(folder: Path) -> int | None:
+    """Return how many tokens of a text sentence-transformers reads, by its file in a folder; None without one."""
+    value = _json_object(folder, "sentence_bert_config.json").get("max_seq_length")
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _json_object(folder: Path, name: str) -> Mapping[str, Any]:
+    """Return the JSON object in a file of a folder; ``{}`` if there is none, or it is damaged."""
+    try:
+        path = library_file(folder, name)
+        content = {} if path is None else read_json_file(path)
+    except (OSError, InputError, JsonError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _require_pillow(option: str) -> None:
+    try:
+        import PIL.Image  # noqa: F401  # whether it can be
+    except ImportError as error:
+        raise UsageError(f"{option}: images require Pillow, which is not installed", hint=install_hint()) from error
+
+
+LONGEST_TEXT_CHARACTERS: Final = 4_000_000
+"""Characters of one call. Measured: 200 bytes of memory for each. Chosen: a million tokens of four letters."""
+_PANIC = b" panicked at "
+"""Specified: what Rust writes to stderr when it panics, between the name of the thread and the place."""
+
+
+@contextlib.contextmanager
+def tokenizer_call(source: Path | object, *texts: object, label: str = "") -> Iterator[None]:
+    """Turn what goes wrong in a call of the tokenizers library into an error that names its file.
+
+    Args:
+        source: Folder of the tokenizer, or the tokenizer of transformers.
+        *texts: What is encoded: a text, or texts in lists.
+        label: What the texts come from, for messages.
+
+    Raises:
+        InputError: the texts are too long, or the library fails on them or on its file.
+    """
+    start = f"{label}: " if label else ""
+    characters = sum(map(_characters, texts))
+    if characters > LONGEST_TEXT_CHARACTERS:
+        raise InputError(
+            f"{start}the text has {characters} characters; the maximum is {LONGEST_TEXT_CHARACTERS}",
+            hint="Shorten it.",
+        )
+    try:
+        with _panics_off_stderr():
+            yield
+    except BaseException as error:
+        # The library itself raises nothing more narrow than Exception.
+        if type(error) is not Exception and not is_panic(error):
+            raise
+        raise InputError(
+            f"{start}{_file(source)}: the tokenizers library cannot use it: {first_line(error)}",
+            hint="Correct or replace the file, or build the model again.",
+        ) from error
+
+
+def _characters(texts: object) -> int:
+    if isinstance(texts, str):
+        return len(texts)
+    return sum(map(_characters, texts)) if isinstance(texts, Iterable) else 0
+
+
+def _file(source: Path | object) -> Path:
+    folder = source if isinstance(source, Path) else Path(str(getattr(source, "name_or_path", "")))
+    path = folder / TOKENIZER_NAME
+    return path if path.is_file() else folder
+
+
+@shared_by_threads
+def _panics_off_stderr() -> Iterator[None]:
+    """Hold back what is written to descriptor 2, and write it afterwards unless it tells of a panic."""
+    try:
+        retained, held = os.dup(2), tempfile.TemporaryFile()  # noqa: SIM115  # closed below
+    except OSError:
+        # No stderr, or no place for a temporary file: then nothing is held back.
+        yield
+        return
+    os.dup2(held.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(retained, 2)
+        held.seek(0)
+        words = held.read()
+        held.close()
+        with contextlib.suppress(OSError):
+            if words and _PANIC not in words:
+                os.write(retained, words)
+        os.close(retained)

@@ -1,0 +1,196 @@
+"""What does ``winml sweep`` do with a request? Does the same with many models in many configurations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from winml.modelkit.errors import ConfigError
+from winml.modelkit.evaluate.declared_options import declare_limits
+from winml.modelkit.fields import LIMITS, MODEL, OUTPUT, declare
+from winml.modelkit.file_names import (
+    SWEEP_LOCK_NAME,
+    SWEEP_PAGE_NAME,
+    SWEEP_PLAN_NAME,
+    SWEEP_RESULTS_NAME,
+    SWEEP_TABLE_NAME,
+)
+from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
+
+if TYPE_CHECKING:
+    from winml.modelkit.sweep.plan import SweepPlan
+    from winml.modelkit.sweep.records import SweepResult
+    from winml.modelkit.sweep.sweep import SweepOptions
+    from winml.modelkit.sweep.work_queue import SweepListener
+
+_CELLS, _WORK = "Configurations", "Processes"
+
+
+def _read_settings(texts: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
+    from winml.modelkit.sweep.plan import parse_settings
+
+    return parse_settings(texts)
+
+
+def _read_steps(text: str) -> tuple[str, ...]:
+    from winml.modelkit.sweep.plan import STEPS
+
+    steps = tuple(step.strip() for step in text.split(","))
+    for step in steps:
+        if step not in STEPS:
+            raise ConfigError(f"--do {text}: unknown step {step!r}", hint=f"Steps: {', '.join(STEPS)}.")
+    return steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRequest:
+    """What is requested of ``winml sweep``."""
+
+    plan: Path = declare(None, "JSON plan, or text file with one model per line.", MODEL, is_argument=True)
+    output: Path = declare(
+        None,
+        "Folder of the sweep. An existing sweep is resumed.",
+        OUTPUT,
+        short="-o",
+        is_required=True,
+        is_common=True,
+    )
+    set: dict[str, tuple[Any, ...]] = declare(
+        {},
+        "Values of a config key, one configuration each.",
+        _CELLS,
+        metavar="KEY=V,V",
+        is_repeatable=True,
+        read=_read_settings,
+        is_common=True,
+    )
+    do: tuple[str, ...] = declare(
+        (),
+        "Steps, separated by commas: export, build, perf, eval, compare.",
+        _CELLS,
+        metavar="STEPS",
+        is_repeatable=False,
+        read=_read_steps,
+        default_words="build",
+        is_common=True,
+    )
+    min: dict[str, float] = declare_limits(
+        "--min", "Minimum of a measure. If it is missed, the exit code is 3.", LIMITS, "MEASURE=N", is_common=True
+    )
+    max: dict[str, float] = declare_limits(
+        "--max", "Maximum of a measure. If it is exceeded, the exit code is 3.", LIMITS, "MEASURE=N", is_common=True
+    )
+    timeout: float | None = declare(
+        None,
+        "Time limit of each configuration and model, in seconds.",
+        _WORK,
+        metavar="SECONDS",
+        above=0,
+        default_words="3600 s",
+        is_common=True,
+    )
+    memory: float | None = declare(
+        None,
+        "Memory limit of each process and its children, in GB.",
+        _WORK,
+        metavar="GB",
+        above=0,
+        default_words="share of the free memory",
+        is_common=True,
+    )
+    jobs: int | None = declare(
+        None,
+        "Parallel processes.",
+        _WORK,
+        minimum=1,
+        default_words="number of cores; 1 if perf is measured",
+        is_common=True,
+    )
+    ray: str | None = declare(None, "Run on this Ray cluster.", _WORK, metavar="HOST:PORT|auto")
+    queue: str | None = declare(None, "Run on another queue, such as one of a plug-in.", _WORK, metavar="NAME=ADDRESS")
+    artifacts: str | None = declare(
+        None, "Folder or URL for built models, such as s3://bucket/sweep.", OUTPUT, metavar="FOLDER|URL"
+    )
+    keep: bool = declare(True, "Keep built models after they are measured.", OUTPUT)
+    retry_failed: bool = declare(False, "Retry what failed in an earlier run.", _CELLS, is_common=True)
+    against: Path | None = declare(None, "Folder of an earlier sweep to compare with.", LIMITS, is_common=True)
+
+    def sweep_options(self) -> SweepOptions:
+        """Return how the sweep is run."""
+        from winml.modelkit.sweep.sweep import SweepOptions
+
+        is_local = self.artifacts is not None and "://" not in self.artifacts
+        return SweepOptions(
+            resident_bytes=None if self.memory is None else int(self.memory * 1e9),
+            jobs=self.jobs,
+            ray=self.ray,
+            queue=self.queue,
+            artifacts=str(Path(self.artifacts).absolute()) if is_local and self.artifacts else self.artifacts,
+            keeps_files=self.keep,
+            retries_failed=self.retry_failed,
+            against=self.against,
+            **({} if self.timeout is None else {"seconds": self.timeout}),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedSweep(Plan):
+    """What a sweep would do."""
+
+    cells: SweepPlan
+    """Models and configurations, with what the options add."""
+
+
+def plan_sweep(request: SweepRequest) -> PlannedSweep:
+    """Return which cells would be done, and which are finished already. Nothing is written.
+
+    Raises:
+        ConfigError: the plan is wrong.
+        UsageError, OutputExistsError, WriteError: as :func:`winml.modelkit.sweep.sweep.look_at_sweep` raises.
+    """
+    from winml.modelkit.sweep.plan import read_plan
+    from winml.modelkit.sweep.sweep import changed_plan, look_at_sweep
+
+    plan, notes = read_plan(request.plan)
+    stated = {"set": request.set, "do": request.do, "min": request.min, "max": request.max}
+    plan, more = changed_plan(plan, stated)
+    folder = request.output
+    cells = look_at_sweep(plan, folder, request.sweep_options())
+    named = dict.fromkeys(Path(name) for cell, _ in cells for name in cell.named_files)
+    conditions = {
+        SWEEP_PLAN_NAME: "",
+        SWEEP_RESULTS_NAME: "",
+        SWEEP_TABLE_NAME: "",
+        SWEEP_PAGE_NAME: "",
+        "cells/*": "a configuration is not finished",
+        "shared/*": "several configurations use it",
+        SWEEP_LOCK_NAME: "the lock leaves its file",
+    }
+    return PlannedSweep(
+        verb="sweep",
+        reads=tuple(path for path in (request.plan, *named) if path.is_file()),
+        writes=tuple(
+            PlannedFile(folder / name, (folder / name.removesuffix("/*")).exists(), only_if)
+            for name, only_if in conditions.items()
+        ),
+        steps=tuple(
+            PlannedStep(cell.cell_id, "finished already" if is_finished else f"{', '.join(cell.do)} of {cell.model}")
+            for cell, is_finished in cells
+        ),
+        notes=(*notes, *more),
+        interrupted=interruptions_beside([folder / SWEEP_PLAN_NAME]),
+        cells=plan,
+    )
+
+
+def run_planned_sweep(plan: PlannedSweep, request: SweepRequest, listener: SweepListener) -> SweepResult:
+    """Recover what killed commands left, and do the cells that are not finished.
+
+    Raises:
+        WinMLError: as :func:`winml.modelkit.sweep.sweep.run_sweep` raises.
+    """
+    plan.recover()
+    from winml.modelkit.sweep.sweep import run_sweep
+
+    return run_sweep(plan.cells, request.output, request.sweep_options(), listener, notes=plan.notes)

@@ -1,0 +1,212 @@
+"""Restores the module tag of every node after a tool that drops node metadata.
+
+Compares the original graph with the graph the tool wrote and tags every node of the latter, in place. A node that
+replaced nodes of several modules gets the module of the product among them, else the deepest module that contains
+all of them. Knows no particular tool; which
+original nodes a node stands for is decided in ``matching``. Why it works by several anchors:
+docs/decisions/0007-carry-by-anchors.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
+from functools import cache, partial
+
+import onnx_ir as ir
+
+from winml.modelkit.metadata_keys import MODULES_KEY, NAMESPACE_KEY, OUR_PREFIX, SOURCE_KEY
+from winml.modelkit.tags.carry.matching import Match, Way, match_nodes
+from winml.modelkit.tags.carry.original_graph import OriginalModel, Place, is_foreign
+from winml.modelkit.tags.tagging import SOURCES, NodeTag, Source, measure_coverage, read_tag, write_tag
+
+
+@dataclass(frozen=True)
+class CarryReport:
+    """How the nodes of a graph got their tags."""
+
+    nodes: int
+    tagged: int
+    by_way: Mapping[Way, int]
+    """Number of nodes by the way their place was found; ways that found none are absent."""
+    notes: tuple[str, ...] = ()
+    is_known: bool = True
+    """Whether there was anything to carry; False where the original has no tags."""
+    last_resort: tuple[str, ...] = ()
+    """Names of the nodes that got the root tag because nothing else was known."""
+    matched: int = 0
+    """Number of nodes that prove that both graphs are the same model: nodes that are one original node, and nodes that
+    replaced several and produce an inner value of the original. A shared graph output alone proves nothing."""
+
+
+def carry_tags(original_model: ir.Model, carried_model: ir.Model) -> CarryReport:
+    """Give every node of ``carried_model`` a tag, in place; subgraphs and functions included.
+
+    Metadata of other tools goes the same way: a node that survived keeps it, one that replaced several gets their
+    values, joined by ``;`` if they differ. ``original_model`` is not changed. If it has no tags, ``carried_model`` gets
+    none.
+
+    Args:
+        original_model: The model before the tool.
+        carried_model: The model the tool wrote.
+    """
+    original = OriginalModel(original_model)
+    if not original.is_tagged:
+        if original.place_of:
+            for node, match in _match_model(carried_model, original).items():
+                _write_foreign(node, match, original)
+        coverage = measure_coverage(carried_model)
+        note = "the original model has no tags to carry"
+        return CarryReport(coverage.nodes, coverage.tagged, {}, (note,), is_known=False)
+    matches = _match_model(carried_model, original)
+    writer = _TagWriter(original)
+    for node, match in matches.items():
+        writer.write(node, match)
+    _restore_model_metadata(original_model, carried_model)
+    by_way = Counter(match.way for match in matches.values())
+    last_resort = tuple(node.name or "" for node, match in matches.items() if match.way == "root")
+    inside = original.main.makers.keys() - {value.name for value in original_model.graph.outputs}
+    matched = sum(_is_matched(node, match, inside) for node, match in matches.items())
+    notes = _root_notes(by_way)
+    return CarryReport(len(matches), len(matches), by_way, notes, last_resort=last_resort, matched=matched)
+
+
+def _is_matched(node: ir.Node, match: Match, inside: Container[str | None]) -> bool:
+    if match.way == "replaced":
+        return any(value.name in inside and not value.is_graph_output() for value in node.outputs)
+    return match.way not in ("neighbours", "root")
+
+
+def _match_model(carried_model: ir.Model, original: OriginalModel) -> dict[ir.Node, Match]:
+    """Match the main graph, then the functions, each after those that call it."""
+    root = cache(original.places.root)
+    matches = match_nodes(carried_model.graph, original.main, original, root)
+    callers: dict[ir.OperatorIdentifier, list[ir.Node]] = defaultdict(list)
+    waiting = dict(carried_model.functions)
+    function_matches = matches
+    while waiting:
+        for node in function_matches:
+            if (called := node.op_identifier()) in carried_model.functions:
+                callers[called].append(node)
+        # Functions without a matched caller, or that call each other, come last, in the order of the file.
+        identifier = next(filter(callers.__contains__, waiting), next(iter(waiting)))
+        names = original.functions.get(identifier, original.main)
+        places = {matches[node].place for node in callers[identifier]}
+        outside = cache(partial(original.places.common, places)) if places else root
+        function_matches = match_nodes(waiting.pop(identifier), names, original, outside)
+        matches.update(function_matches)
+    return matches
+
+
+def _write_foreign(node: ir.Node, match: Match, original: OriginalModel) -> None:
+    """Write the metadata of other tools to a matched node of a model without tags, in place."""
+    metadata = node.metadata_props
+    if match.survivor is not None:
+        pairs: Iterable[tuple[str, str]] = match.survivor.metadata_props.items()
+    elif match.way == "root":
+        return
+    else:
+        pairs = (*original.dialects.get(match.place.tag, ()), *match.place.foreign)
+    for key, text in pairs:
+        metadata.setdefault(key, text)
+
+
+class _TagWriter:
+    """Writes the tags of matched nodes, in place."""
+
+    def __init__(self, original: OriginalModel) -> None:
+        self._original = original
+        self._keys_by_set: dict[tuple[str, ...], tuple[str, ...]] = {}
+        """Metadata keys of a node → those that belong to a tag. Cached: few distinct sets of keys occur."""
+        self._metadata_by_place: dict[tuple[Place, Source], Mapping[str, str]] = {}
+
+    def write(self, node: ir.Node, match: Match) -> None:
+        metadata = node.metadata_props
+        survivor = match.survivor.metadata_props if match.survivor is not None else None
+        if match.way == "kept":
+            if metadata != survivor:
+                _realign_tag(node, match.place)
+                _add_missing(metadata, survivor or {})
+            return
+        if metadata:
+            for key in self._owned_keys(metadata):
+                del metadata[key]
+        if survivor is not None:
+            metadata.update({key: survivor[key] for key in self._owned_keys(survivor)})
+            _add_missing(metadata, survivor)
+            return
+        metadata.update(self._tag_metadata(match.place, self._tag_source(match)))
+        _add_missing(metadata, dict(match.place.foreign))
+        if len(match.replaced.places) > 1:
+            modules = sorted({replaced.module for replaced in match.replaced.places})
+            if len(modules) > 1:
+                metadata[MODULES_KEY] = json.dumps(modules, ensure_ascii=False)
+
+    def _tag_metadata(self, place: Place, source: Source) -> Mapping[str, str]:
+        """Return the metadata of a node at a place; built once per place."""
+        tag_metadata = self._metadata_by_place.get((place, source))
+        if tag_metadata is None:
+            example = ir.Node("", "", [])
+            write_tag(example, NodeTag(place.tag, place.module, source))
+            _write_namespace(example, place)
+            tag_metadata = self._metadata_by_place[place, source] = example.metadata_props
+        return tag_metadata
+
+    def _owned_keys(self, metadata: Mapping[str, str]) -> tuple[str, ...]:
+        keys = tuple(metadata)
+        owned = self._keys_by_set.get(keys)
+        if owned is None:
+            owned = tuple(key for key in keys if not is_foreign(key))
+            self._keys_by_set[keys] = owned
+        return owned
+
+    def _tag_source(self, match: Match) -> Source:
+        if match.way == "root":
+            return "root"
+        if match.way == "output" and (only := match.replaced.only) is not None and (tag := read_tag(only)) is not None:
+            return tag.source
+        return "inherited" if match.way in ("neighbours", "output") else "merged"
+
+
+def _add_missing(metadata: MutableMapping[str, str], others: Mapping[str, str]) -> None:
+    """Add the keys of other tools that a node has lost, in place."""
+    for key, text in others.items():
+        if is_foreign(key):
+            metadata.setdefault(key, text)
+
+
+def _realign_tag(node: ir.Node, place: Place) -> None:
+    """Make the keys beside a kept tag agree with it, in place."""
+    metadata = node.metadata_props
+    source = metadata.get(SOURCE_KEY)
+    known_source: Source = next((known_source for known_source in SOURCES if known_source == source), "inherited")
+    modules = metadata.get(MODULES_KEY)
+    write_tag(node, NodeTag(place.tag, place.module, known_source))
+    if modules is not None:
+        metadata[MODULES_KEY] = modules
+    _write_namespace(node, place)
+
+
+def _write_namespace(node: ir.Node, place: Place) -> None:
+    if place.namespace:
+        node.metadata_props[NAMESPACE_KEY] = place.namespace
+    else:
+        node.metadata_props.pop(NAMESPACE_KEY, None)
+
+
+def _restore_model_metadata(original_model: ir.Model, carried_model: ir.Model) -> None:
+    """Restore our keys on the model that the tool dropped, in place.
+
+    The stamp of a normalized graph may be restored as well: it names the graph it is valid for.
+    """
+    for key, value in original_model.metadata_props.items():
+        if key.startswith(OUR_PREFIX):
+            carried_model.metadata_props.setdefault(key, value)
+
+
+def _root_notes(by_way: Mapping[Way, int]) -> tuple[str, ...]:
+    if not by_way.get("root"):
+        return ()
+    return (f"{by_way['root']} node(s) match nothing in the original model; they are tagged with its root",)

@@ -1,0 +1,719 @@
+"""Matches every node of a graph that a tool wrote with the corresponding nodes of the original graph.
+
+Works on one graph with its subgraphs, or on one function. Decides for every node its place in the hierarchy, the way
+that place was found, and which original nodes the node replaced. Writes nothing; ``carrying`` writes the tags. Why
+several anchors are tried, in this order: docs/decisions/0007-carry-by-anchors.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import Literal, NamedTuple, Protocol
+
+import onnx_ir as ir
+
+from winml.modelkit.metadata_keys import NAMESPACE_KEY, TAG_KEY
+from winml.modelkit.tags import address
+from winml.modelkit.tags.carry.original_graph import (
+    CONVERTING,
+    NOTHING,
+    GraphNames,
+    OriginalModel,
+    Place,
+    Replaced,
+    tags_of,
+    walk,
+)
+
+# --- Finds the work that a node took over from its neighbours although it kept its name or its value.
+#
+# A tool may fold a product with constants into the weights of a layer before or after it. The layer then reads, or its
+# reader then reads, an original value from further up. What lies between is work of the layer now. Where nobody's
+# weights changed, it was work of no effect.
+
+
+_REORDERINGS = frozenset({"Identity", "Dropout", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Cast"})
+"""Operators that give values another place or form; where one is gone, nobody need do its work."""
+_LAYOUT_CHANGES = frozenset({"ReorderInput", "ReorderOutput"})
+"""Operators of ONNX Runtime that change the layout of a value and compute nothing."""
+_LONGEST = 4
+"""Most operators on the way between two values of which a node reads one in place of the other. Chosen: scale, shift
+and two reorderings."""
+_LARGEST_REGION = 32
+"""Most original nodes that are looked through for the values they read. Chosen: more than a fused layer replaces."""
+
+
+class Comparison(Protocol):
+    """A graph after a tool beside the original."""
+
+    names: GraphNames
+    original: OriginalModel
+    graph: ir.Graph | ir.Function
+    claimed: dict[ir.Node, ir.Node]
+
+    @property
+    def makers(self) -> dict[str, ir.Node]: ...
+    @property
+    def provided_values(self) -> dict[ir.Node, str]: ...
+    def gone_maker(self, value: ir.Value | None) -> ir.Node | None: ...
+
+
+def _absorbed_work(
+    comparison: Comparison, known: Mapping[ir.Node, tuple[ir.Node | None, tuple[ir.Node, ...]]]
+) -> dict[ir.Node, list[ir.Node]]:
+    """Return, for nodes after the tool, the original nodes whose work they took over.
+
+    Args:
+        comparison: Both graphs.
+        known: Node after the tool → the same node before it, where it is one, and the original makers of its values.
+    """
+    absorbed: dict[ir.Node, list[ir.Node]] = {}
+    before = {after: original for original, after in comparison.claimed.items()}
+    for node, (survivor, makers) in known.items():
+        if survivor is not None and _reads_the_same(node, survivor):
+            continue
+        boundary = _values_before(comparison, makers, is_same=survivor is not None)
+        read = set(_values_read(comparison, node, before))
+        nearer, further = boundary - read, read - boundary
+        if not nearer or not further:
+            continue
+        for name in nearer:
+            work, source = _work_between(comparison, name, further)
+            if not work:
+                continue
+            # Into the layer before, as tools do it, unless that is as it was.
+            takers = [] if name in comparison.makers else _changed_before(comparison, node, source, before)
+            if not takers and (_has_other_weights(comparison, node, survivor) or _is_new_with_factor(node, survivor)):
+                takers = [node]
+            for taker in (node for node in takers if node.op_type not in _LAYOUT_CHANGES):
+                absorbed.setdefault(taker, []).extend(work)
+    return absorbed
+
+
+def _reads_the_same(node: ir.Node, survivor: ir.Node) -> bool:
+    return len(node.inputs) == len(survivor.inputs) and all(
+        (value.name if value is not None else None) == (before.name if before is not None else None)
+        for value, before in zip(node.inputs, survivor.inputs, strict=True)
+    )
+
+
+def _values_before(comparison: Comparison, makers: Iterable[ir.Node], *, is_same: bool) -> set[str]:
+    """Return the names of the values that original nodes read; with those that they replaced, unless ``is_same``."""
+    found: set[str] = set()
+    pending, seen = list(makers), set(makers)
+    while pending and len(seen) <= _LARGEST_REGION:
+        node = pending.pop()
+        for value in _data_inputs(comparison, node):
+            maker = comparison.gone_maker(value)
+            if maker is None or is_same:
+                found.add(value.name or "")
+            elif maker not in seen:
+                seen.add(maker)
+                pending.append(maker)
+    return found
+
+
+def _data_inputs(comparison: Comparison, node: ir.Node) -> Iterator[ir.Value]:
+    """Yield the inputs of an original node that depend on an input of the model."""
+    for value in node.inputs:
+        if value is None or value.is_initializer():
+            continue
+        maker = value.producer()
+        if maker is None or maker not in comparison.original.static:
+            yield value
+
+
+def _values_read(
+    comparison: Comparison, node: ir.Node, before: Mapping[ir.Node, ir.Node], depth: int = _LONGEST
+) -> Iterator[str]:
+    """Yield the names of the original values that a node reads, through new nodes as well."""
+    for value in node.inputs:
+        if value is None or value.is_initializer():
+            continue
+        maker = value.producer()
+        if maker in comparison.provided_values:
+            yield comparison.provided_values[maker]
+        elif maker is None or value.name in comparison.names.makers:
+            yield value.name or ""
+        elif maker in before:
+            # The same node, whose value has another name.
+            yield from (output.name or "" for output in before[maker].outputs)
+        elif depth:
+            yield from _values_read(comparison, maker, before, depth - 1)
+
+
+def _work_between(comparison: Comparison, name: str, further: set[str]) -> tuple[list[ir.Node], str]:
+    """Return the original nodes from a value up to one of ``further`` that compute something, and that value.
+
+    Empty where no way leads there.
+    """
+    makers = comparison.names.makers
+    way: list[ir.Node] = []
+    while len(way) < _LONGEST and (maker := makers.get(name)) is not None:
+        way.append(maker)
+        sources = list(_data_inputs(comparison, maker))
+        if len(sources) != 1:
+            break
+        name = sources[0].name or ""
+        work = [node for node in way if node.op_type not in _REORDERINGS]
+        if name in further:
+            return work, name
+        # An equal computation may have taken its place.
+        gone = makers.get(name)
+        if gone is not None and name not in comparison.makers:
+            equal = (other for other in further if other in makers and makers[other].op_type == gone.op_type)
+            if (source := next(equal, None)) is not None:
+                return work, source
+    return [], ""
+
+
+def _has_other_weights(comparison: Comparison, node: ir.Node, survivor: ir.Node | None) -> bool:
+    """Say whether a node reads weights that the original has not."""
+    before = {value.name for value in survivor.inputs if value is not None} if survivor is not None else set()
+    return any(
+        value is not None
+        and value.is_initializer()
+        and value.const_value is not None
+        and value.const_value.dtype.is_floating_point()
+        and value.name not in before
+        and not comparison.original.has_initializer(value.name or "")
+        for value in node.inputs
+    )
+
+
+def _is_new_with_factor(node: ir.Node, survivor: ir.Node | None) -> bool:
+    """Say whether a node that the original has not keeps a number as an attribute, as the ``alpha`` of FusedMatMul."""
+    kinds = (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS)
+    return survivor is None and any(attribute.type in kinds for attribute in node.attributes.values())
+
+
+def _changed_before(
+    comparison: Comparison, node: ir.Node, name: str, before: Mapping[ir.Node, ir.Node]
+) -> list[ir.Node]:
+    """Return the nodes that make the value of this name for ``node``, up to the one with new weights that did more."""
+    for value in node.inputs:
+        if value is None or value.name != name:
+            continue
+        path: list[ir.Node] = []
+        maker = value.producer()
+        while maker is not None and len(path) < _LONGEST:
+            path.append(maker)
+            if _has_other_weights(comparison, maker, before.get(maker)):
+                return path
+            if maker in before:
+                break
+            sources = [source for source in maker.inputs if source is not None and not source.is_initializer()]
+            maker = sources[0].producer() if len(sources) == 1 else None
+    return []
+
+
+Way = Literal["kept", "name", "output", "fused", "replaced", "neighbours", "root"]
+"""How the place of a node was found, in the order tried.
+
+* ``kept``: the node still carries its tag.
+* ``name``: an original node has the same name and operator.
+* ``output``: the node produces a value that one original node produced.
+* ``fused``: its name starts with the name of an original node.
+* ``replaced``: it stands for the original nodes between the values that still exist.
+* ``neighbours``: it is new, and takes the place of the nodes around it.
+* ``root``: nothing is known.
+"""
+
+_UNRELATED_SUFFIX = re.compile(r"(_token)?_?\d")
+"""Suffix that makes another node's name of a name: ``MatMul`` → ``MatMul_1``, ``Cast`` → ORT's ``Cast_token_3``."""
+_FUSED_PREFIX = "fused "
+"""What ONNX Runtime puts before the name of the node it fuses an activation into."""
+_LAYOUT_SUFFIX = re.compile(r"(_bn|_mul)?_nchwc$")
+"""ONNX Runtime's NchwcTransformer names a node after the value it produces in blocked layout, with this suffix:
+``Conv_output_0_nchwc``. The values of such nodes get new names: ``reorder_token_3``."""
+_LONGEST_FUSION = 8
+"""Most original nodes that one convolution in blocked layout may stand for. Chosen: a convolution absorbs a batch norm,
+a product, a sum and an activation."""
+_SEPARATORS = re.compile(r"[/_:.]")
+
+
+class _Usage(Protocol):
+    """One use of a value: the reading node and its input index. onnx_ir's own type has no public name."""
+
+    @property
+    def node(self) -> ir.Node: ...
+    @property
+    def idx(self) -> int: ...
+
+
+class Match(NamedTuple):
+    """What is known of one node. A tuple for speed: one is created for every node."""
+
+    way: Way
+    place: Place
+    survivor: ir.Node | None = None
+    """The original node, where the node is that node unchanged."""
+    replaced: Replaced = NOTHING
+    """The original nodes it stands for, where it replaced them."""
+    upstream: Replaced = NOTHING
+    """The original nodes that new nodes feeding it may stand for."""
+
+
+def match_nodes(
+    graph: ir.Graph | ir.Function, names: GraphNames, original: OriginalModel, outside: Callable[[], Place]
+) -> dict[ir.Node, Match]:
+    """Match the nodes of a graph with its subgraphs, or of a function.
+
+    Args:
+        graph: The graph after the tool.
+        names: The names of the same graph before the tool.
+        original: The model before the tool.
+        outside: Returns the place of the graph as a whole; called where nothing in the graph tells more.
+    """
+    matching = _Matching(graph, names, original)
+    _match_survivors(matching)
+    _match_by_layout_names(matching)
+    _match_by_values(matching)
+    _match_by_readers(matching)
+    _add_absorbed_work(matching)
+    _match_by_neighbours(matching, outside)
+    return matching.matches
+
+
+class _Matching:
+    """The graph, the original, and the matches found so far. Every pass below adds to ``matches`` in place."""
+
+    def __init__(self, graph: ir.Graph | ir.Function, names: GraphNames, original: OriginalModel) -> None:
+        self.matches: dict[ir.Node, Match] = {}
+        self.names = names
+        self.original = original
+        self.nodes = list(walk(graph))
+        self.graph = graph
+        self.claimed: dict[ir.Node, ir.Node] = {}
+        """Original node → the same node after the tool."""
+        self.absorbed_readers: dict[ir.Node, list[ir.Node]] = {}
+        """New node in another layout → original nodes after its value that it computes as well, in order."""
+        self.copied_places: dict[ir.Node, Place] = {}
+        """New node with a value of the original → the place a tag on it names."""
+        self.relaid_makers: set[ir.Node] = set()
+        """Original nodes whose work new nodes do in another layout."""
+
+    @cached_property
+    def makers(self) -> dict[str, ir.Node]:
+        """Value name → the node that produces it after the tool."""
+        return {value.name: node for node, _ in self.nodes for value in node.outputs if value.name}
+
+    @cached_property
+    def relaid_values(self) -> dict[ir.Node, str]:
+        """New node → name of the original value it produces in another layout."""
+        relaid_values = {}
+        for node, _ in self.nodes:
+            name = node.name or ""
+            if name not in self.names.by_name and (suffix := _LAYOUT_SUFFIX.search(name)) is not None:
+                value_name = name[: suffix.start()]
+                if value_name in self.names.makers:
+                    relaid_values[node] = value_name
+        return relaid_values
+
+    @cached_property
+    def present(self) -> set[str]:
+        """Names of the values after the tool, those in another layout included."""
+        present = self._named_values | set(self.provided_values.values())
+        return present | self.graph.initializers.keys() if isinstance(self.graph, ir.Graph) else present
+
+    @cached_property
+    def _named_values(self) -> set[str]:
+        named = {value.name for value in self.graph.inputs if value.name} | self.makers.keys()
+        return named | set(self.relaid_values.values())
+
+    @cached_property
+    def provided_values(self) -> dict[ir.Node, str]:
+        """New node → name of the original value it provides in another layout, what it absorbed included."""
+        provided = dict(self.relaid_values)
+        for node in self.relaid_values:
+            absorbed = self._absorbed_readers(node, provided)
+            if absorbed:
+                self.absorbed_readers[node] = absorbed
+                provided[node] = absorbed[-1].outputs[0].name or ""
+        return provided
+
+    def _absorbed_readers(self, node: ir.Node, provided: Mapping[ir.Node, str]) -> list[ir.Node]:
+        """Return the original nodes after the value a node is named after that it computes as well.
+
+        A convolution in blocked layout adds what it reads besides, and applies the activation an attribute names.
+        """
+        maker = self.names.makers[self.relaid_values[node]]
+        inner = _fused_originals(self, node, maker, self._named_values)
+        operands = {name for value in node.inputs for name in _provided_names(value, provided)}
+        operands -= {value.name or "" for original in inner for value in original.inputs if value is not None}
+        activations = {
+            attribute.as_string() for attribute in node.attributes.values() if attribute.type == ir.AttributeType.STRING
+        } - {original.op_type for original in inner}
+        absorbed: list[ir.Node] = []
+        while len(absorbed) < _LONGEST_FUSION:
+            uses = maker.outputs[0].uses()
+            reader = next(iter(uses)).node if len(uses) == 1 else None
+            if reader is None or len(reader.outputs) != 1 or not self._is_gone_into(reader, node):
+                break
+            others = {value.name for value in reader.inputs if value is not None} - {maker.outputs[0].name}
+            is_sum = bool(others) and others <= operands
+            if not (is_sum or reader.op_type in activations):
+                break
+            absorbed.append(reader)
+            maker = reader
+        return absorbed
+
+    def _is_gone_into(self, original: ir.Node, node: ir.Node) -> bool:
+        """Say whether an original node does not exist, and its value at most as a copy of what ``node`` makes."""
+        name = original.outputs[0].name or ""
+        successor = self.makers.get(name)
+        if original in self.claimed or (successor is None and name in self._named_values):
+            return False
+        return successor is None or any(value is node.outputs[0] for value in successor.inputs)
+
+    def gone_maker(self, value: ir.Value | None) -> ir.Node | None:
+        """Return the original node that produced a value, where value and node no longer exist."""
+        return self.original.gone_maker(value, self.present, self.claimed)
+
+    def replaced_by(self, node: ir.Node) -> Replaced:
+        """Return the original nodes that one node producing the outputs of ``node`` stands for."""
+        return self.original.replaced_by(node, self.present, self.claimed)
+
+    def replaced_by_maker_of(self, value: ir.Value | None) -> Replaced:
+        """Return the original nodes that whatever now provides ``value`` stands for."""
+        return self.original.replaced_by_maker_of(value, self.present, self.claimed)
+
+
+def _match_survivors(matching: _Matching) -> None:
+    """Match the nodes that kept their tag, or their name and operator."""
+    original = matching.original
+    for node, _ in matching.nodes:
+        survivor = _surviving_original(matching, node)
+        if survivor is not None:
+            matching.claimed.setdefault(survivor, node)
+        place = original.place_of.get(survivor) if survivor is not None else None
+        tag = node.metadata_props.get(TAG_KEY)
+        if tag and tag in original.places:
+            if place is None or place.tag != tag:
+                place = _previous_position(matching, node, tag)
+            if survivor is None and any(value.name in matching.names.makers for value in node.outputs):
+                # A tool that fuses may have copied the tag of one node only.
+                matching.copied_places[node] = place
+            else:
+                matching.matches[node] = Match("kept", place, survivor)
+        elif place is not None:
+            matching.matches[node] = Match("name", place, survivor)
+
+
+def _previous_position(matching: _Matching, node: ir.Node, tag: str) -> Place:
+    places = matching.original.places
+    place = places.of_tag(tag)
+    namespace = node.metadata_props.get(NAMESPACE_KEY)
+    return places.add(tag, place.module, namespace, place.foreign) if namespace else place
+
+
+def _surviving_original(matching: _Matching, node: ir.Node) -> ir.Node | None:
+    """Return the original node of the same name and operator, unless the values show that it is a different node."""
+    original = matching.names.by_name.get(node.name or "")
+    if original is None or original.op_type != node.op_type or original.domain != node.domain:
+        return None
+    outputs = node.outputs
+    if len(outputs) == 1 and outputs[0].name and outputs[0].name in {value.name for value in original.outputs[:1]}:
+        return original
+    shares_output = False
+    for value in outputs:
+        maker = matching.names.makers.get(value.name or "")
+        if maker is original:
+            shares_output = True
+        elif maker is not None and not (
+            _is_enclosed_by(matching.names, original, maker) or _is_reordered(original, maker, node)
+        ):
+            # It now produces the output of another node, as a convolution does that absorbed its batch norm.
+            return None
+    if shares_output:
+        return original
+    for value in original.outputs:
+        successor = matching.makers.get(value.name or "")
+        if successor is not None and successor is not node and successor.op_type == original.op_type:
+            # The tool renumbered the names: the original node continues under another name.
+            return None
+    return original
+
+
+def _is_reordered(original: ir.Node, maker: ir.Node, node: ir.Node) -> bool:
+    """Say whether ``node`` makes another node's value only because a reordering of its own value is gone."""
+    if node.op_type in _REORDERINGS:
+        return False
+    while maker is not original:
+        source = maker.inputs[0] if maker.inputs and maker.op_type in _REORDERINGS else None
+        earlier = source.producer() if source is not None else None
+        if earlier is None:
+            return False
+        maker = earlier
+    return True
+
+
+def _is_enclosed_by(names: GraphNames, node: ir.Node, outer: ir.Node) -> bool:
+    enclosing = names.enclosing.get(node)
+    while enclosing is not None and enclosing is not outer:
+        enclosing = names.enclosing.get(enclosing)
+    return enclosing is outer
+
+
+def _match_by_layout_names(matching: _Matching) -> None:
+    """Match nodes whose names tell which value they produce in another layout."""
+    original = matching.original
+    for node, value_name in matching.relaid_values.items():
+        fused = _fused_originals(matching, node, matching.names.makers[value_name], matching.present)
+        fused = [*reversed(matching.absorbed_readers.get(node, ())), *fused]
+        matching.relaid_makers.update(fused)
+        places = frozenset(place for fused_node in fused if (place := original.place_of.get(fused_node)) is not None)
+        if node in matching.matches or not places:
+            continue
+        upstream = _union_of([matching.replaced_by_maker_of(value) for value in fused[-1].inputs])
+        replaced = Replaced(places, len(fused), owners=original.owners_among(fused))
+        place = original.owner(replaced)
+        if len(fused) > 1:
+            matching.matches[node] = Match("fused", place, None, replaced, upstream)
+            continue
+        (only,) = fused
+        survivor = only if only.op_type == node.op_type and only not in matching.claimed else None
+        matching.matches[node] = Match("output", place, survivor, Replaced(places, 1, only), upstream)
+
+
+def _provided_names(value: ir.Value | None, provided: Mapping[ir.Node, str]) -> Iterator[str]:
+    """Yield the names of the original values that a value may hold in another layout."""
+    if value is None:
+        return
+    yield value.name or ""
+    maker = value.producer()
+    if maker is not None and maker in provided:
+        yield provided[maker]
+    elif maker is not None and len(maker.inputs) == 1 and maker.inputs[0] is not None:
+        # Brought into the layout by a node of its own.
+        yield maker.inputs[0].name or ""
+
+
+def _fused_originals(matching: _Matching, node: ir.Node, maker: ir.Node, present: Container[str]) -> list[ir.Node]:
+    """Return the original nodes from ``maker`` back to the one with the operator of ``node``; else ``maker`` alone.
+
+    A convolution that absorbed its activation produces the activation's output and keeps its own operator.
+    """
+    fused = [maker]
+    while fused[-1].op_type != node.op_type:
+        gone_makers = [matching.original.gone_maker(value, present, matching.claimed) for value in fused[-1].inputs]
+        earlier = [gone_maker for gone_maker in gone_makers if gone_maker is not None]
+        if len(earlier) != 1 or len(fused) == _LONGEST_FUSION:
+            return [maker]
+        fused += earlier
+    return fused
+
+
+def _match_by_values(matching: _Matching) -> None:
+    """Match nodes that produce a value of the original with the original nodes that produced it."""
+    original = matching.original
+    for node, _ in matching.nodes:
+        if node in matching.matches:
+            continue
+        makers = _original_makers(matching, node)
+        region = _union_of([_region_before(matching, maker, node) for maker in makers])
+        copied = matching.copied_places.get(node)
+        if copied is not None and not _is_above(original.places.common(region.places or {copied}), copied):
+            matching.matches[node] = Match("kept", copied)
+            continue
+        if not region.places:
+            continue
+        only = makers[0] if region.nodes == 1 and len(makers) == 1 else None
+        if only is not None and only.op_type == node.op_type and only not in matching.claimed:
+            matching.matches[node] = Match("output", original.place_of[only], only)
+            continue
+        # Where new nodes feed it, they share the replaced region with it; the makers certainly belong to this node.
+        maker_places = [place for maker in makers if (place := original.place_of.get(maker)) is not None]
+        ends_region = bool(maker_places) and any(_is_new(matching, feeder) for feeder in _nodes_feeding(node))
+        replaced = region
+        if ends_region:
+            replaced = Replaced(frozenset(maker_places), len(maker_places), owners=original.owners_among(makers))
+        place = original.owner(replaced)
+        way: Way = "output" if region.nodes == 1 else "replaced"
+        matching.matches[node] = Match(way, place, None, replaced, region if region.nodes > 1 else NOTHING)
+
+
+def _is_above(place: Place, other: Place) -> bool:
+    return place.tag != other.tag and address.is_within(other.tag, place.tag)
+
+
+def _original_makers(matching: _Matching, node: ir.Node) -> list[ir.Node]:
+    """Return the original nodes that produced the values this node produces."""
+    makers = matching.names.makers
+    node_makers = [makers[value.name] for value in node.outputs if value.name in makers]
+    return node_makers if len(node_makers) < 2 else list(dict.fromkeys(node_makers))
+
+
+def _is_new(matching: _Matching, node: ir.Node) -> bool:
+    """Say whether a node works on data and produces none of the original's values."""
+    if node in matching.matches or any(value.name in matching.names.makers for value in node.outputs):
+        return False
+    return any(value is not None and not value.is_initializer() for value in node.inputs)
+
+
+def _region_before(matching: _Matching, maker: ir.Node, node: ir.Node) -> Replaced:
+    if matching.claimed.get(maker, node) is not node or maker in matching.relaid_makers:
+        # The maker still exists, under its name or in another layout; this node only converts its value back.
+        place = matching.original.place_of.get(maker)
+        return Replaced(frozenset({place}) if place is not None else frozenset(), 1)
+    return matching.replaced_by(maker)
+
+
+def _match_by_readers(matching: _Matching) -> None:
+    """Match nodes whose values are new by their names, by the weights they read, and by what their readers needed."""
+    original = matching.original
+    for node, _ in reversed(matching.nodes):
+        if node in matching.matches:
+            continue
+        region = replaced = _needed_by_readers(matching, node)
+        fused_original = _original_in_name(matching.names, node.name or "")
+        named_place = original.place_of.get(fused_original) if fused_original is not None else None
+        if owners := _weight_owners(original, node, region):
+            replaced = Replaced(owners, max(len(owners), region.nodes), owners=region.owners & owners)
+        elif named_place is not None and {named_place.tag} != {place.tag for place in region.places}:
+            replaced = Replaced(frozenset({named_place}), 1)
+        if replaced.places:
+            way: Way = "fused" if named_place in replaced.places else "replaced"
+            place = original.owner(replaced)
+            matching.matches[node] = Match(way, place, None, replaced, region if region.nodes > 1 else NOTHING)
+
+
+def _weight_owners(original: OriginalModel, node: ir.Node, region: Replaced) -> frozenset[Place]:
+    """Return where the weights a node reads are used in the original; narrows down what the node may have replaced."""
+    owners: frozenset[Place] = frozenset()
+    for value in node.inputs:
+        if value is not None and value.name and value.is_initializer():
+            owners |= original.readers_of_weight(value.name)
+    if not owners:
+        return owners
+    if region.places:
+        return owners & region.places
+    return owners if len({place.tag for place in owners}) == 1 else frozenset()
+
+
+def _needed_by_readers(matching: _Matching, node: ir.Node) -> Replaced:
+    """Return the original nodes that provided what the readers of ``node`` read."""
+    regions = []
+    for output in node.outputs:
+        for use in output.uses():
+            match = matching.matches.get(use.node)
+            if match is None:
+                continue
+            if match.upstream.nodes:
+                regions.append(match.upstream)
+            elif match.survivor is not None:
+                regions.append(_region_at_input(matching, match.survivor, use))
+    return _union_of(regions)
+
+
+def _region_at_input(matching: _Matching, survivor: ir.Node, use: _Usage) -> Replaced:
+    if use.idx >= len(survivor.inputs) or len(survivor.inputs) != len(use.node.inputs):
+        return NOTHING
+    return matching.replaced_by_maker_of(survivor.inputs[use.idx])
+
+
+def _original_in_name(names: GraphNames, name: str) -> ir.Node | None:
+    """Return the original node whose name is the longest prefix of ``name``: ``<original>/MatMulAddFusion``."""
+    name = name.removeprefix(_FUSED_PREFIX)
+    if name in names.by_name:
+        return names.by_name[name]
+    for separator in reversed(list(_SEPARATORS.finditer(name))):
+        original = names.by_name.get(name[: separator.start()])
+        if original is not None and not _UNRELATED_SUFFIX.match(name, separator.start()):
+            return original
+    return None
+
+
+def _add_absorbed_work(matching: _Matching) -> None:
+    """List the modules of nodes that took over the work of others, which values and weights show."""
+    matches, original = matching.matches, matching.original
+    known = {
+        node: (match.survivor, makers)
+        for node, match in matches.items()
+        if match.way != "kept"
+        and (makers := (match.survivor,) if match.survivor is not None else tuple(_original_makers(matching, node)))
+    }
+    for node, work in _absorbed_work(matching, known).items():
+        match = matches.get(node)
+        if match is None:
+            continue
+        others = {place for worker in work if (place := original.place_of.get(worker)) is not None}
+        places = frozenset(others | (match.replaced.places or {match.place}))
+        owners = match.replaced.owners | original.owners_among(work)
+        if match.survivor is not None:
+            owners |= original.owners_among([match.survivor])
+        replaced = Replaced(places, len(places), owners=owners)
+        place = original.owner(replaced)
+        if place.tag != match.place.tag or (owners and len(tags_of(places)) > 1):
+            matches[node] = Match("replaced", place, None, replaced, match.upstream)
+
+
+def _match_by_neighbours(matching: _Matching, outside: Callable[[], Place]) -> None:
+    """Give new nodes the place of the nodes that read them, or else of the nodes that feed them.
+
+    A node that only writes a value in other numbers has the place of who makes that value, whoever reads it.
+    """
+    matches = matching.matches
+    for node, _ in matching.nodes:
+        if node not in matches and node.op_type in CONVERTING and node.inputs and node.inputs[0] is not None:
+            maker = node.inputs[0].producer()
+            if maker in matches:
+                matches[node] = Match("neighbours", matches[maker].place)
+    for node, _ in reversed(matching.nodes):
+        if node not in matches:
+            _inherit_shared_place(matching, node, [_nodes_reading(node)])
+    for node, enclosing in matching.nodes:
+        if node in matches:
+            continue
+        sides = [_nodes_feeding(node), _nodes_reading(node)]
+        if _inherit_shared_place(matching, node, sides) or _inherit_common_place(matching, node):
+            continue
+        if enclosing is not None and enclosing in matches:
+            matches[node] = Match("neighbours", matches[enclosing].place)
+        else:
+            matches[node] = Match("root", outside())
+
+
+def _inherit_shared_place(matching: _Matching, node: ir.Node, sides: Iterable[Iterator[ir.Node]]) -> bool:
+    """Take the place that all neighbours on one side share."""
+    for side in sides:
+        places = {match.place for neighbour in side if (match := matching.matches.get(neighbour)) is not None}
+        if places and len({place.tag for place in places}) == 1:
+            matching.matches[node] = Match("neighbours", matching.original.places.common(places))
+            return True
+    return False
+
+
+def _inherit_common_place(matching: _Matching, node: ir.Node) -> bool:
+    """Take the deepest place that contains all neighbours on one side."""
+    for side in (_nodes_reading(node), _nodes_feeding(node)):
+        places = {match.place for neighbour in side if (match := matching.matches.get(neighbour)) is not None}
+        if places:
+            matching.matches[node] = Match("neighbours", matching.original.places.common(places))
+            return True
+    return False
+
+
+def _nodes_reading(node: ir.Node) -> Iterator[ir.Node]:
+    for output in node.outputs:
+        for use in output.uses():
+            yield use.node
+
+
+def _nodes_feeding(node: ir.Node) -> Iterator[ir.Node]:
+    for value in node.inputs:
+        if value is not None and (maker := value.producer()) is not None:
+            yield maker
+
+
+def _union_of(regions: list[Replaced]) -> Replaced:
+    if len(regions) < 2:
+        return regions[0] if regions else NOTHING
+    distinct = list({id(region): region for region in regions}.values())
+    if len(distinct) == 1:
+        return distinct[0]
+    places = frozenset().union(*(region.places for region in distinct))
+    owners = frozenset().union(*(region.owners for region in distinct))
+    return Replaced(places, sum(region.nodes for region in distinct), owners=owners)

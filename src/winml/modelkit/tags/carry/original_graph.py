@@ -1,0 +1,437 @@
+"""Indexes the graph before a foreign tool: its nodes by name, by the values they produce and by place.
+
+Answers which original nodes lie behind a value that no longer exists. Does not look at the nodes after the tool;
+``matching`` does.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import onnx_ir as ir
+
+from winml.modelkit.metadata_keys import (
+    BUILDER_CLASSES_KEY,
+    BUILDER_SCOPES_KEY,
+    CLASSES_KEY,
+    MODULE_KEY,
+    NAMESPACE_KEY,
+    OUR_PREFIX,
+    SCOPES_KEY,
+    TAG_KEY,
+    TORCH_PREFIX,
+    TREE_KEY,
+)
+from winml.modelkit.options import load_metadata
+from winml.modelkit.tags import address
+from winml.modelkit.tags.tagging import all_nodes
+
+_MOST_PLACES = 64
+"""Most modules listed for the nodes that one node replaced; beyond, only their common module is kept. Chosen: fused
+operators replace nodes of a handful of modules. The limit keeps the work linear in the size of the graph."""
+
+_JOINT = ";"
+"""Specified: stands between the values of merged nodes (docs/reference/formats.md)."""
+_UNTAGGED = "/-"
+"""Begins the tags that stand for the modules of a model without tags while it is matched; no file has them."""
+
+_COUNTS = frozenset({ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL, ir.DataType.STRING})
+"""Types of shapes, axes and masks."""
+_READS_SHAPE_ONLY = frozenset({"Shape", "Size"})
+_IS_RANDOM = frozenset(
+    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
+)
+
+
+Pairs = tuple[tuple[str, str], ...]
+"""Metadata keys with their values."""
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A position in the hierarchy: tag, module path, namespace, and the metadata of others that nodes there have.
+
+    One object for each, compared by identity.
+    """
+
+    tag: str
+    module: str
+    namespace: str
+    foreign: Pairs = ()
+    """Keys of other tools on the nodes, with their values."""
+    index: int = 0
+    """Position among the places, in the order of the graph."""
+
+
+def is_foreign(key: str) -> bool:
+    """Return True for a metadata key of a node that neither winml nor torch writes."""
+    return key != NAMESPACE_KEY and not key.startswith((OUR_PREFIX, TORCH_PREFIX))
+
+
+def _names_module(key: str) -> bool:
+    """Return True for a metadata key in which an exporter names the module of a node."""
+    return key in (NAMESPACE_KEY, SCOPES_KEY, CLASSES_KEY, BUILDER_SCOPES_KEY, BUILDER_CLASSES_KEY)
+
+
+_LEVEL_KEYS = (SCOPES_KEY, BUILDER_SCOPES_KEY, NAMESPACE_KEY)
+
+
+def _levels(key: str, text: str) -> list[str]:
+    """Return the modules that a key names, outermost first; torch names the node itself last."""
+    if key == NAMESPACE_KEY:
+        return text.split(address.SEPARATOR)
+    try:
+        names = [str(name) for name in ast.literal_eval(text)]
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return []
+    return names[:-1] if key == SCOPES_KEY else names
+
+
+def walk(graph: ir.Graph | ir.Function) -> Iterator[tuple[ir.Node, ir.Node | None]]:
+    """Yield every node in order, with the node whose subgraph it is in (None in the main graph)."""
+    pending: list[tuple[Iterator[ir.Node], ir.Node | None]] = [(iter(graph), None)]
+    while pending:
+        nodes, enclosing = pending[-1]
+        for node in nodes:
+            yield node, enclosing
+            if node.attributes.data and (inner := _attribute_graphs(node)):
+                pending += [(iter(subgraph), node) for subgraph in reversed(inner)]
+                break
+        else:
+            pending.pop()
+
+
+def _attribute_graphs(node: ir.Node) -> list[ir.Graph]:
+    """Return the graphs among the attributes of a node."""
+    graphs: list[ir.Graph] = []
+    for attribute in node.attributes.data.values():
+        if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
+            graphs.append(attribute.as_graph())
+        elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
+            graphs.extend(attribute.as_graphs())
+    return graphs
+
+
+class Places:
+    """Every place of the original hierarchy, by tag."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self._modules: dict[str, str] = {}
+        self._namespaces: dict[str, str] = {}
+        self._places: dict[tuple[str, str, Pairs], Place] = {}
+        self._of_tags: dict[str, Place] = {}
+        for entry in _recorded_tree(model):
+            self._modules.setdefault(*entry)
+
+    def __contains__(self, tag: str) -> bool:
+        return tag in self._modules
+
+    def add(self, tag: str, module: str, namespace: str, foreign: Pairs = ()) -> Place:
+        """Return the place with this tag, namespace and foreign metadata, added if it is new."""
+        place = self._places.get((tag, namespace, foreign))
+        if place is None:
+            place = self._places[tag, namespace, foreign] = Place(tag, module, namespace, foreign, len(self._places))
+            self._modules.setdefault(tag, module)
+            for path, scope in _enclosing_scopes(namespace):
+                self._namespaces.setdefault(path, scope)
+        return place
+
+    def of_tag(self, tag: str) -> Place:
+        """Return the place of the module a tag stands for, or of the nearest known one above it."""
+        while tag and tag not in self._modules:
+            tag = address.format_tag(address.parse_tag(tag)[:-1])
+        place = self._of_tags.get(tag)
+        if place is None:
+            module = self._modules.get(tag, "")
+            place = self._of_tags[tag] = Place(tag, module, self._namespaces.get(module, ""))
+        return place
+
+    def root(self) -> Place:
+        """Return the place that contains all others, as far as the file tells."""
+        for tag, module in self._modules.items():
+            if module == "" and address.depth(tag) == 1:
+                return self.of_tag(tag)
+        shared = address.common_ancestor(self._modules)
+        if shared:
+            self._modules.setdefault(shared, "")
+            return self.of_tag(shared)
+        # Several roots: a file composed of several models. The first root is used for all.
+        first_root = address.format_tag(address.parse_tag(next(iter(self._modules)))[:1])
+        self._modules.setdefault(first_root, "")
+        return self.of_tag(first_root)
+
+    def common(self, places: Iterable[Place]) -> Place:
+        """Return the deepest place that contains all of ``places``; one that all share keeps its namespace."""
+        distinct = set(places)
+        if len(distinct) == 1:
+            return distinct.pop()
+        tags = {place.tag for place in distinct}
+        place = self.of_tag(tags.pop() if len(tags) == 1 else address.common_ancestor(tags))
+        return self.with_foreign(place if place.tag else self.root(), distinct)
+
+    def with_foreign(self, place: Place, others: Iterable[Place]) -> Place:
+        """Return a place with the foreign metadata of several: of one key, the different values joined by ``;``."""
+        values: dict[str, dict[str, None]] = {}
+        for other in sorted(others, key=lambda other: other.index):
+            for key, text in other.foreign:
+                values.setdefault(key, {}).update(dict.fromkeys(text.split(_JOINT)))
+        foreign = tuple((key, _JOINT.join(list(texts)[:_MOST_PLACES])) for key, texts in sorted(values.items()))
+        return place if foreign == place.foreign else self.add(place.tag, place.module, place.namespace, foreign)
+
+
+def _recorded_tree(model: ir.Model) -> list[tuple[str, str]]:
+    """Return tag and module path of the modules in the model's metadata; nothing where the list is damaged."""
+    try:
+        entries = [
+            (str(entry["tag"]), str(entry["path"])) for entry in load_metadata(model.metadata_props.get(TREE_KEY, "[]"))
+        ]
+        for tag, _ in entries:
+            if not address.parse_tag(tag):
+                return []
+    except (ValueError, TypeError, KeyError):
+        return []
+    return entries
+
+
+def _enclosing_scopes(namespace: str) -> Iterator[tuple[str, str]]:
+    """Yield each module of a namespace with the namespace up to it: ``BertModel/encoder: BertEncoder``."""
+    namespace_so_far = ""
+    for level in namespace.split(address.SEPARATOR):
+        namespace_so_far = f"{namespace_so_far}/{level}" if namespace_so_far else level
+        path, separator, _ = level.partition(": ")
+        yield (path if separator else ""), namespace_so_far
+
+
+class Replaced(NamedTuple):
+    """Original nodes that a node after the tool stands for. A tuple for speed: many are created."""
+
+    places: frozenset[Place]
+    nodes: int
+    """Number of nodes; a node reached on two paths may count twice."""
+    only: ir.Node | None = None
+    """The node, where there is exactly one."""
+    owners: frozenset[Place] = frozenset()
+    """Places of the products among them, which do the work: see :data:`PRODUCTS`."""
+
+
+def tags_of(places: Iterable[Place]) -> set[str]:
+    """Return the tags of places; those of one tag differ in the namespace."""
+    return {place.tag for place in places}
+
+
+PRODUCTS = frozenset({
+    "Conv", "ConvTranspose", "ConvInteger", "DeformConv", "MatMul", "MatMulInteger", "Gemm", "Einsum",
+    "LSTM", "GRU", "RNN", "Attention", "FusedConv", "NhwcFusedConv", "FusedMatMul", "FusedGemm", "QLinearConv",
+    "QLinearMatMul", "QGemm", "MatMulNBits", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "MultiHeadAttention",
+    "GroupQueryAttention",
+})  # fmt: skip
+"""Operators that do the work of a node that replaces them: what is fused into a product (a bias, a batch norm, an
+activation, a transposition) costs little beside it. A node that replaced products of one module belongs to it."""
+CONVERTING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+"""Specified: ONNX's operators between floating point and integers; a value stays the same but for rounding."""
+
+NOTHING = Replaced(frozenset(), 0)
+
+
+@dataclass(frozen=True)
+class GraphNames:
+    """The names of a graph with its subgraphs, or of one function."""
+
+    by_name: dict[str, ir.Node] = field(default_factory=dict)
+    makers: dict[str, ir.Node] = field(default_factory=dict)
+    """Value → the node that produces it."""
+    enclosing: dict[ir.Node, ir.Node] = field(default_factory=dict)
+    """Node of a subgraph → the node the subgraph belongs to."""
+
+
+class OriginalModel:
+    """The original model, indexed by name and by value."""
+
+    def __init__(self, original: ir.Model) -> None:
+        self.places = Places(original)
+        self.place_of: dict[ir.Node, Place] = {}
+        nodes = list(all_nodes(original))
+        self.is_tagged = any(node.metadata_props.get(TAG_KEY) for node in nodes)
+        """Whether nodes have tags; else only the metadata of other tools is carried."""
+        self.dialects: dict[str, Pairs] = {}
+        """Of a model without tags: tag that stands for a module → keys of other exporters that name the module."""
+        self._has_metadata = any(node.metadata_props for node in nodes)
+        self.functions: dict[ir.OperatorIdentifier, GraphNames] = {}
+        self.main = self._read_names(original.graph)
+        for identifier, function in original.functions.items():
+            self.functions[identifier] = self._read_names(function)
+        self._graph = original.graph
+        self._functions = original.functions.values()
+        self._static: set[ir.Node] | None = None
+        self._replaced: dict[ir.Node, Replaced] = {}
+        self._readers: dict[str, frozenset[Place]] = {}
+
+    def _read_names(self, graph: ir.Graph | ir.Function) -> GraphNames:
+        names = GraphNames()
+        by_name, makers, places = names.by_name, names.makers, self.places
+        ambiguous: set[str] = set()
+        for node, enclosing in walk(graph):
+            if enclosing is not None:
+                names.enclosing[node] = enclosing
+            if (name := node.name) and by_name.setdefault(name, node) is not node:
+                ambiguous.add(name)
+            for output in node.outputs:
+                if output.name:
+                    makers[output.name] = node
+            metadata = node.metadata_props
+            if tag := metadata.get(TAG_KEY):
+                module, namespace = metadata.get(MODULE_KEY, ""), metadata.get(NAMESPACE_KEY, "")
+                self.place_of[node] = places.add(tag, module, namespace, self._foreign_pairs(metadata))
+            elif not self.is_tagged and self._has_metadata:
+                self.place_of[node] = self._untagged_place(metadata)
+        for name in ambiguous:
+            del by_name[name]
+        return names
+
+    @staticmethod
+    def _foreign_pairs(metadata: Mapping[str, str]) -> Pairs:
+        return tuple((key, text) for key, text in metadata.items() if is_foreign(key))
+
+    def _untagged_place(self, metadata: Mapping[str, str]) -> Place:
+        """Return the place of a node of a model without tags: that of the module which other exporters name."""
+        dialect = tuple((key, text) for key, text in metadata.items() if _names_module(key))
+        levels = next((_levels(key, metadata[key]) for key in _LEVEL_KEYS if metadata.get(key)), [])
+        tag = _UNTAGGED + "".join(f"/{level.replace(address.SEPARATOR, '_') or '-'}" for level in levels)
+        self.dialects.setdefault(tag, dialect)
+        foreign = tuple((key, text) for key, text in metadata.items() if not _names_module(key))
+        return self.places.add(tag, "", "", foreign)
+
+    def replaced_by_maker_of(
+        self, value: ir.Value | None, present: Container[str], claimed: Container[ir.Node]
+    ) -> Replaced:
+        """Return the original nodes behind a value that no longer exists; nothing where it still exists.
+
+        Args:
+            value: A value of the original.
+            present: Names of the values after the tool.
+            claimed: Original nodes that still exist.
+        """
+        maker = self.gone_maker(value, present, claimed)
+        return self.replaced_by(maker, present, claimed) if maker is not None else NOTHING
+
+    def replaced_by(self, node: ir.Node, present: Container[str], claimed: Container[ir.Node]) -> Replaced:
+        """Return the original nodes that one node producing the outputs of ``node`` stands for.
+
+        These are ``node`` and all nodes that produced values it needed and that no longer exist. The walk stops at
+        values and nodes that still exist, and at nodes that depend on no model input: a tool may compute constants and
+        shapes ahead, so they say nothing about where the work is done.
+
+        Results are cached: the arguments after the first must be the same in every call.
+        """
+        pending = [node]
+        started: set[ir.Node] = set()
+        while pending:
+            current = pending[-1]
+            if current in self._replaced:
+                pending.pop()
+                continue
+            started.add(current)
+            needed_makers = [
+                maker for value in current.inputs if (maker := self.gone_maker(value, present, claimed)) is not None
+            ]
+            # A node that was started and is not finished needs itself: the graph has a cycle.
+            unvisited = [maker for maker in needed_makers if maker not in self._replaced and maker not in started]
+            if unvisited:
+                pending += unvisited
+                continue
+            self._replaced[current] = self._joined_region(current, needed_makers)
+            pending.pop()
+        return self._replaced[node]
+
+    def _joined_region(self, node: ir.Node, makers: list[ir.Node]) -> Replaced:
+        place = self.place_of.get(node)
+        owners = {place} if place is not None and node.op_type in PRODUCTS else set()
+        if not makers:
+            return Replaced(frozenset((place,)) if place is not None else frozenset(), 1, node, frozenset(owners))
+        places = {place} if place is not None else set()
+        count = 1
+        for maker in makers:
+            region = self._replaced.get(maker, NOTHING)
+            # What only converted a value of another module is no work of that module.
+            if region.only is None or region.only.op_type not in CONVERTING or not places:
+                places |= region.places
+                owners |= region.owners
+            count += region.nodes
+        if len(places) > _MOST_PLACES:
+            places = {self.places.common(places)}
+        return Replaced(frozenset(places), count, owners=frozenset(owners))
+
+    def owner(self, replaced: Replaced) -> Place:
+        """Return the place of a node that replaced others: that of the products, else the common place of all."""
+        if len(tags_of(replaced.owners)) != 1:
+            return self.places.common(replaced.places)
+        return self.places.with_foreign(self.places.common(replaced.owners), replaced.places)
+
+    def owners_among(self, nodes: Iterable[ir.Node]) -> frozenset[Place]:
+        """Return the places of the products among original nodes."""
+        found = (self.place_of.get(node) for node in nodes if node.op_type in PRODUCTS)
+        return frozenset(place for place in found if place is not None)
+
+    def readers_of_weight(self, name: str) -> frozenset[Place]:
+        """Return the places of the nodes that read the weight of this name.
+
+        Scalars and shapes do not count as weights: tools merge equal ones, so unrelated nodes read the same one.
+        """
+        places = self._readers.get(name)
+        if places is None:
+            weight = self._graph.initializers.get(name)
+            readers = (use.node for use in weight.uses()) if weight is not None and _is_weight(weight) else ()
+            places = frozenset(place for node in readers if (place := self.place_of.get(node)) is not None)
+            self._readers[name] = places
+        return places
+
+    def has_initializer(self, name: str) -> bool:
+        """Say whether the main graph has an initializer of this name."""
+        return name in self._graph.initializers
+
+    def gone_maker(
+        self, value: ir.Value | None, present: Container[str], claimed: Container[ir.Node]
+    ) -> ir.Node | None:
+        """Return the node that produced a value, where neither exists any more and the node worked on data."""
+        if value is None or value.name in present:
+            return None
+        maker = value.producer()
+        if maker is None or maker in claimed or maker in self.static:
+            return None
+        return maker
+
+    @property
+    def static(self) -> set[ir.Node]:
+        """Nodes that depend on no value of a model input: constants, shapes, and what is computed from those."""
+        if self._static is None:
+            self._static = set()
+            graphs: list[ir.Graph | ir.Function] = [self._graph, *self._functions]
+            for graph in graphs:
+                for node, _ in walk(graph):
+                    if self._is_static(node, self._static):
+                        self._static.add(node)
+        return self._static
+
+    @staticmethod
+    def _is_static(node: ir.Node, static: Container[ir.Node]) -> bool:
+        if node.op_type in _READS_SHAPE_ONLY:
+            return True
+        if node.op_type in _IS_RANDOM or (node.attributes.data and _attribute_graphs(node)):
+            return False
+        for value in node.inputs:
+            if value is None:
+                continue
+            maker = value.producer()
+            if maker is None and not value.is_initializer():
+                return False
+            if maker is not None and maker not in static:
+                return False
+        return True
+
+
+def _is_weight(value: ir.Value) -> bool:
+    tensor = value.const_value
+    return tensor is not None and tensor.dtype not in _COUNTS and any(size != 1 for size in tensor.shape)

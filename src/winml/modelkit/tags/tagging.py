@@ -1,0 +1,243 @@
+"""Writes tags into the metadata of nodes, and reads them back.
+
+Works on any object with a ``metadata_props`` mapping, in place. Does not decide which tag a node gets. The keys are
+spelled in ``metadata_keys``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
+
+import onnx
+
+from winml.modelkit.metadata_keys import (
+    DEPTH_KEY,
+    MODULE_KEY,
+    MODULES_KEY,
+    NAMESPACE_KEY,
+    OUR_PREFIX,
+    SOURCE_KEY,
+    TAG_KEY,
+    TORCH_PREFIX,
+)
+from winml.modelkit.options import JsonError, load_metadata
+from winml.modelkit.records import Record, entry, recorded
+from winml.modelkit.tags import address
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+Source = Literal["direct", "parent", "operation", "root", "merged", "inherited"]
+"""How the tag of a node was determined: the first four at export, in the order tried; the last two by later stages."""
+SOURCES: tuple[Source, ...] = get_args(Source)
+
+
+class HasMetadata(Protocol):
+    """Anything that carries serialized key–value metadata, such as ``onnx_ir.Node``."""
+
+    @property
+    def metadata_props(self) -> MutableMapping[str, str]:
+        """The metadata, written to the file with the node."""
+
+
+@dataclass(frozen=True)
+class NodeTag:
+    """The address of the module a node belongs to."""
+
+    tag: str
+    module: str
+    """Dotted path of the hierarchy module the tag stands for."""
+    source: Source
+
+
+def write_tag(node: HasMetadata, tag: NodeTag) -> None:
+    """Write a tag on a node, in place; replaces an earlier tag."""
+    node.metadata_props.pop(MODULES_KEY, None)
+    node.metadata_props[TAG_KEY] = tag.tag
+    node.metadata_props[DEPTH_KEY] = str(address.depth(tag.tag))
+    node.metadata_props[MODULE_KEY] = tag.module
+    node.metadata_props[SOURCE_KEY] = tag.source
+
+
+def read_tag(node: HasMetadata) -> NodeTag | None:
+    """Return the tag of a node, or None if it has none.
+
+    Raises:
+        ValueError: the source is not one of FORMATS.
+    """
+    props = node.metadata_props
+    if not props.get(TAG_KEY):
+        return None
+    source = props.get(SOURCE_KEY, "inherited")
+    for known_source in SOURCES:
+        if source == known_source:
+            return NodeTag(props[TAG_KEY], props.get(MODULE_KEY, ""), known_source)
+    raise ValueError(f"unknown tag source {source!r}; expected one of {', '.join(SOURCES)}")
+
+
+def listed_modules(node: HasMetadata) -> list[str]:
+    """Return the paths of the modules that a node stands for, where they are several; else none.
+
+    Raises:
+        ValueError: the list in the file is damaged; names the key.
+    """
+    text = node.metadata_props.get(MODULES_KEY, "[]")
+    try:
+        paths = load_metadata(text)
+    except JsonError as error:
+        raise ValueError(f"{MODULES_KEY}: {error}") from None
+    if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+        raise ValueError(f"{MODULES_KEY}: expected a list of module paths")
+    return paths
+
+
+def drop_damaged_tags(nodes: Iterable[HasMetadata]) -> int:
+    """Take tags that are none off nodes of a file, in place: nothing can be said of the module they mean.
+
+    Returns:
+        The number of nodes that lost one.
+    """
+    known: dict[str, bool] = {}
+    dropped = 0
+    for node in nodes:
+        props = node.metadata_props
+        tag = props.get(TAG_KEY)
+        if tag is None:
+            continue
+        if tag not in known:
+            known[tag] = not tag or address.is_tag(tag)
+        if not known[tag] or props.get(SOURCE_KEY, "inherited") not in SOURCES:
+            for key in (TAG_KEY, DEPTH_KEY, MODULE_KEY, MODULES_KEY, SOURCE_KEY):
+                props.pop(key, None)
+            dropped += 1
+    return dropped
+
+
+def clear_tag(node: HasMetadata) -> None:
+    """Remove our keys, torch's keys and ``namespace`` from a node, in place."""
+    for key in list(node.metadata_props):
+        if key == NAMESPACE_KEY or key.startswith((OUR_PREFIX, TORCH_PREFIX)):
+            del node.metadata_props[key]
+
+
+# --- Counts the nodes of a graph that carry a tag, by the source of the tag, and those that only the root stands
+# for.
+#
+# Counts the graph as written, subgraphs and functions included.
+
+
+@dataclass(frozen=True)
+class Coverage(Record):
+    """Number of nodes, of tagged nodes, of tagged nodes per source, and of those at the root."""
+
+    nodes: int = field(metadata=entry(skip=True))
+    tagged: int
+    sources: Mapping[str, int] = field(metadata=entry(last=True))
+    """Number of tagged nodes per source; sources without nodes are absent."""
+    at_root: int = 0
+    """Number of nodes whose tag is that of the root, by whatever source."""
+
+    @property
+    @recorded(entry(before="at_root", digits=2))
+    def percent(self) -> float:
+        """Share of tagged nodes, 0 to 100; an empty graph is fully covered."""
+        return 100.0 * self.tagged / self.nodes if self.nodes else 100.0
+
+    @property
+    @recorded(entry(before="sources", digits=2))
+    def at_root_percent(self) -> float:
+        """Share of the nodes that stand at the root, 0 to 100."""
+        return 100.0 * self.at_root / self.nodes if self.nodes else 0.0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every node carries a tag."""
+        return self.tagged == self.nodes
+
+
+def measure_coverage(model: ir.Model) -> Coverage:
+    """Count the tagged nodes of a model, those of subgraphs and of functions included."""
+    return count_coverage(all_nodes(model))
+
+
+def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Yield every node of a model, those of subgraphs and of functions included."""
+    yield from model.graph.all_nodes()
+    for function in model.functions.values():
+        yield from function.all_nodes()
+
+
+def operator_name(node: ir.Node) -> str:
+    """Return the operator of a node, with its domain where that is not ONNX itself."""
+    return f"{node.domain}:{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
+
+
+def count_coverage(nodes: Iterable[ir.Node]) -> Coverage:
+    """Count the tagged nodes among ``nodes``."""
+    total = at_root = 0
+    sources: Counter[str] = Counter()
+    for node in nodes:
+        total += 1
+        if tag := read_tag(node):
+            sources[tag.source] += 1
+            at_root += address.depth(tag.tag) == 1
+    return Coverage(nodes=total, tagged=sources.total(), sources=dict(sources), at_root=at_root)
+
+
+# --- Reads the module path from the name of a node that has no tag.
+#
+# Exporters name a node after its scope and operator, ``/encoder/layer.0/MatMul_1``. Tools that fuse nodes append to
+# such names, ``/encoder/layer.0/MatMul_1/MatMulAddFusion``. Reads names only; tags are read by ``tagging`` and restored
+# by ``carry``.
+
+
+SEPARATOR = "/"
+
+_COUNTER = re.compile(r"_\d+$")
+_FUSED_PREFIX = re.compile(r"^fused (?=/)")
+"""What ONNX Runtime puts before the name of the first node it fuses with an activation."""
+
+
+def name_scope(name: str, op_type: str) -> tuple[str, ...]:
+    """Return the segments of a node's name that stand for modules, outermost first; none where it is no path.
+
+    A segment that names an operator stands for a node; the segments after it were added by a tool.
+
+    Args:
+        name: The node's name.
+        op_type: Its operator.
+
+    >>> name_scope("/encoder/layer.0/Gelu_1", "Gelu")
+    ('encoder', 'layer.0')
+    >>> name_scope("/encoder/layer.0/MatMul/MatMulAddFusion", "Gemm")
+    ('encoder', 'layer.0')
+    >>> name_scope("Gemm_7", "Gemm")
+    ()
+    """
+    name = _FUSED_PREFIX.sub("", name)
+    if SEPARATOR not in name:
+        return ()
+    *scope, label = [segment for segment in name.split(SEPARATOR) if segment] or [""]
+    # A last segment equal to the operator shows that no tool changed the name: a module may then be called Conv.
+    if _COUNTER.sub("", label) != op_type and scope and _is_operator(_COUNTER.sub("", scope[-1])):
+        scope.pop()
+    return tuple(scope)
+
+
+def scope_path(scope: tuple[str, ...]) -> str:
+    """Return the dotted module path of a scope.
+
+    >>> scope_path(("encoder", "layer.0"))
+    'encoder.layer.0'
+    """
+    return ".".join(scope)
+
+
+@lru_cache(maxsize=4096)
+def _is_operator(name: str) -> bool:
+    return bool(onnx.defs.has(name))

@@ -1,0 +1,212 @@
+"""Builds the hierarchy of a model from a recorded forward pass, and assigns the tags.
+
+A hierarchy module executed and is not of a plain ``torch.nn`` class, or ``torch_modules`` selects it; the root always
+is one. Pure records: no torch, no graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from winml.modelkit.tags import address
+from winml.modelkit.tags.torch_modules import (
+    CallTrace,
+    TorchModules,
+    TracedModule,
+    hierarchy_paths,
+    normalized_torch_modules,
+    torch_module_notes,
+)
+
+
+@dataclass(frozen=True)
+class ModuleNode:
+    """One hierarchy module."""
+
+    path: str
+    tag: str
+    class_name: str
+    is_torch_nn: bool
+    parent: str | None
+    """Path of the innermost hierarchy module around its first call; None for the root."""
+    execution_order: int
+    """Position among the hierarchy modules by first call, from 0."""
+    calls: int
+    is_leaf: bool
+    """Whether no hierarchy module runs inside it."""
+    parameter_shapes: Mapping[str, tuple[int, ...]]
+    """Shapes of the parameters that belong to no deeper hierarchy module, by name relative to ``path``."""
+    parameter_count: int
+    """Number of parameter elements of the module and all modules below it; tied parameters count once."""
+    trainable_count: int
+
+    @property
+    def depth(self) -> int:
+        """Number of segments of the tag."""
+        return address.depth(self.tag)
+
+
+class ModuleTree:
+    """The hierarchy modules of one model, in execution order."""
+
+    def __init__(self, nodes: Iterable[ModuleNode], trace: CallTrace, notes: tuple[str, ...] = ()) -> None:
+        self.nodes = tuple(nodes)
+        self.notes = notes
+        """What the user should know of the choice of modules, one sentence each."""
+        self.registered = len(trace.modules)
+        """Number of modules the model has, whether they ran or not."""
+        self.execution_steps = trace.execution_steps
+        """Number of module calls in the forward pass, plain ``torch.nn`` modules included."""
+        self._called = {module.path: module.class_name for module in trace.modules if module.calls}
+        self._by_path = {node.path: node for node in self.nodes}
+        self._children: dict[str | None, list[ModuleNode]] = defaultdict(list)
+        for node in self.nodes:
+            self._children[node.parent].append(node)
+
+    def __iter__(self) -> Iterator[ModuleNode]:
+        return iter(self.nodes)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def root(self) -> ModuleNode:
+        """The root module, inside which all others run."""
+        return self._by_path[""]
+
+    def get(self, path: str) -> ModuleNode | None:
+        """Return the hierarchy module at a path, or None if there is none."""
+        return self._by_path.get(path)
+
+    def children(self, path: str) -> list[ModuleNode]:
+        """Return the hierarchy modules that ran directly inside the one at ``path``, in execution order."""
+        return self._children.get(path, [])
+
+    def scope(self, path: str) -> str:
+        """Return the prefix of the names of nodes in the module at ``path``.
+
+        A slash precedes every module that was called. Containers that are never called stay joined by a dot, as torch
+        writes it: ``encoder.layer.0.attention`` → ``/encoder/layer.0/attention``.
+        """
+        scope, pending = "", ""
+        path_segments = path.split(".") if path else []
+        for position, segment in enumerate(path_segments):
+            pending = f"{pending}.{segment}" if pending else segment
+            if ".".join(path_segments[: position + 1]) in self._called or position == len(path_segments) - 1:
+                scope, pending = f"{scope}/{pending}", ""
+        return scope
+
+    def class_name(self, path: str) -> str:
+        """Return the class of a module that ran, hierarchy module or not."""
+        return self._called[path]
+
+    def as_record(self) -> list[dict[str, object]]:
+        """Return ``winml.hierarchy.tree`` of FORMATS: path, tag, class, calls and parameter count of each module."""
+        return [
+            {
+                "path": node.path,
+                "tag": node.tag,
+                "class": node.class_name,
+                "execution_order": node.execution_order,
+                "calls": node.calls,
+                "parameters": node.parameter_count,
+            }
+            for node in self.nodes
+        ]
+
+
+def build_tree(
+    trace: CallTrace, torch_modules: TorchModules = "auto", all_parts: CallTrace | None = None
+) -> ModuleTree:
+    """Build the hierarchy from a recorded forward pass.
+
+    Args:
+        trace: The calls :func:`~winml.modelkit.tags.torch_modules.record_calls` recorded, the root's included.
+        torch_modules: Which modules of ``torch.nn`` to include: ``auto``, ``none``, ``all``, or class names.
+        all_parts: The runs of all parts of the model, where ``trace`` is the run of one of several: modules and tags
+            are decided by it, so that a module has the same tag in each part.
+
+    Raises:
+        UsageError: a class in ``torch_modules`` did not run in this model.
+    """
+    selection: TorchModules = normalized_torch_modules(torch_modules)
+    all_called = _called_modules(all_parts or trace)
+    notes = torch_module_notes(all_called, selection)
+    in_hierarchy = hierarchy_paths(all_called, selection)
+    modules = trace.by_path()
+    executed = [module for module in _called_modules(trace) if module.path in in_hierarchy]
+    chosen = {module.path for module in executed}
+    parents = _calling_modules(executed)
+    tagged = [module for module in all_called if module.path in in_hierarchy]
+    tags = _assign_tags(tagged, _calling_modules(tagged))
+    holders = {path: _nearest_prefix(path, chosen) for path in modules}
+    is_leaf = chosen - set(parents.values())
+    nodes = [
+        ModuleNode(
+            path=module.path,
+            tag=tags[module.path],
+            class_name=module.class_name,
+            is_torch_nn=module.is_torch_nn,
+            parent=parents[module.path],
+            execution_order=order,
+            calls=module.calls,
+            is_leaf=module.path in is_leaf,
+            parameter_shapes={
+                f"{path}.{name}".removeprefix(f"{module.path}.").removeprefix("."): shape
+                for path, holder in holders.items()
+                if holder == module.path
+                for name, shape in modules[path].parameters.items()
+            },
+            parameter_count=_count_parameters(modules.values(), module.path),
+            trainable_count=_count_parameters(modules.values(), module.path, only_trainable=True),
+        )
+        for order, module in enumerate(executed)
+    ]
+    return ModuleTree(nodes, trace, notes)
+
+
+def _called_modules(trace: CallTrace) -> list[TracedModule]:
+    """Return the modules that ran, by first call."""
+    called = (module for module in trace.modules if module.execution_order is not None)
+    return sorted(called, key=lambda module: module.execution_order or 0)
+
+
+def _calling_modules(executed: list[TracedModule]) -> dict[str, str | None]:
+    """Return, for the path of each module, the nearest of them that it was first called under."""
+    chosen = {module.path for module in executed}
+    return {module.path: next((up for up in reversed(module.stack) if up in chosen), None) for module in executed}
+
+
+def _assign_tags(executed: list[TracedModule], parents: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the tag of every module: its parent's tag and a segment unique among the parent's children."""
+    families: dict[str | None, list[TracedModule]] = defaultdict(list)
+    for module in executed:
+        families[parents[module.path]].append(module)
+    tags: dict[str, str] = {}
+    # A parent is called before its children, so its tag is assigned before theirs.
+    for parent in [None, *(module.path for module in executed)]:
+        family = families.get(parent, [])
+        segments = address.sibling_segments([(module.path, module.class_name) for module in family])
+        for module, segment in zip(family, segments, strict=True):
+            tags[module.path] = (tags[parent] if parent is not None else "") + address.format_tag([segment])
+    return tags
+
+
+def _nearest_prefix(path: str, chosen: set[str]) -> str:
+    while path not in chosen:
+        path = path.rpartition(".")[0]
+    return path
+
+
+def _count_parameters(modules: Iterable[TracedModule], path: str, *, only_trainable: bool = False) -> int:
+    prefix = f"{path}." if path else ""
+    return sum(
+        math.prod(shape)
+        for module in modules
+        if module.path == path or module.path.startswith(prefix)
+        for name, shape in module.parameters.items()
+        if not only_trainable or name in module.trainable
+    )

@@ -1,0 +1,1 @@
+"""How does one ONNX file become another?"""

@@ -1,0 +1,247 @@
+"""Which module does each node belong to, and how do modules become functions of the written file?
+
+The last step before a file is written, whichever verb writes it. Every verb of winml reads such a file as the graph it
+was made of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.onnx.cutting import GraphModules, fused_error
+from winml.modelkit.onnx.function_folding import FIRST_IR_VERSION, FoldedModel, fold_modules
+from winml.modelkit.onnx.module_tree import OnnxTree, read_tree
+from winml.modelkit.ort.ir_versions import newest_ir_version
+from winml.modelkit.tags import address
+from winml.modelkit.tags.address import SEPARATOR, ModuleIdentity
+from winml.modelkit.tags.selector import (
+    PATH_SEPARATOR,
+    HasAddress,
+    ModuleAddress,
+    Selector,
+    nearest_paths,
+    select,
+)
+from winml.modelkit.tags.tagging import all_nodes, listed_modules
+from winml.modelkit.tags.torch_modules import comes_with_torch
+from winml.modelkit.transform.records import LeftOutModule, ModuleFunctions, PartlyOutside
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import nn
+
+
+def graph_modules(model: ir.Model, root: str) -> GraphModules:
+    """Return the modules of a graph with its subgraphs, from tags or, where it has none, from the names of its nodes.
+
+    Args:
+        model: The model.
+        root: Name of the root where node names are all there is.
+    """
+    nodes = list(all_nodes(model))
+    tree = read_tree([ir.serde.serialize_node(node) for node in nodes], model.metadata_props, root)
+    tag_of = {node.name or "": tag for node, tag in zip(nodes, tree.tags, strict=True)}
+    return GraphModules(tree.modules, tag_of, tree.source, _contained_tags(nodes, tree))
+
+
+def _contained_tags(nodes: Iterable[ir.Node], tree: OnnxTree) -> dict[str, frozenset[str]]:
+    """Return name of a node that operators of several modules were fused into → their tags."""
+    tags = {item.path: item.tag for item in tree.modules if item.path or address.depth(item.tag) == 1}
+    found = {}
+    for node in nodes:
+        with contextlib.suppress(ValueError):  # a damaged list: the tag alone counts
+            if listed := listed_modules(node):
+                found[node.name or ""] = frozenset(tags[path] for path in listed if path in tags)
+    return found
+
+
+def source_notes(modules: GraphModules) -> list[str]:
+    """Say where modules come from if not from tags: who selects by them should know."""
+    if modules.source == "winml tags":
+        return []
+    if not modules.modules:
+        return ["The nodes have no module information: all nodes were treated alike."]
+    return [f"No node has a tag: modules were read from {modules.source}, where names may differ from PyTorch."]
+
+
+def selected_nodes(
+    model: ir.Model, included: Sequence[str], excluded: Sequence[str]
+) -> tuple[frozenset[str], list[str]]:
+    """Return the names of the nodes of the main graph that selectors name, and notes on where modules come from.
+
+    Args:
+        model: The model; every node has a name of its own.
+        included: Selectors of the only modules, with all below them; none: all.
+        excluded: Selectors of modules that are left out, with all below them.
+
+    Raises:
+        UsageError: a selector names no module, or no node is left.
+    """
+    modules = graph_modules(model, model.graph.name or "graph")
+    only = _tags_with_nodes("--module", included, modules)
+    never = _tags_with_nodes("--exclude", excluded, modules)
+
+    names = frozenset(
+        str(node.name)
+        for node in model.graph
+        if (not only or modules.works_only_for(str(node.name), only))
+        and not modules.does_work_of(str(node.name), never)
+    )
+    if not names:
+        raise UsageError(
+            f"no node remains of {', '.join(included) or 'the graph'} after excluding {', '.join(excluded)}",
+            hint="Exclude fewer modules with --exclude, or select more with --module.",
+        )
+    return names, source_notes(modules)
+
+
+def _tags_with_nodes(option: str, selectors: Sequence[str], modules: GraphModules) -> frozenset[str]:
+    """Return the tags of the selected modules; refuse a selector to which no node belongs."""
+    found: frozenset[str] = frozenset()
+    for text in selectors:
+        tags = modules.selected_tags(text)
+        if not any(modules.does_work_of(name, tags) for name in modules.tag_of):
+            if owners := modules.owners_of_fused(tags):
+                raise fused_error(f"{option} {text}", owners)
+            named = set(modules.tag_of.values())
+            nearest = nearest_paths(text, [module for module in modules.modules if module.tag in named])
+            raise UsageError(
+                f"{option} {text}: no node of the graph belongs to it",
+                hint=f"Omit it, or select a module with nodes: {', '.join(nearest)}.",
+            )
+        found |= tags
+    return found
+
+
+# --- Optimizes a graph in memory, or those of its modules that options select. Used by what writes and what checks.
+
+
+ALL, CLASSES = "all", "classes"
+"""What ``--functions`` takes beside a selector."""
+
+
+def functions_of_modules(model: ir.Model, requested: str) -> tuple[ir.Model, ModuleFunctions]:
+    """Return a model in which modules are functions, and which; the one given is not changed.
+
+    Args:
+        model: A tagged model.
+        requested: ``all`` for every module, ``classes`` for every module with one function for those of a class whose
+            graphs are equal, or a selector of modules.
+
+    Raises:
+        UsageError: the selector matches nothing, or none of the modules can become a function.
+        InputError: no node says which module it came from, or ONNX Runtime does not take the version of the format.
+    """
+    chosen = refuse_no_functions(model, requested)
+    folded = fold_modules(model, chosen, "class" if requested == CLASSES else "none")
+    result = _result(model, folded, requested)
+    if not result.functions:
+        raise _none_error(requested, result.left_out[0].reason)
+    return folded.model, result
+
+
+def refuse_no_functions(model: ir.Model, requested: str) -> Sequence[HasAddress]:
+    """Return the modules that are asked for of a graph; refuse early what can have no functions.
+
+    Raises:
+        UsageError: the selector matches nothing.
+        InputError: no node says which module it came from, or ONNX Runtime does not take the version of the format.
+    """
+    refuse_old_runtime()
+    modules = graph_modules(model, model.graph.name or "graph")
+    if modules.source != "winml tags":
+        raise InputError(
+            "the nodes have no module information, so no module can become a function",
+            hint="Export it with winml export, or transfer tags from its source file: winml retag.",
+        )
+    return chosen_modules(modules.modules, requested)
+
+
+def refuse_old_runtime() -> None:
+    """Refuse functions where the installed ONNX Runtime cannot read them.
+
+    Raises:
+        InputError: it does not take the version of the format.
+    """
+    if newest_ir_version() < FIRST_IR_VERSION:
+        raise InputError(
+            f"functions require IR version {FIRST_IR_VERSION}, and the installed ONNX Runtime supports at most "
+            f"{newest_ir_version()}",
+            hint="Update ONNX Runtime, or omit --functions.",
+        )
+
+
+def refuse_unregistered(model: nn.Module, requested: str) -> None:
+    """Refuse a selector that no module of a PyTorch model can match, before any of them runs.
+
+    Which of them run, and their tags, are known later: what only these decide is left to :func:`chosen_modules`.
+
+    Args:
+        model: The model; its parameters may have no values.
+        requested: As for :func:`functions_of_modules`.
+
+    Raises:
+        UsageError: the selector is empty or matches nothing; the nearest addresses are listed.
+    """
+    if requested in (ALL, CLASSES) or SEPARATOR in requested:
+        return
+    glob = Selector(requested)
+    registered = [
+        (ModuleAddress(path, "", type(module).__name__), comes_with_torch(type(module).__module__))
+        for path, module in model.named_modules()
+    ]
+    # A name in the tree begins with a class, and ends with a place among those of one parent.
+    named_class = requested.partition(PATH_SEPARATOR)[0]
+    if not any(glob.matches(item) or item.class_name == named_class for item, _ in registered):
+        select([item for item, is_torch_nn in registered if not is_torch_nn], requested)
+
+
+def chosen_modules(modules: Iterable[HasAddress], requested: str) -> Sequence[HasAddress]:
+    """Return the modules that are asked for.
+
+    Raises:
+        UsageError: the selector matches nothing, or there is none but the root.
+    """
+    modules = list(modules)
+    if requested not in (ALL, CLASSES):
+        chosen = select(modules, requested)
+        reason = "it is the root, which is the graph itself"
+    else:
+        chosen = [module for module in modules if address.depth(module.tag) > 1]
+        reason = "the model has no module but its root"
+    if not any(address.depth(module.tag) > 1 for module in chosen):
+        raise _none_error(requested, reason)
+    return chosen
+
+
+def _none_error(requested: str, reason: str) -> UsageError:
+    return UsageError(
+        f"--functions {requested}: no module can become a function: {reason}",
+        hint="Select other modules; winml inspect -H shows the tree.",
+    )
+
+
+def _result(model: ir.Model, folded: FoldedModel, requested: str) -> ModuleFunctions:
+    return ModuleFunctions(
+        requested=requested,
+        raised_from=model.ir_version if model.ir_version < folded.model.ir_version else None,
+        functions=folded.functions,
+        written_nodes=folded.written_nodes,
+        graph_nodes=sum(1 for _ in folded.model.graph.all_nodes()),
+        left_out=tuple(LeftOutModule(_identity(item.module), item.reason) for item in folded.plan.left_out),
+        partly_outside=tuple(
+            PartlyOutside(_identity(part.module), tuple(node.name or node.op_type for node in part.outside))
+            for part in folded.plan.all_parts
+            if part.outside
+        ),
+    )
+
+
+def _identity(module: HasAddress) -> ModuleIdentity:
+    return ModuleIdentity(module.path, module.tag, module.class_name)

@@ -1,0 +1,329 @@
+"""What does ``winml export`` do with an ONNX file whose dynamic dimensions are to be fixed, from file to file?
+
+Fixes the sizes; the plain form, which computes whatever depended on them only, the comparison and the writing are those
+of every verb that changes a graph (``graph_file``). Knows no PyTorch and imports none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import onnx_ir as ir
+import pydantic
+
+from winml.modelkit.compare.files import large_size, open_session, refuse_different
+from winml.modelkit.compare.outputs import VerificationInfo
+from winml.modelkit.errors import InputError, StageError, UsageError, VerificationError, WinMLError
+from winml.modelkit.metadata_keys import DIMENSIONS_KEY, INPUTS_KEY, OUTPUTS_KEY
+from winml.modelkit.onnx.model_metadata import output_specs
+from winml.modelkit.onnx.pinning import (
+    open_dimensions,
+    pin_dimensions,
+    sizes_of_dimensions,
+)
+from winml.modelkit.onnx.specs import (
+    InputTensorSpec,
+    input_records,
+    resolve_names,
+    stated_bounds,
+    stated_sums,
+    summed_sizes,
+)
+from winml.modelkit.onnx.stage import StageResult
+from winml.modelkit.ort.graph_inputs import draw_feeds, graph_inputs
+from winml.modelkit.ort.sessions import Session
+from winml.modelkit.tags.tagging import measure_coverage
+from winml.modelkit.transform.graph_file import CheckedSource, GraphFileTask, GraphWork, transform_file
+from winml.modelkit.transform.records import PinnedModel
+
+# --- Which sizes of its dynamic dimensions does a file run at? Tried, since a graph does not declare its limits.
+
+
+@dataclass(frozen=True)
+class _RefusedSizes:
+    """Why a file does not run at some sizes."""
+
+    asked: Mapping[str, int]
+    """Dimension, by its name in the file → the size asked for."""
+    reason: str
+    """ONNX Runtime's."""
+    limits: Mapping[str, int]
+    """Dimension → the largest size it runs at, below the one asked for; only those that are too large."""
+
+
+def _refused_sizes(path: Path, sizes: Mapping[str, int], seed: int) -> _RefusedSizes | None:
+    """Return why a file does not run at some sizes; None where it does.
+
+    Args:
+        path: The file.
+        sizes: Size by name of a dynamic dimension, or by key of ``--shape-config``; the others get small ones.
+        seed: Seed of the values.
+
+    Raises:
+        StageError: ONNX Runtime cannot open the file.
+        UsageError: no values can be drawn for one of its inputs.
+    """
+    trial = _Trial(open_session(path, as_written=True), seed)
+    requested = resolve_names(sizes, trial.names)
+    reason = trial.refusal(requested)
+    if reason is None:
+        return None
+    limits = {name: trial.limit(name, size) for name, size in requested.items()}
+    return _RefusedSizes(requested, reason, {name: limit for name, limit in limits.items() if limit is not None})
+
+
+class _Trial:
+    """Runs a file at sizes."""
+
+    def __init__(self, session: Session, seed: int) -> None:
+        self._session = session
+        self._inputs = graph_inputs(session)
+        self._seed = seed
+        self.names = dict.fromkeys(key for item in self._inputs for key in item.keys if isinstance(key, str))
+        self._small = {name: large_size(name) or 2 for name in self.names}
+
+    def refusal(self, sizes: Mapping[str, int]) -> str | None:
+        """Return why it does not run; None where it does."""
+        try:
+            self._session.run(draw_feeds(self._inputs, {**self._small, **sizes}, self._seed))
+        except StageError as error:
+            return error.message.partition(f"{self._session.name}: ")[2] or error.message
+        return None
+
+    def limit(self, name: str, size: int) -> int | None:
+        """Return the largest size of one dimension it runs at, the others small; None if any will do, or none does."""
+        low, high = self._small.get(name, 2), size
+        if low >= high or self.refusal({name: high}) is None or self.refusal({name: low}) is not None:
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.refusal({name: middle}) is None else (low, middle)
+        return low
+
+
+def pin_model(
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    sizes: Mapping[str, int],
+    *,
+    overwrite: bool = False,
+    verify: bool = True,
+    seed: int = 0,
+) -> PinnedModel:
+    """Fix dynamic dimensions of an ONNX file and write the result.
+
+    Args:
+        source: The file; it is not changed.
+        output: The ``.onnx`` file to write.
+        sizes: Size by name in the file, by ``input:axis``, or by key of ``--shape-config``. Names left out stay open.
+        overwrite: Replace an existing file.
+        verify: Compare with ``source`` at these sizes.
+        seed: Seed of the inputs compared on.
+
+    Raises:
+        UsageError: a name the file does not have, or an output that exists or would replace its data.
+        InputError: the file is no ONNX model.
+        NormalizeError: the graph could not be normalized.
+        VerificationError: the result does not answer as ``source`` does; no file was written.
+    """
+    return pin_file(
+        GraphFileTask(Path(source), Path(output), overwrite=overwrite, verify=verify, seed=seed), Pinning(sizes)
+    )
+
+
+def pin_file(task: GraphFileTask, work: Pinning, checked: CheckedSource | None = None) -> PinnedModel:
+    """Fix dynamic dimensions of an ONNX file as a task says; raises as :func:`pin_model` does.
+
+    Args:
+        task: From which file to which.
+        work: Which sizes.
+        checked: The source, where a plan has read it.
+    """
+    try:
+        done = transform_file(task, work, checked=checked)
+    except WinMLError as error:
+        error.step = ""  # nobody is shown the steps of fixing sizes
+        raise
+    result, file = done.result, done.file
+    return PinnedModel(
+        model_path=file.model_path,
+        sizes=result.sizes,
+        still_open=result.still_open,
+        inputs=_input_specs(result.model),
+        outputs=output_specs(result.model.graph),
+        coverage=file.coverage,
+        verification=file.verification,
+        size_bytes=sum(item.size_bytes for item in file.files),
+        notes=file.notes,
+    )
+
+
+@dataclass(frozen=True)
+class _PinResult(StageResult):
+    """A model whose dimensions are fixed."""
+
+    sizes: Mapping[str, int]
+    """Dimension → size, as fixed."""
+    still_open: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Pinning(GraphWork[_PinResult]):
+    """Fixing dynamic dimensions."""
+
+    sizes: Mapping[str, int]
+    """Size by name in the file, by ``input:axis``, or by key of ``--shape-config``."""
+    step_name: ClassVar[str] = "pinning"
+    # Normalization then computes what depended on the sizes, and infers the shapes anew.
+    precedes_normalization: ClassVar[bool] = True
+
+    def refuse_graph(self, model: ir.Model) -> None:
+        """Refuse a graph without a dimension that has a size, and sizes for which it was not made.
+
+        Raises:
+            UsageError: names the size.
+        """
+        bounds = stated_bounds(model.metadata_props)
+        for name, size in sizes_of_dimensions(model.graph, self.sizes).items():
+            if name in bounds and (refusal := bounds[name].refusal(size)):
+                raise UsageError(
+                    f"--shape-config: {refusal}",
+                    hint=f"Use one of the sizes {bounds[name].words}, or export the model with this one.",
+                )
+
+    @property
+    def request_words(self) -> str:
+        """The sizes."""
+        return _size_words(self.sizes)
+
+    def apply(self, model: ir.Model) -> _PinResult:
+        """Fix the dimensions, in place.
+
+        Raises:
+            UsageError: a name the file does not have.
+        """
+        names = open_dimensions(model.graph)
+        sizes = sizes_of_dimensions(model.graph, self.sizes)
+        sums = stated_sums(model.metadata_props)
+        sizes |= {name: size for name, size in summed_sizes(sums, sizes).items() if name in names}
+        pin_dimensions(model, sizes)
+        _state_sums(model, sizes)
+        _state_bounds(model, sizes)
+        return _PinResult(
+            model,
+            changed=bool(sizes),
+            notes=(),
+            coverage=measure_coverage(model),
+            sizes=sizes,
+            still_open=tuple(name for name in names if name not in sizes),
+        )
+
+    def summary(self, result: _PinResult) -> str:
+        """Return the sizes."""
+        return ", ".join(f"{name} {size}" for name, size in result.sizes.items())
+
+    def metadata(self, model: ir.Model) -> Mapping[str, Any]:
+        """Return inputs and outputs as they are now.
+
+        Raises:
+            InputError: an input has no rank or no dtype, or a dynamic size without a name.
+        """
+        return {
+            INPUTS_KEY: [spec.as_record() for spec in _input_specs(model)],
+            OUTPUTS_KEY: [spec.as_record() for spec in output_specs(model.graph)],
+        }
+
+    def compare(self, source: Path, written: Path, seed: int) -> VerificationInfo:
+        """Compare both files at the sizes that were fixed.
+
+        Raises:
+            UsageError: ``source`` does not run at these sizes.
+            VerificationError: they differ, or one cannot be run at these sizes.
+        """
+        try:
+            return refuse_different(source, written, seed, has_fixed_sizes=True)
+        except StageError as error:
+            self._refuse_sizes(source, seed)
+            raise VerificationError(error.message, hint="Skip the comparison with --no-verify.") from error
+
+    def _refuse_sizes(self, source: Path, seed: int) -> None:
+        """Refuse sizes that the source itself does not run at.
+
+        Raises:
+            UsageError: names the size, and the largest the model takes.
+        """
+        refused = _refused_sizes(source, self.sizes, seed)
+        if refused is None:
+            return
+        requested = refused.asked
+        words = [
+            f"{name} {requested[name]}: {source.name} takes {limit} at most" for name, limit in refused.limits.items()
+        ]
+        raise UsageError(
+            f"--shape-config: {'; '.join(words)}"
+            if words
+            else f"--shape-config: {source.name} does not run at {_size_words(requested)}: {refused.reason}",
+            hint="Set sizes that the model supports.",
+        )
+
+
+def _size_words(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size}" for name, size in sizes.items())
+
+
+def _state_sums(model: ir.Model, sizes: Mapping[str, int]) -> None:
+    """Write numbers for the sizes that are fixed into the sums the file states, in place; leave out those all fixed."""
+    records = input_records(model.metadata_props)
+    if not any("sums" in record for record in records.values()):
+        return
+    for record in records.values():
+        sums = {
+            name: [sizes.get(term, term) for term in terms]
+            for name, terms in record.pop("sums", {}).items()
+            if name not in sizes
+        }
+        if sums:
+            record["sums"] = sums
+    model.metadata_props[INPUTS_KEY] = json.dumps(list(records.values()))
+
+
+def _state_bounds(model: ir.Model, sizes: Mapping[str, int]) -> None:
+    """Leave out the bounds of dimensions that are fixed, in place."""
+    bounds = [item.as_record() for name, item in stated_bounds(model.metadata_props).items() if name not in sizes]
+    model.metadata_props.pop(DIMENSIONS_KEY, None)
+    if bounds:
+        model.metadata_props[DIMENSIONS_KEY] = json.dumps(bounds)
+
+
+def _input_specs(model: ir.Model) -> tuple[InputTensorSpec, ...]:
+    """Return the inputs as the graph declares them, with the value ranges that the file states."""
+    stated = input_records(model.metadata_props)
+    specs = []
+    for value in model.graph.inputs:
+        if value.name in model.graph.initializers:
+            continue
+        reported = stated.get(value.name or "", {})
+        record: dict[str, object] = {
+            "name": value.name,
+            "shape": [size if isinstance(size, int) else str(size) for size in value.shape or ()],
+            "dtype": str(value.dtype.numpy()) if value.dtype is not None else "",
+            **{
+                key: reported[key]
+                for key in ("value_range", "first_values", "cache", "sums", "grid")
+                if key in reported
+            },
+        }
+        try:
+            specs.append(InputTensorSpec.model_validate_json(json.dumps(record)))
+        except pydantic.ValidationError as error:
+            reason = error.errors(include_url=False)[0]["msg"]
+            raise InputError(
+                f"input {value.name}: {record['dtype']}{record['shape']}: {reason}",
+                hint="Sizes can be fixed only for inputs with a known rank and dtype and named dynamic dimensions.",
+            ) from None
+    return tuple(specs)

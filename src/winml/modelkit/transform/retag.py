@@ -1,0 +1,205 @@
+"""What does ``winml retag`` do? Carries the tags of a file to the one that another tool wrote from it.
+
+Reads the structure of both, carries the tags, and copies the file byte by byte but for its metadata and, in another
+folder, the names of its data files. No weight is read and no graph is written anew, so this is no call of
+``graph_file``. Knows no PyTorch and imports none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.onnx.files.graph_reading import MergedKeys, read_foreign
+from winml.modelkit.onnx.files.output_files import (
+    ExportPaths,
+    OutputFiles,
+    recover,
+    refuse_existing,
+    refuse_inputs,
+    write_error,
+)
+from winml.modelkit.onnx.files.placing import data_names, external_files, place_data
+from winml.modelkit.onnx.files.reading import read_structure
+from winml.modelkit.onnx.files.recovery import State, file_state
+from winml.modelkit.onnx.files.writing import rewrite_metadata
+from winml.modelkit.onnx.function_inlining import module_functions
+from winml.modelkit.tags.carry.carrying import CarryReport, carry_tags
+from winml.modelkit.tags.carry.original_graph import walk
+from winml.modelkit.tags.tagging import measure_coverage
+from winml.modelkit.transform.records import RetaggedModel
+from winml.modelkit.words import count_noun
+
+_RELATED_SHARE = 0.1
+"""Smallest share of nodes that must be found again in the model before. Chosen: a model quantized with every weight and
+activation wrapped keeps a third; two models that only share input names have none."""
+
+
+def retag_model(
+    before: str | os.PathLike[str],
+    after: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    overwrite: bool = False,
+) -> RetaggedModel:
+    """Give every node of a file the tag of the module it came from.
+
+    Args:
+        before: The tagged file a tool was given; stays as it is.
+        after: The file the tool wrote from it.
+        output: The ``.onnx`` file to write; None writes ``after`` itself. Everything but the metadata of model and
+            nodes is copied byte by byte; in another folder, its data files get names of their own.
+        overwrite: Replace a file that is there already; needed to write ``after`` itself.
+
+    Raises:
+        UsageError: an output that exists, is ``before`` or data of either, or does not end in ``.onnx``; or a path with
+            no file.
+        InputError: a file is no ONNX model, ``before`` bears no tags, ``after`` was not made from it, or its data is
+            missing.
+        WriteError: the output cannot be written.
+    """
+    target = Path(after if output is None else output)
+    carried = carry_between(Path(before), Path(after), target, overwrite=overwrite)
+    recover([target])
+    if not carried.is_current:
+        carried = carry_between(Path(before), Path(after), target, overwrite=overwrite)
+    return write_carried(carried, overwrite=overwrite)
+
+
+@dataclass(frozen=True)
+class CarriedTags:
+    """The structure of a file whose nodes have the tags of another, before it is written."""
+
+    before: Path
+    after: Path
+    target: Path
+    model: ir.Model
+    """That of ``after``, with the tags."""
+    merged: MergedKeys
+    report: CarryReport
+    original_data: tuple[Path, ...]
+    data: tuple[Path, ...]
+    """Data files that ``after`` names."""
+    states: Mapping[Path, State]
+    """Sizes and times of change of the files that were read."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the files are still what they were."""
+        return all(file_state(path) == state for path, state in self.states.items())
+
+    @property
+    def shares_data(self) -> bool:
+        """Whether the result can name the data files of ``after``, in whose folder it is."""
+        return self.target.absolute().parent.resolve() == self.after.absolute().parent.resolve()
+
+
+def carry_between(before: Path, after: Path, target: Path, *, overwrite: bool) -> CarriedTags:
+    """Return a file with the tags of another; nothing is written. Raises as :func:`retag_model` does."""
+    _refuse_output(before, after, target, overwrite=overwrite)
+    states = {path: file_state(path) for path in (before, after)}
+    original, _ = read_foreign(before)
+    _refuse_module_functions(after)
+    model, merged = read_foreign(after)
+    data, original_data = external_files(after), external_files(before)
+    refuse_inputs([target], [*original_data, *data])
+    report = carry_tags(original, model)
+    _refuse_unrelated(before, after, report)
+    return CarriedTags(before, after, target, model, merged, report, tuple(original_data), tuple(data), states)
+
+
+def write_carried(carried: CarriedTags, *, overwrite: bool) -> RetaggedModel:
+    """Write a file with the tags that were carried.
+
+    Raises:
+        OutputExistsError: the output exists by now.
+        WriteError: it cannot be written.
+    """
+    target, after, model = carried.target, carried.after, carried.model
+    with OutputFiles() as files:
+        try:
+            staged = files.reserve(target)
+            copies = {} if carried.shares_data else place_data(carried.data, staged)
+            names = {name: copies[after.parent / name].name for name in data_names(after)} if copies else {}
+            rewrite_metadata(after, staged, model.metadata_props, *_node_metadata(model), locations=names)
+            files.keep(carried.original_data)
+        except OSError as error:
+            raise write_error(target, error) from error
+        written = files.commit(overwrite=overwrite)
+    return RetaggedModel(
+        model_path=target,
+        before=carried.before,
+        after=after,
+        report=carried.report,
+        coverage=measure_coverage(model),
+        repaired=carried.merged.nodes,
+        size_bytes=sum(written.values()),
+        notes=(
+            *MergedKeys(0, carried.merged.model_keys).notes(),
+            *carried.report.notes,
+            *_sharing_notes(target, after, carried.data if carried.shares_data else ()),
+        ),
+    )
+
+
+def _refuse_output(before: Path, after: Path, target: Path, *, overwrite: bool) -> None:
+    ExportPaths.for_output(target, with_sidecar=False, with_report=False)
+    refuse_inputs([target], [before])
+    if target == after and not overwrite and after.exists():
+        raise UsageError(
+            f"no output file; {after} is only changed in place with --overwrite",
+            hint="Set an output file with -o, or use --overwrite.",
+        )
+    refuse_existing([target], overwrite=overwrite)
+
+
+def _refuse_module_functions(after: Path) -> None:
+    """Refuse a file whose modules are functions: a node of theirs may stand for several modules.
+
+    Raises:
+        InputError: it is one.
+    """
+    if functions := module_functions(read_structure(after, as_written=True)):
+        raise InputError(
+            f"{after} contains {count_noun(len(functions), 'module')} as functions, and the nodes of functions "
+            "already have tags",
+            hint=f"Inline them first: winml optimize -m {after} -o flat.onnx",
+        )
+
+
+def _refuse_unrelated(before: Path, after: Path, report: CarryReport) -> None:
+    """Refuse what cannot be carried, or would be guesswork.
+
+    Raises:
+        InputError: says which of the two it is.
+    """
+    if not report.is_known:
+        raise InputError(
+            f"{before} has no tags to transfer",
+            hint="Pass the file that winml export wrote, before any other tool changed it.",
+        )
+    matched_nodes = report.matched
+    if report.nodes and matched_nodes < _RELATED_SHARE * report.nodes:
+        raise InputError(
+            f"{after} does not match {before}: only {matched_nodes} of its {report.nodes} nodes correspond to "
+            "nodes there, by name or by value",
+            hint="Pass the source file it was made from.",
+        )
+
+
+def _node_metadata(model: ir.Model) -> tuple[list[Mapping[str, str]], list[Mapping[str, str]]]:
+    """Return the metadata of every node in the order of the file: those of the graph, and those of functions."""
+    functions = [node.metadata_props for function in model.functions.values() for node, _ in walk(function)]
+    return [node.metadata_props for node, _ in walk(model.graph)], list(functions)
+
+
+def _sharing_notes(target: Path, after: Path, shared: tuple[Path, ...]) -> tuple[str, ...]:
+    if not shared or target == after:
+        return ()
+    names = ", ".join(file.name for file in shared)
+    return (f"its weights remain in {names}, which {after.name} also references",)

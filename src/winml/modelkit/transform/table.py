@@ -1,0 +1,76 @@
+"""What became of a file: optimized, compiled, extracted, pinned or retagged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from winml.modelkit.report.document import Field
+from winml.modelkit.words import size_words
+
+if TYPE_CHECKING:
+    from winml.modelkit.transform.records import WrittenFile
+
+
+from winml.modelkit.compare.verification_words import coverage_words
+from winml.modelkit.report import document as doc
+from winml.modelkit.tags.carry.matching import Way
+from winml.modelkit.transform.records import PinnedModel, RetaggedModel
+from winml.modelkit.words import shape_words
+
+DISPLAYED_ROWS = 12
+"""Rows of a table unless all are asked for. Chosen: the whole summary fits on a screen."""
+
+
+def pinned_document(result: PinnedModel, source: str) -> doc.Document:
+    """Describe what was fixed.
+
+    Args:
+        result: What was done.
+        source: The file the dimensions were fixed of, as the user wrote it.
+    """
+    verified = "skipped: the files were not compared"
+    if result.verification:
+        worst = result.verification.worst.relative_diff
+        verified = f"equals {source} at these sizes (largest relative difference {worst:.1e})"
+    fields: list[doc.Field] = [
+        ("pinned", ", ".join(f"{name} {size}" for name, size in result.sizes.items())),
+        ("dynamic", ", ".join(result.still_open) or None),
+        ("inputs", ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in result.inputs)),
+        ("outputs", ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in result.outputs)),
+        ("hierarchy", coverage_words(result.coverage)),
+        ("verified", verified),
+        ("wrote", f"{result.model_path} ({size_words(result.size_bytes)})"),
+        *doc.note_fields(result.notes),
+    ]
+    return doc.Document([doc.Fields(fields)])
+
+
+_WAY_WORDS: Mapping[Way, str] = {
+    "kept": "tagged already",
+    "name": "matched by node name",
+    "output": "matched by output name",
+    "fused": "matched by the name of a fused node",
+    "replaced": "matched by the nodes they replace",
+    "neighbours": "new, tagged like their neighbours",
+    "root": "unknown, tagged as root",
+}
+"""How nodes got their tags, in words behind their number."""
+
+
+def retagged_document(result: RetaggedModel) -> doc.Document:
+    """Describe how each tag was won."""
+    ways = result.report.by_way
+    fields: list[doc.Field] = [
+        ("hierarchy", coverage_words(result.coverage)),
+        *(("", f"{ways[way]} {words}") for way, words in _WAY_WORDS.items() if ways.get(way)),
+        ("repaired", f"{result.repaired} nodes whose keys stood there twice" if result.repaired else None),
+        ("wrote", f"{result.model_path} ({size_words(result.size_bytes)})"),
+        *doc.note_fields(result.notes),
+    ]
+    return doc.Document([doc.Fields(fields)])
+
+
+def written_fields(files: Iterable[WrittenFile]) -> list[Field]:
+    """Return a field for each written file."""
+    return [("wrote", f"{file.path} ({size_words(file.size_bytes)})") for file in files]

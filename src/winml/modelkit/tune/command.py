@@ -1,0 +1,107 @@
+"""``winml tune``: the fastest file of a model on this machine that is still right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml.modelkit.cli._endings import Interrupted
+from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._folders import show_plan
+from winml.modelkit.cli._measuring import live_progress
+from winml.modelkit.cli._options import (
+    dynamic_options,
+    input_options,
+    model_option,
+    random_options,
+    request_options,
+    result_options,
+    source_options,
+    weight_options,
+)
+from winml.modelkit.cli._requests import (
+    FOR_CHECKPOINTS,
+    model_request,
+    refuse_checkpoint_options,
+    sizes_by_name,
+    stated_fields,
+)
+from winml.modelkit.cli._streams import library_output_to_stderr, show_result, silence_library_warnings
+from winml.modelkit.tune.verb import TuneRequest, plan_tuning, run_tuning
+
+if TYPE_CHECKING:
+    from winml.modelkit.tune.records import TuneResult
+
+EPILOG = """\b
+Examples:
+  winml tune -m ./checkpoint -o tuned
+  winml tune -m model.onnx -o tuned --min-sqnr 25 --budget 20
+  winml tune -m ./checkpoint -o tuned --max-drop accuracy=0.01 --dataset reviews.csv
+  winml tune -m model.onnx -o tuned --only dynamic,qdq --target throughput
+  winml tune -m ./checkpoint -o tuned --dry-run
+"""
+_DYNAMIC = ("dynamic_batch", "dynamic_sequence", "dynamic_image_size", "dynamic_axes", "allow_dynamic")
+
+
+@click.command(name="tune", cls=WinMLCommand, epilog=EPILOG)
+@model_option(required=True, help="Hub id, checkpoint, Python factory, ONNX file or build folder.")
+@request_options(TuneRequest)
+@source_options
+@weight_options
+@random_options
+@input_options
+@dynamic_options
+@result_options
+def command(**options: Any) -> None:
+    """Find the fastest variant of a model on this machine within a quality limit.
+
+    Candidates differ in optimization level, precision, execution provider and threads. They are made from one export
+    and timed in alternation. An interrupted tuning resumes with the same command.
+
+    Exit codes: 0 success, 1 failure, 2 usage error.
+    """
+    silence_library_warnings(debug=options["debug"])
+    request = _read_request(options)
+    with library_output_to_stderr():
+        plan = plan_tuning(request)
+    if options["dry_run"]:
+        show_plan(plan, options)
+        return
+    from winml.modelkit.cli._progress import show_step
+
+    try:
+        with library_output_to_stderr(), live_progress(quiet=options["quiet"], counted="turn") as progress:
+            result = run_tuning(plan, request, None if options["quiet"] else show_step, progress)
+    except KeyboardInterrupt:
+        words = f"measurements are saved in {options['output']}; the same command resumes there"
+        raise Interrupted(words) from None
+    _show(result, options)
+
+
+def _read_request(options: Mapping[str, Any]) -> TuneRequest:
+    """Return what the command line requests."""
+    from winml.modelkit.builds.found_models import FoundModel, onnx_file
+    from winml.modelkit.models.request import ModelRequest, resolve_source
+
+    path = onnx_file(options["model"])
+    sizes: dict[str, Any] = {"seed": options["seed"]}
+    if path is None:
+        request = model_request(options)
+        resolve_source(request)
+        found = FoundModel(options["model"], request=request)
+    else:
+        hint = "Omit it, or specify the checkpoint that the file was exported from."
+        refuse_checkpoint_options(path, options, (*FOR_CHECKPOINTS, *_DYNAMIC), hint)
+        request, found = ModelRequest(model=str(path)), FoundModel(options["model"], path)
+        sizes |= {"sizes": sizes_by_name({**options, "batch_size": None}), "batch_size": options["batch_size"]}
+    return TuneRequest(model=request, files=found.files_read(), **sizes, **stated_fields(TuneRequest, options))
+
+
+def _show(result: TuneResult, options: Mapping[str, Any]) -> None:
+    from winml.modelkit.file_names import TUNE_PAGE_NAME, TUNE_RESULT_NAME
+    from winml.modelkit.tune.table import tuning_document
+
+    written = [options["output"] / name for name in (TUNE_RESULT_NAME, TUNE_PAGE_NAME)]
+    show_result(result.as_record(), options, lambda: tuning_document(result).with_files(written))

@@ -1,0 +1,190 @@
+"""The winner of a tuning, and its candidates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from winml.modelkit.file_names import TUNE_RESULT_NAME
+from winml.modelkit.options import drop_words
+from winml.modelkit.report import document as doc
+from winml.modelkit.tune.records import TunedCandidate, TuneResult
+from winml.modelkit.words import count_noun, decibel_words, size_words
+
+_GRADES: Mapping[str, doc.Grade] = {"won": "best", "right": "good", "slower": "fair"}
+_MOST_DISPLAYED_DB = 80.0
+"""Chosen: the longest bar; beyond, the noise is that of rounding."""
+
+
+def tuning_document(result: TuneResult) -> doc.Document:
+    """Describe the winner, and every candidate in :func:`_table_order`."""
+    metrics = tuple(result.limits["max_drop"])
+    candidates = _table_order(result)
+    return doc.Document(
+        [
+            doc.Fields(list(_fields(result))),
+            doc.Dots(
+                [_dot(item) for item in candidates if item.latency is not None and item.facts is not None],
+                heading="Latency and quality of each candidate; a larger mark is a larger file",
+                value_title="latency, plain file = 1",
+                bar_title="SQNR in dB",
+                value_line=1,
+                bar_line=result.limits["min_sqnr_db"],
+            ),
+            doc.Table(
+                doc.columns(
+                    ("candidate", "name"),
+                    ("p50 ms [95 %]", "latency"),
+                    ("relative to plain [95 %]", "latency"),
+                    ("size", "bytes"),
+                    ("memory", "bytes"),
+                    ("session ms", "whole"),
+                    ("SQNR dB", "decibels"),
+                    *(doc.Column(name, "score") for name in metrics),
+                    "Pareto",
+                    "outcome",
+                    doc.Column("what it is", detail=doc.Detail.PAGE),
+                ),
+                [_row(item, metrics) for item in candidates],
+                name="candidates",
+                heading="Candidates",
+                is_searched=True,
+            ),
+        ],
+        title=Path(result.model).name,
+        subject="fastest variant within the quality limit",
+        introduction="Every candidate was made from one export, run in a separate process, and timed in turns with the "
+        "others. SQNR is the signal-to-quantization-noise ratio of the worst output, compared with the plain file.",
+        figures=list(_figures(result)),
+        links=[doc.Linked("– the results as JSON", TUNE_RESULT_NAME, TUNE_RESULT_NAME)],
+    )
+
+
+def _figures(result: TuneResult) -> Iterator[doc.Figure]:
+    winner, won = result.winner, result.won
+    yield doc.Figure("winner", winner.name, won.candidate.words)
+    if won.latency is not None:
+        ends = _with_ends(won.latency.p50_ms, won.latency.low_ms, won.latency.high_ms).partition(" ")[2]
+        interval = f"median, 95 % interval {ends}" if ends else "median"
+        yield doc.Figure("latency", f"{won.latency.p50_ms:.2f} ms", interval)
+    if winner.ratio_to_plain is not None:
+        ratio = winner.ratio_to_plain.value
+        meaning = f"{ratio:.2f} of the latency of the plain file"
+        yield doc.Figure("speedup", f"{1 / ratio:.2f} ×" if ratio > 0 else "–", meaning)
+    if winner.size_bytes is not None:
+        plain = next((item.facts for item in result.candidates if item.candidate.kind == "plain"), None)
+        before = f"; the plain file: {size_words(plain.size_bytes)}" if plain is not None else ""
+        yield doc.Figure("size", size_words(winner.size_bytes), f"model and data{before}")
+    if winner.sqnr_db is not None:
+        words, least = decibel_words(winner.sqnr_db), result.limits["min_sqnr_db"]
+        meaning = f"of the worst output; {'no limit' if least is None else f'the minimum is {least:g} dB'}"
+        yield doc.Figure("SQNR", words if words == "equal" else f"{words} dB", meaning)
+    statuses = Counter(item.status for item in result.candidates)
+    counted = ", ".join(f"{count} {status}" for status, count in statuses.items())
+    yield doc.Figure("candidates", str(len(result.candidates)), counted)
+
+
+def _fields(result: TuneResult) -> Iterator[doc.Field]:
+    winner = result.winner
+    yield "winner", f"{winner.name}: {result.won.candidate.words}"
+    yield "why", winner.words
+    yield "folder", winner.folder
+    yield "again", winner.build_command
+    if winner.perf_command is not None:
+        yield "measure", winner.perf_command
+    yield "target", result.target
+    yield "limit", _limit_words(result)
+    yield "inputs", ", ".join(f"{name} {list(shape)}" for name, shape in result.measured_shapes.items()) or "none"
+    yield "machine", _machine_words(result)
+    if result.resumed:
+        yield "resumed", f"{result.resumed} candidates had been measured before"
+    yield from doc.note_fields(result.notes)
+
+
+def _limit_words(result: TuneResult) -> str:
+    least, drops = result.limits["min_sqnr_db"], result.limits["max_drop"]
+    words = [] if least is None else [f"an SQNR of at least {least:g} dB relative to the plain file"]
+    words += [
+        f"{name} drops by at most {drop_words(most)} on {result.limits['dataset']}" for name, most in drops.items()
+    ]
+    return " and ".join(words)
+
+
+def _machine_words(result: TuneResult) -> str:
+    machine = result.machine
+    cores = count_noun(machine["cores"], "core")
+    providers = ", ".join(machine["providers"])
+    return f"{machine['processor']}, {cores}, ONNX Runtime {result.onnxruntime_version} with {providers}"
+
+
+def _table_order(result: TuneResult) -> list[TunedCandidate]:
+    """Return the candidates: the winner, then those that no other beats, then the others; each group by latency.
+
+    Those that were not timed are last.
+    """
+    return sorted(
+        result.candidates,
+        key=lambda item: (item.status != "won", not item.is_on_front, item.latency is None, _ratio(item)),
+    )
+
+
+def _row(item: TunedCandidate, metrics: Sequence[str]) -> list[doc.Cell]:
+    facts, latency = item.facts, item.latency
+    return [
+        item.candidate.name,
+        *(
+            (None, None)
+            if latency is None
+            else (
+                doc.Number(latency.p50_ms, _with_ends(latency.p50_ms, latency.low_ms, latency.high_ms)),
+                doc.Number(_ratio(item), _ratio_words(item)),
+            )
+        ),
+        *(
+            (None,) * 4
+            if facts is None
+            else (facts.size_bytes, facts.memory_bytes, facts.session_creation_ms, facts.sqnr_db)
+        ),
+        *(None if facts is None else facts.scores.get(name) for name in metrics),
+        "yes" if item.is_on_front else "",
+        item.status if item.status == "won" or not item.reason else f"{item.status}: {item.reason}",
+        item.candidate.words,
+    ]
+
+
+def _with_ends(value: float, low: float | None, high: float | None) -> str:
+    return f"{value:.2f}" if low is None or high is None else f"{value:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def _ratio(item: TunedCandidate) -> float:
+    return 1.0 if item.latency is None or item.latency.ratio is None else item.latency.ratio.value
+
+
+def _ratio_words(item: TunedCandidate) -> str:
+    ratio = None if item.latency is None else item.latency.ratio
+    return "1" if ratio is None else _with_ends(ratio.value, ratio.low, ratio.high)
+
+
+def _dot(item: TunedCandidate) -> doc.Dot:
+    """Return the row of a candidate that was timed: no bar of what cannot be compared, and no longer than the most."""
+    latency, facts = item.latency, item.facts
+    assert latency is not None  # only those are drawn
+    assert facts is not None
+    return doc.Dot(
+        item.candidate.name,
+        _GRADES.get(item.status, "bad"),
+        value=_ratio(item),
+        low=None if latency.ratio is None else latency.ratio.low,
+        high=None if latency.ratio is None else latency.ratio.high,
+        size=facts.size_bytes,
+        bar=0.0 if facts.sqnr_db is None else min(facts.sqnr_db, _MOST_DISPLAYED_DB),
+        value_words=_ratio_words(item),
+        bar_words=doc.MISSING if facts.sqnr_db is None else decibel_words(facts.sqnr_db),
+        lines=(
+            item.candidate.words,
+            f"{_with_ends(latency.p50_ms, latency.low_ms, latency.high_ms)} ms, {_ratio(item):.2f} of the plain file",
+            size_words(facts.size_bytes),
+            item.status,
+        ),
+    )

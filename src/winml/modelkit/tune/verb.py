@@ -1,0 +1,145 @@
+"""What does ``winml tune`` do with a request? Tries variants of a model on this machine, and keeps the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from winml.modelkit.fields import OUTPUT, declare, fields_of
+from winml.modelkit.file_names import (
+    TUNE_CANDIDATES_NAME,
+    TUNE_EXPORT_NAME,
+    TUNE_LOCK_NAME,
+    TUNE_PAGE_NAME,
+    TUNE_RESULT_NAME,
+    TUNE_STATE_NAME,
+    TUNED_NAME,
+)
+from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
+from winml.modelkit.tune.declared_options import TuneFields
+
+if TYPE_CHECKING:
+    from winml.modelkit.models.request import ModelRequest
+    from winml.modelkit.progress import StepEvent
+    from winml.modelkit.tune.options import TuneOptions
+    from winml.modelkit.tune.records import Candidate, TuneResult
+    from winml.modelkit.tune.tuning import TuningOutlook
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneRequest(TuneFields):
+    """What is requested of ``winml tune``."""
+
+    model: ModelRequest
+    files: tuple[Path, ...] = ()
+    """Those of the model on this disk."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    batch_size: int | None = None
+    seed: int = 0
+
+    output: Path = declare(
+        None,
+        "Folder to write to. An interrupted tuning in it is resumed.",
+        OUTPUT,
+        short="-o",
+        is_required=True,
+        is_common=True,
+    )
+    overwrite: bool = declare(False, "Replace a different tuning in the folder.", OUTPUT, is_common=True)
+
+    def tune_options(self) -> TuneOptions:
+        """Return what is looked for."""
+        from winml.modelkit.tune.options import TuneOptions
+
+        names = [*(field.name for field in fields_of(TuneFields)), "sizes", "batch_size", "seed"]
+        return TuneOptions(**{name: getattr(self, name) for name in names})
+
+
+def plan_tuning(request: TuneRequest) -> Plan:
+    """Return what would be tried on this machine, and what of it is measured already. Nothing is written.
+
+    Raises:
+        UsageError, OutputExistsError, WriteError: as :func:`winml.modelkit.tune.tuning.look_at_tuning` raises.
+    """
+    from winml.modelkit.evaluate.declared_options import data_set_files
+    from winml.modelkit.tune.tuning import TUNE_STEPS, look_at_tuning
+
+    folder = request.output
+    outlook = look_at_tuning(request.model, request.tune_options(), folder, overwrite=request.overwrite)
+    values = () if request.input_data is None else (request.input_data,)
+    conditions = {
+        TUNE_STATE_NAME: "",
+        TUNE_RESULT_NAME: "",
+        TUNE_PAGE_NAME: "",
+        f"{TUNED_NAME}/*": "the winner is not determined yet",
+        f"{TUNE_CANDIDATES_NAME}/*": "the time limit is reached before all are measured; removed at the end otherwise",
+        f"{TUNE_EXPORT_NAME}/*": "the model cannot be exported twice the same",
+        TUNE_LOCK_NAME: "the lock leaves its file",
+    }
+    return Plan(
+        verb="tune",
+        reads=tuple(path for path in (*request.files, *values, *data_set_files(request)) if path.is_file()),
+        writes=tuple(
+            PlannedFile(folder / name, _is_there(folder, name), only_if) for name, only_if in conditions.items()
+        ),
+        steps=tuple(map(PlannedStep, TUNE_STEPS, _steps(outlook, request))),
+        notes=(f"{folder} contains a different tuning, whose results are removed.",) if outlook.starts_anew else (),
+        interrupted=interruptions_beside([folder / TUNE_STATE_NAME]),
+    )
+
+
+def run_tuning(
+    plan: Plan,
+    request: TuneRequest,
+    on_step: Callable[[StepEvent], None] | None = None,
+    progress: Callable[[int, float], None] | None = None,
+) -> TuneResult:
+    """Recover what killed commands left, and tune.
+
+    Raises:
+        WinMLError: as :func:`winml.modelkit.tune.tuning.tune_model` raises.
+    """
+    plan.recover()
+    from winml.modelkit.tune.tuning import tune_model
+
+    return tune_model(
+        request.model,
+        request.output,
+        options=request.tune_options(),
+        overwrite=request.overwrite,
+        on_step=on_step,
+        progress=progress,
+    )
+
+
+def _steps(outlook: TuningOutlook, request: TuneRequest) -> tuple[str, ...]:
+    """Say what each step of a tuning would do, in their order."""
+    folder = request.output
+    plain, *others = outlook.candidates
+    whole = [candidate for candidate in others if not candidate.part_of]
+    parts = [candidate for candidate in others if candidate.part_of]
+
+    def words(candidates: Sequence[Candidate]) -> str:
+        described = (
+            f"{item.name} ({item.words}{'; already measured' * (item.name in outlook.measured)})" for item in candidates
+        )
+        return ", ".join(described) or "none"
+
+    return (
+        words([plain]),
+        words(whole),
+        words(parts),
+        "of candidates within the quality limit, fastest first, in alternation",
+        "groups of modules of a quantized winner, each in float"
+        if request.ep is not None or "placement" in request.only
+        else "not requested (--ep)",
+        "of the winner: levels, numbers of threads, fixed sizes and a compiled file, as far as --only names them",
+        f"{folder / TUNE_RESULT_NAME}, {folder / TUNE_PAGE_NAME}",
+    )
+
+
+def _is_there(folder: Path, name: str) -> bool:
+    path = folder / name
+    return path.exists() if path.name != "*" else path.parent.is_dir()

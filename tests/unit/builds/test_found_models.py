@@ -1,0 +1,87 @@
+"""Which file a name means, and when it means a model that is still to be exported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from winml.modelkit.builds.found_models import onnx_file, onnx_file_in
+from winml.modelkit.builds.manifest_records import BuildManifest, FileRecord, PartRecord
+from winml.modelkit.errors import ModelPathError
+
+
+def folder(path: Path, *names: str) -> Path:
+    """Make a folder with empty files."""
+    path.mkdir()
+    for name in names:
+        (path / name).touch()
+    return path
+
+
+def test_onnx_file_is_itself(tmp_path: Path) -> None:
+    """Whatever the case of its ending; one that is missing is told."""
+    folder(tmp_path / "a", "x.onnx", "y.ONNX")
+    assert tmp_path / "a" / "x.onnx" == onnx_file(str(tmp_path / "a" / "x.onnx"))
+    assert tmp_path / "a" / "y.ONNX" == onnx_file(str(tmp_path / "a" / "y.ONNX"))
+    with pytest.raises(ModelPathError, match=r"z\.onnx:"):
+        onnx_file(str(tmp_path / "a" / "z.onnx"))
+
+
+@pytest.mark.parametrize("name", ["owner/name", "net.py:build", "missing/folder"])
+def test_other_names_are_no_files(name: str) -> None:
+    """They are looked up by whoever exports them."""
+    assert onnx_file(name) is None
+
+
+def test_folder_of_a_build_is_its_model(tmp_path: Path) -> None:
+    """Also where it keeps a config; one that lost its model is told."""
+    built = folder(tmp_path / "built", "model.onnx", "build_manifest.json", "config.json")
+    assert built / "model.onnx" == onnx_file(str(built))
+    assert tmp_path / "bare" / "model.onnx" == onnx_file(str(folder(tmp_path / "bare", "model.onnx")))
+    with pytest.raises(ModelPathError, match=r"model\.onnx"):
+        onnx_file(str(folder(tmp_path / "broken", "build_manifest.json")))
+
+
+def test_folder_of_a_model_of_several_parts_names_them(tmp_path: Path) -> None:
+    """A finished build need not be made again; one that was stopped has to."""
+    built = folder(tmp_path / "built", "encoder.onnx", "decoder.onnx")
+    files = [FileRecord(name=f"{name}.onnx", size_bytes=0, sha256="") for name in ("encoder", "decoder")]
+    parts = tuple(PartRecord(name=file.name.removesuffix(".onnx"), model=(file,)) for file in files)
+    for status, words in (("done", r"several parts: encoder\.onnx, decoder\.onnx"), ("unfinished", "is unfinished")):
+        manifest = BuildManifest(status=status, files=(), parts=parts)  # type: ignore[arg-type]
+        (built / "build_manifest.json").write_text(json.dumps(manifest.as_record()))
+        with pytest.raises(ModelPathError, match=words):
+            onnx_file(str(built))
+
+
+def test_checkpoint_that_holds_an_export_stays_a_checkpoint(tmp_path: Path) -> None:
+    """Its weights are the model; the file beside them may be old."""
+    assert onnx_file(str(folder(tmp_path / "checkpoint", "config.json", "model.onnx", "model.safetensors"))) is None
+
+
+def test_export_with_its_tokenizer_beside_it_is_the_model_of_its_folder(tmp_path: Path) -> None:
+    """A config alone makes no checkpoint."""
+    place = folder(tmp_path / "exported", "config.json", "tokenizer.json", "model.onnx")
+    assert place / "model.onnx" == onnx_file(str(place))
+
+
+def test_only_file_of_a_folder_without_weights_is_its_model(tmp_path: Path) -> None:
+    """An export has the name its user gave it; of several, none is meant more than another."""
+    place = folder(tmp_path / "exported", "config.json", "minilm.onnx")
+    assert place / "minilm.onnx" == onnx_file(str(place)) == onnx_file_in(str(place))
+    (place / "other.onnx").touch()
+    assert onnx_file_in(str(place)) is None
+    (place / "config.json").unlink()
+    with pytest.raises(ModelPathError, match="a checkpoint") as raised:
+        onnx_file_in(str(place))
+    assert "minilm.onnx, other.onnx" in raised.value.hint
+
+
+def test_names_that_are_no_folders_with_models_are_none_of_theirs(tmp_path: Path) -> None:
+    """Whoever reads the name says what is wrong with it."""
+    checkpoint = folder(tmp_path / "checkpoint", "config.json", "model.onnx", "model.safetensors")
+    empty = folder(tmp_path / "empty")
+    for name in (str(checkpoint), str(empty), "owner/name", "x" * 5000, "zero\0byte", str(checkpoint / "model.onnx")):
+        assert onnx_file_in(name) is None

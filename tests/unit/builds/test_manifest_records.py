@@ -1,0 +1,69 @@
+"""Does the shipped schema say what the records of a manifest hold?"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from winml.modelkit.builds.manifest_records import (
+    BuildManifest,
+    PartRecord,
+    StageRecord,
+    manifest_schema,
+    read_manifest,
+)
+from winml.modelkit.errors import UsageError
+
+
+def test_manifest_schema_is_made_from_the_records() -> None:
+    """``scripts/build_manifest_schema.py`` writes it anew."""
+    jsonschema.Draft202012Validator.check_schema(manifest_schema())
+    shipped = {key: value for key, value in manifest_schema().items() if key != "$schema"}
+    assert _without_defaults(BuildManifest.model_json_schema()) == _without_defaults(shipped)
+
+
+def _without_defaults(schema: Any) -> Any:
+    """Return a schema without ``additionalProperties: true``, which pydantic writes from 2.11 on: it says nothing."""
+    if isinstance(schema, list):
+        return [_without_defaults(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: value for key, value in schema.items() if (key, value) != ("additionalProperties", True)}
+    return {key: _without_defaults(value) for key, value in kept.items()}
+
+
+def test_manifest_is_read_as_it_was_written() -> None:
+    """Nothing is lost on the way through JSON."""
+    manifest = BuildManifest(status="done", files=("model.onnx",), versions={"torch": "2"}, normalizations=1)
+    jsonschema.validate(manifest.as_record(), dict(manifest_schema()))
+    assert manifest == BuildManifest.model_validate_json(manifest.model_dump_json())
+
+
+def test_manifest_of_the_first_version_is_read_as_one_of_one_part() -> None:
+    """What stood at the top belongs to the only part; of a build that had not begun there is none yet."""
+    file = {"name": "model.onnx", "size_bytes": 1, "sha256": "0"}
+    stage = {"name": "export", "status": "run", "files": [file]}
+    record = {"manifest_version": 1, "status": "done", "files": ["model.onnx"], "model": [file], "stages": [stage]}
+    manifest = read_manifest(json.dumps(record))
+    assert ["model"] == [part.name for part in manifest.parts]
+    assert ("model.onnx", "export") == (manifest.model[0].name, manifest.stages[0].name)
+    assert () == read_manifest('{"manifest_version": 1, "status": "unfinished", "files": []}').parts
+    with pytest.raises(ValueError, match="manifest_version"):
+        read_manifest('{"manifest_version": 3, "status": "done", "files": []}')
+
+
+def test_manifest_of_several_parts_is_asked_part_by_part() -> None:
+    """What one part would tell by itself is an error there."""
+    skipped = StageRecord(name="quantize", status="skipped")
+    parts = (PartRecord(name="encoder", stages=(skipped,)), PartRecord(name="decoder"))
+    manifest = BuildManifest(status="done", files=(), parts=parts)
+    jsonschema.validate(manifest.as_record(), dict(manifest_schema()))
+    found = manifest.part("encoder")
+    assert found is not None
+    assert skipped == found.stage("quantize")
+    assert manifest.part("vision") is None
+    with pytest.raises(UsageError, match="encoder, decoder"):
+        _ = manifest.stages

@@ -1,0 +1,29 @@
+"""What a file hands on between its modules is what PyTorch hands on there: numbers, not what they are quantized to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+
+from graphs import parse
+from winml.modelkit.compare.by_module.onnx_side import OnnxSide
+
+BODY = """m (int64[4] ids) => (float[4, 2] y)
+<uint8[3, 2] t = {0, 1, 2, 3, 4, 5}, float s = {0.1}, uint8 z = {3}>
+{
+    rows = Gather (t, ids)
+    floats = DequantizeLinear (rows, s, z)
+    n = Neg (floats)
+    quantized = QuantizeLinear (n, s, z)
+    again = DequantizeLinear (quantized, s, z)
+    y = Abs (again)
+}"""
+
+
+def test_boundaries_are_numbers(tmp_path: Path) -> None:
+    """Rows of a quantized table are numbers once they are dequantized; other numbers are, before they are quantized."""
+    ir.save(parse(BODY), tmp_path / "m.onnx")
+    side = OnnxSide(tmp_path / "m.onnx", by_module=True)
+    assert (("floats",), ("n",)) == (side.boundaries["/M/Neg", 1].inputs, side.boundaries["/M/Neg", 1].outputs)
+    assert ("n",) == side.boundaries["/M/Abs", 1].inputs

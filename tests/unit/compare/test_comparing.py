@@ -1,0 +1,181 @@
+"""Two files are compared by what they answer: amounts by their distance, symbols by being equal."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from rich.console import Console
+
+from graphs import parse
+from winml.modelkit import compare_models as compare_by_name
+from winml.modelkit.compare.comparing import CompareOptions, compare_models
+from winml.modelkit.compare.records import ModelComparison
+from winml.modelkit.compare.table import comparison_document
+from winml.modelkit.errors import ConfigError, MeasureError, UsageError
+from winml.modelkit.ort.opened_model import RunOptions
+from winml.modelkit.profile.latency import LatencyOptions
+from winml.modelkit.profile.perf import PerfOptions, measure_model
+from winml.modelkit.report.terminal import print_document
+
+
+def _compared(folder: Path, reference: str, candidate: str, declared: str) -> ModelComparison:
+    """Compare two graphs of one input, which differ in their body."""
+    for name, body in (("reference.onnx", reference), ("candidate.onnx", candidate)):
+        ir.save(parse(f"m (float[4, 8] x) => ({declared}) {{ {body} }}"), folder / name)
+    options = CompareOptions(RunOptions("candidate.onnx"))
+    return compare_models(folder / "reference.onnx", folder / "candidate.onnx", options)
+
+
+POSITIONS = """n = Constant <value_ints = [64, 4]> () p = ConstantOfShape (n) s = Shape <start = 0, end = 1> (x)
+    z = Constant <value_ints = [0]> () t = Slice (p, z, s) y = Add (x, t)"""
+
+
+def test_sizes_nobody_gave_are_ones_the_model_runs_at(tmp_path: Path) -> None:
+    """A table of 64 positions refuses the usual 128 tokens; what a user asks for is not changed."""
+    path = tmp_path / "m.onnx"
+    ir.save(parse(f"m (float[sequence, 4] x) => (float[sequence, 4] y) {{ {POSITIONS} }}"), path)
+    compared = compare_by_name(path, path)
+    assert any("sequence 64" in note for note in compared.notes)
+    assert measure_model(path, PerfOptions(RunOptions("m.onnx"), LatencyOptions(2, warmup=0))).latency.first_run_ms > 0
+    with pytest.raises(MeasureError) as failed:
+        compare_by_name(path, path, run=RunOptions("m.onnx", {"sequence": 128}))
+    assert "--shape-config" in failed.value.hint
+    with pytest.raises(ConfigError, match="foo"):
+        compare_by_name(path, path, foo=1)
+
+
+def test_labels_are_compared_by_the_share_of_equal_ones(tmp_path: Path) -> None:
+    """Of the least where the largest was meant, none is right, however near the indices are."""
+    right = "y = ArgMax <axis = 1, keepdims = 0> (x)"
+    result = _compared(tmp_path, right, right.replace("Max", "Min"), "int64[4] y")
+    (output,) = result.outputs
+    assert 0.0 == output.fidelity.equal_share
+    assert output.as_record()["sqnr_db"] < 0
+    shown = io.StringIO()
+    print_document(comparison_document(result), Console(file=shown, width=200))
+    assert "y: 0.0 %" in shown.getvalue()
+
+
+def test_equal_nan_are_no_agreement(tmp_path: Path) -> None:
+    """An output of which nothing is finite has a problem, which says what it is."""
+    body = "a = Abs (x) n = Neg (a) l = Sub (n, a) y = Log (l)"
+    (output,) = _compared(tmp_path, body, body, "float[4, 8] y").outputs
+    assert "the reference returns only NaN" == output.fidelity.problem
+
+
+def _saved(path: Path, body: str, shape: str = "4, 8") -> Path:
+    ir.save(parse(f"m (float[{shape}] x) => (float[{shape}] y) {{ {body} }}"), path)
+    return path
+
+
+def test_model_that_draws_is_refused(tmp_path: Path) -> None:
+    """Neither a node that draws random numbers nor a dropout can be compared; which one is told."""
+    drawing = _saved(tmp_path / "drawing.onnx", "noise = RandomNormalLike (x) y = Add (x, noise)")
+    plain = _saved(tmp_path / "plain.onnx", "y = Identity (x)")
+    with pytest.raises(UsageError, match="RandomNormalLike") as refusal:
+        compare_by_name(plain, drawing)
+    assert str(drawing) in refusal.value.message
+
+    class Noisy(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.randn_like(x)
+
+    with pytest.raises(UsageError, match="Noisy returns different outputs"):
+        compare_by_name(Noisy(), plain, inputs={"x": torch.ones(4, 8)}, names={"output": "y"})
+
+
+def test_calls_of_one_module_have_a_row_each() -> None:
+    """A layer that is called twice is compared twice, and the second call is not blamed for what the first did."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.scale, self.calls = scale, 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale + 1
+
+    class Twice(torch.nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.layer = Layer(scale)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(self.layer(x) * 2)
+
+    result = compare_by_name(Twice(1.0), Twice(1.5), by_module=True, inputs=torch.ones(2, 3))
+    assert result.modules is not None
+    rows = [(module.identity.module, module.identity.call, module.identity.calls) for module in result.modules]
+    assert [("layer", 1, 2), ("layer", 2, 2), ("", 1, 1)] == rows
+    assert result.first_divergence is result.modules[0]
+
+
+def test_models_with_nothing_in_common_are_refused(tmp_path: Path) -> None:
+    """As a whole, one answers under another name; by module, nothing says what the modules are."""
+    reference = _saved(tmp_path / "reference.onnx", "y = Abs (x)")
+    ir.save(parse("m (float[4, 8] x) => (float[4, 8] z) { z = Abs (x) }"), tmp_path / "other.onnx")
+    with pytest.raises(UsageError, match="in common"):
+        compare_by_name(reference, tmp_path / "other.onnx")
+    bare = onnx.load(reference)
+    for node in bare.graph.node:
+        del node.metadata_props[:]
+        node.name = ""
+    onnx.save(bare, tmp_path / "bare.onnx")
+    with pytest.raises(UsageError, match=r"bare\.onnx .*module"):
+        compare_by_name(reference, tmp_path / "bare.onnx", by_module=True)
+
+
+def test_two_models_are_said_to_be_two(tmp_path: Path) -> None:
+    """Their outputs are compared as far as names go; it is said what that may mean, and what was left out."""
+    one, other = tmp_path / "one.onnx", tmp_path / "other.onnx"
+    header = "m (float[4, 8] x) => (float[4, 8] y, float[4, 8] {0}) {{ {1} }}"
+    ir.save(parse(header.format("b", "a = Abs (x) b = Neg (a) y = Tanh (b)")), one)
+    ir.save(parse(header.format("c", "a = Relu (x) c = Exp (a) y = Sigmoid (c)")), other)
+    result = compare_by_name(one, other)
+    (few,) = (note for note in result.notes if "few modules" in note)
+    assert f"1 of 4 of {one}, 1 of 4 of {other}" in few
+    assert not any("few modules" in note for note in compare_by_name(one, one).notes)
+    assert any(f"Outputs of {one} only: b; of {other} only: c. " in note for note in result.notes)
+    ir.save(parse("m (float[4, 8] z) => (float[4, 8] y) { a = Relu (z) c = Exp (a) y = Sigmoid (c) }"), other)
+    with pytest.raises(UsageError, match="takes x") as refused:
+        compare_by_name(one, other)
+    assert "--map" in refused.value.hint
+    assert "in common" in refused.value.hint
+
+
+def test_sizes_that_cannot_be_both_are_refused(tmp_path: Path) -> None:
+    """Where both fix another size, both are told."""
+    one, other = (_saved(tmp_path / f"{size}.onnx", "y = Abs (x)", f"{size}, 8") for size in (4, 6))
+    with pytest.raises(UsageError, match=r"float32\[4, 8\].*float32\[6, 8\]"):
+        compare_by_name(one, other)
+
+
+def test_folder_of_values_is_run_file_by_file(tmp_path: Path) -> None:
+    """Each file is one draw; outputs of one side only are told in the order of the file."""
+    reference = _saved(tmp_path / "reference.onnx", "y = Abs (x)")
+    more = "m (float[4, 8] x) => (float[4, 8] y, float[4, 8] d, float[4, 8] c, float[4, 8] b, float[4, 8] a)"
+    ir.save(parse(f"{more} {{ y = Relu (x) d = Neg (x) c = Neg (x) b = Neg (x) a = Neg (x) }}"), tmp_path / "more.onnx")
+    (tmp_path / "values").mkdir()
+    for number, sign in enumerate((1, -1)):
+        np.savez(tmp_path / "values" / f"{number}.npz", x=np.full((4, 8), sign, np.float32))
+    run = RunOptions("more.onnx", input_data=tmp_path / "values")
+    result = compare_by_name(reference, tmp_path / "more.onnx", run=run)
+    assert (2, "file") == (result.samples.count, result.samples.source)
+    assert np.isclose(np.sqrt(0.5), result.worst.fidelity.relative_error)
+    assert f"Outputs of {tmp_path / 'more.onnx'} only: d, c, b, a." in result.notes
+    with pytest.raises(UsageError, match=r"no \.npz file"):
+        compare_by_name(reference, reference, run=RunOptions("r", input_data=tmp_path))
+
+
+def test_values_of_a_file_are_named_as_the_candidate_names_them(tmp_path: Path) -> None:
+    """A name that is missing is told, with those the graph takes."""
+    model = _saved(tmp_path / "model.onnx", "y = Abs (x)")
+    np.savez(tmp_path / "wrong.npz", ids=np.ones((4, 8), np.float32))
+    with pytest.raises(UsageError, match="'ids'"):
+        compare_by_name(model, model, run=RunOptions("model.onnx", input_data=tmp_path / "wrong.npz"))

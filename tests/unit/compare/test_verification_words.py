@@ -1,0 +1,81 @@
+"""Sizes, counts and verifications in words."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs
+from winml.modelkit.compare.verification_words import verification_words
+from winml.modelkit.words import count_words, shape_words, size_words
+
+HIDDEN = "so a wrong graph would go unnoticed"
+NO_SIGNAL = f"no output of the model depends on its inputs, {HIDDEN}"
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (999_940, "999.9 kB"),
+        (999_999, "1.0 MB"),
+        (1_000_000, "1.0 MB"),
+        (2_500_000_000, "2.50 GB"),
+    ],
+)
+def test_size_words_take_the_largest_unit_that_leaves_one(size: int, words: str) -> None:
+    """Decimal units, as disks are sold."""
+    assert words == size_words(size)
+
+
+@pytest.mark.parametrize(("count", "words"), [(0, "0"), (999, "999"), (1000, "1.0 k"), (1_000_000, "1.0 M")])
+def test_count_words_round_to_what_people_say(count: int, words: str) -> None:
+    """Thousands, millions, billions."""
+    assert words == count_words(count)
+
+
+def test_shape_words_of_a_scalar() -> None:
+    """A scalar has empty brackets."""
+    assert "float32[]" == shape_words("float32", ())
+
+
+def compared(expected: list[float], actual: list[float], dtype: str = "float32", other: float = 9) -> VerificationInfo:
+    """Compare one output of two draws."""
+    second = np.array([other] * len(expected), dtype)
+    return compare_outputs(
+        [{"y": np.array(expected, dtype)}, {"y": second}], [{"y": np.array(actual, dtype)}, {"y": second}]
+    )
+
+
+@pytest.mark.parametrize(
+    ("info", "words"),
+    [
+        (None, "skipped: this file was not compared with the model"),
+        (compared([1], [1]), "ONNX Runtime equals PyTorch (largest relative difference 0.0e+00, tolerance 1e-04)"),
+        (
+            compared([1], [1.5]),
+            "not equal: output 'y', sample 1 (largest relative difference 5.0e-01, tolerance 1e-04)",
+        ),
+        (compared([1], [1], "int64"), "ONNX Runtime equals PyTorch (equal)"),
+        (compared([4], [6], "int64"), "not equal: output 'y', sample 1 (largest difference 2, tolerance 0)"),
+        (compared([1], [np.nan]), "not equal: output 'y', sample 1: NaN or infinity in different places"),
+        (
+            compared([9], [9]),
+            f"inconclusive: {NO_SIGNAL} (largest relative difference 0.0e+00, tolerance 1e-04)",
+        ),
+        (compared([0], [0], other=0), f"inconclusive: the model returns only zeros, {HIDDEN}"),
+        (
+            compared([np.inf], [np.inf], other=np.nan),
+            f"inconclusive: the model returns only NaN and infinities, {HIDDEN}",
+        ),
+        (
+            compared([1e-30], [1e-30], other=0),
+            f"inconclusive: the model returns only zeros and values below 1e-20, {HIDDEN}",
+        ),
+    ],
+)
+def test_verification_words_tell_the_outcome(info: VerificationInfo | None, words: str) -> None:
+    """Skipped, equal, not equal and where, or inconclusive: each in one sentence with its numbers."""
+    assert words == verification_words(info)

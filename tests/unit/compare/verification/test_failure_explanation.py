@@ -1,0 +1,111 @@
+"""Is it told why a file does not answer as the model does, where that is not the graph?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from winml.modelkit import HTPExporter, WinMLExportConfig
+from winml.modelkit.compare.verification.reference_run import dtypes_inside
+from winml.modelkit.errors import VerificationError
+
+TORCHSCRIPT = WinMLExportConfig(exporter="torchscript")
+
+
+class Half(nn.Module):
+    """Computes in half precision, and answers in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(4, 64), nn.GELU(), nn.Linear(64, 3)).half()
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Cast, apply, cast back."""
+        return self.layers(values.half()).float()
+
+
+class ByValue(nn.Module):
+    """Returns one tensor or two."""
+
+    def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Decide by the first value."""
+        return (values + 1, values) if float(values[0]) == 7.0 else (values + 1,)
+
+
+class Masked(nn.Module):
+    """Looks at its mask only where that hides something."""
+
+    def forward(self, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Decide by the mask."""
+        return values * 2 if bool(mask.all()) else values * mask
+
+
+class Scaled(nn.Module):
+    """Multiplies by its weight."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        nn.init.constant_(self.inner.weight, number)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Apply it."""
+        return self.inner(values)
+
+
+def export_error(model: nn.Module, values: torch.Tensor, folder: Path) -> VerificationError:
+    """Export what cannot be verified."""
+    with pytest.raises(VerificationError) as caught:
+        HTPExporter(TORCHSCRIPT).export(model, folder / "model.onnx", {"values": values})
+    assert [] == list(folder.iterdir())
+    return caught.value
+
+
+def test_float32_answer_of_a_half_precision_model_is_compared_as_half_precision(tmp_path: Path) -> None:
+    """A cast at the end makes nothing more exact; the result tells whose rounding was taken."""
+    result = HTPExporter(TORCHSCRIPT).export(Half(), tmp_path / "model.onnx", {"values": torch.randn(3, 4)})
+    assert result.only_part.verification is not None
+    worst = result.only_part.verification.worst
+    assert ("float32", "float16", 1e-2) == (worst.dtype, worst.computed_in, worst.threshold)
+    assert "float16" == result.only_part.verification.as_record()["outputs"][0]["computed_in"]
+    assert ("float16", "float32") == dtypes_inside(Half(), {"y": torch.zeros(1).numpy()})
+
+
+@pytest.mark.parametrize(("number", "word"), [(float("nan"), "NaN"), (float("inf"), "infinity")])
+def test_weight_that_is_no_number_is_named(number: float, word: str, tmp_path: Path) -> None:
+    """Whoever meets a file of nothing but NaN is told where it comes from."""
+    error = export_error(Scaled(number), torch.ones(3, 2), tmp_path)
+    assert f"parameter 'inner.weight' contains {word}" in error.message
+    assert "them again" in error.hint
+
+
+def test_outputs_that_are_partly_nan_are_noted(tmp_path: Path) -> None:
+    """One bad weight spoils a column on both sides alike, which are equal then."""
+    model = Scaled(1.0)
+    with torch.no_grad():
+        model.inner.weight[0, 0] = float("nan")
+    result = HTPExporter(TORCHSCRIPT).export(model, tmp_path / "model.onnx", {"values": torch.randn(3, 2)})
+    assert result.only_part.verification is not None
+    assert [3, 3] == [item.nan_count for item in result.only_part.verification.comparisons]
+    assert any(note.startswith("Output 'output' contains NaN (3 values in sample 1") for note in result.notes)
+
+
+def test_outputs_that_depend_on_values_are_not_compared(tmp_path: Path) -> None:
+    """Both draws' outputs are named, and what to do."""
+    error = export_error(ByValue(), torch.tensor([7.0, 1.0]), tmp_path)
+    assert "output_0, output_1; then" in error.message
+    assert "same outputs" in error.hint
+
+
+@pytest.mark.parametrize("hidden", [0, 2], ids=["traced without padding", "traced with padding"])
+def test_mask_that_decides_the_way_is_tried_with_and_without_padding(hidden: int, tmp_path: Path) -> None:
+    """One of the two draws hides something, the other nothing, whatever the traced inputs were."""
+    mask = torch.ones(2, 6, dtype=torch.int64)
+    mask[:, 6 - hidden :] = 0
+    with pytest.raises(VerificationError, match="'output', sample 2") as caught:
+        HTPExporter(TORCHSCRIPT).export(Masked(), tmp_path / "model.onnx", {"values": torch.randn(2, 6), "mask": mask})
+    assert f"fails {'without' if hidden else 'with'} padding" in caught.value.hint

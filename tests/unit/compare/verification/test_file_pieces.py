@@ -1,0 +1,80 @@
+"""A file that is run in pieces answers as the whole file does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from graphs import parse
+from weighted_graphs import weight
+from winml.modelkit.compare.verification.file_pieces import FilePieces
+from winml.modelkit.onnx.files.graph_reading import load_by_reference
+from winml.modelkit.onnx.files.writing import write_model
+from winml.modelkit.ort.sessions import Session
+
+_WEIGHT_BYTES = 64 * 64 * 4
+_WEIGHTS = ", ".join(weight(name, 64, 64) for name in ("w_a", "w_b", "w_c"))
+# Three products, the input of the first of which is read again by the last; a shape is computed on the way.
+_CHAIN = f"""
+    m (float[rows, 64] x) => (float[rows, 64] y, int64[2] size) <{_WEIGHTS}> {{
+        one = MatMul (x, w_a)
+        size = Shape (one)
+        two = MatMul (one, w_b)
+        sum = Add (two, x)
+        three = MatMul (sum, w_c)
+        y = Reshape (three, size)
+    }}
+"""
+
+
+def _written(folder: Path, text: str) -> Path:
+    path = folder / "model.onnx"
+    write_model(parse(text), path, external=True)
+    return path
+
+
+def test_pieces_answer_as_the_whole_at_every_size(tmp_path: Path) -> None:
+    """Values that a later piece reads, or that are outputs, are kept; each piece is fed all draws before the next."""
+    path = _written(tmp_path, _CHAIN)
+    generator = np.random.default_rng(1)
+    draws = [{"x": generator.normal(size=(rows, 64)).astype(np.float32)} for rows in (1, 5)]
+    whole = Session(path)
+    for piece_bytes, count in ((_WEIGHT_BYTES, 3), (2 * _WEIGHT_BYTES, 2), (1, 3)):
+        pieces = FilePieces(path, piece_bytes)
+        assert count == pieces.count
+        for answer, feeds in zip(pieces.run(draws), draws, strict=True):
+            expected = whole.run(feeds)
+            assert list(expected) == list(answer)
+            np.testing.assert_array_equal(expected["size"], answer["size"])
+            # Sums of 64 products in another order.
+            np.testing.assert_allclose(expected["y"], answer["y"], rtol=1e-5, atol=1e-3)
+
+
+def test_file_of_few_weights_or_that_cannot_be_cut_stays_whole(tmp_path: Path) -> None:
+    """One piece is no piece, and random values cannot be drawn twice."""
+    assert 0 == FilePieces(_written(tmp_path, _CHAIN), 3 * _WEIGHT_BYTES).count
+    random = _CHAIN.replace("sum = Add (two, x)", "noise = RandomNormalLike (two) sum = Add (two, noise)")
+    assert 0 == FilePieces(_written(tmp_path, random), _WEIGHT_BYTES).count
+
+
+def test_weights_that_are_cast_come_with_the_node_that_reads_them(tmp_path: Path) -> None:
+    """A file in bfloat16 is run in float32: all of its casts stand where the graph begins."""
+    path = _written(tmp_path, _CHAIN)
+    model = load_by_reference(path)
+    for value in model.graph.initializers.values():
+        assert value.const_value is not None
+        value.const_value = ir.tensor(value.const_value.numpy().astype(ml_dtypes.bfloat16), name=value.name)
+        value.dtype = ir.DataType.BFLOAT16
+    for value in (*model.graph.inputs, *(output for node in model.graph for output in node.outputs)):
+        if value.dtype != ir.DataType.INT64:
+            value.dtype = ir.DataType.BFLOAT16
+    write_model(model, tmp_path / "narrow.onnx", external=True)
+    pieces = FilePieces(tmp_path / "narrow.onnx", _WEIGHT_BYTES // 2)
+    assert 3 == pieces.count
+    feeds = {"x": np.random.default_rng(1).normal(size=(5, 64)).astype(np.float32)}
+    (answer,) = pieces.run([feeds])
+    # bfloat16 has 8 bits: three products of weights that are off by 1/512 each.
+    np.testing.assert_allclose(Session(path).run(feeds)["y"], answer["y"], atol=0.02 * np.abs(answer["y"]).max())

@@ -1,0 +1,234 @@
+"""Inputs on which rounding decides prove nothing, and others take their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from winml.modelkit.compare.outputs import Rounding, VerificationInfo
+from winml.modelkit.compare.verification.reference_run import PreparedPart, prepared_part, run_reference
+from winml.modelkit.compare.verification.stable_draws import MOST_SET_ASIDE, compare_stable_draws
+from winml.modelkit.compare.verification.varied_sizes import Draw
+from winml.modelkit.errors import VerificationError
+from winml.modelkit.models.live_module import loaded_from_module
+
+Answers = Mapping[str, NDArray[Any]]
+Change = Callable[[int, dict[str, NDArray[Any]]], None]
+
+
+class Chooser(nn.Module):
+    """Chooses by which of two sums is larger: they tie where the first input is 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(4, 2, bias=False)
+        with torch.no_grad():
+            self.scores.weight.copy_(torch.tensor([[0.0, 0.3, 0.7, 0.9], [1.0, 0.3, 0.7, 0.9]]))
+
+    def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what is chosen, and what the choice goes by."""
+        scores = self.scores(values)
+        return torch.where(scores[:, :1] >= scores[:, 1:], values[:, 1:], -values[:, 1:]), scores
+
+
+class Softened(nn.Module):
+    """Chooses by which of two shares is larger: where the first input is tiny, softmax rounds them to the same."""
+
+    def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what is chosen, and what the choice goes by."""
+        shares = torch.softmax(torch.stack([values[:, 0], -values[:, 0]], dim=1), dim=1)
+        return torch.where(shares.argmax(1, keepdim=True) == 0, values[:, 1:], -values[:, 1:]), shares
+
+
+class Raised(nn.Module):
+    """Returns values on top of a large number, so that one unit in the last place is much for them."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return values of about 1 with the last places of 700."""
+        return values + 700
+
+
+class Cancelling(nn.Module):
+    """Subtracts what it added: rounding adds up to about 5e-5 of the answer's scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.raised = Raised()
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the values, less some of their last places."""
+        return self.raised(values) - 700
+
+
+class Dice(nn.Module):
+    """Answers differently each time."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Throw them."""
+        return values + torch.rand(values.shape)
+
+
+def inputs(first: float, seed: int) -> dict[str, torch.Tensor]:
+    """Return three rows with a first value of choice."""
+    values = torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
+    values[:, 0] = first
+    return {"values": values}
+
+
+TIE, CLEAR = 0.0, 1.0
+
+
+@contextmanager
+def prepared(model: nn.Module) -> Iterator[PreparedPart]:
+    """Prepare a model as for export, and run it once."""
+    loaded = loaded_from_module(model.eval(), inputs(CLEAR, 0))
+    with prepared_part(loaded.only_part) as ready, torch.no_grad():
+        loaded.model(*inputs(CLEAR, 0).values())
+        yield ready
+
+
+def compared(model: nn.Module, firsts: Sequence[float], change: Change) -> VerificationInfo:
+    """Compare draws of which the first values are ``firsts``, with answers that are PyTorch's own, changed."""
+    numbers = iter(range(1, len(firsts) + 1))
+
+    def changed(draw: Draw) -> Answers:
+        answer = {name: value.copy() for name, value in draw.reference.items()}
+        change(next(numbers), answer)
+        return answer
+
+    with prepared(model) as ready:
+
+        def draw_inputs(number: int, _replaced: Draw | None = None) -> dict[str, torch.Tensor]:
+            return inputs(firsts[number - 1], number)
+
+        first_two = [draw_inputs(1), draw_inputs(2)]
+        draws = [Draw(tensors, run_reference(ready, tensors), {}) for tensors in first_two]
+        return compare_stable_draws(
+            ready, draws, rounding=Rounding(("float32",)), draw_inputs=draw_inputs, run_file=changed
+        )
+
+
+def choosing_otherwise(*numbers: int) -> Change:
+    """Return what turns the choice round in some draws."""
+
+    def change(number: int, answer: dict[str, NDArray[Any]]) -> None:
+        if number in numbers:
+            answer["output_0"] *= -1
+
+    return change
+
+
+def test_draw_that_rounding_decides_is_set_aside() -> None:
+    """Another draw takes its place, the threshold stays, and it is told."""
+    info = compared(Chooser(), [CLEAR, TIE, CLEAR], choosing_otherwise(2))
+    assert info.is_verified
+    assert {1, 3} == {comparison.draw for comparison in info.comparisons}
+    assert [("output_0", 2)] == [(item.name, item.draw) for item in info.set_aside]
+    assert info.set_aside[0].relative_diff > 1
+    assert [("output_0", 2)] == [(item["name"], item["draw"]) for item in info.as_record()["set_aside"]]
+
+
+def test_draw_that_the_rounding_of_a_function_decides_is_set_aside() -> None:
+    """No module returns what is ranked."""
+    info = compared(Softened(), [CLEAR, 1e-9, CLEAR], choosing_otherwise(2))
+    assert [("output_0", 2)] == [(item.name, item.draw) for item in info.set_aside]
+
+
+def moving(numbers: Collection[int], part: float) -> Change:
+    """Return what moves one value of some draws by a part of the largest."""
+
+    def change(draw: int, answer: dict[str, NDArray[Any]]) -> None:
+        if draw in numbers:
+            answer["output"][0, 0] += part * abs(answer["output"]).max()
+
+    return change
+
+
+def test_difference_that_rounding_adds_up_to_is_set_aside() -> None:
+    """It is beyond the threshold, and a few times what one unit in the last place of each module makes."""
+    info = compared(Cancelling(), [CLEAR, CLEAR, CLEAR], moving([2], 1.2e-4))
+    assert [("output", 2)] == [(item.name, item.draw) for item in info.set_aside]
+    assert 3e-5 < info.set_aside[0].relative_diff < info.set_aside[0].threshold
+
+
+def test_difference_in_every_draw_proves_the_graph_wrong_however_small() -> None:
+    """Rounding adds up to it in some draws; a graph that is off by little is off in all of them."""
+    with pytest.raises(VerificationError, match="not equal") as caught:
+        compared(Cancelling(), [CLEAR] * 6, moving(range(1, 7), 1.2e-4))
+    assert caught.value.is_graph_wrong
+
+
+def test_difference_far_beyond_what_rounding_adds_up_to_proves_the_graph_wrong() -> None:
+    """Ten times the threshold, where one unit in the last place makes half of it."""
+    with pytest.raises(VerificationError, match="not equal"):
+        compared(Cancelling(), [CLEAR, CLEAR, CLEAR], moving([2], 1e-3))
+
+
+def test_draw_that_agrees_is_kept_whatever_rounding_does() -> None:
+    """Nobody asks PyTorch again where the answers are equal."""
+    info = compared(Chooser(), [CLEAR, TIE], choosing_otherwise())
+    assert info.is_verified
+    assert {1, 2} == {comparison.draw for comparison in info.comparisons}
+    assert () == info.set_aside
+    assert "set_aside" not in info.as_record()
+
+
+@pytest.mark.parametrize("firsts", [[CLEAR, CLEAR], [CLEAR, TIE, CLEAR]], ids=["at once", "after another"])
+def test_draw_on_which_pytorch_is_certain_proves_the_graph_wrong(firsts: list[float]) -> None:
+    """No further draw is asked for: the graph is wrong."""
+    with pytest.raises(VerificationError, match=rf"not equal: output 'output_0', sample {len(firsts)}") as caught:
+        compared(Chooser(), firsts, choosing_otherwise(2, 3))
+    assert caught.value.is_graph_wrong
+
+
+def test_output_that_rounding_does_not_move_has_to_agree() -> None:
+    """That another output of the same draw is uncertain is no excuse."""
+
+    def change(number: int, answer: dict[str, NDArray[Any]]) -> None:
+        if number == 2:
+            answer["output_0"] *= -1
+            answer["output_1"] *= 1.01
+
+    with pytest.raises(VerificationError, match="not equal"):
+        compared(Chooser(), [CLEAR, TIE, CLEAR], change)
+
+
+def test_answers_that_are_no_numbers_are_never_set_aside() -> None:
+    """Rounding explains another number, not none."""
+
+    def change(number: int, answer: dict[str, NDArray[Any]]) -> None:
+        answer["output_0"][0, 0] = float("nan")
+
+    with pytest.raises(VerificationError, match="NaN or"):
+        compared(Chooser(), [TIE, TIE], change)
+
+
+def test_model_that_rounding_decides_on_every_draw_cannot_be_verified() -> None:
+    """It ends after a few draws, and says what moves; the graph is not said to be wrong."""
+    count = MOST_SET_ASIDE + 3
+    with pytest.raises(VerificationError, match=r"rounding alone .*'output_0'") as caught:
+        compared(Chooser(), [TIE] * count, choosing_otherwise(*range(count + 1)))
+    assert not caught.value.is_graph_wrong
+
+
+def test_model_that_answers_differently_each_time_is_no_matter_of_rounding() -> None:
+    """It is said to be random, as before."""
+
+    def change(number: int, answer: dict[str, NDArray[Any]]) -> None:
+        answer["output"] += 1
+
+    with pytest.raises(VerificationError, match=r"output 'output' of PyTorch"):
+        compared(Dice(), [CLEAR, CLEAR], change)
+
+
+def test_model_is_left_as_it_was() -> None:
+    """No hook stays on a module."""
+    model = Chooser()
+    compared(model, [CLEAR, TIE, CLEAR], choosing_otherwise(2))
+    assert not any(module._forward_hooks for module in model.modules())

@@ -1,0 +1,207 @@
+"""Which exporter is used, and is the reason told?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from winml.modelkit import HTPExporter, WinMLExportConfig
+from winml.modelkit.errors import ExportError, VerificationError
+from winml.modelkit.export.config import ExporterUse, first_choice, second_choice
+from winml.modelkit.export.loading import parameter_bytes
+
+
+class Normalization(nn.Module):
+    """Uses an operator TorchScript has no form of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Divide by the root of the mean square."""
+        return nn.functional.rms_norm(self.linear(values), (4,))
+
+
+class Outer(nn.Module):
+    """Holds it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Pass on."""
+        return self.inner(values) * 2
+
+
+class Halves(nn.Module):
+    """Writes into a part of a tensor, which TorchScript loses without a word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Double the first half."""
+        whole = self.linear(values)
+        whole.chunk(2, -1)[0].mul_(2)
+        return whole
+
+
+class Settling(nn.Module):
+    """Puts another module in place of its own when it first runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner: nn.Module = Outer(nn.Linear(4, 4))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Exchange it and pass on."""
+        if isinstance(self.inner, Outer):
+            self.inner = Halves()
+        return self.inner(values).tanh()
+
+
+class Bessel(nn.Module):
+    """Uses an operator nobody has a form of."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Apply it."""
+        return torch.special.bessel_j0(values)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ("auto", ExporterUse("torchscript")),
+        ("torchscript", ExporterUse("torchscript", "asked for")),
+        ("dynamo", ExporterUse("dynamo", "asked for")),
+    ],
+)
+def test_first_choice_is_what_is_asked_for(
+    wanted: Literal["auto", "torchscript", "dynamo"], expected: ExporterUse
+) -> None:
+    """Whatever the size of the weights; a reason stands wherever it is not the usual one."""
+    assert expected == first_choice(WinMLExportConfig(exporter=wanted))
+
+
+def test_parameter_bytes_counts_tied_parameters_once_and_needs_no_storage() -> None:
+    """The size is known before anything is loaded."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    model[1].weight = model[0].weight
+    assert 8 * 8 * 4 == parameter_bytes(model)
+
+
+def test_opset_of_dynamo_is_its_own_unless_one_is_asked_for() -> None:
+    """17 is TorchScript's; asked for, it is everybody's."""
+    config = WinMLExportConfig()
+    assert (17, 18) == (config.opset_for("torchscript"), config.opset_for("dynamo"))
+    assert 17 == WinMLExportConfig(opset_version=17).opset_for("dynamo")
+
+
+def export(model: nn.Module, folder: Path, **options: Any) -> Any:
+    """Export with an input of three rows."""
+    exporter = HTPExporter(WinMLExportConfig(**options))
+    return exporter.export(model, folder / "model.onnx", {"values": torch.randn(3, 4)})
+
+
+def test_auto_takes_the_other_exporter_and_says_why(tmp_path: Path) -> None:
+    """Module and operator stand in the result, in the sidecar and in the file; the graph is verified as any other."""
+    result = export(Outer(Normalization()), tmp_path)
+    assert (
+        "dynamo, opset 18 (aten::rms_norm in module inner has no TorchScript form)" == result.only_part.exporter_words
+    )
+    assert result.only_part.verification.is_verified
+    sidecar = json.loads((tmp_path / "model_htp_metadata.json").read_text(encoding="utf-8"))
+    assert result.only_part.exporter_reason == sidecar["export_context"]["exporter_reason"]
+    properties = {entry.key: entry.value for entry in onnx.load(tmp_path / "model.onnx").metadata_props}
+    record = json.loads(properties["winml.export"])
+    assert ("dynamo", result.only_part.exporter_reason) == (record["exporter"], record["exporter_reason"])
+    assert (18, 18) == (record["opset_requested"], record["opset_produced"])
+
+
+def test_exporter_whose_private_name_moved_is_told_and_the_other_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if a newer torch had no such name: no AttributeError, and who asked for that exporter is told what works."""
+    monkeypatch.delattr(torch.jit, "_get_trace_graph")
+    moved = f"torch {torch.__version__} has no torch.jit._get_trace_graph, which the exporter TorchScript needs"
+    with pytest.raises(ExportError) as caught:
+        export(Outer(nn.Linear(4, 4)), tmp_path, exporter="torchscript")
+    assert moved == caught.value.message
+    assert caught.value.hint.startswith("Use exporter='dynamo' or a different version of torch. ")
+    result = export(Outer(nn.Linear(4, 4)), tmp_path)
+    assert f"dynamo, opset 18 (TorchScript: {moved})" == result.only_part.exporter_words
+
+
+def test_forced_exporter_does_not_change_and_both_reasons_are_told(tmp_path: Path) -> None:
+    """What is asked for is used or fails; where both fail, both are named."""
+    with pytest.raises(ExportError, match=r"TorchScript.*ONNX.*aten::rms_norm"):
+        export(Outer(Normalization()), tmp_path, exporter="torchscript")
+    with pytest.raises(ExportError) as caught:
+        export(Outer(Bessel()), tmp_path)
+    assert "neither exporter" in caught.value.message
+    assert "aten::special_bessel_j0" in caught.value.message
+    assert "prims::bessel_j0" in caught.value.message
+    assert "inner" == caught.value.module
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_auto_makes_a_wrong_graph_anew_with_the_other_exporter(tmp_path: Path) -> None:
+    """TorchScript writes some wrong graphs without a word; forced, it ends there and no file is left."""
+    result = export(Outer(Halves()), tmp_path)
+    assert "dynamo" == result.only_part.exporter
+    assert result.only_part.exporter_reason.startswith(
+        "the graph TorchScript made is wrong: not equal: output 'output'"
+    )
+    assert result.only_part.verification.is_verified
+    (tmp_path / "forced").mkdir()
+    with pytest.raises(VerificationError, match="not equal"):
+        export(Outer(Halves()), tmp_path / "forced", exporter="torchscript")
+    assert [] == list((tmp_path / "forced").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "used", "is_graph_wrong", "expected"),
+    [
+        ("auto", "torchscript", True, "dynamo"),
+        ("auto", "torchscript", False, None),
+        ("auto", "dynamo", True, None),
+        ("torchscript", "torchscript", True, None),
+    ],
+)
+def test_second_choice_is_made_where_the_graph_is_at_fault(
+    wanted: Literal["auto", "torchscript"],
+    used: Literal["torchscript", "dynamo"],
+    is_graph_wrong: bool,
+    expected: str | None,
+) -> None:
+    """A model that answers differently each time does so with any exporter."""
+    error = VerificationError("cannot verify: no", is_graph_wrong=is_graph_wrong)
+    choice = second_choice(WinMLExportConfig(exporter=wanted), ExporterUse(used), error)
+    assert expected == (choice.name if choice else None)
+
+
+def test_modules_exchanged_while_running_are_those_of_the_file(tmp_path: Path) -> None:
+    """The tree is of the modules that run from the second call on."""
+    result = export(Settling(), tmp_path)
+    tags = ["/Settling", "/Settling/Halves", "/Settling/Halves/Linear"]
+    assert tags == [node.tag for node in result.only_part.tree]
+    assert set(tags) == {node.tag for node in result.only_part.nodes}
+
+
+def test_second_choice_after_a_wrong_normalization_does_not_blame_the_exporter() -> None:
+    """The reason is that of the error, which names the normalization."""
+    error = VerificationError("normalization made the graph wrong", is_graph_wrong=True)
+    error.is_normalization_wrong = True
+    choice = second_choice(WinMLExportConfig(), ExporterUse("torchscript"), error)
+    assert choice is not None
+    assert "normalization made the graph wrong" == choice.reason

@@ -1,0 +1,156 @@
+"""Are the states of a decoder that an operator adds to in place those of a run that copies them?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx.parser
+import pytest
+
+from winml.modelkit.errors import InputError
+from winml.modelkit.file_names import files_folder
+from winml.modelkit.generate.generation.loop import generate_tokens
+from winml.modelkit.generate.generation.settings import GenerationSettings
+from winml.modelkit.ort.decoding.decoder import DecoderGraph
+from winml.modelkit.ort.sessions import Session
+
+
+class _CopyingSession(Session):
+    """A session whose states are replaced in each run."""
+
+    takes_states_in_place = False
+
+
+def _write_decoder(path: Path, *, extra: str = "", extra_output: str = "") -> Path:
+    """Write a decoder of one attention with two heads, whose keys and values are the vectors of its tokens."""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1],
+         metadata_props: ["winml.part": "{{\\"name\\": \\"model\\", \\"of\\": [\\"model\\"], \\"feeds\\": [
+            {{\\"output\\": \\"present_key\\", \\"part\\": \\"model\\", \\"input\\": \\"past_key\\"}},
+            {{\\"output\\": \\"present_value\\", \\"part\\": \\"model\\", \\"input\\": \\"past_value\\"}}]}}"]>
+        decoder (int64[batch, sequence] input_ids, int64[batch, total] attention_mask,
+                 float[batch, 2, past, 8] past_key, float[batch, 2, past, 8] past_value)
+            => (float[batch, sequence, 32] logits, float[batch, 2, total, 8] present_key,
+                float[batch, 2, total, 8] present_value{extra_output}) {{
+            axis = Constant <value = int64[1] {{1}}> ()
+            one = Constant <value = int32 {{1}}> ()
+            place = Constant <value = int64 {{1}}> ()
+            states = Gather (table, input_ids)
+            counted = ReduceSum <keepdims = 0> (attention_mask, axis)
+            filled = Cast <to = 6> (counted)
+            seqlens = Sub (filled, one)
+            sizes = Shape (attention_mask)
+            wide = Gather (sizes, place)
+            total_length = Cast <to = 6> (wide)
+            attended, present_key, present_value = com.microsoft.GroupQueryAttention
+                <num_heads = 2, kv_num_heads = 2>
+                (states, states, states, past_key, past_value, seqlens, total_length)
+            columns = Transpose <perm = [1, 0]> (table)
+            logits = MatMul (attended, columns)
+            {extra}
+        }}
+    """)
+    table = np.random.default_rng(3).normal(size=(32, 16)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(table, "table"))
+    onnx.save(model, path)
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file of the decoder."""
+    return _write_decoder(tmp_path / "model.onnx")
+
+
+def test_tokens_are_those_of_states_that_are_copied(path: Path) -> None:
+    """The text is longer than the first room, so that its states move twice."""
+    settings = GenerationSettings(max_new_tokens=450)
+    in_place, copied = (
+        [entry.token for entry in generate_tokens(DecoderGraph(kind(path)), [5, 9, 2], settings)]
+        for kind in (Session, _CopyingSession)
+    )
+    assert copied == in_place
+    assert DecoderGraph(Session(path)).adds_in_place
+
+
+def test_head_size_that_the_graph_leaves_open_is_that_of_the_config_of_genai(path: Path) -> None:
+    """As genai's builder writes it; a config that lacks it is refused with the file."""
+    settings = GenerationSettings(max_new_tokens=9)
+    expected = [entry.token for entry in generate_tokens(DecoderGraph(Session(path)), [5, 9, 2], settings)]
+    model = onnx.load(path)
+    for value in (*model.graph.input, *model.graph.output):
+        if len(value.type.tensor_type.shape.dim) == 4:
+            value.type.tensor_type.shape.dim[3].dim_param = "kv_cache_dim"
+    onnx.save(model, path)
+    config = path.with_name("genai_config.json")
+    config.write_text('{"model": {"decoder": {"head_size": 8}}}', encoding="utf-8")
+    graph = DecoderGraph(Session(path))
+    assert expected == [entry.token for entry in generate_tokens(graph, [5, 9, 2], settings)]
+    config.write_text('{"model": {}}', encoding="utf-8")
+    with pytest.raises(InputError, match=r"genai_config\.json.*head_size"):
+        DecoderGraph(Session(path))
+
+
+def test_files_of_a_model_are_beside_it_although_there_is_a_config_above(path: Path) -> None:
+    """A folder of genai's builder has a config of its own, and no config.json."""
+    model = path.parent / "genai" / "model.onnx"
+    model.parent.mkdir()
+    (path.parent / "config.json").touch()
+    assert path.parent == files_folder(model)
+    (model.parent / "genai_config.json").touch()
+    assert model.parent == files_folder(model)
+
+
+def test_run_writes_into_the_memory_of_the_run_before(path: Path) -> None:
+    """What is counted are the tokens, without the room for more."""
+    graph = DecoderGraph(Session(path))
+    cache = graph.empty_cache(1)
+    graph.run(np.array([[1, 2, 3]]), cache=cache)
+    value = cache.values["past_key"]
+    before = value.data_ptr()
+    graph.run(np.array([[4]]), cache=cache)
+    assert before == cache.values["past_key"].data_ptr()
+    assert 2 * 4 * 2 * 8 * 4 == cache.size_bytes()
+
+
+def test_copy_of_a_cache_stays_what_it_is(path: Path) -> None:
+    """Two texts that begin alike end as if each had been written alone, whichever goes on first; so do rows."""
+    graph, copying = DecoderGraph(Session(path)), DecoderGraph(_CopyingSession(path))
+    logits = {}
+    for name, decoder in (("in place", graph), ("copied", copying)):
+        cache = decoder.empty_cache(2)
+        decoder.run(np.array([[1, 2, 3], [7, 8, 9]]), cache=cache)
+        kept = cache.__copy__()
+        first = [decoder.run(np.array([[4], [5]]), cache=cache) for _ in range(2)]
+        second = [decoder.run(np.array([[6], [7]]), cache=kept) for _ in range(2)]
+        cache.reorder_cache(np.array([1, 1]))
+        logits[name] = [*first, *second, decoder.run(np.array([[4], [5]]), cache=cache)]
+    np.testing.assert_allclose(logits["in place"], logits["copied"], rtol=1e-6)
+
+
+def test_rewound_cache_answers_as_before(path: Path) -> None:
+    """A step that is measured again and again starts from the same tokens."""
+    graph = DecoderGraph(Session(path))
+    cache = graph.empty_cache(1)
+    graph.run(np.array([[1, 2, 3]]), cache=cache)
+    taken, logits = cache.__copy__(), []
+    for _ in range(2):
+        taken.rewind(cache)
+        logits.append(graph.run(np.array([[4]]), cache=taken))
+    np.testing.assert_array_equal(*logits)
+    assert (3, 4) == (cache.length, taken.length)
+
+
+def test_state_with_another_reader_is_copied(tmp_path: Path) -> None:
+    """A node that reads all of a state would read its spare room as well."""
+    path = _write_decoder(
+        tmp_path / "read.onnx",
+        extra="seen = ReduceSum <keepdims = 0> (past_key)",
+        extra_output=", float seen",
+    )
+    graph = DecoderGraph(Session(path))
+    assert not graph.adds_in_place
+    cache = graph.empty_cache(1)
+    graph.run(np.array([[1, 2, 3]]), cache=cache)
+    assert (1, 2, 3, 8) == tuple(cache.values["past_key"].shape())

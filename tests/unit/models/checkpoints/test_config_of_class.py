@@ -1,0 +1,21 @@
+"""A decoder that is built alone takes the config it has inside that of the whole model."""
+
+from __future__ import annotations
+
+import transformers
+
+from winml.modelkit.models.checkpoints.config import CheckpointConfig, with_config_of_class
+
+
+def test_decoder_takes_the_config_inside_that_of_the_whole() -> None:
+    """The class says which; files and notes stay."""
+    whole = CheckpointConfig(transformers.Llama4Config(), None, {}, ("a note",))
+    alone = with_config_of_class(whole, transformers.Llama4ForCausalLM)
+    assert (whole.config.text_config, whole.notes) == (alone.config, alone.notes)
+    assert with_config_of_class(whole, transformers.Llama4ForConditionalGeneration) is whole
+
+
+def test_class_of_the_same_config_takes_it() -> None:
+    """Nothing is looked for inside."""
+    checkpoint = CheckpointConfig(transformers.LlamaConfig(), None, {})
+    assert with_config_of_class(checkpoint, transformers.LlamaForCausalLM) is checkpoint

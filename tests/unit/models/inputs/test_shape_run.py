@@ -1,0 +1,133 @@
+"""Does a forward tell its shapes where there are no values?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from winml.modelkit.models.inputs.shape_run import run_on_shapes
+from winml.modelkit.onnx.specs import InputTensorSpec
+
+
+def _spec(name: str, shape: tuple[int, ...], dtype: str = "float32", **values: Any) -> InputTensorSpec:
+    return InputTensorSpec(name=name, shape=shape, dtype=dtype, **values)
+
+
+class Splitter(torch.nn.Module):
+    """Projects a row of patches and splits it by the grids of its images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = torch.nn.Linear(6, 4)
+
+    def forward(self, patches: torch.Tensor, grid: torch.Tensor) -> Any:
+        sizes = (grid.prod(-1) // 2).tolist()
+        return torch.split(self.project(patches)[: sum(sizes)], sizes)
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_shape_run_computes_sizes_that_follow_from_whole_numbers(device: str) -> None:
+    """A grid is a value: what is split by it has its sizes, with storage and without."""
+    with torch.device(device):
+        model = Splitter()
+    grid = _spec("grid", (2, 3), "int64", first_values=((1, 1), (4, 1), (2, 1)))
+    parts = run_on_shapes(model, {"patches": _spec("patches", (9, 6)), "grid": grid})
+    assert [(4, 4), (4, 4)] == [tuple(part.shape) for part in parts or ()]
+
+
+def test_shape_run_picks_by_masks_that_are_known() -> None:
+    """What a mask shows is counted, whichever device the forward moves it to."""
+
+    def forward(features: torch.Tensor, mask: torch.Tensor) -> Any:
+        length = torch.arange(features.shape[1], device=features.device)[None] < mask.sum(-1)[:, None] - 1
+        return features[length.to(features.device)], features.flatten(0, 1)[mask.flatten().bool()]
+
+    specs = {
+        "features": _spec("features", (2, 5, 3)),
+        "mask": _spec("mask", (2, 5), "int64", value_range=(0, 0), first_values=((1, 3),)),
+    }
+    shorter, shown = run_on_shapes(forward, specs) or (None, None)
+    assert ((4, 3), (6, 3)) == (tuple(shorter.shape), tuple(shown.shape))
+
+
+def test_shape_run_refuses_values_that_do_not_fit_the_places_picked() -> None:
+    """As many vectors are put in place as there are places."""
+
+    def forward(text: torch.Tensor, features: torch.Tensor, mask: torch.Tensor) -> Any:
+        text[mask.bool()] = features
+        return text
+
+    specs = {"text": _spec("text", (1, 8, 3)), "features": _spec("features", (4, 3))}
+    for count, runs in ((4, True), (3, False)):
+        mask = _spec("mask", (1, 8), "int64", value_range=(0, 0), first_values=((1, count),))
+        assert runs == (run_on_shapes(forward, {**specs, "mask": mask}) is not None)
+
+
+def test_shape_run_of_parameters_alone_is_where_all_the_rest_is() -> None:
+    """What is made of weights alone meets what is made of inputs."""
+    query = torch.nn.Parameter(torch.zeros(1, 4, 8))
+    project = torch.nn.Linear(8, 8)
+
+    def forward(images: torch.Tensor) -> Any:
+        images = images.to(query.device)
+        return torch.nn.functional.scaled_dot_product_attention(project(query), images, images)
+
+    made = run_on_shapes(forward, {"images": _spec("images", (1, 9, 8))})
+    assert (1, 4, 8) == tuple(getattr(made, "shape", ()))
+
+
+def test_shape_run_takes_a_value_nobody_has_for_equal_to_no_other() -> None:
+    """An image is not padding, and what is asked for is there."""
+
+    def forward(images: torch.Tensor) -> Any:
+        blank = (images == 0.0).sum(dim=(-1, -2)) == images.shape[-1] * images.shape[-2]
+        return images[~blank], images[images > 0.5]
+
+    kept, bright = run_on_shapes(forward, {"images": _spec("images", (3, 4, 4))}) or (None, None)
+    assert ((3, 4, 4), (48,)) == (tuple(kept.shape), tuple(bright.shape))
+
+
+def test_shape_run_keeps_values_of_tensors_made_in_the_forward() -> None:
+    """Sizes written into a tensor on the model's device can be read back."""
+
+    def forward(images: torch.Tensor) -> Any:
+        sizes = torch.tensor([images.shape[-1], 2], device=images.device)
+        return images.new_zeros(tuple(sizes.tolist())), torch.zeros(int(sizes.prod()), device=images.device)
+
+    made, flat = run_on_shapes(forward, {"images": _spec("images", (1, 7))}) or (None, None)
+    assert ((7, 2), (14,)) == (tuple(made.shape), tuple(flat.shape))
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        pytest.param(lambda x: torch.nn.functional.linear(x, torch.ones(2, 9)), id="another width"),
+        pytest.param(lambda x: x[: int(x.sum())], id="a size that is a value"),
+        pytest.param(lambda y: y, id="another name"),
+    ],
+)
+def test_shape_run_says_where_it_does_not_run(forward: Any) -> None:
+    """A refusal is an answer, not an error."""
+    assert run_on_shapes(forward, {"x": _spec("x", (3, 4))}) is None
+
+
+def test_shape_run_leaves_the_random_state() -> None:
+    """Deciding inputs changes no draw of the caller."""
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    run_on_shapes(lambda x: x + torch.rand(4), {"x": _spec("x", (4,))})
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_shape_run_takes_parts_of_sizes_nobody_knows() -> None:
+    """Rows that are sorted by expert are divided by counts, which are values: together the parts are all of it."""
+
+    def forward(rows: torch.Tensor) -> Any:
+        counts = torch.zeros(rows.shape[0], 3).scatter(1, rows.topk(1).indices, 1).long().sum(0).tolist()
+        return torch.cat([part * 2 for part in rows.split(counts, dim=0)]), len(counts)
+
+    answer = run_on_shapes(forward, {"rows": _spec("rows", (5, 3))})
+    assert answer is not None
+    assert ((5, 3), 3) == (tuple(answer[0].shape), answer[1])

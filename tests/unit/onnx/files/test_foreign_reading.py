@@ -1,0 +1,190 @@
+"""Duplicate metadata keys of nodes are merged, and files that have them are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper
+
+from winml.modelkit.errors import InputError
+from winml.modelkit.onnx.files.graph_reading import load_by_reference, load_foreign, merge_duplicate_keys, read_foreign
+from winml.modelkit.onnx.files.reading import reading_graph
+from winml.modelkit.onnx.files.stored_tensors import StoredTensor
+
+
+def model_with(*entries: tuple[str, str]) -> onnx.ModelProto:
+    """Build a model whose only node, in a branch, carries these entries in this order."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
+    inner = helper.make_node("Relu", ["x"], ["z"], name="inner")
+    for key, value in entries:
+        inner.metadata_props.add(key=key, value=value)
+    branch = helper.make_graph([inner], "branch", [], [helper.make_tensor_value_info("z", TensorProto.FLOAT, [2])])
+    condition = helper.make_node("Constant", [], ["c"], value=helper.make_tensor("c", TensorProto.BOOL, [], [True]))
+    chosen = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+    graph = helper.make_graph([condition, chosen], "graph", [x], [y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+def metadata(model: onnx.ModelProto) -> list[tuple[str, str]]:
+    """Return the entries of the node in the first branch."""
+    node = model.graph.node[1].attribute[0].g.node[0]
+    return [(entry.key, entry.value) for entry in node.metadata_props]
+
+
+DUPLICATES = (
+    ("winml.hierarchy.tag", "/M/A/B"),
+    ("winml.hierarchy.module", "a.b"),
+    ("winml.hierarchy.source", "direct"),
+    ("namespace", "M/a: A/a.b: B"),
+    ("pkg.torch.onnx.name_scopes", "['a']"),
+    ("mine", "1"),
+    ("winml.hierarchy.tag", "/M/A/C"),
+    ("winml.hierarchy.module", "a.c"),
+    ("winml.hierarchy.source", "parent"),
+    ("namespace", "M/a: A/a.c: C"),
+    ("pkg.torch.onnx.name_scopes", "['b']"),
+    ("mine", "2"),
+)
+
+
+def test_merge_duplicate_keys_gives_the_common_module_and_names_the_sources() -> None:
+    """Two tags on a node are what it was fused from: it belongs to the module both lie in."""
+    model = model_with(*DUPLICATES)
+    assert (2, ()) == merge_duplicate_keys(model), "both branches"
+    found = metadata(model)
+    merged = dict(found)
+    assert len(found) == len(merged)
+    assert ("/M/A", "merged", "2") == tuple(
+        merged[key] for key in ("winml.hierarchy.tag", "winml.hierarchy.source", "mine")
+    )
+    assert ["a.b", "a.c"] == json.loads(merged["winml.hierarchy.modules"])
+    assert {"namespace", "winml.hierarchy.module", "pkg.torch.onnx.name_scopes"}.isdisjoint(merged)
+
+
+def test_merge_duplicate_keys_names_the_module_where_the_file_tells_it() -> None:
+    """The tag needs no completion then. Of keys that the model has several times the last counts."""
+    model = model_with(*DUPLICATES)
+    for tree in ("damaged", '[{"tag": "/M/A", "path": "a"}]'):
+        model.metadata_props.add(key="winml.hierarchy.tree", value=tree)
+    assert (2, ("winml.hierarchy.tree",)) == merge_duplicate_keys(model)
+    merged = dict(metadata(model))
+    assert ("a", "2") == (merged["winml.hierarchy.module"], merged["winml.hierarchy.depth"])
+    onnx.checker.check_model(model)
+
+
+def test_merge_duplicate_keys_that_agree_stay() -> None:
+    """The same key with the same value twice is that value once, source and module included."""
+    once = DUPLICATES[:6]
+    model = model_with(*once, *once)
+    assert (2, ()) == merge_duplicate_keys(model)
+    assert list(once) == metadata(model)
+
+
+def test_merge_duplicate_keys_leaves_clean_models_alone() -> None:
+    """A node with every key once is not touched."""
+    model = model_with(*DUPLICATES[:6])
+    assert not merge_duplicate_keys(model)
+    assert list(DUPLICATES[:6]) == metadata(model)
+
+
+def test_merge_duplicate_keys_drops_texts_that_are_no_tags() -> None:
+    """Two texts of which one is no tag leave the node untagged, for others to tag."""
+    model = model_with(("winml.hierarchy.tag", "/M"), ("winml.hierarchy.tag", "M"))
+    merge_duplicate_keys(model)
+    assert [] == metadata(model)
+
+
+def test_foreign_file_is_loaded_and_read_with_every_key_once(tmp_path: Path) -> None:
+    """A file with duplicate keys is read by both readers alike."""
+    path = tmp_path / "foreign.onnx"
+    path.write_bytes(model_with(*DUPLICATES).SerializeToString())
+    read, merged = read_foreign(path)
+    assert 2 == merged.nodes
+    tags = [
+        [node.metadata_props.get("winml.hierarchy.tag") for node in model.graph.all_nodes()]
+        for model in (read, load_foreign(path))
+    ]
+    assert [None, None, "/M/A", "/M/A"] == tags[0] == tags[1]
+
+
+def test_read_foreign_graph_that_is_none_is_refused(tmp_path: Path) -> None:
+    """A model in which two nodes make one value is told in words of ours."""
+    model = model_with()
+    model.graph.node.append(model.graph.node[0])
+    path = tmp_path / "broken.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(InputError, match="a graph"):
+        read_foreign(path)
+
+
+WEIGHTS = {
+    "large": np.arange(4096, dtype=np.float32).reshape(64, 64),
+    "short": np.arange(4096, dtype=np.int64).astype(ml_dtypes.bfloat16),
+    "small": np.arange(4, dtype=np.float32),
+    "halves": np.arange(16384, dtype=np.int64).astype(ml_dtypes.int4),
+}
+
+
+def save_weights(folder: Path, *, data: str | None = None) -> Path:
+    """Write a model with weights of several types, inside the file or in a data file."""
+    x = ir.Value(name="x", shape=ir.Shape([4]), type=ir.TensorType(ir.DataType.FLOAT))
+    node = ir.Node("", "Neg", [x], outputs=[ir.Value(name="y")])
+    values = [ir.Value(name=name, const_value=ir.tensor(array, name=name)) for name, array in WEIGHTS.items()]
+    graph = ir.Graph([x], node.outputs, nodes=[node], initializers=values, opset_imports={"": 21}, name="g")
+    ir.save(ir.Model(graph, ir_version=10), folder / "model.onnx", external_data=data, size_threshold_bytes=0)
+    return folder / "model.onnx"
+
+
+@pytest.mark.parametrize("data", [None, "model.data"])
+def test_load_by_reference_gives_the_values_of_weights_inside_and_outside(tmp_path: Path, data: str | None) -> None:
+    """Every weight has type and values it was written with."""
+    model = load_by_reference(save_weights(tmp_path, data=data))
+
+    assert list(model.graph.initializers) == list(WEIGHTS)
+    for name, array in WEIGHTS.items():
+        tensor = model.graph.initializers[name].const_value
+        assert tensor is not None
+        assert np.array_equal(tensor.numpy(), array)
+        assert tensor.numpy().dtype == array.dtype
+
+
+def test_load_by_reference_leaves_large_weights_in_the_file(tmp_path: Path) -> None:
+    """A weight is read when it is asked for: one of a file that was replaced has the new values."""
+    path = save_weights(tmp_path)
+    tensor = load_by_reference(path).graph.initializers["large"].const_value
+    assert isinstance(tensor, StoredTensor)
+
+    path.write_bytes(path.read_bytes().replace(WEIGHTS["large"].tobytes(), (-WEIGHTS["large"]).tobytes()))
+
+    assert np.array_equal(tensor.numpy(), -WEIGHTS["large"])
+
+
+def test_load_by_reference_reads_weights_whose_place_is_written_out(tmp_path: Path) -> None:
+    """ONNX Runtime's quantizers write that values lie inside, which goes without saying."""
+    path = save_weights(tmp_path)
+    model = onnx.load(path)
+    for tensor in model.graph.initializer:
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        assert tensor.HasField("data_location")
+    path.write_bytes(model.SerializeToString())
+
+    tensor = load_by_reference(path).graph.initializers["large"].const_value
+    assert isinstance(tensor, StoredTensor)
+    assert np.array_equal(tensor.numpy(), WEIGHTS["large"])
+
+
+def test_load_by_reference_of_a_weight_that_is_too_long_names_it(tmp_path: Path) -> None:
+    """A shape that does not go with the bytes is found while reading, not where the values are used."""
+    path = save_weights(tmp_path)
+    model = onnx.load(path)
+    model.graph.initializer[0].dims[0] -= 1
+    path.write_bytes(model.SerializeToString())
+
+    with pytest.raises(InputError, match=r"'large' .* 16384"):
+        reading_graph(path, lambda: load_by_reference(path))

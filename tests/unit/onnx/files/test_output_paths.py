@@ -1,0 +1,74 @@
+"""Names and places of the files of an export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from winml.modelkit.errors import OutputExistsError, UsageError, WriteError
+from winml.modelkit.onnx.files.output_files import ExportPaths
+
+
+def paths(output: Path, **options: bool) -> ExportPaths:
+    """Name all files."""
+    return ExportPaths.for_output(output, **{"with_sidecar": True, "with_report": True, **options})
+
+
+def test_for_output_names_are_those_of_formats() -> None:
+    """Sidecar and report bear the stem of the model, the data its whole name."""
+    found = paths(Path("out/bert.v1.onnx"))
+    assert Path("out/bert.v1_htp_metadata.json") == found.sidecar
+    assert Path("out/bert.v1_htp_export_report.md") == found.report
+
+
+def test_for_output_leaves_out_what_is_not_asked_for() -> None:
+    """Without hierarchy there is no sidecar, without a wish no report."""
+    found = paths(Path("model.onnx"), with_sidecar=False, with_report=False)
+    assert (None, None) == (found.sidecar, found.report)
+
+
+@pytest.mark.parametrize(("name", "better"), [("model.pt", "model.pt.onnx"), ("out/m.v2", "out/m.v2.onnx")])
+def test_for_output_other_ending_is_refused_with_a_name(name: str, better: str) -> None:
+    """The error says which name would do."""
+    with pytest.raises(UsageError, match=r"in \.onnx") as caught:
+        paths(Path(name))
+    assert f"Name it {Path(better)}" == caught.value.hint
+
+
+def test_for_output_without_an_ending_may_have_meant_a_folder() -> None:
+    """Both names are said."""
+    with pytest.raises(UsageError, match=r"in \.onnx") as caught:
+        paths(Path("new"))
+    assert all(str(name) in caught.value.hint for name in ("new.onnx", Path("new") / "model.onnx"))
+
+
+@pytest.mark.parametrize("name", ["folder", "folder.onnx"])
+def test_for_output_directory_is_refused_with_a_name(name: str, tmp_path: Path) -> None:
+    """A directory is no file, whatever it is called."""
+    (tmp_path / name).mkdir()
+    with pytest.raises(UsageError, match="directory") as caught:
+        paths(tmp_path / name)
+    assert str(tmp_path / name / "model.onnx") in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model_htp_metadata.json", "model_htp_export_report.md"])
+def test_refuse_existing_names_the_file_that_is_there(name: str, tmp_path: Path) -> None:
+    """Any file of the export that exists stops it, unless it may be replaced."""
+    (tmp_path / name).write_text("earlier")
+    with pytest.raises(OutputExistsError, match=name):
+        paths(tmp_path / "model.onnx").refuse_existing(overwrite=False)
+    paths(tmp_path / "model.onnx").refuse_existing(overwrite=True)
+
+
+def test_refuse_existing_looks_only_at_files_that_will_be_written(tmp_path: Path) -> None:
+    """A report beside the model is nobody's business when none is written."""
+    (tmp_path / "model_htp_export_report.md").write_text("earlier")
+    paths(tmp_path / "model.onnx", with_report=False).refuse_existing(overwrite=False)
+
+
+def test_refuse_existing_place_below_a_file_is_refused(tmp_path: Path) -> None:
+    """A file cannot be a directory of the output."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(WriteError, match="cannot write"):
+        paths(tmp_path / "file" / "model.onnx").refuse_existing(overwrite=False)

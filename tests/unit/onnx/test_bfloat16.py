@@ -1,0 +1,87 @@
+"""A graph that computes in bfloat16 computes in float32, with the weights it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from graphs import parse
+from winml.modelkit.compare.verification.float32_sides import comparable_graph
+from winml.modelkit.errors import WinMLError
+from winml.modelkit.onnx.bfloat16 import computes_in_bfloat16, widen_bfloat16
+from winml.modelkit.onnx.files.writing import write_model
+from winml.modelkit.ort.graph_sessions import session_of_graph
+from winml.modelkit.ort.sessions import Session
+
+# A weight that is an output as well, a constant, a Cast, a mask of a Shape, and a branch that reads the weight.
+_GRAPH = """m (bfloat16[n, 2] x, bool flag) => (bfloat16[n, 2] y, bfloat16[n, 2] z)
+    <bfloat16[2, 2] w = {0, 0, 0, 0}> {
+        half = Constant <value = bfloat16[1] {0}> ()
+        a = MatMul (x, w)
+        b = Mul (a, half)
+        size = Shape (b)
+        zeros = ConstantOfShape <value = bfloat16[1] {0}> (size)
+        one = Cast <to = 16> (flag)
+        c = Add (b, zeros)
+        y = Mul (c, one)
+        z = If (flag) <
+            then_branch = then () => (bfloat16[n, 2] t) { t = MatMul (x, w) },
+            else_branch = else () => (bfloat16[n, 2] e) { e = Neg (x) }>
+    }"""
+
+_WEIGHT = np.array([[1, 0], [0, 2]], np.float32)
+
+
+def _graph() -> ir.Model:
+    """The graph with its values, which a text gives as bits of no agreed meaning."""
+    model = parse(_GRAPH)
+    model.graph.initializers["w"].const_value = ir.tensor(_WEIGHT.astype(ml_dtypes.bfloat16), name="w")
+    for node, value in zip(
+        (node for node in model.graph if node.op_type in ("Constant", "ConstantOfShape")), (0.5, 1.0), strict=True
+    ):
+        node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.array([value], ml_dtypes.bfloat16)))
+    return model
+
+
+@pytest.mark.parametrize("is_external", [False, True])
+def test_answers_are_those_of_float32(tmp_path: Path, is_external: bool) -> None:
+    """Without it, ONNX Runtime's CPU provider opens no such graph. The file stays as it is."""
+    path = tmp_path / "model.onnx"
+    write_model(_graph(), path, external=is_external)
+    before = path.read_bytes()
+    with pytest.raises(WinMLError):
+        Session(path)
+    x = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
+    session = session_of_graph(comparable_graph(path), path)
+    for flag in (True, False):
+        answer = session.run({"x": x, "flag": np.array(flag)})
+        # Sums of two products.
+        np.testing.assert_allclose(answer["y"], (x @ _WEIGHT / 2 + 1) * flag, rtol=1e-6)
+        np.testing.assert_allclose(answer["z"], x @ _WEIGHT if flag else -x, rtol=1e-6)
+    assert before == path.read_bytes()
+
+
+def test_weights_are_cast_when_they_are_read() -> None:
+    """Nothing but their type changes until then."""
+    model = _graph()
+    widen_bfloat16(model)
+    assert not computes_in_bfloat16(model)
+    weight = model.graph.initializers["w"].const_value
+    assert isinstance(weight, ir.LazyTensor)
+    assert ir.DataType.FLOAT == weight.dtype == model.graph.initializers["w"].dtype
+    np.testing.assert_array_equal(_WEIGHT, weight.numpy())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["m (float[2] x) => (float[2] y) { y = Mul (x, x) }",
+     "m (float[2] x) => (float[2] y) <bfloat16[2] w = {16256, 0}> { f = Cast <to = 1> (w)  y = Mul (x, f) }"],
+    ids=["nothing in bfloat16", "weights stored in bfloat16"],
+)  # fmt: skip
+def test_graphs_that_the_cpu_runs_are_none(text: str) -> None:
+    """They are compared as they are."""
+    assert not computes_in_bfloat16(parse(text))

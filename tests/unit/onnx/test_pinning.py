@@ -1,0 +1,94 @@
+"""Open dimensions are fixed, and nothing else changes."""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.onnx.pinning import open_dimensions, pin_dimensions, sizes_of_dimensions
+from winml.modelkit.onnx.specs import resolve_names
+
+
+def model() -> ir.Model:
+    """``x[batch, 3, samples]`` → Relu → Relu → ``y``, whose last size is an expression."""
+    text = """
+        <ir_version: 10, opset_import: ["" : 17]>
+        agraph (float[batch, 3, samples] x, float[batch] z) => (float[batch, 3, frames] y)
+        <float[batch, 3, samples] h>
+        { h = Relu(x)
+          y = Relu(h) }
+    """
+    pinned_model = ir.serde.deserialize_model(onnx.parser.parse_model(text))
+    pinned_model.graph.outputs[0].shape = ir.Shape(["batch", 3, "(samples - 25)//80"])
+    return pinned_model
+
+
+def dims(value: ir.Value) -> list[int | str | None]:
+    """Return a shape in plain Python."""
+    return [size if isinstance(size, int) else size.value for size in value.shape or ()]
+
+
+def test_open_dimensions_are_named_with_their_inputs() -> None:
+    """The names, in order, and where they stand."""
+    assert {"batch": ["x:0", "z:0"], "samples": ["x:2"]} == open_dimensions(model().graph)
+
+
+def test_pinned_sizes_reach_inputs_outputs_and_expressions() -> None:
+    """Numbers stand wherever the name stood; what follows inside is forgotten."""
+    pinned_model = model()
+    pin_dimensions(pinned_model, {"batch": 2, "samples": 16_000})
+    assert [[2, 3, 16_000], [2]] == [dims(value) for value in pinned_model.graph.inputs]
+    assert [2, 3, 199] == dims(pinned_model.graph.outputs[0])
+    assert pinned_model.graph.node(0).outputs[0].shape is None
+
+
+def test_names_left_out_stay_open() -> None:
+    """An expression is computed only where all of it is known."""
+    pinned_model = model()
+    pin_dimensions(pinned_model, {"batch": 2})
+    assert [2, 3, "samples"] == dims(pinned_model.graph.inputs[0])
+    assert [2, 3, "(samples - 25)//80"] == dims(pinned_model.graph.outputs[0])
+
+
+def test_foreign_words_for_a_size_are_kept() -> None:
+    """A name that is no expression of ours does no harm."""
+    pinned_model = model()
+    pinned_model.graph.outputs[0].shape = ir.Shape(["batch", 3, "what/ever+"])
+    pin_dimensions(pinned_model, {"batch": 2})
+    assert [2, 3, "what/ever+"] == dims(pinned_model.graph.outputs[0])
+
+
+def test_sizes_may_be_named_by_key_of_shape_config() -> None:
+    """The conventional name of a key is as good as the name."""
+    assert {"batch": 4, "samples": 9} == resolve_names({"batch_size": 4, "samples": 9}, ["batch", "samples"])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ({"bach": 1}, "'batch'?"),
+        ({"batch": 1, "batch_size": 2}, "two sizes, 1 and 2"),
+    ],
+)
+def test_name_the_graph_lacks_and_two_sizes_are_refused(wanted: dict[str, int], words: str) -> None:
+    """The message names what there is."""
+    with pytest.raises(UsageError) as caught:
+        resolve_names(wanted, ["batch", "samples"])
+    assert words in str(caught.value)
+
+
+def test_graph_without_open_dimensions_says_so() -> None:
+    """Nothing is left to pin."""
+    with pytest.raises(UsageError, match="none;"):
+        resolve_names({"batch": 1}, [])
+
+
+def test_dimension_without_a_name_is_pinned_by_its_place() -> None:
+    """It is called ``input:axis``, as in every verb that takes sizes."""
+    text = '<ir_version: 10, opset_import: ["" : 17]>\ng (float[?, 3] x) => (float[?, 3] y) { y = Relu(x) }'
+    nameless = ir.serde.deserialize_model(onnx.parser.parse_model(text))
+    assert {"x:0": ["x:0"]} == open_dimensions(nameless.graph)
+    pin_dimensions(nameless, sizes_of_dimensions(nameless.graph, {"x:0": 4}))
+    assert [4, 3] == dims(nameless.graph.inputs[0])

@@ -1,0 +1,401 @@
+"""A file goes in, a cheaper one comes out; what is already in order is passed on as it is."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+from graphs import parse
+from winml.modelkit import optimize_onnx, run_optimize_analyze_loop
+from winml.modelkit.compare.words import equality_words
+from winml.modelkit.errors import (
+    ConfigError,
+    InputError,
+    ModelPathError,
+    OptimizeError,
+    OutputExistsError,
+    StageError,
+    UsageError,
+    VerificationError,
+)
+from winml.modelkit.file_names import is_data_of
+from winml.modelkit.metadata_keys import NORMALIZED_KEY
+from winml.modelkit.onnx.fingerprint import is_normalized, stamp
+from winml.modelkit.optimize.records import OptimizationRound
+from winml.modelkit.ort.ir_versions import newest_ir_version
+from winml.modelkit.transform.graph_file import ALREADY_NORMALIZED
+
+BODY = """m (float[N, 3] x) => (float[N, 3] y) <float two = {2}, float half = {0.5}>
+    { a = Identity (x) b = Mul (a, two) c = Transpose <perm = [1, 0]> (b) d = Relu (c)
+      e = Transpose <perm = [1, 0]> (d) y = Mul (e, half) }"""
+
+
+def _save(path: Path, *, stamped: bool, body: str = BODY, data: bool = False) -> Path:
+    model = parse(body)
+    if stamped:
+        stamp(model)
+    ir.save(model, path, external_data=f"{path.name}.data" if data else None, size_threshold_bytes=0)
+    return path
+
+
+_WIDE_BODY = BODY.replace("3]", "100]").replace("float two = {2}", f"float[100] two = {{{', '.join(['2'] * 100)}}}")
+"""The same with weights that are worth a file of their own."""
+
+
+def _operators(path: Path) -> list[str]:
+    return [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
+
+
+def test_no_flags_and_a_valid_stamp_copy_the_source(tmp_path: Path) -> None:
+    """A later change of the copy does not reach the source."""
+    source = _save(tmp_path / "in.onnx", stamped=True)
+    result = optimize_onnx(source, tmp_path / "out.onnx")
+    assert source.read_bytes() == result.model_path.read_bytes()
+    result.model_path.write_bytes(b"changed")
+    assert source.read_bytes() != b"changed"
+    assert (True, 0) == (result.is_copy, result.normalizations)
+    assert (ALREADY_NORMALIZED,) == result.notes
+    assert result.verification is None
+    assert sorted(["in.onnx", "out.onnx"]) == sorted(path.name for path in tmp_path.iterdir())
+
+
+def test_graph_touched_since_it_was_stamped_is_normalized_again(tmp_path: Path) -> None:
+    """A stamp that no longer fits counts for nothing."""
+    source = _save(tmp_path / "in.onnx", stamped=True)
+    touched = onnx.load(source)
+    touched.graph.node[1].op_type = "Add"
+    onnx.save(touched, source)
+    result = optimize_onnx(source, tmp_path / "out.onnx")
+    assert (False, 1) == (result.is_copy, result.normalizations)
+    assert "Identity" not in _operators(result.model_path)
+    assert is_normalized(ir.load(result.model_path))
+    assert result.verification is not None
+    assert result.verification.is_verified
+
+
+def test_normalization_can_be_left_out_and_is_not_claimed_then(tmp_path: Path) -> None:
+    """Without it the file keeps what it would remove, and bears no stamp."""
+    source = _save(tmp_path / "in.onnx", stamped=False)
+    result = optimize_onnx(source, tmp_path / "out.onnx", skip_normalization=True)
+    assert result.normalizations == 0
+    assert "Identity" in _operators(result.model_path)
+    assert NORMALIZED_KEY not in ir.load(result.model_path).metadata_props
+
+
+def test_optimized_file_is_stamped_verified_and_told(tmp_path: Path) -> None:
+    """The record says what was there, what is there and what happened to which module."""
+    source = _save(tmp_path / "in.onnx", stamped=False)
+    result = optimize_onnx(source, tmp_path / "out.onnx", level="basic")
+    assert ["Mul", "Relu", "Mul"] == _operators(result.model_path)
+    assert (6, 3) == (result.before.nodes, result.after.nodes)
+    assert {"Transpose": (2, 0), "Identity": (1, 0)} == result.operator_changes()
+    assert ["/M/Identity", "/M/Transpose"] == sorted(change.tag for change in result.module_changes())
+    assert result.coverage.is_complete
+    assert is_normalized(ir.load(result.model_path))
+    record = result.as_record()
+    assert 100.0 == record["coverage"]["percent"]
+    assert (6, 3) == (record["before"]["nodes"], record["after"]["nodes"])
+    # Open dimensions were tried at two sizes.
+    assert 2 == len(record["verification"]["outputs"])
+
+
+def test_second_optimization_copies_nothing_but_changes_nothing(tmp_path: Path) -> None:
+    """What was optimized is in its plain form: asked for nothing more, it is passed on by reference."""
+    source = _save(tmp_path / "in.onnx", stamped=False)
+    first = optimize_onnx(source, tmp_path / "first.onnx", level="full")
+    assert optimize_onnx(first.model_path, tmp_path / "second.onnx").is_copy
+
+
+def test_weights_outside_stay_outside_and_go_inside_on_demand(tmp_path: Path) -> None:
+    """Data files are read and written; the source may not even be named by the result."""
+    source = _save(tmp_path / "in.onnx", stamped=False, body=_WIDE_BODY, data=True)
+    outside = optimize_onnx(source, tmp_path / "a" / "out.onnx", level="basic", external_data=True)
+    model, data = (file.path.name for file in outside.files)
+    assert "out.onnx" == model
+    assert is_data_of(model, data)
+    inside = optimize_onnx(source, tmp_path / "b" / "out.onnx", level="basic", external_data=False)
+    assert ["out.onnx"] == [file.path.name for file in inside.files]
+
+
+def test_large_weights_go_outside_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the limit on, weights get a file of their own."""
+    monkeypatch.setattr("winml.modelkit.transform.graph_file.EXTERNAL_BYTES", 4)
+    source = _save(tmp_path / "in.onnx", stamped=False, body=_WIDE_BODY)
+    assert 2 == len(optimize_onnx(source, tmp_path / "out.onnx", level="basic").files)
+
+
+def test_wrong_result_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    """ONNX Runtime takes x⁴ for x² in a layer normalization; the comparison with the source finds it."""
+    body = """m (float[2, 3, 4] x) => (float[2, 3, 4] y)
+        <float four = {4}, float epsilon = {0.00001}, float[4] g = {1, 2, 3, 4}, float[4] b = {4, 3, 2, 1}>
+        { mean = ReduceMean <axes = [-1]> (x) d = Sub (x, mean) p = Pow (d, four) v = ReduceMean <axes = [-1]> (p)
+          e = Add (v, epsilon) s = Sqrt (e) n = Div (d, s) h = Mul (n, g) y = Add (h, b) }"""
+    source = _save(tmp_path / "in.onnx", stamped=False, body=body)
+    with pytest.raises(VerificationError, match=r"of in\.onnx") as raised:
+        optimize_onnx(source, tmp_path / "new" / "out.onnx", layer_norm_fusion=True)
+    assert raised.value.exit_code == 3
+    assert ["in.onnx"] == [path.name for path in tmp_path.iterdir()]
+    assert optimize_onnx(source, tmp_path / "out.onnx", layer_norm_fusion=True, verify=False).verification is None
+
+
+def test_custom_domain_goes_through_where_nothing_needs_to_know_it(tmp_path: Path) -> None:
+    """An operator only its maker knows is normalized around; comparing is impossible, and that is said."""
+    body = "m (float[2, 3] x) => (float[2, 3] y) { a = Identity (x) b = f.Unheard (a) y = Identity (b) }"
+    model = parse(body, domains=', "f" : 1')
+    source = tmp_path / "in.onnx"
+    ir.save(model, source)
+    with pytest.raises(StageError, match=r"in\.onnx .*Unheard") as raised:
+        optimize_onnx(source, tmp_path / "out.onnx")
+    assert (1, True) == (raised.value.exit_code, "--no-verify" in raised.value.hint)
+    result = optimize_onnx(source, tmp_path / "out.onnx", verify=False)
+    assert ["Unheard"] == _operators(result.model_path)
+
+
+def test_quantized_and_already_optimized_models_go_through(tmp_path: Path) -> None:
+    """Operators of ONNX Runtime and quantized ones stay as they are, and the answer with them."""
+    body = """m (float[2, 3, 4] x) => (float[2, 3, 4] y)
+        <float scale = {0.1}, uint8 zero = {10}, float[4] b = {1, 2, 3, 4}>
+        { q = QuantizeLinear (x, scale, zero) d = DequantizeLinear (q, scale, zero) a = Add (d, b)
+          y = com.microsoft.Gelu (a) }"""
+    model = parse(body, domains=', "com.microsoft" : 1')
+    ir.save(model, tmp_path / "in.onnx")
+    result = optimize_onnx(tmp_path / "in.onnx", tmp_path / "out.onnx", level="full")
+    assert ["QuantizeLinear", "DequantizeLinear", "BiasGelu"] == _operators(result.model_path)
+    again = optimize_onnx(result.model_path, tmp_path / "again.onnx", level="full")
+    assert {} == again.operator_changes()
+    onnx.checker.check_model(tmp_path / "again.onnx")
+
+
+@pytest.mark.parametrize(
+    ("flags", "error", "words"),
+    [
+        ({"level": "most"}, ConfigError, "level"),
+        ({"gelu_fuson": True}, ConfigError, "'gelu_fusion'"),
+        ({"ep": "qmn"}, UsageError, "execution provider"),
+    ],
+)
+def test_wrong_flags_are_refused_before_anything_is_read(
+    tmp_path: Path, flags: Mapping[str, Any], error: type[Exception], words: str
+) -> None:
+    """The words say what was wrong with them."""
+    with pytest.raises(error, match=words):
+        optimize_onnx(tmp_path / "missing.onnx", tmp_path / "out.onnx", **flags)
+
+
+def test_missing_files_and_existing_outputs_are_refused(tmp_path: Path) -> None:
+    """Each with its own error; the output is as it was."""
+    with pytest.raises(ModelPathError):
+        optimize_onnx(tmp_path / "missing.onnx", tmp_path / "out.onnx")
+    source = _save(tmp_path / "in.onnx", stamped=False, data=True)
+    (tmp_path / "out.onnx").write_bytes(b"earlier")
+    with pytest.raises(OutputExistsError):
+        optimize_onnx(source, tmp_path / "out.onnx")
+    (tmp_path / "in.onnx.data").unlink()
+    with pytest.raises(InputError, match=r"in\.onnx\.data"):
+        optimize_onnx(source, tmp_path / "out.onnx", overwrite=True)
+    assert b"earlier" == (tmp_path / "out.onnx").read_bytes()
+
+
+def test_output_never_takes_the_data_of_the_source(tmp_path: Path) -> None:
+    """The data file of an earlier output may be the one the source names, whatever the source is called."""
+    source = _save(tmp_path / "in.onnx", stamped=False, data=True)
+    moved = onnx.load(source, load_external_data=False)
+    for tensor in moved.graph.initializer:
+        for entry in tensor.external_data:
+            entry.value = "out.onnx.data" if entry.key == "location" else entry.value
+    onnx.save(moved, source)
+    data = (tmp_path / "in.onnx.data").rename(tmp_path / "out.onnx.data").read_bytes()
+    for name in ("in.onnx", "in.model"):
+        source = source.rename(tmp_path / name)
+        shutil.copyfile(source, tmp_path / "out.onnx")
+        optimize_onnx(source, tmp_path / "out.onnx", level="full", overwrite=True)
+        assert data == (tmp_path / "out.onnx.data").read_bytes()
+
+
+def test_file_is_not_optimized_onto_itself(tmp_path: Path) -> None:
+    """It stays as it is, by whatever path it is named; another name of it is another file."""
+    source = _save(tmp_path / "in.onnx", stamped=False)
+    content = source.read_bytes()
+    (tmp_path / "there").mkdir()
+    for output in (source, tmp_path / "there" / ".." / "in.onnx"):
+        with pytest.raises(UsageError, match="the input"):
+            optimize_onnx(source, output, level="full", overwrite=True)
+    (tmp_path / "linked.onnx").hardlink_to(source)
+    optimize_onnx(source, tmp_path / "linked.onnx", level="full", overwrite=True)
+    assert content == source.read_bytes() != (tmp_path / "linked.onnx").read_bytes()
+
+
+def test_files_are_named_as_the_caller_named_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative to the working directory, where the output was."""
+    source = _save(tmp_path / "in.onnx", stamped=False)
+    monkeypatch.chdir(tmp_path)
+    assert [Path("out.onnx")] == [file.path for file in optimize_onnx(source.name, "out.onnx", level="basic").files]
+
+
+def test_loop_goes_on_until_a_round_finds_nothing(tmp_path: Path) -> None:
+    """Every round is on record, the last one without a change."""
+    source = _save(tmp_path / "in.onnx", stamped=False)
+    loop = run_optimize_analyze_loop(source, tmp_path / "out.onnx", level="basic")
+    assert [True, False] == [item.changed for item in loop.rounds]
+    assert loop.is_settled
+    assert {"Transpose": (2, 0)} == loop.rounds[0].operator_changes()
+    assert loop.file.verification is not None
+    assert [1, 2] == [item["number"] for item in loop.as_record()["rounds"]]
+
+
+def test_loop_takes_the_flags_of_the_next_round_from_the_analysis(tmp_path: Path) -> None:
+    """Whoever analyzes a round decides what is tried next, and when it is enough."""
+    source = _save(tmp_path / "in.onnx", stamped=False)
+
+    def analyze(done: OptimizationRound) -> Mapping[str, Any] | None:
+        return {"transpose_elimination": True} if done.number == 1 else None
+
+    loop = run_optimize_analyze_loop(source, tmp_path / "out.onnx", max_rounds=3, analyze=analyze)
+    assert [(), ("transpose_elimination",), ("transpose_elimination",)] == [item.enabled for item in loop.rounds]
+    assert [False, True, False] == [item.changed for item in loop.rounds]
+    assert ["Mul", "Relu", "Mul"] == _operators(loop.file.model_path)
+    with pytest.raises(UsageError, match="max_rounds 0"):
+        run_optimize_analyze_loop(source, tmp_path / "other.onnx", max_rounds=0)
+
+
+def test_loop_whose_first_round_is_asked_nothing_writes_what_later_ones_do(tmp_path: Path) -> None:
+    """The source is in its plain form, so only the analysis makes it another file; that one is compared."""
+    source = _save(tmp_path / "in.onnx", stamped=False)
+    optimize_onnx(source, tmp_path / "plain.onnx")
+
+    def analyze(done: OptimizationRound) -> Mapping[str, Any] | None:
+        return {"level": "basic"} if done.number == 1 else None
+
+    loop = run_optimize_analyze_loop(tmp_path / "plain.onnx", tmp_path / "out.onnx", analyze=analyze)
+    assert ["Mul", "Relu", "Mul"] == _operators(loop.file.model_path)
+    assert (False, True) == (loop.file.is_copy, "transpose_elimination" in loop.file.enabled)
+    assert loop.file.verification is not None
+    # Where the analysis asks for nothing either, nothing is written anew.
+    idle = run_optimize_analyze_loop(tmp_path / "plain.onnx", tmp_path / "idle.onnx", analyze=lambda _done: None)
+    assert (True, ()) == (idle.file.is_copy, idle.file.enabled)
+
+
+def test_analysis_that_returns_no_flags_is_refused(tmp_path: Path) -> None:
+    """The words say what came and what was expected."""
+    source = _save(tmp_path / "in.onnx", stamped=False)
+    analyze: Any = lambda _done: "full"  # noqa: E731
+    with pytest.raises(UsageError, match="'full'"):
+        run_optimize_analyze_loop(source, tmp_path / "out.onnx", analyze=analyze)
+
+
+@pytest.mark.parametrize("flags", [{}, {"level": "full"}])
+def test_data_file_that_is_cut_off_is_refused(tmp_path: Path, flags: Mapping[str, Any]) -> None:
+    """A stamped file would be copied unread otherwise."""
+    source = _save(tmp_path / "in.onnx", stamped=True, data=True)
+    data = tmp_path / "in.onnx.data"
+    data.write_bytes(data.read_bytes()[:-2])
+    with pytest.raises(InputError, match=r"in\.onnx\.data .*'\w+' .* \d+ to \d+"):
+        optimize_onnx(source, tmp_path / "out.onnx", **flags)
+    assert not (tmp_path / "out.onnx").exists()
+
+
+@pytest.mark.parametrize(("stamped", "data"), [(True, False), (False, True)])
+def test_format_too_new_for_onnx_runtime_is_lowered(tmp_path: Path, stamped: bool, data: bool) -> None:
+    """What onnx writes by default is newer than what ONNX Runtime takes; the result runs and was compared."""
+    source = _save(tmp_path / "in.onnx", stamped=stamped, data=data)
+    newest = newest_ir_version()
+    model = onnx.load(source, load_external_data=False)
+    model.ir_version = newest + 1
+    source.write_bytes(model.SerializeToString())
+    wishes: tuple[dict[str, Any], ...] = ({}, {"level": "full"})
+    for flags in wishes:
+        result = optimize_onnx(source, tmp_path / "out.onnx", overwrite=True, **flags)
+        assert newest >= onnx.load(result.model_path).ir_version
+        assert any(f"IR version {newest + 1} was lowered to {newest}" in note for note in result.notes)
+        assert result.verification is not None
+    assert newest + 1 == onnx.load(source, load_external_data=False).ir_version
+
+
+def test_answers_without_a_finite_value_are_no_proof(tmp_path: Path) -> None:
+    """NaN equals NaN, which says nothing of the graph."""
+    body = "m (float[2] x) => (float[2] y) <float[2] z = {0, 0}> { i = Div (z, z) a = Identity (x) y = Mul (a, i) }"
+    result = optimize_onnx(_save(tmp_path / "in.onnx", stamped=False, body=body), tmp_path / "out.onnx")
+    assert result.verification is not None
+    assert not result.verification.is_verified
+    assert "inconclusive:" in equality_words(result.verification)
+
+
+def test_opset_nobody_knows_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    """The range is told."""
+    (tmp_path / "damaged.onnx").write_bytes(b"no model")
+    with pytest.raises(UsageError, match=f"opset 99.*\n.*7 to {onnx.defs.onnx_opset_version()}"):
+        optimize_onnx(tmp_path / "damaged.onnx", tmp_path / "out.onnx", opset=99)
+
+
+def test_failed_conversion_tells_no_places_in_foreign_source(tmp_path: Path) -> None:
+    """The reason is there, the path it was compiled at is not."""
+    body = "m (float[2, 3] x, float[3] s) => (float[2, 3] y) { y = LayerNormalization (x, s) }"
+    with pytest.raises(OptimizeError, match="opset 17 to 13") as raised:
+        optimize_onnx(_save(tmp_path / "in.onnx", stamped=False, body=body), tmp_path / "out.onnx", opset=13)
+    assert "--opset" not in raised.value.hint
+
+
+def test_operators_the_execution_provider_lacks_are_named(tmp_path: Path) -> None:
+    """They were in the source; optimizing for another provider does not take them out."""
+    model = parse(
+        "m (float[2, 4] x) => (float[2, 4] y) { y = com.microsoft.Gelu (x) }", domains=', "com.microsoft" : 1'
+    )
+    ir.save(model, tmp_path / "in.onnx")
+    notes = {ep: optimize_onnx(tmp_path / "in.onnx", tmp_path / f"{ep}.onnx", ep=ep).notes for ep in ("qnn", "cpu")}
+    assert any("Gelu" in note and "qnn" in note for note in notes["qnn"])
+    assert () == notes["cpu"]
+
+
+PERIODS = """m (float[N, time] x) => (float[N, P, 7] y) <int64[3] shape = {0, -1, 7}>
+    { a = Identity (x) b = Reshape (a, shape) y = Relu (b) }"""
+"""Takes multiples of 7 only, which are no sizes that are tried."""
+
+
+@pytest.mark.parametrize("sizes", [{"time": 14}, {"x:1": 21, "N": 2}])
+def test_sizes_that_are_given_are_compared_at(sizes: dict[str, int], tmp_path: Path) -> None:
+    """By name or by place; without them there is nothing to compare with, and the hint says so."""
+    source = _save(tmp_path / "in.onnx", stamped=False, body=PERIODS)
+    with pytest.raises(StageError) as caught:
+        optimize_onnx(source, tmp_path / "out.onnx")
+    assert "--shape-config" in str(caught.value.hint)
+    result = optimize_onnx(source, tmp_path / "out.onnx", sizes=sizes)
+    assert result.verification is not None
+
+
+def test_size_of_a_dimension_the_file_lacks_is_refused_with_those_it_has(tmp_path: Path) -> None:
+    """Each is named with the places it stands at."""
+    source = _save(tmp_path / "in.onnx", stamped=False, body=PERIODS)
+    with pytest.raises(UsageError, match="'x:2'") as caught:
+        optimize_onnx(source, tmp_path / "out.onnx", sizes={"x:2": 7})
+    assert "N (x:0), time (x:1)" in str(caught.value.hint)
+
+
+_PRODUCT = """m (float[{rows}, 4, 3] x) => (float[{rows}, 4, 3] y) <float[3, 3] w = {{1, 2, 3, 4, 5, 6, 7, 8, 9}},
+    float[3] b = {{1, 2, 3}}> {{ p = MatMul (x, w) y = Add (p, b) }}"""
+
+
+def test_capability_enabled_by_name_that_a_dynamic_size_prevents_says_so(tmp_path: Path) -> None:
+    """And with fixed sizes it fuses; one without its nodes says that there are none."""
+    notes = {}
+    for rows in ("N", "2"):
+        source = _save(tmp_path / f"{rows}.onnx", stamped=False, body=_PRODUCT.format(rows=rows))
+        result = optimize_onnx(source, tmp_path / f"{rows}_out.onnx", matmul_add_fusion=True, layer_norm_fusion=True)
+        notes[rows] = [note for note in result.notes if "changed nothing" in note]
+        assert ("Gemm" in _operators(result.model_path)) == (rows == "2")
+    prevented, absent = sorted(notes["N"], key=lambda note: "no nodes" in note)
+    assert "--enable-matmul-add-fusion" in prevented
+    assert "dynamic sizes (N) prevent it in 1 place" in prevented
+    assert "--enable-layer-norm-fusion" in absent
+    assert [absent] == notes["2"]
+
+
+def test_level_says_nothing_of_capabilities_that_change_nothing(tmp_path: Path) -> None:
+    """Only what is enabled by name is missed."""
+    result = optimize_onnx(_save(tmp_path / "in.onnx", stamped=False), tmp_path / "out.onnx", level="full")
+    assert not [note for note in result.notes if "changed nothing" in note]

@@ -1,0 +1,61 @@
+"""A provider is chosen for a request, or refused with a reason."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import onnxruntime as ort
+import pytest
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.ort.devices import choose_provider, present_providers
+from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS, Device
+
+
+@pytest.mark.parametrize(
+    ("ep", "device"), [(None, None), ("cpu", None), ("CPUExecutionProvider", "cpu"), ("CPU", None)]
+)
+def test_cpu_is_chosen_by_any_of_its_names(ep: str | None, device: None) -> None:
+    """And where nothing is asked for."""
+    chosen = choose_provider(ep, device, {})
+    assert (("CPUExecutionProvider",), "cpu", {}) == (chosen.names, chosen.device, chosen.options)
+
+
+def test_provider_that_is_missing_is_told_with_those_present() -> None:
+    """And with the package that brings it, where there is one."""
+    missing = next(short for short, ep in EXECUTION_PROVIDERS.items() if ep.name not in ort.get_available_providers())
+    with pytest.raises(
+        UsageError, match=f"--ep {missing}: .* is not part of the installed ONNX Runtime, which has"
+    ) as e:
+        choose_provider(missing, None, {})
+    assert "cpu" in e.value.message
+    assert e.value.hint
+
+
+def test_device_no_provider_serves_is_told() -> None:
+    """With the names of those that would, on this platform."""
+    served = {kind for ep in EXECUTION_PROVIDERS.values() if ep.name in present_providers() for kind in ep.devices}
+    for kind in get_args(Device):
+        if kind not in served:
+            with pytest.raises(UsageError, match=f"--device {kind}: no installed execution provider supports it"):
+                choose_provider(None, kind, {})
+
+
+def test_device_a_provider_does_not_run_on_is_refused() -> None:
+    """The sentence says on which it does."""
+    with pytest.raises(UsageError, match="--device gpu: CPUExecutionProvider"):
+        choose_provider("cpu", "gpu", {})
+
+
+def test_options_of_a_provider_without_any_are_refused() -> None:
+    """An option that would do nothing is not taken."""
+    with pytest.raises(UsageError, match="--ep-options x: CPUExecutionProvider"):
+        choose_provider("cpu", None, {"x": "1"})
+
+
+def test_device_options_name_devices_the_provider_runs_on() -> None:
+    """The table contradicts itself nowhere."""
+    for ep in EXECUTION_PROVIDERS.values():
+        assert ep.devices
+        assert set(ep.device_options) <= set(ep.devices)
+        assert set(ep.packages) <= {"linux", "win32", "darwin"}

@@ -1,0 +1,247 @@
+"""Which sizes and values an input gets, and how those that do not fit are refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.ort.graph_inputs import (
+    GraphInput,
+    batch_of,
+    draw_feeds,
+    graph_inputs,
+    load_feeds,
+    settle_sizes,
+)
+from winml.modelkit.ort.sessions import Session
+
+IDS = GraphInput("ids", "int64", ("batch", "sequence"))
+MASK = GraphInput("mask", "int64", ("batch", "sequence"))
+NAMELESS = GraphInput("x", "float32", (None, 3, None))
+
+
+def session(text: str, metadata: dict[str, str] | None = None) -> Session:
+    """Open a graph written as text."""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 17]>\n{text}')
+    for key, value in (metadata or {}).items():
+        model.metadata_props.add(key=key, value=value)
+    return Session(model.SerializeToString())
+
+
+def saved(folder: Path, **arrays: Any) -> Path:
+    """Write an .npz file."""
+    np.savez(folder / "values.npz", **arrays)
+    return folder / "values.npz"
+
+
+def test_inputs_are_read_off_the_graph() -> None:
+    """Types in numpy's words, names of dimensions, None without a name, and the range the file states."""
+    found = graph_inputs(
+        session(
+            "g (float16[N, 2] a, double[] b, int64[?] c, string[1] d) => (float16[N, 2] y)\n{ y = Identity(a) }",
+            {"winml.io.inputs": json.dumps([{"name": "c", "value_range": [3, 9], "first_values": [[7, 2]]}])},
+        )
+    )
+    assert (
+        GraphInput("a", "float16", ("N", 2)),
+        GraphInput("b", "float64", ()),
+        GraphInput("c", "int64", (None,), (3.0, 9.0), ((7, 2),)),
+        GraphInput("d", "string", (1,)),
+    ) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{", "[1]", '[{"name": "x"}]', '{"x": 1}', '[{"name": "x", "value_range": "ab"}]',
+        '[{"name": "x", "first_values": [1, 2]}]', '[{"name": "x", "first_values": [[1, -2]]}]',
+    ],
+)  # fmt: skip
+def test_damaged_metadata_states_no_range(text: str) -> None:
+    """A foreign value under our key is no reason not to measure."""
+    found = graph_inputs(session("g (float[1] x) => (float[1] y)\n{ y = Neg(x) }", {"winml.io.inputs": text}))
+    assert (GraphInput("x", "float32", (1,)),) == found
+
+
+def test_sizes_come_by_name_by_key_and_by_place() -> None:
+    """The name in the file, the key of --shape-config, and INPUT:AXIS where the file has no name."""
+    sizes = settle_sizes([IDS, NAMELESS], {"batch_size": 4, "sequence": 9, "x:0": 2, "x:2": 5})
+    assert {"batch": 4, "sequence": 9, "x:0": 2, "x:2": 5} == sizes.by_name
+    assert () == sizes.notes
+
+
+def test_sizes_nobody_gave_are_chosen_and_told() -> None:
+    """What is commonly run, said in a note."""
+    sizes = settle_sizes([IDS], {"batch": 3})
+    assert {"batch": 3, "sequence": 128} == sizes.by_name
+    assert ("default sizes: sequence 128 (change them with --shape-config)",) == sizes.notes
+
+
+def test_size_of_an_unknown_meaning_is_asked_for() -> None:
+    """A first dimension is a batch as a rule; for others no number is more likely than another."""
+    with pytest.raises(UsageError, match="x:2") as caught:
+        settle_sizes([NAMELESS], {})
+    assert '--shape-config \'{"x:0": 8, "x:2": 8}\'' in caught.value.hint
+    assert {"x:0": 1, "x:2": 7} == settle_sizes([NAMELESS], {"x:2": 7}).by_name
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        ([IDS, MASK], {"batch": 5, "sequence": 128}),
+        ([GraphInput("x", "float32", (None, 3))], {"x:0": 5}),
+        ([GraphInput("x", "float32", (5, 3))], {}),
+    ],
+)
+def test_batch_size_goes_to_the_batch_dimension(inputs: list[GraphInput], expected: dict[str, int]) -> None:
+    """Where it is called so, where the first dimension has no name, or where it is fixed to this already."""
+    assert expected == settle_sizes(inputs, {}, batch_size=5).by_name
+
+
+@pytest.mark.parametrize("shape", [(1, 3), ("rows", 3), ()])
+def test_batch_size_without_an_open_batch_is_refused(shape: tuple[int | str, ...]) -> None:
+    """A fixed size, a dimension of another name, or none at all."""
+    with pytest.raises(UsageError, match="batch dimension: x float32"):
+        settle_sizes([GraphInput("x", "float32", shape)], {}, batch_size=5)
+
+
+def test_batch_size_and_shapes_that_disagree_are_refused() -> None:
+    """Two numbers for one dimension."""
+    with pytest.raises(UsageError, match="--batch-size 5: --shape-config sets batch to 2"):
+        settle_sizes([IDS], {"batch": 2}, batch_size=5)
+
+
+def test_draws_stay_in_the_range_the_file_states() -> None:
+    """And are the same for the same seed."""
+    item = GraphInput("ids", "int64", ("batch", 50), (3.0, 9.0))
+    first, again, other = (draw_feeds([item], {"batch": 4}, seed)["ids"] for seed in (0, 0, 1))
+    assert ((4, 50), 3, 9) == (first.shape, first.min(), first.max())
+    assert first.tolist() == again.tolist() != other.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "uint64", "uint16", "int8", "bool"])
+def test_draws_have_the_dtype_of_the_input(dtype: str) -> None:
+    """Whatever ONNX Runtime takes."""
+    assert dtype == str(draw_feeds([GraphInput("x", dtype, (2,))], {}, 0)["x"].dtype)
+
+
+@pytest.mark.parametrize("dtype", ["string", "float8e4m3fn", "seq(tensor(float))"])
+def test_values_nobody_can_draw_are_asked_for(dtype: str) -> None:
+    """Text, exotic numbers and sequences."""
+    with pytest.raises(UsageError, match="x takes") as caught:
+        draw_feeds([GraphInput("x", dtype, (2,))], {}, 0)
+    assert "--input-data" in caught.value.hint
+
+
+def test_file_gives_each_input_its_array(tmp_path: Path) -> None:
+    """Arrays arrive as they are, in the order of the graph."""
+    ids, mask = np.arange(6).reshape(2, 3), np.ones((2, 3), np.int64)
+    feeds = load_feeds(saved(tmp_path, mask=mask, ids=ids), [IDS, MASK])
+    assert [("ids", ids.tolist()), ("mask", mask.tolist())] == [(name, array.tolist()) for name, array in feeds.items()]
+
+
+def test_file_gives_bfloat16_and_text_back(tmp_path: Path) -> None:
+    """Such files lose the name of one and may hold the other as bytes."""
+    values = np.array([1.5, -2.0], ml_dtypes.bfloat16)
+    path = saved(tmp_path, x=values, t=np.array(["a", "é"]), u=np.array([b"a"]))
+    items = [GraphInput("x", "bfloat16", (2,)), GraphInput("t", "string", (2,)), GraphInput("u", "string", (1,))]
+    feeds = load_feeds(path, items)
+    assert (ml_dtypes.bfloat16, [1.5, -2.0]) == (feeds["x"].dtype, feeds["x"].tolist())
+    assert (["a", "é"], ["a"]) == (feeds["t"].tolist(), feeds["u"].tolist())
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"ids": np.ones((1, 4), np.int64)}, "'mask'"),
+        ({"id": np.ones((1, 4), np.int64)}, "'id'"),
+        ({"ids": np.ones((1, 4), np.int32)}, "int32[1, 4]"),
+        ({"ids": np.ones(4, np.int64)}, "int64[4]"),
+        (
+            {"ids": np.ones((1, 4), np.int64), "mask": np.ones((1, 5), np.int64)},
+            "4 in 'ids' and 5",
+        ),
+    ],
+)
+def test_file_that_does_not_fit_is_refused(tmp_path: Path, arrays: dict[str, Any], words: str) -> None:
+    """The sentence names the input, what was given and what was expected."""
+    path = saved(tmp_path, **{"mask": np.ones((1, 4), np.int64), **arrays} if "mask" not in words[:30] else arrays)
+    with pytest.raises(UsageError) as caught:
+        load_feeds(path, [IDS, MASK])
+    assert words in caught.value.message
+    assert caught.value.hint
+
+
+def test_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    """Missing, a single array, text, and pickled objects, which are never opened."""
+    with pytest.raises(UsageError, match="no such"):
+        load_feeds(tmp_path / "none.npz", [IDS])
+    np.save(tmp_path / "one.npy", np.ones(2))
+    with pytest.raises(UsageError, match="one array"):
+        load_feeds(tmp_path / "one.npy", [IDS])
+    (tmp_path / "junk.npz").write_bytes(b"PK\x03\x04 no zip")
+    np.savez(tmp_path / "objects.npz", ids=np.array([object()]))
+    (tmp_path / "text.npz").write_text("ids", encoding="utf-8")
+    (tmp_path / "empty.npz").write_bytes(b"")
+    for name in ("junk", "objects", "text", "empty"):
+        with pytest.raises(InputError, match=r"\.npz file"):
+            load_feeds(tmp_path / f"{name}.npz", [IDS])
+
+
+def test_array_that_declares_too_much_is_refused_by_its_header(tmp_path: Path) -> None:
+    """More than its file holds, or than there is memory; other files of an archive are no arrays."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<i8", "fortran_order": False, "shape": (1, 2**40)})
+    foreign = {"lying": header.getvalue() + bytes(64), "text": b"ids", "new": b"\x93NUMPY\x03\x00" + bytes(64)}
+    for name, content in foreign.items():
+        with zipfile.ZipFile(tmp_path / f"{name}.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("ids.npy", content)
+        with pytest.raises(InputError) as caught:
+            load_feeds(tmp_path / f"{name}.npz", [IDS])
+        assert f"{name}.npz" in caught.value.message
+        assert (name == "lying") == ("array 'ids' declares 8796.09 GB" in caught.value.message)
+    (tmp_path / "one.npy").write_bytes(header.getvalue())
+    with pytest.raises(UsageError, match="one array"):
+        load_feeds(tmp_path / "one.npy", [IDS])
+
+
+def test_batch_is_the_dimension_of_that_name() -> None:
+    """Wherever it stands."""
+    item = GraphInput("x", "float32", ("time", "batch_size"))
+    assert (7, "dimension batch_size") == batch_of([item], {"x": np.ones((2, 7))}, {"y": np.ones(1)})
+
+
+@pytest.mark.parametrize(
+    ("fed", "made", "batch"),
+    [
+        ([(4, 3), (4,)], [(4, 8)], 4),
+        ([(4, 3), ()], [(4, 8)], 4),
+        ([(4, 3)], [(2, 8)], 1),
+        ([(3, 8, 8)], [(1, 8)], 1),
+        ([], [(4,)], 1),
+    ],
+)
+def test_batch_without_a_name_is_what_all_share(
+    fed: list[tuple[int, ...]], made: list[tuple[int, ...]], batch: int
+) -> None:
+    """Inputs and outputs alike; where they share nothing, a run is one sample."""
+    inputs = [GraphInput(str(number), "float32", shape) for number, shape in enumerate(fed)]
+    feeds = {item.name: np.ones(shape) for item, shape in zip(inputs, fed, strict=True)}
+    outputs = {str(number): np.ones(shape) for number, shape in enumerate(made)}
+    assert batch == batch_of(inputs, feeds, outputs)[0]
+
+
+def test_size_may_be_given_by_place_where_the_dimension_has_a_name() -> None:
+    """The dimension has the size wherever it stands; a place with another size than the name is refused."""
+    assert {"batch": 2, "sequence": 5} == settle_sizes([IDS, MASK], {"mask:1": 5, "batch": 2}).by_name
+    with pytest.raises(UsageError, match="5 and 6"):
+        settle_sizes([IDS, MASK], {"mask:1": 5, "ids:1": 6})

@@ -1,0 +1,98 @@
+"""A graph in memory is run on weights where they lie: cast and transposed by the session, never written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues
+from winml.modelkit.ort.graph_sessions import GraphSessions
+from winml.modelkit.ort.host import resident_bytes
+
+X = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
+
+
+def product(tensor: ir.TensorProtocol) -> ir.Model:
+    """Return ``y = x W``."""
+    depth, width = tensor.shape.numpy()
+    model = ir.from_onnx_text(
+        f"""<ir_version: 10, opset_import: ["" : 17]>
+        g (float[N, {depth}] x) => (float[N, {width}] y) <float[1] w = {{0.0}}> {{ y = MatMul (x, w) }}"""
+    )
+    weight = model.graph.initializers["w"]
+    weight.const_value, weight.shape = tensor, ir.Shape(tensor.shape.numpy())
+    return model
+
+
+def stored(folder: Path, dtype: type, name: str = "weights.bin") -> tuple[StoredTensor, np.ndarray]:
+    """Return a weight that lies in a file in another type and order than the graph has it, and its values."""
+    values = np.random.default_rng(1).standard_normal((96, 64)).astype(dtype)
+    (folder / name).write_bytes(b"head" + values.tobytes())
+    place = StoredValues(folder / name, 4, ir.DataType.from_numpy(values.dtype), values.shape, "key")
+    return StoredTensor(place, dtype=ir.DataType.FLOAT, permutation=(1, 0), name="w"), values.astype(np.float32).T
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn])
+def test_stored_weight_is_cast_and_transposed_by_the_session(tmp_path: Path, dtype: type) -> None:
+    """The graph stays as it is; types that no kernel casts are converted in memory."""
+    tensor, values = stored(tmp_path, dtype)
+    model = product(tensor)
+    session = GraphSessions(model).open(model)
+    np.testing.assert_allclose(X @ values, session.run({"x": X})["y"], rtol=1e-4, atol=1e-5)
+    assert model.graph.initializers["w"].const_value is tensor
+    assert ["MatMul"] == [node.op_type for node in model.graph]
+    assert ["weights.bin"] == [path.name for path in tmp_path.iterdir()]
+
+
+def test_weights_of_several_folders_and_links_are_read(tmp_path: Path) -> None:
+    """As a cache has them: files elsewhere, under other names."""
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshot").mkdir()
+    tensor, values = stored(tmp_path / "blobs", np.float16, "0123")
+    (tmp_path / "snapshot" / "model.safetensors").symlink_to(tmp_path / "blobs" / "0123")
+    linked = StoredValues(
+        tmp_path / "snapshot" / "model.safetensors", 4, tensor.stored.dtype, tensor.stored.shape, "key"
+    )
+    other, _ = stored(tmp_path, np.float32)
+    model = product(StoredTensor(linked, dtype=ir.DataType.FLOAT, permutation=(1, 0), name="w"))
+    model.graph.register_initializer(ir.val("idle", const_value=other.named("idle")))
+    np.testing.assert_allclose(X @ values, GraphSessions(model).open(model).run({"x": X})["y"], rtol=1e-3, atol=1e-3)
+
+
+def test_weight_that_is_computed_is_computed_once_for_all_graphs(tmp_path: Path) -> None:
+    """Of the graph that all are made of; that of a single form is computed for it."""
+    reads: list[str] = []
+    _, values = stored(tmp_path, np.float32)
+
+    def computed(name: str) -> ir.LazyTensor:
+        def read() -> ir.TensorProtocol:
+            reads.append(name)
+            return ir.Tensor(np.ascontiguousarray(values), name="w")
+
+        return ir.LazyTensor(read, ir.DataType.FLOAT, ir.Shape(values.shape), name="w")
+
+    shared = product(computed("shared"))
+    sessions = GraphSessions(shared)
+    own = product(computed("own"))
+    for model in (shared, shared.clone(), own, own):
+        np.testing.assert_allclose(X @ values, sessions.open(model).run({"x": X})["y"], rtol=1e-4, atol=1e-5)
+    assert ["shared", "own", "own"] == reads
+
+
+def test_mapped_weights_take_no_memory(tmp_path: Path) -> None:
+    """Nothing is converted when the graph is opened, and nothing is copied."""
+    size = 4096
+    path = tmp_path / "large.bin"
+    with path.open("wb") as file:
+        file.truncate(2 * size * size)
+    place = StoredValues(path, 0, ir.DataType.BFLOAT16, (size, size), "key")
+    model = product(StoredTensor(place, dtype=ir.DataType.FLOAT, permutation=(1, 0), name="w"))
+    GraphSessions(model).open(product(ir.tensor(np.eye(64, dtype=np.float32))))  # libraries are warm
+    before = resident_bytes()
+    session = GraphSessions(model).open(model)
+    assert resident_bytes() - before < size * size
+    assert {"x"} == session.inputs.keys()

@@ -1,0 +1,35 @@
+"""The peak memory of a block is measured, without the memory used before it."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from winml.modelkit.ort.host import PeakMemory, resident_bytes
+
+SIZE = 200_000_000
+
+
+def take_and_free() -> None:
+    """Hold memory for long enough to be sampled."""
+    block = np.ones(SIZE, dtype=np.uint8)
+    time.sleep(0.3)
+    del block
+
+
+def test_peak_memory_sees_what_was_freed_again() -> None:
+    """Twice, so that the second time the mark of the process does not rise and samples must do."""
+    for _ in range(2):
+        before = resident_bytes()
+        with PeakMemory() as memory:
+            take_and_free()
+        assert memory.largest_bytes >= before + SIZE * 0.9
+
+
+def test_peak_memory_of_a_quiet_block_is_not_that_of_earlier_ones() -> None:
+    """The mark of the process stays where an earlier block set it."""
+    take_and_free()
+    with PeakMemory() as memory:
+        pass
+    assert memory.largest_bytes < resident_bytes() + SIZE * 0.5

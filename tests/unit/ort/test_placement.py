@@ -1,0 +1,70 @@
+"""Which nodes a provider takes: asked of a real session, and read from what QNN's provider printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from winml.modelkit.errors import StageError
+from winml.modelkit.ort.devices import choose_provider
+from winml.modelkit.ort.kernels import (
+    AssignedNode,
+    answered,
+    find_assignment,
+    read_placement,
+    reports_placement,
+)
+
+LOG = """[W:onnxruntime:, qnn_execution_provider.cc:900 GetSupportedNodes] Validation FAILED for 2 nodes:
+\tOperator type: Erf Node name: /act/Erf Node index: 4 Input shape: [2,3]
+\tOperator type: Mul Node name: /act/Mul Node index: 5
+\tREASON : QNN does not support this data type
+another line
+\tOperator type: Add Node name: /add Node index: 6
+something in between
+\tREASON : of nothing
+"""
+
+
+@pytest.mark.skipif(not reports_placement(), reason="ONNX Runtime before 1.24 does not tell which provider gets a node")
+def test_session_of_the_cpu_provider_says_that_it_takes_each_node(tmp_path: Path) -> None:
+    """Names, operators and domain are those of the file; a graph it cannot open is a problem in its own words."""
+    for operator in ("Erf", "Tanh"):
+        nodes = [
+            helper.make_node("Relu", ["x"], ["h"], name="/first"),
+            helper.make_node(operator, ["h"], ["y"], name="/second"),
+        ]
+        dtype = TensorProto.FLOAT if operator == "Tanh" else TensorProto.DOUBLE
+        values = [helper.make_tensor_value_info(name, dtype, [2]) for name in "xy"]
+        graph = helper.make_graph(nodes, "net", values[:1], values[1:])
+        opsets = [helper.make_opsetid("", 17)]
+        onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), tmp_path / f"{operator}.onnx")
+    cpu = choose_provider("cpu", None, {})
+    found = find_assignment(tmp_path / "Tanh.onnx", cpu)
+    assert {("/first", "Relu", True), ("/second", "Tanh", True)} == {
+        (node.name, node.op_type, node.is_taken) for node in found.nodes
+    }
+    failed = find_assignment(tmp_path / "Erf.onnx", cpu)
+    assert ((), True) == (failed.nodes, "Erf" in failed.problem)
+
+
+def test_answer_and_log_are_read_by_provider_and_node() -> None:
+    """A reason is of the nodes named just above it; a line in between ends the unit."""
+    told = {"assigned": [["QNNExecutionProvider", "/add", "Add", ""], ["CPUExecutionProvider", "/act/Erf", "Erf", ""]]}
+    read = read_placement("QNNExecutionProvider", told, LOG.splitlines(keepends=True))
+    assert (AssignedNode("/add", "Add", "", True), AssignedNode("/act/Erf", "Erf", "", False)) == read.nodes
+    assert dict.fromkeys(("/act/Erf", "/act/Mul"), "QNN does not support this data type") == read.reasons
+    assert "no device" == read_placement("QNNExecutionProvider", {"problem": "no device"}, ()).problem
+
+
+def test_process_that_ends_or_hangs_is_told() -> None:
+    """Without an answer nothing is known: not that a provider has no kernels."""
+    with pytest.raises(StageError, match="terminated its") as caught, answered({}, "Someone", 60):
+        pass
+    assert "KeyError" in caught.value.hint
+    question = {"kernels_of": "CPUExecutionProvider"}
+    with pytest.raises(StageError, match=r"0.01 s"), answered(question, "Someone", 0.01):
+        pass

@@ -1,0 +1,88 @@
+"""Processes of ours find the packages of the one that starts them, and nothing in the working directory."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from winml.modelkit.ort.processes import module_path, process_context, start_process, start_python
+
+REPORT = """
+import json, os, sys
+with open(os.path.join({folder!r}, "report.json"), "w") as report:
+    json.dump({{"path": sys.path, "arguments": sys.argv[1:], "folder": os.getcwd()}}, report)
+"""
+PLANTED = ("json", "multiprocessing", "pickle", "random", "runpy", "socket")
+
+
+@pytest.fixture(name="hostile")
+def make_hostile_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, which the path of this process has in front, as an interactive Python does."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    for name in PLANTED:
+        (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w').close()\n", encoding="utf-8")
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "reporting.py").write_text(REPORT.format(folder=str(tmp_path)), encoding="utf-8")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path / "modules"), *filter(None, sys.path)])
+    return folder
+
+
+def by_module(_folder: Path) -> None:
+    """Run a module by its name."""
+    with start_python("reporting", "one", "two", stdin=subprocess.DEVNULL) as process:
+        assert 0 == process.wait(60)
+
+
+def by_server(folder: Path) -> None:
+    """Run a function in a process of multiprocessing, by the server where there is one."""
+    process = start_process(process_context([]), runpy.run_path, str(folder.parent / "modules" / "reporting.py"))
+    process.join(60)
+    assert 0 == process.exitcode
+
+
+def by_spawn(folder: Path) -> None:
+    """The same without a server, as on Windows."""
+    context = multiprocessing.get_context("spawn")
+    process = start_process(context, runpy.run_path, str(folder.parent / "modules" / "reporting.py"))
+    process.join(60)
+    assert 0 == process.exitcode
+
+
+def by_context_of_a_long_temporary_folder(folder: Path) -> None:
+    """No socket of a server has room there."""
+    (deep := folder.parent / ("long" * 30)).mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(deep))
+        by_server(folder)
+
+
+@pytest.mark.parametrize("start", [by_module, by_server, by_spawn, by_context_of_a_long_temporary_folder])
+def test_process_searches_the_path_without_the_working_directory(hostile: Path, start: Callable[[Path], None]) -> None:
+    """It runs in the folder all the same; the path of this process is as it was."""
+    before = list(sys.path)
+    start(hostile)
+    report = json.loads((hostile.parent / "report.json").read_text(encoding="utf-8"))
+    assert hostile == Path(report["folder"])
+    assert not {"", ".", str(hostile)} & {*report["path"]}
+    assert str(hostile.parent / "modules") in report["path"]
+    assert (["one", "two"] if start is by_module else report["arguments"]) == report["arguments"]
+    assert not (hostile.parent / "mark").exists()
+    assert before == sys.path
+
+
+def test_path_is_absolute_and_holds_this_package(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it means the same in another folder, and a package that only the working directory led to is found."""
+    monkeypatch.setattr(sys, "path", ["", ".", "sub"])
+    import winml.modelkit
+
+    assert [str(hostile / "sub"), str(Path(winml.modelkit.__path__[0]).parents[1])] == module_path()

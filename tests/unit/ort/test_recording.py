@@ -1,0 +1,52 @@
+"""Inner values of a file are returned by a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from graphs import parse
+from winml.modelkit.errors import ModelPathError, StageError
+from winml.modelkit.ort.ir_versions import open_with_outputs
+
+GRAPH = """
+g (float[2,3] x) => (float[2,3] c)
+<float[3] w = {0, 0, 0}>
+{ a = Mul(x, w) \n b = Neg(a) \n c = Relu(b) }
+"""
+X = np.float32([[1, 2, 3], [4, 5, 6]])
+
+
+def _write_model(folder: Path, *, external: bool) -> Path:
+    path = folder / "model.onnx"
+    ir.save(parse(GRAPH), path, external_data="model.onnx.data" if external else None, size_threshold_bytes=0)
+    return path
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_inner_values_come_out_beside_the_outputs(tmp_path: Path, external: bool) -> None:
+    """One run answers both; the file, its data file if it has one, and its folder stay as they are."""
+    path = _write_model(tmp_path, external=external)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    session = open_with_outputs(path, ["b", "a"])
+    assert ("c", "b", "a") == session.outputs
+    outputs = session.run({"x": X}, ["a", "c"])
+    assert ["a", "c"] == list(outputs)
+    assert np.array_equal(np.maximum(-outputs["a"], 0), outputs["c"])
+    assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+
+def test_unknown_value_is_told_with_the_file(tmp_path: Path) -> None:
+    """ONNX Runtime's refusal names the file that was opened."""
+    path = _write_model(tmp_path, external=False)
+    with pytest.raises(StageError, match=r"cannot load .*model\.onnx"):
+        open_with_outputs(path, ["nothing"])
+
+
+def test_missing_file_is_told(tmp_path: Path) -> None:
+    """A file that went away is named."""
+    with pytest.raises(ModelPathError, match=r"away\.onnx"):
+        open_with_outputs(tmp_path / "away.onnx", [])

@@ -1,0 +1,30 @@
+"""Which module a kernel of several is charged to."""
+
+from __future__ import annotations
+
+import pytest
+
+from winml.modelkit.profile.module_profile import NodeWork, working_module
+
+SUM, PRODUCT = NodeWork("/M", 0, 100), NodeWork("/M/A", 900, 100)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([PRODUCT, SUM, SUM, SUM], "/M/A"),
+        ([NodeWork("/M/A", None, None), SUM], "/M/A"),
+        ([PRODUCT, NodeWork("/M/B", 901, 1)], "/M/B"),
+        ([PRODUCT, NodeWork("/M/B", 450, 1), NodeWork("/M/B", 451, 1)], "/M/B"),
+        ([PRODUCT, NodeWork("/M/B", 900, 1)], None),
+        ([PRODUCT, NodeWork("/M/B", None, 1)], None),
+        ([SUM, NodeWork("/M/B", 0, 99)], "/M"),
+        ([SUM, NodeWork("/M/B", 0, 100)], None),
+        ([SUM, NodeWork("/M/B", 0, None)], None),
+        ([], None),
+    ],
+)
+def test_working_module_is_the_one_with_most_operations(nodes: list[NodeWork], expected: str | None) -> None:
+    """Products decide, values where there are none; a tie or an unknown number decides nothing."""
+    assert expected == working_module(nodes)
+    assert expected == working_module(nodes[::-1])

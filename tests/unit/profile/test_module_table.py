@@ -1,0 +1,104 @@
+"""The times by module are the same in a terminal, in JSON, in a trace and in a heat map."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from winml.modelkit.ort.kernel_times import KernelTime, RunProfile
+from winml.modelkit.profile.chrome_trace import chrome_trace_record
+from winml.modelkit.profile.module_profile import ModuleProfile, charge_modules
+from winml.modelkit.profile.module_records import module_times_record
+from winml.modelkit.profile.module_table import module_rows, times_document
+from winml.modelkit.profile.node_data import node_data_record
+from winml.modelkit.report.terminal import console_for, print_document
+
+TAGS = {"/a/MatMul": "/Net/A", "/b/MatMul": "/Net/B", "/b/Add": "/Net/B"}
+
+
+def _profile() -> ModuleProfile:
+    times = [("/a/MatMul", 10.0, 30.0), ("/b/MatMul", 50.0, 20.0), ("/b/Add", 70.0, 5.0), ("stray", 80.0, 5.0)]
+    kernels = [
+        KernelTime(node, node.rpartition("/")[2], run, 200.0 * run + start, duration, duration, 16, 0, "CPU")
+        for run in (0, 1)
+        for node, start, duration in times
+    ]
+    return charge_modules(RunProfile(tuple(kernels), (100.0, 100.0)), TAGS, [("/Net", "", "Net")])
+
+
+def _printed(**options: bool | int) -> list[str]:
+    stream = io.StringIO()
+    print_document(times_document({"": _profile()}, **options), console_for(stream))  # type: ignore[arg-type]
+    return [line.rstrip() for line in stream.getvalue().splitlines()]
+
+
+def test_terminal_shows_tree_with_shares_and_what_is_left() -> None:
+    """One line per module, indented below its parent; nodes without a module stand below, by name."""
+    lines = _printed()
+    assert ["Net", "  A", "  B"] == [line[: len(line) - len(line.lstrip()) + 3].rstrip() for line in lines[1:4]]
+    assert "91.7%" in lines[1]
+    assert any("outside" in line and "0.040 ms" in line for line in lines)
+    assert ["stray", "0.005"] == lines[lines.index("", 5) - 1].split()
+
+
+def test_terminal_depth_top_and_classes_choose_what_is_shown() -> None:
+    """A shallower tree keeps the totals; the list is ordered by a module's own time."""
+    assert "91.7%" in _printed(depth=1)[1]
+    assert len(_printed(depth=1)) == len(_printed()) - 2
+    assert ["/Net/A", "/Net/B"] == [line.split()[0] for line in _printed(top=2)[1:3]]
+    assert ["Net", "A", "B"] == [line.split()[0] for line in _printed(by_class=True)[1:4]]
+
+
+def test_terminal_top_of_classes_are_those_with_the_most_own_time() -> None:
+    """A class that only holds others comes last, whatever its total."""
+    assert ["A", "B"] == [line.split()[0] for line in _printed(by_class=True, top=2)[1:3]]
+
+
+def test_record_adds_up_and_survives_json() -> None:
+    """The tree in JSON has the times of the terminal; its shares are of the kernel time."""
+    record = json.loads(json.dumps(module_times_record(_profile())))
+    root = record["tree"][0]
+    assert pytest.approx(0.06) == record["kernel_ms"]
+    assert pytest.approx(record["kernel_ms"]) == root["total_ms"] + record["unattributed_ms"]
+    assert pytest.approx(1.0) == root["share"] + record["unattributed_share"]
+    assert ["/Net/A", "/Net/B"] == [child["tag"] for child in root["children"]]
+    assert [] == module_times_record(_profile(), depth=1)["tree"][0]["children"]
+
+
+def test_trace_kernels_lie_inside_the_frames_of_their_modules() -> None:
+    """Every kernel is enclosed by one frame per segment of its tag; frames do not reach into the next run."""
+    events = chrome_trace_record(_profile())["traceEvents"]
+    frames = [event for event in events if event["cat"] == "module"]
+    kernels = [event for event in events if event["cat"] == "kernel"]
+    assert 8 == len(kernels)
+    for kernel in kernels:
+        around = [
+            frame["name"]
+            for frame in sorted(frames, key=lambda frame: -frame["dur"])
+            if frame["ts"] <= kernel["ts"] and kernel["ts"] + kernel["dur"] <= frame["ts"] + frame["dur"]
+        ]
+        assert around == [part for part in kernel["args"]["tag"].split("/") if part]
+    assert {"Net": 2, "A": 2, "B": 2} == {
+        name: sum(frame["name"] == name for frame in frames) for name in ("Net", "A", "B")
+    }
+
+
+def test_node_data_has_the_layout_model_explorer_reads() -> None:
+    """Graph, results, node, value; and colours from low to high."""
+    record = node_data_record("main_graph", {"/a/MatMul": 0.03})
+    assert {"/a/MatMul": {"value": 0.03}} == record["main_graph"]["results"]
+    stops = [entry["stop"] for entry in record["main_graph"]["gradient"]]
+    assert [0, 1] == [stops[0], stops[-1]]
+    assert sorted(stops) == stops
+    assert ["<main>"] == list(node_data_record("", {}))
+
+
+def test_module_that_one_phase_of_a_decoder_lacks_has_a_row() -> None:
+    """In the tree and among the longest; what only the prompt runs comes behind."""
+    prompt = _profile()
+    step = charge_modules(prompt.profile, {**TAGS, "/b/MatMul": "/Net/C", "/b/Add": "/Net/C"}, [("/Net", "", "Net")])
+    rows = [(row.name, row.level, *(time is not None for time in row.times)) for row in module_rows([prompt, step])]
+    assert [("Net", 0, True, True), ("A", 1, True, True), ("C", 1, False, True), ("B", 1, True, False)] == rows
+    assert ["/Net/A", "/Net/C", "/Net/B"] == [row.path for row in module_rows([prompt, step], top=3)]

@@ -1,0 +1,168 @@
+"""Races with given times: who drops out, and who wins."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+from winml.modelkit.profile.race import RUNGS, choose, confidence_of_race, fastest, is_decided, losers, ratio_between
+from winml.modelkit.profile.statistics import NOISE, compare_pairs, median_interval
+
+TURNS = RUNGS[0]
+OF_TWO = confidence_of_race(2, len(RUNGS) - 1)
+
+
+def times(**medians: float) -> dict[str, list[float]]:
+    """Return eight turns for each, which rise and fall together as on a machine that does other things as well."""
+    load = (1.0, 1.2, 1.1, 1.0, 1.3, 1.05, 1.0, 1.1)
+    return {name: [median * factor for factor in load] for name, median in medians.items()}
+
+
+def test_loser_is_slower_in_every_pair_and_drops_out() -> None:
+    """The times of both overlap; those of each turn do not."""
+    raced = times(plain=10.0, int8=9.0)
+    assert max(raced["int8"]) > min(raced["plain"])
+    assert ["plain"] == list(losers(raced, ["plain", "int8"], OF_TWO))
+
+
+def test_slower_within_the_noise_stays_in_the_faster_half() -> None:
+    """Of four, two are kept for the next rung unless the whole interval lies above the noise."""
+    raced = times(first=10.0, second=10.0 * (1 + NOISE / 2), third=10.0 * (1 + NOISE / 2 + 0.001), fourth=20.0)
+    assert ["third", "fourth"] == list(losers(raced, list(raced), OF_TWO))
+
+
+def test_who_would_win_within_the_noise_stays_wherever_it_stands() -> None:
+    """The simplest one is in the slower half, and is preferred to all the others."""
+    raced = times(simple=10.0 * (1 + NOISE / 2), second=10.0 * (1 + NOISE / 4), third=10.0, fourth=20.0)
+    assert ["fourth"] == list(losers(raced, list(raced), OF_TWO))
+    assert "simple" == choose(raced, ["simple", "second", "third"]).winner
+
+
+def test_nobody_drops_out_before_there_is_an_interval() -> None:
+    """Five turns are too few for 95 %; two rungs need more than six."""
+    for turns in (5, 6):
+        raced = {name: series[:turns] for name, series in times(plain=10.0, int8=1.0).items()}
+        assert {} == losers(raced, ["plain", "int8"], OF_TWO)
+
+
+def test_clearly_slower_in_each_turn_drops_out_of_many() -> None:
+    """Eight turns are too few for an interval of twelve candidates; one turn in which it is near keeps it in."""
+    medians = {f"c{number}": 10.0 + number / 100 for number in range(10)}
+    raced = times(fast=5.0, near=5.3, **medians)
+    confidence = confidence_of_race(len(raced), len(RUNGS) - 1)
+    assert ratio_between(raced, "c0", "fast", confidence).low is None
+    assert list(medians) == list(losers(raced, list(raced), confidence))
+    raced["c3"][4] = 1.2 * raced["fast"][4]
+    assert "c3" not in losers(raced, list(raced), confidence)
+
+
+def test_race_is_decided_where_no_other_is_faster_than_the_simplest_beyond_the_noise() -> None:
+    """By the median of the pairs; a busy machine decides nothing."""
+    raced = times(simple=10.0, other=10.0 * (1 - NOISE / 2), slow=12.0)
+    assert is_decided(raced, ["simple", "other", "slow"])
+    assert is_decided(raced, ["simple"])
+    assert not is_decided(raced, ["slow", "simple"])
+    raced["other"] = [10.0, *[20.0] * 7]
+    assert not is_decided(raced, ["simple", "other"])
+
+
+@pytest.mark.parametrize(("rung", "candidates"), [(RUNGS[0], 3), (RUNGS[1], 20)])
+def test_rungs_are_enough_for_the_number_of_candidates_they_were_chosen_for(rung: int, candidates: int) -> None:
+    """With one more there is no interval at that rung."""
+    ends = [
+        compare_pairs([2.0] * rung, [1.0] * rung, confidence_of_race(count, len(RUNGS) - 1)).low
+        for count in (candidates, candidates + 1)
+    ]
+    assert [2.0, None] == ends
+
+
+def test_few_of_many_races_of_equal_ones_lose_somebody_by_chance() -> None:
+    """At most 5 % of them; with 95 % for each interval it were a third."""
+    random, names = np.random.default_rng(0), [f"c{number}" for number in range(10)]
+
+    def share(confidence: float) -> float:
+        races = ({name: random.lognormal(0, 0.1, RUNGS[1]).tolist() for name in names} for _ in range(100))
+        return sum(bool(losers(raced, names, confidence)) for raced in races) / 100
+
+    assert share(confidence_of_race(10, len(RUNGS) - 1)) <= 0.05 < share(0.95)
+
+
+def test_one_outlier_decides_nothing() -> None:
+    """A turn in which the machine stood still moves no end of the interval across 1."""
+    raced = times(plain=10.0, int8=5.0)
+    raced["int8"][2] = 1000.0
+    assert "int8" == fastest(raced, ["plain", "int8"])
+    assert {} == losers(raced, ["plain", "int8"], OF_TWO)
+
+
+def test_disturbed_times_let_nobody_drop_out_and_nobody_win() -> None:
+    """Most of the turns of one took far more than its fastest: the first of the order stands."""
+    raced = {"plain": [10.0, *[20.0] * (TURNS - 1)], "int8": [5.0] * TURNS}
+    assert {} == losers(raced, ["plain", "int8"], OF_TWO)
+    assert ("plain", "int8") == (choose(raced, ["plain", "int8"]).winner, choose(raced, ["plain", "int8"]).fastest)
+
+
+def test_single_one_wins_without_times() -> None:
+    """Nothing is computed of no samples."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "plain" == choose({"plain": []}, ["plain"]).winner
+
+
+def test_winner_is_the_fastest_where_it_is_told_apart() -> None:
+    """Half of the time is no noise."""
+    choice = choose(times(plain=10.0, level=9.0, int8=5.0), ["plain", "level", "int8"])
+    assert ("int8", "int8", None, False) == (choice.winner, choice.fastest, choice.ratio, choice.is_within_noise)
+
+
+def test_of_two_that_are_not_told_apart_the_first_wins() -> None:
+    """The faster one is named, with the ratio that is not enough."""
+    choice = choose(times(plain=10.0, level=10.0 * (1 - NOISE / 2)), ["plain", "level"])
+    assert ("plain", "level", True) == (choice.winner, choice.fastest, choice.is_within_noise)
+    assert choice.ratio is not None
+    assert pytest.approx(1 - NOISE / 2) == choice.ratio.value
+
+
+def test_winner_need_not_be_the_plain_one_to_be_the_simpler_one() -> None:
+    """The first of all that the fastest cannot be told from wins."""
+    raced = times(plain=10.0, int8=5.0, mixed=5.0 * (1 - NOISE / 2))
+    assert "int8" == choose(raced, ["plain", "int8", "mixed"]).winner
+
+
+def test_winner_is_beaten_by_none_also_where_the_fastest_does_not_beat_it() -> None:
+    """The medians of whole series rank otherwise than the pairs: ``steady`` beats ``plain`` in every turn, and
+    ``erratic``, whose median is the least, is slower than ``plain`` in 10 of 24.
+    """
+    plain = [10.0, 12.0] * 12
+    steady = [0.9 * time for time in plain]
+    erratic = [7.0] * 14 + [13.0] * 10
+    raced = {"plain": plain, "steady": steady, "erratic": erratic}
+    assert "erratic" == fastest(raced, list(raced))
+    assert "faster" == ratio_between(raced, "steady", "plain").verdict
+    assert "no difference found" == ratio_between(raced, "erratic", "plain").verdict
+    assert "steady" == choose(raced, list(raced)).winner
+
+
+def test_fastest_wins_where_each_is_slower_than_some_other() -> None:
+    """Pairs that go round say nothing, and there is an answer still."""
+    going_round = {"a": [1.0, 2.0, 3.0] * 8, "b": [1.1, 2.2, 2.0] * 8, "c": [1.2, 1.9, 2.1] * 8}
+    choice = choose(going_round, list(going_round))
+    assert choice.winner in going_round
+
+
+def test_ratio_takes_the_turns_that_both_were_in() -> None:
+    """Who dropped out has a shorter series."""
+    raced = times(plain=10.0, int8=5.0)
+    raced["int8"] += [1.0] * 6
+    assert (TURNS, 2.0) == (ratio_between(raced, "plain", "int8").pairs, ratio_between(raced, "plain", "int8").value)
+
+
+@pytest.mark.parametrize(("count", "ends"), [(5, None), (6, (1.0, 6.0)), (20, (6.0, 15.0))])
+def test_interval_of_a_median_is_that_of_pairs_with_one(count: int, ends: tuple[float, float] | None) -> None:
+    """The same two of the sorted values, wherever they are compared."""
+    values = [float(number) for number in range(count, 0, -1)]
+    ratio = compare_pairs(values, [1.0] * count)
+    assert ends == median_interval(values)
+    assert ends == (None if ratio.low is None else (ratio.low, ratio.high))

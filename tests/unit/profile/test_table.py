@@ -1,0 +1,24 @@
+"""What is said about a comparison: a difference only where there is one."""
+
+from __future__ import annotations
+
+import pytest
+
+from winml.modelkit.profile.statistics import Ratio
+from winml.modelkit.profile.table import ratio_words
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [
+        (Ratio(1.01, 0.97, 1.05, 0.95, 30), "no difference found: ratio 1.01 (0.97–1.05)"),
+        (Ratio(0.8, 0.75, 0.85, 0.95, 30), "a is faster than b: ratio 0.80 (0.75–0.85), so 1.25 times as fast"),
+        (Ratio(1.5, 1.4, 1.6, 0.95, 30), "a is slower than b: ratio 1.50 (1.40–1.60)"),
+        (Ratio(0.0045, 0.00441, 0.052, 0.95, 30), "a is faster than b: ratio 0.0045 (0.0044–0.052), so 222.22 times"),
+        (Ratio(0.1, 0.05, 0.2, 0.95, 30, is_disturbed=True), "no verdict, since the machine seems busy: ratio 0.10;"),
+        (Ratio(0.5, None, None, 0.95, 3), "no difference found: ratio 0.50 from 3 pairs, too few for an interval"),
+    ],
+)
+def test_ratio_words_include_the_interval(ratio: Ratio, words: str) -> None:
+    """And never without."""
+    assert ratio_words(ratio, "a", "b").startswith(words)

@@ -1,0 +1,400 @@
+"""A file goes in, one of fewer bits comes out; every node says its module, and every quantized one its precision."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from graphs import parse
+from weighted_graphs import PERCEPTRON, weight
+from winml.modelkit import optimize_onnx, quantize_onnx
+from winml.modelkit.errors import (
+    InputError,
+    ModelPathError,
+    OutputExistsError,
+    QuantizeError,
+    StageError,
+    UsageError,
+    VerificationError,
+)
+from winml.modelkit.inspect.onnx_inspection import inspect_onnx
+from winml.modelkit.metadata_keys import QUANTIZATION_KEY, TAG_KEY
+from winml.modelkit.ort.sessions import run_onnx
+from winml.modelkit.quantize.records import QuantizedFile
+
+TIED = f"""m (float[2, 64] x, int64[2] i) => (float[2, 64] g, float[2, 64] y, float[2, 64] z, float[2, 256] v)
+    <{weight("w1", 64, 64)}, {weight("w_b", 64)}, {weight("w2", 64, 256)}> {{
+    g = Gather (w1, i)
+    y = Gemm <transB = 1> (x, w1, w_b)
+    z = Gemm <alpha = 0.5> (x, w1, w_b)
+    v = MatMul (x, w2) }}"""
+"""An embedding, a head tied to it, one that is no plain product, and a larger product, by which the file shrinks."""
+
+
+def save(body: str | ir.Model, path: Path, **options: Any) -> Path:
+    """Write a graph."""
+    ir.save(parse(body, **options) if isinstance(body, str) else body, path)
+    return path
+
+
+def quantized(body: str | ir.Model, folder: Path, **options: Any) -> QuantizedFile:
+    """Quantize a graph."""
+    return quantize_onnx(save(body, folder / "in.onnx"), folder / "out.onnx", **options)
+
+
+def nodes(path: Path) -> list[tuple[str, str, dict[str, str] | None]]:
+    """Return operator, tag and record of every node."""
+    found = []
+    for node in onnx.load(path).graph.node:
+        metadata = {entry.key: entry.value for entry in node.metadata_props}
+        record = json.loads(metadata[QUANTIZATION_KEY]) if QUANTIZATION_KEY in metadata else None
+        found.append((node.op_type, metadata.get(TAG_KEY, ""), record))
+    return found
+
+
+def test_every_node_says_its_module_and_its_precision(tmp_path: Path) -> None:
+    """A range belongs to the module whose value it is; what only converts types says nothing of bits."""
+    result = quantized(PERCEPTRON, tmp_path)
+    assert (2, {}, 100.0) == (result.quantized, result.left, result.coverage.percent)
+    activation, operator = ({"precision": "int8", "kind": kind} for kind in ("activation", "operator"))
+    found = nodes(tmp_path / "out.onnx")
+    assert [
+        ("DynamicQuantizeLinear", "/M/MatMul", activation),
+        ("MatMulInteger", "/M/MatMul", operator),
+        ("DynamicQuantizeLinear", "/M/Relu", activation),
+        ("MatMulInteger", "/M/Gemm", operator),
+    ] == [entry for entry in found if entry[2]]
+    assert {"/M/MatMul", "/M/Relu", "/M/Gemm"} == {tag for _, tag, _ in found}
+    onnx.checker.check_model(str(tmp_path / "out.onnx"))
+
+
+def test_file_says_what_was_asked_for_and_what_came_of_it(tmp_path: Path) -> None:
+    """The record of the model is that of the result, module by module."""
+    result = quantized(PERCEPTRON, tmp_path, exclude=("Gemm",), precision="uint8")
+    metadata = {entry.key: entry.value for entry in onnx.load(tmp_path / "out.onnx").metadata_props}
+    record = json.loads(metadata[QUANTIZATION_KEY])
+    assert {"precision": "uint8", "exclude": ["Gemm"]} == record["requested"]
+    assert [module.as_record() for module in result.modules] == record["modules"]
+    assert {"/M/MatMul": ("uint8", "uint8"), "/M/Gemm": ("fp32", "fp32")} == {
+        module.tag: (module.requested, module.actual) for module in result.modules
+    }
+    assert {"excluded by Gemm": 1} == result.left
+
+
+def test_each_module_gets_its_own_precision(tmp_path: Path) -> None:
+    """Two precisions work one after the other; tags and records survive both."""
+    result = quantized(PERCEPTRON, tmp_path, per_module={"Gemm": "uint8"})
+    assert (2, 100.0) == (result.quantized, result.coverage.percent)
+    found = nodes(tmp_path / "out.onnx")
+    precisions = {
+        (tag, record["precision"]) for operator, tag, record in found if operator == "MatMulInteger" and record
+    }
+    assert {("/M/MatMul", "int8"), ("/M/Gemm", "uint8")} == precisions
+
+
+def test_excluded_nodes_stay_as_they_are(tmp_path: Path) -> None:
+    """Operator, name, attributes and weights; ONNX Runtime's quantizer alone would take every Gemm apart."""
+    quantized(TIED, tmp_path, exclude=("Gemm",))
+    before, after = (
+        [node for node in onnx.load(tmp_path / name).graph.node if node.op_type == "Gemm"]
+        for name in ("in.onnx", "out.onnx")
+    )
+    assert before == after
+
+
+def test_weight_read_in_two_directions_answers_right(tmp_path: Path) -> None:
+    """The head reads the embedding transposed; each has its form, and who keeps it is told."""
+    result = quantized(TIED, tmp_path)
+    assert (3, {"dynamic does not support Gemm with alpha 0.5": 1}) == (result.quantized, result.left)
+    assert result.fidelity is not None
+    assert all(output.sqnr_db > 30 for output in result.fidelity.outputs)
+    assert any("/gemm/Gemm_2" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("excluded", ["MatMul", "Gather"])
+def test_excluded_reader_of_a_shared_weight_answers_as_before(excluded: str, tmp_path: Path) -> None:
+    """Its weight is the one it had, not what is left of it."""
+    body = f"""m (float[2, 64] x, int64[2, 3] i) => (float[2, 3, 64] g, float[2, 64] y) <{weight("w1", 64, 64)}> {{
+        g = Gather (w1, i) y = MatMul (x, w1) }}"""
+    result = quantized(body, tmp_path, exclude=(excluded,))
+    assert result.fidelity is not None
+    ratios = {output.name: output.sqnr_db for output in result.fidelity.outputs}
+    kept, other = ("y", "g") if excluded == "MatMul" else ("g", "y")
+    assert ratios[kept] > 100 > ratios[other] > 30
+    assert 1 == sum("stored unquantized" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("order", ["g = Gather (w1, i) y = MatMul (x, w1)", "y = MatMul (x, w1) g = Gather (w1, i)"])
+def test_lookup_and_product_of_one_weight_have_scales_of_their_own(order: str, tmp_path: Path) -> None:
+    """A lookup has one scale, the columns of a product one each, whichever comes first."""
+    body = f"""m (float[2, 64] x, int64[2, 3] i) => (float[2, 3, 64] g, float[2, 64] y) <{weight("w1", 64, 64)}> {{
+        {order} }}"""
+    quantized(body, tmp_path)
+    written = onnx.load(tmp_path / "out.onnx").graph
+    dims = {tensor.name: list(tensor.dims) for tensor in written.initializer}
+    scales = [
+        (node.op_type, dims[name])
+        for node in written.node
+        for name in node.input
+        if name.endswith("_scale") and name in dims
+    ]
+    assert {("DequantizeLinear", ()), ("Mul", (64,))} == {(operator, tuple(shape)) for operator, shape in scales}
+
+
+def test_weight_shared_by_equal_readers_is_held_once(tmp_path: Path) -> None:
+    """A module that is called twice has one weight."""
+    body = (
+        f"m (float[2, 64] x) => (float[2, 64] y) <{weight('w1', 64, 64)}> {{ a = MatMul (x, w1) y = MatMul (a, w1) }}"
+    )
+    result = quantized(body, tmp_path)
+    assert (2, False) == (result.quantized, any("stored unquantized" in note for note in result.notes))
+    sizes = {tensor.name: list(tensor.dims) for tensor in onnx.load(tmp_path / "out.onnx").graph.initializer}
+    assert [[64, 64]] == [dims for dims in sizes.values() if len(dims) == 2]
+
+
+@pytest.mark.parametrize("opset", [11, 12])
+def test_older_opset_is_raised_and_told(opset: int, tmp_path: Path) -> None:
+    """Integer operators exist earlier, but one scale a channel does not."""
+    result = quantized(parse(PERCEPTRON, opset=opset), tmp_path)
+    assert (opset, 13) == (result.before.opset, result.after.opset)
+    assert f"Opset {opset} was raised to 13, which the quantized operators require." in result.notes
+    assert (2, 100.0) == (result.quantized, result.coverage.percent)
+
+
+def test_graph_without_tags_is_quantized_by_the_scopes_of_its_names(tmp_path: Path) -> None:
+    """The notes say so, since scopes are not modules of PyTorch; coverage is unknown."""
+    model = parse(PERCEPTRON)
+    for node in model.graph:
+        node.metadata_props.clear()
+    result = quantized(model, tmp_path, exclude=("gemm",))
+    assert (1, False, None) == (result.quantized, result.is_tagged, result.as_record()["coverage"]["percent"])
+    assert any("node names" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("names", [[""] * 3, ["n0", "n1", "n2"]])
+def test_graph_without_scopes_is_quantized_as_a_whole(names: list[str], tmp_path: Path) -> None:
+    """Nodes without names get some; nobody can tell them apart by module, which is said."""
+    model = parse(PERCEPTRON)
+    for node, name in zip(model.graph, names, strict=True):
+        node.metadata_props.clear()
+        node.name = name
+    result = quantized(model, tmp_path)
+    assert 2 == result.quantized
+    assert any("module information" in note for note in result.notes)
+
+
+def test_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """ONNX Runtime refuses the source as well, so nothing can be compared with it."""
+    model = parse(PERCEPTRON)
+    for node in model.graph:
+        node.name = "same"
+    with pytest.raises(StageError, match="not run"):
+        quantized(model, tmp_path)
+    assert 2 == quantized(model, tmp_path, verify=False).quantized
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_weight_that_is_no_number_is_refused_with_its_module(value: float, tmp_path: Path) -> None:
+    """An infinite weight has no range, so its whole channel would be zero; excluded, it does not matter."""
+    model = parse(PERCEPTRON)
+    values = model.graph.initializers["w2"].const_value.numpy().copy()
+    values[3, 4] = value
+    model.graph.initializers["w2"].const_value = ir.tensor(values, name="w2")
+    with pytest.raises(QuantizeError, match=r"1 of 2048 .* w2 .* /M/Gemm"):
+        quantized(model, tmp_path)
+    assert ["in.onnx"] == [path.name for path in tmp_path.iterdir()]
+    assert 1 == quantized(model, tmp_path, exclude=("Gemm",), verify=False).quantized
+
+
+def test_large_finite_weights_are_numbers(tmp_path: Path) -> None:
+    """Their sum is not."""
+    model = parse(PERCEPTRON)
+    model.graph.initializers["w1"].const_value = ir.tensor(np.full((64, 64), 3e38, np.float32), name="w1")
+    assert 2 == quantized(model, tmp_path, verify=False).quantized
+
+
+def again(folder: Path) -> None:
+    quantize_onnx(folder / "in.onnx", folder / "few.onnx")
+    (folder / "few.onnx").replace(folder / "in.onnx")
+
+
+def source_missing(folder: Path) -> None:
+    (folder / "in.onnx").unlink()
+
+
+def no_model(folder: Path) -> None:
+    (folder / "in.onnx").write_text("This is no model.", encoding="utf-8")
+
+
+def data_missing(folder: Path) -> None:
+    ir.save(ir.load(folder / "in.onnx"), folder / "in.onnx", external_data="weights.data", size_threshold_bytes=0)
+    (folder / "weights.data").unlink()
+
+
+def output_there(folder: Path) -> None:
+    (folder / "out.onnx").write_bytes(b"something else")
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "words"),
+    [
+        (again, InputError, "already quantized"),
+        (source_missing, ModelPathError, "in.onnx"),
+        (no_model, InputError, "in.onnx"),
+        (data_missing, InputError, "weights.data"),
+        (output_there, OutputExistsError, "out.onnx"),
+    ],
+)
+def test_unusable_files_are_refused_and_nothing_changes(
+    damage: Callable[[Path], None], error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    """The class says who can repair it, and the message which file it is."""
+    source = save(PERCEPTRON, tmp_path / "in.onnx")
+    damage(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(error) as refused:
+        quantize_onnx(source, tmp_path / "out.onnx")
+    assert words in str(refused.value)
+    assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("output", ["in.onnx", "weights.onnx"])
+def test_what_is_read_is_never_replaced(output: str, tmp_path: Path) -> None:
+    """Not the source, nor a file that holds its weights, though it may be called like a model."""
+    source = tmp_path / "in.onnx"
+    ir.save(parse(PERCEPTRON), source, external_data="weights.onnx", size_threshold_bytes=0)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(UsageError, match=f"is the input .*{output}"):
+        quantize_onnx(source, tmp_path / output, overwrite=True)
+    assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+
+def test_answers_that_suffer_are_no_result(tmp_path: Path) -> None:
+    """The ratio is that of the precision, or the one asked for; the file is written only where nobody asks."""
+    with pytest.raises(VerificationError, match=r"^y .*SQNR of \d+\.\d+ dB.* 90 dB"):
+        quantized(PERCEPTRON, tmp_path, min_sqnr_db=90.0)
+    assert not (tmp_path / "out.onnx").exists()
+    assert quantized(PERCEPTRON, tmp_path, min_sqnr_db=90.0, verify=False).fidelity is None
+
+
+def test_open_sizes_are_compared_where_asked(tmp_path: Path) -> None:
+    """A name that no input has is refused."""
+    assert quantized(PERCEPTRON, tmp_path, sizes={"N": 7}).quantized
+    with pytest.raises((UsageError, StageError), match="rows"):
+        quantized(PERCEPTRON, tmp_path, sizes={"rows": 7}, overwrite=True)
+
+
+def test_branches_and_functions_keep_weights_and_tags(tmp_path: Path) -> None:
+    """They are left, counted, and answer as before."""
+    body = f"""m (float[2, 64] x, bool c) => (float[2, 64] y) <{weight("w1", 64, 64)}> {{
+        h = MatMul (x, w1) r = f.Double (h)
+        y = If (c) <then_branch = t () => (float[2, 64] a) <{weight("w2", 64, 64)}> {{ a = MatMul (r, w2) }},
+                    else_branch = e () => (float[2, 64] b) {{ b = Relu (r) }}> }}"""
+    function = '<opset_import: ["" : 17], domain: "f">\nDouble (x) => (y) { y = Add (x, x) }'
+    result = quantized(parse(body, functions=function, domains=', "f" : 1'), tmp_path)
+    assert (1, 100.0) == (result.quantized, result.coverage.percent)
+    assert {"dynamic does not quantize subgraphs and functions": 1} == result.left
+    written = onnx.load(tmp_path / "out.onnx")
+    assert ["Double"] == [item.name for item in written.functions]
+
+
+def test_unknown_option_is_refused(tmp_path: Path) -> None:
+    """As every options record does."""
+    with pytest.raises(UsageError, match="precison"):
+        quantized(PERCEPTRON, tmp_path, precison="int8")
+
+
+def test_fused_integer_product_belongs_to_the_module_of_its_weight(tmp_path: Path) -> None:
+    """The optimizer takes conversion and product together; what was converted is the value of another module."""
+    quantized(PERCEPTRON, tmp_path)
+    optimize_onnx(tmp_path / "out.onnx", tmp_path / "fused.onnx", level="full")
+    tags = {operator: tag for operator, tag, _ in nodes(tmp_path / "fused.onnx")}
+    assert {"DynamicQuantizeMatMul": "/M/Gemm", "Relu": "/M/Relu"} == tags
+
+
+def test_rule_that_no_module_obeys_lowers_no_bar(tmp_path: Path) -> None:
+    """Only precisions that modules have now say how much of the answers has to be left."""
+    alone = quantized(PERCEPTRON, tmp_path, exclude=("/M/Gemm",))
+    with_rule = quantized(PERCEPTRON, tmp_path, exclude=("/M/Gemm",), per_module={"/M/Gemm": "uint8"}, overwrite=True)
+    assert alone.fidelity is not None
+    assert with_rule.fidelity is not None
+    assert with_rule.fidelity.least_sqnr_db == alone.fidelity.least_sqnr_db
+
+
+def test_file_that_is_hardly_smaller_says_so(tmp_path: Path) -> None:
+    """Exit code 0 alone does not say that anything was won."""
+
+    def is_told(result: QuantizedFile) -> bool:
+        return any("hardly smaller" in note for note in result.notes)
+
+    large = f"m (float[2, 256] x) => (float[2, 256] y) <{weight('w1', 256, 256)}> {{ y = MatMul (x, w1) }}"
+    assert not is_told(quantized(large, tmp_path))
+    kept = f"""m (float[2, 256] x) => (float[2, 8] z) <{weight("w1", 256, 256)}, {weight("w2", 256, 8)}>
+        {{ y = MatMul (x, w1)  z = Gemm (y, w2) }}"""
+    assert is_told(quantized(kept, tmp_path, exclude=("/M/MatMul",), overwrite=True))
+
+
+def test_table_of_four_bits_is_counted_as_the_table_it_stands_for(tmp_path: Path) -> None:
+    """Two values are packed into a byte; each of them is a parameter all the same."""
+    body = f"m (float[2, 64] x, int64[2] i) => (float[2, 64] g) <{weight('w1', 96, 64)}> {{ g = Gather (w1, i) }}"
+    quantized(body, tmp_path, precision="int4", verify=False)
+    assert ["GatherBlockQuantized"] == [operator for operator, _, _ in nodes(tmp_path / "out.onnx")]
+    assert inspect_onnx(tmp_path / "out.onnx").total.weight_parameters == 96 * 64
+
+
+MIXED = f"""m (float[2, 64] x) => (float[2, 64] y) <{weight("w1", 64, 64)}, {weight("w2", 64, 64)}> {{
+    a = MatMul (x, w1)
+    b = Relu (a)
+    y = Gemm (b, w2) }}"""
+
+
+def test_rest_of_a_file_with_int4_weights_becomes_float16(tmp_path: Path) -> None:
+    """The 4-bit weights stay, and everything else is half as large; each module is listed with both precisions."""
+    paths = [tmp_path / f"{name}.onnx" for name in ("float", "int4", "half")]
+    save(MIXED, paths[0])
+    quantize_onnx(paths[0], paths[1], precision="int4", exclude=["gemm"])
+    result = quantize_onnx(paths[1], paths[2], precision="fp16")
+    types = {tensor.name: tensor.data_type for tensor in onnx.load(paths[2]).graph.initializer}
+    assert onnx.TensorProto.FLOAT not in types.values()
+    assert {onnx.TensorProto.FLOAT16, onnx.TensorProto.UINT8} <= {*types.values()}
+    assert ["MatMulNBits", "Relu", "Gemm"] == [name for name, *_ in nodes(paths[2]) if name != "Cast"]
+    assert {("int4", 1), ("fp16", 1)} == {(module.requested, module.quantized) for module in result.modules}
+    record = json.loads({entry.key: entry.value for entry in onnx.load(paths[2]).metadata_props}[QUANTIZATION_KEY])
+    assert ("fp16", "int4") == (record["requested"]["precision"], record["earlier"]["precision"])
+    with pytest.raises(InputError, match="already quantized") as refused:
+        quantize_onnx(paths[1], tmp_path / "again.onnx", precision="int8")
+    assert "--precision fp16" in refused.value.hint or "precision='fp16'" in refused.value.hint
+
+
+def test_source_of_an_opset_that_onnxruntime_does_not_run_is_compared_after_conversion(tmp_path: Path) -> None:
+    """Add of opset 6 broadcasts along an axis that an attribute names."""
+    generator = np.random.default_rng(0)
+    arrays = {"w": generator.standard_normal((64, 64), np.float32), "b": generator.standard_normal(64, np.float32)}
+    product = onnx.helper.make_node("MatMul", ["x", "w"], ["a"])
+    total = onnx.helper.make_node("Add", ["a", "b"], ["y"], broadcast=1, axis=1)
+    values = dict.fromkeys("xy", (1, 64)) | {name: array.shape for name, array in arrays.items()}
+    info = {name: onnx.helper.make_tensor_value_info(name, 1, shape) for name, shape in values.items()}
+    graph = onnx.helper.make_graph(
+        [product, total],
+        "old",
+        [info["x"], info["w"], info["b"]],
+        [info["y"]],
+        [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()],
+    )
+    source, output = tmp_path / "old.onnx", tmp_path / "new.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 6)], ir_version=3), source)
+    result = optimize_onnx(source, output, opset=17)
+    assert result.comparison is not None
+    assert any("at opset 7" in note for note in result.notes)
+    x = generator.standard_normal((1, 64), np.float32)
+    np.testing.assert_allclose(run_onnx(output, {"x": x})["y"], x @ arrays["w"] + arrays["b"], atol=1e-4)
+    with pytest.raises(VerificationError) as refused:
+        optimize_onnx(source, tmp_path / "same.onnx")
+    assert "winml optimize --opset 17" in refused.value.hint

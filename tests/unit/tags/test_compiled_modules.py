@@ -1,0 +1,46 @@
+"""Compiled modules are replaced by the modules they wrap."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+from winml.modelkit.tags.torch_modules import uncompiled, without_compilation
+
+
+def compiled(module: nn.Module) -> nn.Module:
+    """Compile a module; nothing is built before it is called."""
+    return cast("nn.Module", torch.compile(module, backend="eager"))
+
+
+def test_compiled_module_stands_for_the_one_inside() -> None:
+    """A module that was not compiled stands for itself, one with a child of that name too."""
+    plain = nn.Linear(2, 2)
+    assert plain is uncompiled(compiled(plain))
+    assert plain is uncompiled(plain)
+    holder = nn.Module()
+    holder.add_module("_orig_mod", plain)
+    assert holder is uncompiled(holder)
+
+
+def test_compiled_parts_are_put_back_after_an_error() -> None:
+    """Inside the block names are those of the user, and nothing is called compiled; afterwards all is as it was."""
+    part, called = compiled(nn.Linear(2, 2)), nn.Linear(2, 2)
+    called.compile(backend="eager")
+    model = nn.ModuleDict({"part": part, "called": called})
+    before = called._compiled_call_impl
+
+    def fail_inside() -> None:
+        with without_compilation(model):
+            assert ["", "part", "called"] == [name for name, _ in model.named_modules()]
+            assert [None, None, None] == [cast("Any", module)._compiled_call_impl for module in model.modules()]
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_inside()
+    assert model["part"] is part
+    assert called._compiled_call_impl is before is not None
+    assert "_compiled_call_impl" not in vars(model)

@@ -1,0 +1,29 @@
+"""Module paths are read from node names, also after tools changed the names."""
+
+from __future__ import annotations
+
+import pytest
+
+from winml.modelkit.tags.tagging import name_scope
+
+
+@pytest.mark.parametrize(
+    ("name", "op_type", "scope"),
+    [
+        ("/encoder/layer.0/MatMul", "MatMul", ("encoder", "layer.0")),
+        ("/encoder/layer.0/MatMul_12", "MatMul", ("encoder", "layer.0")),
+        ("/encoder/MatMul/MatMulAddFusion", "Gemm", ("encoder",)),
+        ("/encoder/MatMul_1/MatMulScaleFusion/", "FusedMatMul", ("encoder",)),
+        ("/encoder/MatMul_output_0", "Gemm", ("encoder",)),
+        ("/encoder/Reshape_new_reshape", "Reshape", ("encoder",)),
+        ("fused /pooler/dense/Gemm", "FusedGemm", ("pooler", "dense")),
+        ("/Conv/Conv", "Conv", ("Conv",)),
+        ("/Add", "Add", ()),
+        ("MatMul_7", "MatMul", ()),
+        ("", "Relu", ()),
+        ("/", "Relu", ()),
+    ],
+)
+def test_name_scope_tells_modules_and_no_operators(name: str, op_type: str, scope: tuple[str, ...]) -> None:
+    """What a tool appended to an operator's name is no module, and a module may bear an operator's name."""
+    assert scope == name_scope(name, op_type)

@@ -1,0 +1,125 @@
+"""Which modules a selector names."""
+
+from __future__ import annotations
+
+import pytest
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.tags.selector import ModuleAddress, Selector, escape, select
+
+MODULES = [
+    ModuleAddress("", "/M", "M"),
+    ModuleAddress("encoder", "/M/Encoder", "Encoder"),
+    *(
+        module
+        for number in (0, 1, 10)
+        for module in (
+            ModuleAddress(f"encoder.layer.{number}", f"/M/Encoder/Layer.{number}", "Layer"),
+            ModuleAddress(f"encoder.layer.{number}.output", f"/M/Encoder/Layer.{number}/Output", "Output"),
+            ModuleAddress(f"encoder.layer.{number}.act", f"/M/Encoder/Layer.{number}/GELU", "GELU"),
+        )
+    ),
+    ModuleAddress("output", "/M/Linear.output", "Linear"),
+]
+
+
+def _selected_paths(selector: str) -> list[str]:
+    return [module.path for module in select(MODULES, selector)]
+
+
+@pytest.mark.parametrize(
+    ("selector", "expected"),
+    [
+        # class names
+        ("M", [""]),
+        ("Layer", ["encoder.layer.0", "encoder.layer.1", "encoder.layer.10"]),
+        ("L*", ["encoder.layer.0", "encoder.layer.1", "encoder.layer.10", "output"]),
+        # module paths
+        ("encoder.layer.*.output", ["encoder.layer.0.output", "encoder.layer.1.output", "encoder.layer.10.output"]),
+        ("encoder.layer.?", ["encoder.layer.0", "encoder.layer.1"]),
+        ("encoder.layer.[1-9]", ["encoder.layer.1"]),
+        ("encoder.layer.[!1-9]", ["encoder.layer.0"]),
+        ("encoder.layer.1.**", ["encoder.layer.1", "encoder.layer.1.output", "encoder.layer.1.act"]),
+        ("encoder.**.1.act", ["encoder.layer.1.act"]),
+        ("**.output", [f"encoder.layer.{number}.output" for number in (0, 1, 10)] + ["output"]),
+        # as a tree prints them
+        ("Layer.1", ["encoder.layer.1"]),
+        ("Layer.[01]", ["encoder.layer.0", "encoder.layer.1"]),
+        ("Layer.*", ["encoder.layer.0", "encoder.layer.1", "encoder.layer.10"]),
+        ("Linear.output", ["output"]),
+        # tags
+        ("/M", [""]),
+        ("/M/*", ["encoder", "output"]),
+        ("/M/**/GELU", [f"encoder.layer.{number}.act" for number in (0, 1, 10)]),
+        ("**/Layer.1", ["encoder.layer.1"]),
+        ("/M/Encoder/**/**/Output", [f"encoder.layer.{number}.output" for number in (0, 1, 10)]),
+        ("/**", [module.path for module in MODULES]),
+    ],
+)
+def test_select_glob_names_modules_in_their_order(selector: str, expected: list[str]) -> None:
+    """Classes, paths and tags are matched whole, and a single star stays between separators."""
+    assert expected == _selected_paths(selector)
+
+
+@pytest.mark.parametrize(
+    "selector", ["layer", "encoder.layer", "/Encoder", "encoder*output", "Encoder/Layer.0", "*.0", "Lay*.0"]
+)
+def test_select_part_of_an_address_names_nothing(selector: str) -> None:
+    """An address is matched from its first to its last character."""
+    with pytest.raises(UsageError, match="no module"):
+        select(MODULES, selector)
+
+
+@pytest.mark.parametrize("selector", ["[9-0]", "encoder.layer.[", "a]b", "\\", "[]"])
+def test_select_odd_text_is_a_glob_that_names_nothing(selector: str) -> None:
+    """No text breaks the matching."""
+    with pytest.raises(UsageError, match="no module"):
+        select(MODULES, selector)
+
+
+@pytest.mark.parametrize(
+    ("selector", "nearest"),
+    [("Outptu", "Output"), ("encoder.layer.0.outputs", "encoder.layer.0.output"), ("/M/Encodr", "/M/Encoder")],
+)
+def test_select_nothing_found_lists_the_nearest(selector: str, nearest: str) -> None:
+    """The error offers addresses of the kind that was asked for, the likeliest first."""
+    with pytest.raises(UsageError) as caught:
+        select(MODULES, selector)
+    assert caught.value.hint.startswith(f"Nearest: {nearest}")
+    assert 2 == caught.value.exit_code
+
+
+def test_select_nothing_alike_explains_selectors() -> None:
+    """Where nothing is near, the error says what a selector looks like."""
+    with pytest.raises(UsageError) as caught:
+        select(MODULES, "zzzz")
+    assert caught.value.hint.startswith("Classes: ")
+    assert "encoder.layer.*.output" in caught.value.hint
+
+
+def test_module_without_a_tag_is_found_in_names_of_nodes() -> None:
+    """The error names the option that tags it; a path that no node has is not confused with one."""
+    names = ["/encoder/layer.0/down/0/Conv", "/encoder/Add", "Reshape_3"]
+    for selector in ("encoder.layer.0.down.0", "encoder.layer.*.down", "**.down.0"):
+        with pytest.raises(UsageError) as caught:
+            select(MODULES, selector, names)
+        assert "--torch-module all" in caught.value.hint
+    for selector in ("down.0", "encoder.layer.0.down.0.Conv", "Reshape_3"):
+        with pytest.raises(UsageError) as caught:
+            select(MODULES, selector, names)
+        assert "--torch-module" not in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["", "  "])
+def test_selector_empty_text_is_refused(text: str) -> None:
+    """An empty selector is a mistake, not the root."""
+    with pytest.raises(UsageError, match="selector is empty"):
+        Selector(text)
+
+
+def test_escape_glob_characters_are_taken_literally() -> None:
+    """An escaped address names itself."""
+    odd = ModuleAddress("a[0].*", "/M/A[0]", "A?")
+    assert [odd] == select([*MODULES, odd], escape(odd.path))
+    assert [odd] == select([*MODULES, odd], escape(odd.tag))
+    assert [odd] == select([*MODULES, odd], escape(odd.class_name))

@@ -1,0 +1,135 @@
+"""Files whose modules are functions: how they are asked for, and what other flows make of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from module_chains import save_chain
+from winml.modelkit import HTPExporter
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.inspect.onnx_inspection import inspect_onnx
+from winml.modelkit.optimize.verb import optimize_onnx
+from winml.modelkit.ort.opened_model import RunOptions
+from winml.modelkit.ort.sessions import Session
+from winml.modelkit.profile.by_module import profile_modules
+from winml.modelkit.profile.latency import LatencyOptions
+from winml.modelkit.transform.retag import retag_model
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Path:
+    """A graph of nested modules in its plain form."""
+    return optimize_onnx(save_chain(tmp_path / "source.onnx"), tmp_path / "chain.onnx").model_path
+
+
+def test_all_modules_become_functions_and_the_file_answers_the_same(chain: Path, tmp_path: Path) -> None:
+    """The root is the graph; a module inside another one is called by it."""
+    result = optimize_onnx(chain, tmp_path / "functions.onnx", functions="all")
+    assert result.functions is not None
+    assert {"M.A.0": 1, "M.A.0.B": 1, "M.C": 1, "M.A.1": 1} == result.functions.functions
+    assert (11, 4, ()) == (result.functions.written_nodes, result.functions.graph_nodes, result.functions.left_out)
+    feeds = {"x": np.ones((2, 32), np.float32)}
+    expected, actual = (Session(path).run(feeds)["y"] for path in (chain, result.model_path))
+    assert np.array_equal(expected, actual)
+
+
+def test_file_with_functions_becomes_the_file_it_was(chain: Path, tmp_path: Path) -> None:
+    """It is not copied where nothing is asked for, and asking again for functions starts from the graph."""
+    functions = optimize_onnx(chain, tmp_path / "functions.onnx", functions="classes").model_path
+    again = optimize_onnx(functions, tmp_path / "again.onnx", functions="classes").model_path
+    assert functions.read_bytes() == again.read_bytes()
+    flat = optimize_onnx(functions, tmp_path / "flat.onnx")
+    assert (False, chain.read_bytes()) == (flat.is_copy, flat.model_path.read_bytes())
+    assert any("4 functions" in note for note in flat.notes)
+
+
+@pytest.mark.parametrize(
+    ("selector", "message"),
+    [
+        ("Nothing", "'Nothing'"),
+        ("M", "the root"),
+    ],
+)
+def test_functions_of_nothing_are_refused(chain: Path, tmp_path: Path, selector: str, message: str) -> None:
+    """Nothing is written."""
+    with pytest.raises(UsageError, match=message):
+        optimize_onnx(chain, tmp_path / "functions.onnx", functions=selector)
+    assert not (tmp_path / "functions.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("selector", "begun"),
+    [
+        # No module has this class or path, whatever runs.
+        ("Blok", ["model preparation"]),
+        ("body.5", ["model preparation"]),
+        ("", ["model preparation"]),
+        # What runs, and which tags there are, shows when it runs.
+        ("/Net/Nothing", ["model preparation", "input generation", "hierarchy building"]),
+        ("Net", ["model preparation", "input generation", "hierarchy building"]),
+    ],
+)
+def test_export_refuses_functions_as_soon_as_they_are_known_to_be_none(
+    selector: str, begun: list[str], tmp_path: Path
+) -> None:
+    """Before anything runs where names tell it, else before the graph is captured."""
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.inner(x)
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = Block()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.body(x)
+
+    events: list[str] = []
+    exporter = HTPExporter(on_step=lambda event: events.append(event.name))
+    with pytest.raises(UsageError):
+        exporter.export(Net(), tmp_path / "net.onnx", torch.ones(2, 4), functions=selector)
+    assert begun == list(dict.fromkeys(events))
+
+
+def test_file_without_tags_has_no_functions(tmp_path: Path) -> None:
+    """Names of nodes are no tags: the nodes of functions could not be given theirs back."""
+    source = save_chain(tmp_path / "source.onnx", tagged=False)
+    begun = []
+    with pytest.raises(InputError, match="module information"):
+        optimize_onnx(source, tmp_path / "functions.onnx", functions="all", on_step=begun.append)
+    # Refused by the plan, before the first step.
+    assert [] == begun
+
+
+def test_older_format_is_raised(tmp_path: Path) -> None:
+    """Functions bear metadata and shapes from IR version 10 on."""
+    source = save_chain(tmp_path / "source.onnx")
+    model = onnx.load(source)
+    model.ir_version = 7
+    onnx.save(model, source)
+    result = optimize_onnx(source, tmp_path / "functions.onnx", functions="all")
+    assert 10 == onnx.load(result.model_path).ir_version
+    assert any("IR version 7" in note for note in result.notes)
+
+
+def test_other_flows_see_the_graph(chain: Path, tmp_path: Path) -> None:
+    """Inspection and profile tell of modules as if there were no functions; tags are not brought to such a file."""
+    functions = optimize_onnx(chain, tmp_path / "functions.onnx", functions="all").model_path
+    expected, actual = inspect_onnx(chain), inspect_onnx(functions)
+    assert (expected.modules, expected.total, expected.operators) == (actual.modules, actual.total, actual.operators)
+    assert 4 == len(actual.functions)
+    profile = profile_modules(functions, RunOptions(shown="functions"), LatencyOptions(iterations=2, warmup=0)).profile
+    assert {"/M", "/M/A.0", "/M/A.0/B", "/M/C", "/M/A.1"} == set(profile.tags.values())
+    with pytest.raises(InputError, match="4 modules"):
+        retag_model(chain, functions, tmp_path / "tagged.onnx")
