@@ -9,7 +9,7 @@ import pytest
 
 from winml.modelkit.builds.found_models import onnx_file, onnx_file_in
 from winml.modelkit.builds.manifest_records import BuildManifest, FileRecord, PartRecord
-from winml.modelkit.errors import ModelPathError
+from winml.modelkit.errors import InputError, ModelPathError
 
 
 def folder(path: Path, *names: str) -> Path:
@@ -85,3 +85,12 @@ def test_names_that_are_no_folders_with_models_are_none_of_theirs(tmp_path: Path
     empty = folder(tmp_path / "empty")
     for name in (str(checkpoint), str(empty), "owner/name", "x" * 5000, "zero\0byte", str(checkpoint / "model.onnx")):
         assert onnx_file_in(name) is None
+
+
+def test_model_that_is_a_link_out_of_its_folder_is_refused(tmp_path: Path) -> None:
+    """A folder of somebody else opens no other file of the machine."""
+    other = folder(tmp_path / "other", "model.onnx") / "model.onnx"
+    built = folder(tmp_path / "built", "build_manifest.json")
+    (built / "model.onnx").symlink_to(other)
+    with pytest.raises(InputError, match=r"model\.onnx"):
+        onnx_file(str(built))

@@ -27,6 +27,7 @@ from winml.modelkit.models.checkpoints.companion_files import companion_files
 from winml.modelkit.models.checkpoints.hub import hub_file
 from winml.modelkit.models.checkpoints.weight_files import find_weights
 from winml.modelkit.models.request import ModelRequest, resolve_source
+from winml.modelkit.onnx.files.foreign_files import library_file
 from winml.modelkit.onnx.files.foreign_names import file_within, name_problem
 from winml.modelkit.onnx.files.named_paths import COPIES_FOLDER, cache_root, named_path
 from winml.modelkit.options import read_text_file
@@ -254,13 +255,14 @@ def part_files(name: str, *, beside_weights: bool = True) -> Mapping[str, Path]:
         return {}
     if (folder / BUILD_MANIFEST_NAME).is_file():
         parts = _built_parts(folder)
-        return parts if len(parts) > 1 and all(path.is_file() for path in parts.values()) else {}
+        is_complete = len(parts) > 1 and all(path.is_file() for path in parts.values())
+        return {part: _inside(folder, path) for part, path in parts.items()} if is_complete else {}
     files = sorted(folder.glob(f"*{MODEL_SUFFIX}"))
     if len(files) < 2 or (not beside_weights and _holds_weights(folder)):
         return {}
     from winml.modelkit.onnx.bundle import ModelBundle, read_part_description  # imports onnx
 
-    described = {path: read_part_description(path) for path in files}
+    described = {path: read_part_description(_inside(folder, path)) for path in files}
     of_several = [path for path, about in described.items() if about is not None and about.is_one_of_several]
     return ModelBundle.read(of_several).paths if len(of_several) > 1 else {}
 
@@ -282,11 +284,11 @@ def _built_model(folder: Path) -> Path | None:
     model = models[0] if len(models) == 1 and not is_built else folder / BUILT_MODEL_NAME
     if model.is_file():
         # A checkpoint may hold an export beside its weights; the weights are the model then.
-        return None if not is_built and _holds_weights(folder) else model
+        return None if not is_built and _holds_weights(folder) else _inside(folder, model)
     if is_built:
         parts = [*_built_parts(folder).values()]
         if len(parts) == 1 and parts[0].is_file():
-            return parts[0]  # the layout of the build gave it another place
+            return _inside(folder, parts[0])  # the layout of the build gave it another place
         if len(parts) > 1:
             raise ModelPathError(
                 f"{folder}: holds a model of several parts: {', '.join(path.name for path in parts)}",
@@ -317,6 +319,16 @@ def _built_model(folder: Path) -> Path | None:
             else "Pass an ONNX file, a build folder or a checkpoint folder.",
         )
     return None
+
+
+def _inside(folder: Path, model: Path) -> Path:
+    """Return a model of a folder.
+
+    Raises:
+        InputError: it is a link to another folder, which only its own path may name.
+    """
+    library_file(folder, model.relative_to(folder).as_posix())
+    return model
 
 
 def _holds_weights(folder: Path) -> bool:

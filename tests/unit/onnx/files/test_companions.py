@@ -43,7 +43,7 @@ def texts(folder: Path) -> dict[str, str]:
 
 def test_files_are_copied_with_their_folders(tmp_path: Path) -> None:
     """And counted."""
-    source, target = fill(tmp_path / "from", config="12", pool_config="345"), tmp_path / "to"
+    source, target = fill(tmp_path / "from", config="{}", pool_config="[1]"), tmp_path / "to"
     companions = place(source, target)
     assert texts(source) == texts(target)
     assert (("config.json", "pool/config.json"), 5, ()) == (
@@ -156,3 +156,12 @@ def test_obsolete_companions_go_unless_another_model_may_need_them(tmp_path: Pat
     remove_companions(folder, names, [model, other])
     assert {"model.onnx", "other.onnx", "dense/own.json"} == set(texts(folder))
     assert not (folder / "pool").exists()
+
+
+@pytest.mark.parametrize("text", ["", '{"model": {"vocab": {"a": 1', "version https://git-lfs.github.com/spec/v1"])
+def test_damaged_json_is_copied_and_named(tmp_path: Path, text: str) -> None:
+    """A file that is cut off, or a pointer of Git LFS, is no tokenizer."""
+    companions = place(fill(tmp_path / "from", config="{}\n", tokenizer=text), tmp_path / "to")
+    assert ("tokenizer.json",) == companions.damaged
+    assert ["tokenizer.json" in note for note in companions.notes] == [True]
+    assert text == texts(tmp_path / "to")["tokenizer.json"]

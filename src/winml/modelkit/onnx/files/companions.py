@@ -33,15 +33,22 @@ class Companions:
     """Files of somebody else that have one of the names, and were left as they are."""
     sha256: Mapping[str, str] = field(default_factory=dict)
     """Of each of ``names``: by it the next run sees which of them the user changed since."""
+    damaged: tuple[str, ...] = ()
+    """Those of ``names`` that are called ``.json`` and are no JSON."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """One sentence about files of somebody else; empty where there are none."""
-        if not self.kept:
-            return ()
-        names = ", ".join(self.kept)
-        found = f"Existing files were not replaced: {names}."
-        return (f"{found} They may not fit this model; use a separate folder.",)
+        """One sentence about files of somebody else, and one about damaged files."""
+        kept = f"Existing files were not replaced: {', '.join(self.kept)}."
+        damaged = f"Copied, but not JSON: {', '.join(self.damaged)}."
+        return (
+            *([f"{kept} They may not fit this model; use a separate folder."] if self.kept else []),
+            *(
+                [f"{damaged} Readers of the folder will fail; repair the files of the checkpoint."]
+                if self.damaged
+                else []
+            ),
+        )
 
 
 def reserve_companions(
@@ -80,7 +87,14 @@ def reserve_companions(
                 shutil.copyfile(source, files.reserve(target, gives_way=True))
         digests[name] = hash_file(source)
         size_bytes += source.stat().st_size
-    return Companions(tuple(digests), size_bytes, tuple(retained), digests)
+    damaged = tuple(name for name in digests if name.endswith(".json") and not _may_be_json(sources[name]))
+    return Companions(tuple(digests), size_bytes, tuple(retained), digests, damaged)
+
+
+def _may_be_json(path: Path) -> bool:
+    """Return False for a file that is cut off, or of another kind; large files are not parsed for this."""
+    content = path.read_bytes().strip()
+    return (content[:1], content[-1:]) in ((b"{", b"}"), (b"[", b"]"))
 
 
 def outdated_companions(
