@@ -20,7 +20,8 @@ READ_BY_RENDERERS = {
 """The leaves, and the rooms about graphs. Of a subject, its records and tables."""
 
 SHOWN_TOO = {
-    "compare.fidelity", "compare.outputs", "compare.words", "compare.verification_words", "inspect.onnx_inspection", "inspect.provider_fit",
+    "compare.fidelity", "compare.outputs", "compare.words", "compare.verification_words", "inspect.onnx_inspection",
+    "inspect.provider_fit",
     "profile.latency", "profile.module_profile", "profile.statistics",
 }  # fmt: skip
 """Modules of subjects that have a record, or words for one, beside the work."""
