@@ -123,7 +123,7 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name.startswith(_INFERENCE_PREFIX):
         # One for each entry of the task table, which stands in one place.
-        classes = importlib.import_module(f"{__name__}.inference.auto_model").INFERENCE_CLASSES
+        classes = importlib.import_module(f"{__name__}.generate.auto_model").INFERENCE_CLASSES
         if name in classes:
             return classes[name]
     if name not in _HOMES:
