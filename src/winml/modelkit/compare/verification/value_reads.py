@@ -32,7 +32,7 @@ _TAKING_ALL = ("__array__", "__dlpack__", "__repr__", "numpy", "storage", "tolis
 """Methods that take all values past torch's dispatcher; a trace knows of ``numpy`` and ``tolist`` alone."""
 _IS_NONZERO = "is_nonzero"
 """A function and a method that decide as ``bool()`` does, by the same operator, without a trace knowing."""
-_OURS = Path(__file__).parents[1]
+_OURS = Path(__file__).parents[2]
 _OPERATORS = torch.Tensor.__contains__.__code__.co_filename
 """The file of torch that has the operators of its tensors; what it reads is asked for one line up."""
 _WRAPPERS = tuple(str(Path(torch.__file__).parent / name) for name in ("_compile.py", "_dynamo/eval_frame.py"))
