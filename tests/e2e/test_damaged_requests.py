@@ -116,11 +116,10 @@ def test_stdin_that_is_no_text_is_wrong_usage(small_file: Path, workplace: Workp
     assert b"stdin is not" in done.stderr
 
 
-def test_lack_of_memory_names_what_was_read(small_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lack_of_memory_names_what_was_read(small_file: Path) -> None:
     """Where the error itself says nothing but its kind."""
     assert 0 == run_here("inspect", small_file).code
-    _errors.report_out_of_memory(MemoryError())
-    assert str(small_file) in capsys.readouterr().err
+    assert str(small_file) in _errors.out_of_memory_error(MemoryError()).message
 
 
 @pytest.mark.parametrize(
