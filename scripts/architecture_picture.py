@@ -95,16 +95,10 @@ def _box(name: str) -> str:
     return f"{name}_room"
 
 
-def room_table(rooms: Mapping[str, Room], *, with_lines: bool) -> str:
-    """Return a Markdown table of the rooms and their questions."""
-    heading = (
-        "| room | question | lines |\n| --- | --- | ---: |" if with_lines else "| room | question |\n| --- | --- |"
-    )
-    rows = [
-        f"| `{room.label}` | {room.question} |{f' {rounded_lines(room.lines):,} |' if with_lines else ''}"
-        for room in rooms.values()
-    ]
-    return "\n".join([heading, *rows])
+def room_table(rooms: Mapping[str, Room]) -> str:
+    """Return a Markdown table of the rooms, their questions and lines."""
+    rows = (f"| `{room.label}` | {room.question} | {rounded_lines(room.lines):,} |" for room in rooms.values())
+    return "\n".join(["| room | question | lines |", "| --- | --- | ---: |", *rows])
 
 
 def rounded_lines(lines: int) -> int:
@@ -126,8 +120,7 @@ def generated_parts() -> dict[tuple[Path, str], str]:
     rooms = read_rooms()
     return {
         (ARCHITECTURE, "picture"): picture(rooms),
-        (ARCHITECTURE, "rooms"): room_table(rooms, with_lines=True),
-        (CONTRIBUTING, "rooms"): room_table(rooms, with_lines=False),
+        (ARCHITECTURE, "rooms"): room_table(rooms),
         (CONTRIBUTING, "order"): order_line(),
     }
 

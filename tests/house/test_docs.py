@@ -27,21 +27,6 @@ def _documents() -> list[str]:
     return [str(path) for path in documents if len(path.parts) == 1 or path.parts[0] == "docs"]
 
 
-def _rooms_in_contributing() -> dict[str, str]:
-    rows = re.findall(r"^\| `(\w+)(?:/|\.py)` \| (.+?) \|$", _CONTRIBUTING.read_text(encoding="utf-8"), re.MULTILINE)
-    return dict(rows)
-
-
-def test_contributing_lists_every_room_with_its_question() -> None:
-    """The table of rooms is the first docstring line of each room."""
-    rooms = {
-        module.name: module.docstring.splitlines()[0]
-        for module in modules()
-        if module.name and "." not in module.name and module.name != "__main__"
-    }
-    assert rooms == _rooms_in_contributing()
-
-
 def test_contributing_draws_the_order_of_rooms() -> None:
     """The arrow line names the rooms that exist, in the order the layers test enforces."""
     there = {module.folder for module in modules()}
