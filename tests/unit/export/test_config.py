@@ -74,7 +74,7 @@ def test_config_json_reads_nested_specs() -> None:
         ({"opset_version": True}, "integer (got True)"),
         ({"do_constant_folding": 1}, "boolean (got 1)"),
         ({"opset": 17}, "'opset_version'"),
-        ({"input_tensors": [{"name": "x", "shape": [-1], "dtype": "float32"}]}, "input_tensors.0.shape.0"),
+        ({"input_tensors": [{"name": "x", "shape": [-2], "dtype": "float32"}]}, "input_tensors.0.shape.0"),
         ({"input_tensors": [{"name": "x", "shape": [1], "dtype": "float"}]}, "input_tensors.0.dtype: unknown dtype"),
         ({"input_tensors": [{"name": "x", "shap": [1], "dtype": "float32"}]}, "'shape'"),
         ({"input_tensors": [{"name": "x", "dtype": "float32"}]}, "input_tensors.0.shape: Field required"),

@@ -455,11 +455,11 @@ def make_tagged_graph(
         step.summary = f"{len(capture.scopes)} nodes tagged"
     with clock.step("tag injection") as step:
         model, graph_notes = _plain_graph(capture.model, run.config, used) if normalizes else (capture.model, ())
-        largest = {item.name: item.max for item in part.dimensions if item.max is not None}
+        stated = {item.name: item.max for item in part.dimensions if item.max is not None}
         limits = {
             name: rows
             for name, rows in table_limits(model.graph).items()
-            if name not in capture.bounds and rows < largest.get(name, math.inf)
+            if name not in capture.bounds and rows < stated.get(name, math.inf)
         }
         extended, of_tables = limited_by_tables(proof, draw.sizes, limits, run_at, _parameter_count(prepared))
         dimensions, bound_notes, bounded_sums = _bounded(part.dimensions, capture.bounds, of_tables)
