@@ -21,8 +21,10 @@ from hypothesis import strategies as st
 from house.sources import imports, modules
 from winml.modelkit import InputTensorSpec, OutputTensorSpec
 from winml.modelkit.builds.manifest_records import BuildManifest
-from winml.modelkit.onnx.specs import StatedBounds
+from winml.modelkit.onnx.specs import DynamicDimension, StatedBounds
 from winml.modelkit.records import Record, record_keys
+from winml.modelkit.tags.torch_modules import CallTrace
+from winml.modelkit.tags.tree import ModuleTree
 
 ENTRY = "entry"
 """Key of the metadata of a field."""
@@ -40,8 +42,10 @@ LEAVES: dict[Any, st.SearchStrategy[Any]] = {
     datetime: st.datetimes(),
     dict[str, Any]: st.dictionaries(texts, json_values, max_size=2),
     InputTensorSpec: st.just(InputTensorSpec(name="ids", shape=(1, "sequence"), dtype="int64", value_range=(0, 9))),
+    DynamicDimension: st.just(DynamicDimension(name="sequence", max=64, example=8)),
     StatedBounds: st.just(StatedBounds(name="sequence", max=64)),
     OutputTensorSpec: st.just(OutputTensorSpec(name="logits", shape=(1, 2), dtype="float32")),
+    ModuleTree: st.just(ModuleTree((), CallTrace())),
     BuildManifest: st.just(BuildManifest(status="done", files=("model.onnx",))),
 }
 
@@ -77,6 +81,8 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
         return st.tuples(*map(_values, arguments))
     if origin in (tuple, list, collections.abc.Sequence):
         return st.lists(_values(arguments[0]), min_size=1, max_size=2).map(tuple)
+    if origin is frozenset:
+        return st.frozensets(_values(arguments[0]), min_size=1, max_size=2)
     if origin in (dict, collections.abc.Mapping):
         return st.dictionaries(_values(arguments[0]), _values(arguments[1]), min_size=1, max_size=2)
     assert dataclasses.is_dataclass(hint), hint
