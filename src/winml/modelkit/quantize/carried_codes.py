@@ -411,9 +411,6 @@ def _record_of(node: ir.Node, weight: CodedWeight) -> dict[str, object]:
     return record
 
 
-# --- Weights that the checkpoint left in 16 bits stay in 16 bits in the file.
-
-
 def _retain_halves(graph: ir.Graph) -> None:
     """Store weights of 16 bits that were to be written as float32 as they are, with a Cast where they are read."""
     fresh: FreshNames | None = None
@@ -456,9 +453,6 @@ def _first_of(graph: ir.Graph, uses: Sequence[tuple[ir.Node, int]]) -> ir.Node:
     """Return the first of some nodes in the order of a graph."""
     nodes = {node for node, _ in uses}
     return next(node for node in graph if node in nodes)
-
-
-# --- What came of it, module by module.
 
 
 def _modules_of(graph: ir.Graph) -> tuple[ModulePrecision, ...]:

@@ -87,9 +87,6 @@ def _described(result: QuantizedFile) -> Document:
     return quantization_document(result)
 
 
-# --- ``winml quantize --sensitivity``: which modules pay for fewer bits, as a table, as files and as rules.
-
-
 def _measure(request: QuantizeRequest, options: Mapping[str, Any]) -> None:
     """Measure, write the files, show the ranking, and leave with exit code 3 where a target was not met."""
     plan = plan_sensitivity(request)

@@ -67,15 +67,12 @@ from winml.modelkit.transform.module_functions import graph_modules, source_note
 from winml.modelkit.transform.records import GraphSummary
 from winml.modelkit.words import count_noun, size_words
 
-# --- What a user has to know of how fast a quantized file runs: what the processor has.
-#
-# ONNX Runtime does the fusions that integer operators need (DynamicQuantizeMatMul, MatMulIntegerToFloat with its bias)
-# when it creates a session, so nothing is fused here. Whether ``winml optimize`` before gains time depends on the
-# model: none in bert-base and MiniLM with VNNI, some in smaller models; ``winml tune`` measures it.
-
 
 def _kernel_notes(modes: Collection[Mode], *, signed_weights: bool) -> Iterator[str]:
-    """Yield what to say of a file that was quantized in these ways.
+    """Yield notes on the speed of a quantized file on the processor of this machine.
+
+    ONNX Runtime does the fusions that integer operators need (DynamicQuantizeMatMul, MatMulIntegerToFloat with its
+    bias) when it creates a session, so nothing is fused here.
 
     Args:
         modes: Ways to fewer bits that were used.

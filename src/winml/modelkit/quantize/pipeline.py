@@ -50,12 +50,6 @@ from winml.modelkit.quantize.unit_placement import place_units
 from winml.modelkit.tags.carry.carrying import carry_tags
 from winml.modelkit.tags.tagging import all_nodes, measure_coverage
 
-# --- Finds in a quantized graph what became of the planned nodes, and writes it on the nodes.
-#
-# Read from the graph as it is, whichever engine made it: a planned node is quantized if what computes its output reads
-# numbers of few bits, or if it makes 16-bit floats that were none before.
-
-
 _BLOCK_SIZE = "block_size"
 """The attribute, and the key of the record."""
 _HALVES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
@@ -66,6 +60,9 @@ _RESHAPING = "Reshape"
 
 def _mark_quantized_nodes(original: ir.Model, quantized: ir.Model, planned: Sequence[PlannedNode]) -> frozenset[str]:
     """Write on every quantized node which precision it has; return the names of the planned nodes that reached it.
+
+    Independent of the engine: a planned node is quantized if the producer of its output reads numbers of few bits, or
+    if it makes 16-bit floats from values of another type.
 
     Args:
         original: The graph before.

@@ -407,9 +407,6 @@ def _reasons(planned: Sequence[PlannedNode]) -> str:
     return "; ".join(reasons) or "no node reads a floating-point weight of two or more dimensions"
 
 
-# --- What an engine is asked to do with some nodes of a graph.
-
-
 class WeightKey(NamedTuple):
     """A weight as products read it."""
 
@@ -467,9 +464,6 @@ def quiet_quantizer() -> Iterator[None]:
         yield
     finally:
         root.removeFilter(is_foreign)
-
-
-# --- The record of what was asked for and what came of it in one module.
 
 
 _FLOAT_NAMES = {"FLOAT16": "fp16", "BFLOAT16": "bf16"}

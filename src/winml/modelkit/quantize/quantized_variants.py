@@ -272,12 +272,6 @@ class QuantizedVariants:
             self.cost = replace(self.cost, **{name: getattr(self.cost, name) + more for name, more in added.items()})
 
 
-# --- Keeps what was measured of quantized forms of a graph, so that an interrupted run is taken up where it ended.
-#
-# Each measurement is on disk before the next begins. A file that was written for another model or other options is
-# never used. Measures nothing.
-
-
 _HINT = "Repeat these options to resume, or restart with --overwrite."
 
 
@@ -287,7 +281,7 @@ def form_key(nodes: Iterable[str]) -> str:
 
 
 class MeasuredVariants:
-    """Measurements by key; kept in a file, where one is given."""
+    """Measurements by key; kept in a file, where one is given, before the next measurement begins."""
 
     def __init__(self, path: Path | None, request: Mapping[str, Any], *, overwrite: bool) -> None:
         """Read what an interrupted run measured.
@@ -350,12 +344,6 @@ class MeasuredVariants:
             )
         words = ", ".join(f"{key} was {then!r}, now {now!r}" for key, (then, now) in earlier.changed.items())
         raise UsageError(f"{file.path} has measurements of a run with different options: {words}", hint=_HINT)
-
-
-# --- Which parts of a model are quantized alone, and which rules keep some of them in float?
-#
-# A part is a module with all below it, or the nodes of a module that no chosen module below it has. Reads the plan of a
-# quantization; runs nothing.
 
 
 @dataclass(frozen=True)

@@ -65,12 +65,6 @@ from winml.modelkit.quantize.sensitivity_records import (
 )
 from winml.modelkit.version import __version__
 
-# --- Finds the modules that must stay in float for a target, by measuring.
-#
-# Modules are taken in the order of the damage they do alone. How many of them are needed is found by halving; then each
-# is put back, the one that costs most bytes first, and stays so where the target is met all the same. Makes and runs no
-# graph.
-
 
 @dataclass(frozen=True)
 class FoundList:
@@ -84,7 +78,11 @@ class FoundList:
 
 @dataclass
 class _ExcludeSearch:
-    """One search; every measurement is kept in :attr:`trials`."""
+    """One search for the modules that must stay in float; every measurement is kept in :attr:`trials`.
+
+    Modules are taken in the order of their damage alone. Their number is found by bisection; then each is quantized
+    again, the one that costs most bytes first, if the target is still met.
+    """
 
     units: Sequence[ModulePart]
     """Parts that may stay in float, the most sensitive first."""

@@ -314,9 +314,6 @@ def quantize_onnx(
     return QUANTIZE.run_file(QUANTIZE.plan_file(request), on_step)
 
 
-# --- ``--sensitivity``: which modules pay for fewer bits? Writes no model.
-
-
 @dataclass(frozen=True, kw_only=True)
 class SensitivityPlan(Plan):
     """What measuring would do."""

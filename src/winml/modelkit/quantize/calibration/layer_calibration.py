@@ -133,9 +133,6 @@ def _inputs_of(model: ir.Model) -> tuple[GraphInput, ...]:
     return described_inputs(types, shapes, model.metadata_props)
 
 
-# --- Values between layers, on disk.
-
-
 class _HeldValues:
     """Values of each sample, by name."""
 
@@ -167,9 +164,6 @@ class _HeldValues:
         for name in self.numbers.keys() - set(names):
             for sample in range(self.count):
                 self.arrays.remove(f"{self.numbers[name]}_{sample}")
-
-
-# --- What a walk through the layers has found, on disk after each: the next run continues behind it.
 
 
 class _Walk:
@@ -265,9 +259,6 @@ class _Walk:
         return SolvedWeight(record["algorithm"], form, read, scale, record["errors"])
 
 
-# --- Layers: pieces of the graph between which few values travel.
-
-
 @dataclass(frozen=True, eq=False)
 class _Layer:
     cut: Cut
@@ -313,9 +304,6 @@ def _layers(model: ir.Model, cutter: Cutter, weights: Sequence[BlockWeight]) -> 
 
 def _read_later(layers: Sequence[_Layer]) -> set[str]:
     return {value.name or "" for layer in layers for value in layer.cut.inputs}
-
-
-# --- One layer, run twice.
 
 
 _LAYER = "the layer"
@@ -412,9 +400,6 @@ def _dequantized(key: WeightKey, value: ir.Value, found: SolvedWeight) -> ir.Laz
         return ir.Tensor(whole.astype(tensor.dtype.numpy(), copy=False), dtype=tensor.dtype, name=key.name)
 
     return ir.LazyTensor(read, tensor.dtype, ir.Shape(tensor.shape.numpy()), name=key.name)
-
-
-# --- The weights of one layer.
 
 
 _CANDIDATES = ("rtn", "k_quant", "gptq", "awq", "awq+gptq")

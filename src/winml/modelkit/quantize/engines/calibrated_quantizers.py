@@ -37,9 +37,6 @@ class SolvedWeight:
     """Algorithm that was tried → squared error of the outputs of the products over their squared size."""
 
 
-# --- What is held of the inputs of a product.
-
-
 @dataclass
 class InputStatistics:
     """Sums over the rows that a matrix was multiplied with."""
@@ -88,14 +85,6 @@ def relative_error(difference: Array, matrix: Array, statistics: InputStatistics
     return output_error(difference, statistics) / size if size else 0.0
 
 
-# --- GPTQ (Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", ICLR
-# 2023), in the form of Babai's nearest-plane algorithm (Chen et al., "The Geometry of LLM Quantization", 2025).
-#
-# With the Gram matrix H = R R^T, R upper triangular, the error of the outputs is the squared size of R^T (W - Q). Row i
-# of it depends on the rows up to i of W - Q only, so rows are rounded in order, each to what makes its own term
-# smallest. This is what the paper computes with the Cholesky factor of the inverse; here nothing is inverted.
-
-
 _DAMPING = 0.01
 """Added to the diagonal, as a share of its mean. Specified by the paper: it makes inputs that the calibration data
 never varies count a little."""
@@ -135,6 +124,11 @@ def factor_in_place(gram: Array) -> Array:
 
 def gptq_blocks(matrix: Array, statistics: InputStatistics, form: BlockForm) -> Blocks:
     """Round a matrix so that the error of its outputs is small, not that of its values.
+
+    GPTQ (Frantar et al., ICLR 2023), in the form of Babai's nearest-plane algorithm (Chen et al., "The Geometry of LLM
+    Quantization", 2025). With the Gram matrix H = R R^T, R upper triangular, the error of the outputs is the squared
+    size of R^T (W - Q). Row i of it depends on the rows up to i of W - Q only, so rows are rounded in order, each to
+    the value with the smallest own term. The paper computes the same with the Cholesky factor of the inverse.
 
     Args:
         matrix: float32, depth × width.
@@ -199,13 +193,6 @@ def _best_grid(targets: Array, importance: Array, form: BlockForm) -> tuple[Arra
     return best_scale, best_zero
 
 
-# --- AWQ (Lin et al., "AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration", MLSys 2024).
-#
-# Inputs that are large on the data are divided by a scale and their rows of the matrix multiplied with it, so that they
-# are rounded more finely. The scale is a power of the mean absolute input; the power with the smallest error of the
-# outputs is taken. The paper measures the error on samples; here it follows from the Gram matrix.
-
-
 _POWERS = tuple(step / 20 for step in range(1, 20))
 """Powers that are tried. Specified by the paper's code: a grid of 20."""
 
@@ -216,7 +203,12 @@ which power is best."""
 
 
 def awq_scale(matrices: Sequence[Array], statistics: InputStatistics, forms: Sequence[BlockForm]) -> Array | None:
-    """Return by what the inputs of some matrices are divided; None where no scale makes the outputs better.
+    """Return the divisor of the inputs of matrices by AWQ; `None` if no scale makes the outputs better.
+
+    AWQ (Lin et al., MLSys 2024): inputs that are large on the data are divided by a scale and their rows of the matrix
+    multiplied with it, so that they are rounded more finely. The scale is a power of the mean absolute input, the one
+    with the smallest error of the outputs. The paper measures the error on samples; here it follows from the Gram
+    matrix.
 
     Args:
         matrices: float32, depth × width; all are multiplied with the same inputs.

@@ -26,19 +26,17 @@ from winml.modelkit.quantize.engines.integer_weights import IntegerRange, measur
 from winml.modelkit.quantize.planning import EngineTask, quiet_quantizer
 from winml.modelkit.quantize.precisions import MODES
 
-# --- Writes a Gemm as the product and the addition it is, for quantizers that know only the product.
-#
-# Before / After::
-#
-#     y = Gemm(x, w, b, transB=1)      →      p = MatMul(x, wᵀ);  y = Add(p, b)
-#
-# Must not fire when factors other than 1 stand before product or addition, or the activation is transposed. The product
-# keeps the name of the node. A transposed weight is a weight of its own, computed when it is read: the one it comes
-# from may have other users.
-
 
 def _gemms_as_products(sent: WeightlessProto, names: Collection[str]) -> WeightlessProto:
-    """Return the model with the named Gemms written as products.
+    """Write the named Gemms as products and additions: ONNX Runtime's quantizer knows the product alone.
+
+    Before / After::
+
+        y = Gemm(x, w, b, transB=1)      →      p = MatMul(x, wᵀ);  y = Add(p, b)
+
+    Must not fire when a factor other than 1 stands before product or addition, or the activation is transposed. The
+    product keeps the name of the node. A transposed weight is a new initializer, computed when it is read: the original
+    may have other readers.
 
     Args:
         sent: The model; its protobuf is changed in place.
@@ -103,17 +101,14 @@ def _product_and_sum(node: onnx.NodeProto, fresh: FreshNames) -> Iterator[onnx.N
         )
 
 
-# --- Gives nodes that are quantized weights of their own where other nodes read the same ones.
-#
-# ONNX Runtime's quantizers replace a weight for all its readers: those that are to stay would read what is left of it,
-# and a lookup and a product, which need scales along other axes, would share those of whichever comes first.
-
-
 _STAYS = "kept"
 
 
 def _with_own_weights(sent: WeightlessProto, names: Collection[str]) -> WeightlessProto:
     """Let the named nodes read initializers that nodes of another kind do not read, in place.
+
+    ONNX Runtime's quantizer replaces a weight for all its readers: nodes that stay would read the remainder, and a
+    lookup and a product, which need scales along other axes, would share the scales of the first.
 
     Before / After::
 
@@ -173,12 +168,6 @@ def _read_by_subgraphs(node: onnx.NodeProto) -> Iterator[str]:
             for inner in graph.node:
                 yield from inner.input
                 yield from _read_by_subgraphs(inner)
-
-
-# --- Quantizes with ONNX Runtime's own quantizer: weights beforehand, activations by the range each run finds.
-#
-# The quantizer works on the structure alone. What it does to a weight stands in ``integer_weights``: each weight is
-# read for its scales, and once more when its integers are written.
 
 
 _INFERRED_KEY = "onnx.infer"

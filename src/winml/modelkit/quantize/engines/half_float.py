@@ -1,4 +1,18 @@
-"""Computes nodes in float16, or keeps their weights in 16-bit floating point."""
+"""Computes nodes in float16, or keeps their weights in 16-bit floating point.
+
+Works on the graph alone; each weight is converted when the result is written. Before / After, for a node in float16
+between nodes that stay float32::
+
+    x32 → MatMul → y32                      x32 → Cast → x16 → MatMul → y16 → Cast → y32
+    weight32 → MatMul                       weight16 → MatMul
+
+and for bfloat16, for which ONNX Runtime's CPU provider has few kernels::
+
+    weight32 → MatMul                       weightb16 → Cast → weight32 → MatMul
+
+Inputs and outputs of the graph stay as they are. ``onnxruntime.transformers.float16`` is not used: it needs the values
+of the weights, and if two nodes that stay float32 read one value, it writes two nodes with one output.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +29,17 @@ from winml.modelkit.quantize.engines.block_quantizers import values_in_file
 from winml.modelkit.quantize.engines.integer_weights import WeightUse
 from winml.modelkit.quantize.planning import EngineTask
 
-# --- Tensors that become 16-bit floating point when they are written.
-#
-# A finite value beyond the range of float16 becomes the end of the range, and one that would round to zero the nearest
-# that is not, so that masks stay finite and nothing is divided by zero. How many were beyond the range is counted.
-# Infinity, which masks are made of, stays; a weight with NaN is refused while it is written.
-
-
 _HALF_END = float(np.finfo(np.float16).max)
 _HALF_STEP = float(np.finfo(np.float16).smallest_subnormal)
 
 
 class _HalfTensor(ir.LazyTensor):
-    """A float32 tensor as float16 or bfloat16; nothing is read until it is written."""
+    """A float32 tensor as float16 or bfloat16; nothing is read until it is written.
+
+    A finite value beyond the range of float16 becomes the end of the range, and a value that would round to zero the
+    smallest subnormal, so that masks stay finite and no divisor is zero. Infinity, which masks contain, stays; a weight
+    with NaN is refused while it is written.
+    """
 
     def __init__(self, tensor: ir.TensorProtocol, dtype: ir.DataType, name: str, use: WeightUse) -> None:
         """Refer to the tensor; ``use`` says of which weight, for messages."""
@@ -80,12 +92,6 @@ def clipped_values(model: ir.Model) -> int:
     return sum(tensor.clipped for tensor in tensors if isinstance(tensor, _HalfTensor))
 
 
-# --- Which nodes of a graph can compute in 16-bit floating point?
-#
-# By what the installed ONNX Runtime says of each operator's types; where a provider has no kernel for such an operator,
-# ONNX Runtime computes it in float32 by itself. Positions stay float32 up to the sine or the index made of them.
-
-
 _WIDE_OPERATORS = frozenset({
     "Cos", "CumSum", "Exp", "Log", "Pow", "Range", "Reciprocal", "ReduceL2", "ReduceLogSumExp", "ReduceMean",
     "ReduceSum", "ReduceSumSquare", "Sin", "Sqrt",
@@ -120,6 +126,8 @@ _FLOAT_NAME, _HALF_NAMES = "tensor(float)", "tensor(float16)"
 def _half_nodes(model: ir.Model, names: frozenset[str]) -> frozenset[ir.Node]:
     """Return the nodes of the main graph, among the named ones, that can compute in float16 and do so safely.
 
+    The installed ONNX Runtime lists the types of each operator; without a kernel of the provider, it computes such an
+    operator in float32. Positions stay float32 up to the sine or the index that is computed from them.
     Values without a type get the one that follows from the operators, in place: onnx knows no operators of others.
     """
     _complete_types(model)
@@ -254,22 +262,6 @@ def _schemas() -> Mapping[tuple[str, str], Mapping[int, Any]]:
     for schema in onnxruntime_pybind11_state.get_all_operator_schema():
         schemas.setdefault((schema.domain, schema.name), {})[schema.since_version] = schema
     return schemas
-
-
-# --- Lets nodes compute in float16, or keeps their weights in bfloat16.
-#
-# Works on the graph alone; each weight is converted when the result is written. Before / After, for a node that can and
-# is to compute in float16, between nodes that stay float32::
-#
-#     x32 → MatMul → y32                      x32 → Cast → x16 → MatMul → y16 → Cast → y32
-#     weight32 → MatMul                       weight16 → MatMul
-#
-# and for bfloat16, for which ONNX Runtime's CPU provider has few kernels::
-#
-#     weight32 → MatMul                       weightb16 → Cast → weight32 → MatMul
-#
-# Inputs and outputs of the graph stay as they are. ``onnxruntime.transformers.float16`` is not used: it needs the
-# values of the weights, and where two nodes that stay float32 read one value it writes two nodes with one output.
 
 
 _FLOAT, _HALF, _BRAIN = ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16

@@ -112,9 +112,6 @@ def _integers_of(values: Array, scales: WeightScales) -> Array:
     return integers.reshape(values.shape)
 
 
-# --- Finds weights that are no numbers, and those that stay in the file beside their quantized form.
-
-
 @dataclass(frozen=True)
 class WeightUse:
     """A weight and one node that reads it, for messages about values that are read while the result is written."""

@@ -28,10 +28,6 @@ from winml.modelkit.quantize.qdq_placement import QuantizedConstant, QuantizedVa
 from winml.modelkit.tags import address
 from winml.modelkit.tags.tagging import NodeTag, read_tag, write_tag
 
-# --- Turns biases and ranges into integers with scales and zero points.
-#
-# Numbers only: knows no graph. A float ``x`` is the integer ``round(x / scale) + zero_point``, clipped to its type.
-
 
 def quantize_bias(bias: Array, scale: Array) -> Array:
     """Return a bias in 32 bits, by the scale of the products it is added to."""
@@ -42,6 +38,8 @@ def quantize_bias(bias: Array, scale: Array) -> Array:
 
 def scale_of_range(low: float, high: float, bits: int) -> tuple[Array, Array]:
     """Return scale (float32) and zero point (uint8 or uint16) of a range, both scalars; zero is exact.
+
+    A float ``x`` is the integer ``round(x / scale) + zero_point``, clipped to its type.
 
     Args:
         low: Smallest value.

@@ -34,12 +34,6 @@ from winml.modelkit.quantize.engines.integer_weights import WeightUse
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.planning import EngineTask, WeightKey, constant_weight
 
-# --- Weights that are quantized when they are written, one at a time.
-#
-# The parts of a quantized weight come from one computation: values, scales and zero points stand together in the list
-# of initializers and are written in its order. Only the weights whose turn it is stay in memory.
-
-
 _QUANTIZING_THREADS = min(4, os.cpu_count() or 1)
 """Chosen: each holds a slab, and more do not outrun one that writes."""
 _HELD_WEIGHTS = 2
@@ -74,7 +68,11 @@ class PackingDesk:
 
 
 class PackedWeight:
-    """A weight matrix in blocks of few bits, as tensors whose values are computed when they are read."""
+    """A weight matrix in blocks of few bits, as tensors whose values are computed when they are read.
+
+    Values, scales and zero points come from one computation: they stand together in the list of initializers and are
+    written in its order, so that few weights are in memory.
+    """
 
     def __init__(
         self,
@@ -185,16 +183,6 @@ class PackedWeight:
 def _by_name(blocks: Blocks) -> dict[str, Array]:
     parts = {_PACKED: blocks.packed, _PACKED_SCALES: blocks.scales}
     return parts if blocks.zero_points is None else {**parts, _PACKED_ZERO_POINTS: blocks.zero_points}
-
-
-# --- Keeps weights in 4 or 8 bits by blocks; activations stay float.
-#
-# Works on the graph alone: each weight is read and quantized when the result is written. Before / After::
-#
-#     x, weight[K,N] → MatMul                 x, values, scales, zero points → MatMulNBits
-#     x, weight, bias → Gemm                  the same with the bias
-#     table[V,K], indices → Gather            values, indices, scales, zero points → GatherBlockQuantized
-#     table → Transpose → MatMul (tied)       the values of the table, for both
 
 
 DOMAIN = "com.microsoft"
