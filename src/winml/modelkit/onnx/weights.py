@@ -41,6 +41,18 @@ ROUNDING_OPERATORS = QUANTIZED_OPERATORS - {"DequantizeLinear", "GatherBlockQuan
 _PRODUCTS = ("MatMul", "Gemm")
 
 
+def add_initializer(graph: ir.Graph, tensor: ir.TensorProtocol, name: str | None = None) -> ir.Value:
+    """Add a tensor to the initializers of a graph, under its own name unless another is passed; return its value."""
+    value = ir.Value(
+        name=name or tensor.name,
+        type=ir.TensorType(tensor.dtype),
+        shape=ir.Shape(tensor.shape.numpy()),
+        const_value=tensor,
+    )
+    graph.register_initializer(value)
+    return value
+
+
 def transposed_weight(node: ir.Node) -> ir.Value | None:
     """Return the initializer of two dimensions that a product reads transposed on its right; None where it has none."""
     value = node.inputs[1] if node.op_type in _PRODUCTS and not node.domain else None

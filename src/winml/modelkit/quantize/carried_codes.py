@@ -36,8 +36,9 @@ from winml.modelkit.onnx.coded_weights import (
 from winml.modelkit.onnx.files.stored_tensors import StoredTensor
 from winml.modelkit.onnx.fresh_names import FreshNames, cast_node
 from winml.modelkit.onnx.stage import StageResult
+from winml.modelkit.onnx.weights import add_initializer
 from winml.modelkit.quantize.declared_options import Algorithm, BlockSize
-from winml.modelkit.quantize.engines.block_quantizers import BlockForm, WeightMatrix
+from winml.modelkit.quantize.engines.block_quantizers import BlockForm, Blocks, WeightMatrix
 from winml.modelkit.quantize.engines.integer_weights import WeightUse
 from winml.modelkit.quantize.engines.weight_only import (
     COMPUTE_IN_INT8,
@@ -110,7 +111,7 @@ class _CarriedWeight(PackedWeight):
         packed_points = zero_points
         if zero_points is not None and not form.has_float_zero_points:
             packed_points = pack_codes(zero_points, form.bits, fill=middle)
-        return self.finished(codes.reshape(len(codes), blocks, -1), scales, packed_points)
+        return self._finished(Blocks(codes.reshape(len(codes), blocks, -1), scales, packed_points))
 
 
 def _as_integers(coded: CodedWeight, parts: CodedParts) -> tuple[Array, Array]:
@@ -192,11 +193,7 @@ def _separate_experts(graph: ir.Graph) -> None:
         experts: dict[int, ir.Value] = {}
         for index, old in list(_taken_experts(value, len(tensor.weight.members))):
             if index not in experts:
-                own = tensor.expert(index, fresh.take(f"{name}.{index}"))
-                experts[index] = ir.Value(
-                    name=own.name, type=ir.TensorType(own.dtype), shape=ir.Shape(own.shape.numpy()), const_value=own
-                )
-                graph.register_initializer(experts[index])
+                experts[index] = add_initializer(graph, tensor.expert(index, fresh.take(f"{name}.{index}")))
             old.replace_all_uses_with(experts[index])
         _remove_unread(graph, value)
 
@@ -303,27 +300,10 @@ class _CodesPacking(Packing):
         bias = rest[1] if len(rest) > 1 else None
         last = new
         if bias is not None:
-            self._describe(new, node, self._fresh.take(f"{node.outputs[0].name}_product"))
-            self._graph.insert_before(node, new)
-            last = ir.node("Add", [new.outputs[0], bias], name=self._fresh.take(f"{node.name}/Add"))
+            product = self._insert_before(node, new, f"{node.outputs[0].name}_product", node.outputs[0])
+            last = ir.node("Add", [product, bias], name=self._fresh.take(f"{node.name}/Add"))
         self._exchange(node, last)
         return new
-
-    def _describe(self, new: ir.Node, node: ir.Node, name: str) -> None:
-        """Give a new node the module of the one that it replaces, and its output a name."""
-        new.metadata_props.update(node.metadata_props)
-        new.outputs[0].type, new.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
-        new.outputs[0].name = name
-
-    def _exchange(self, node: ir.Node, new: ir.Node) -> None:
-        """Put a new node in the place of another."""
-        name = node.outputs[0].name or ""
-        self._replaced += [value for value in node.inputs if value is not None]
-        self._describe(new, node, self._fresh.take(f"{name}_new"))
-        self._graph.insert_before(node, new)
-        ir.convenience.replace_all_uses_with(node.outputs[0], new.outputs[0], replace_graph_outputs=True)
-        self._graph.remove(node, safe=True)
-        new.outputs[0].name = name
 
     def _in_order(self, node: ir.Node, order: Array) -> ir.Value:
         """Return the activation that a node reads with its channels in another order; made once for all readers."""

@@ -27,6 +27,7 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.errors import QuantizeError, UsageError
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.fresh_names import FreshNames
+from winml.modelkit.onnx.weights import add_initializer
 from winml.modelkit.options import JsonError, load_metadata
 from winml.modelkit.words import count_noun
 
@@ -137,15 +138,7 @@ def _registered(graph: ir.Graph, present: ir.Value, maxima: Mapping[str, Array],
     # A channel that was always zero takes what other channels of its head take.
     filled = np.where(largest > 0, largest, largest.max(axis=1, keepdims=True))
     scales = (np.where(filled > 0, filled, 1.0) / _LARGEST).astype(np.float32)[:, None, :]
-    name = fresh.take(f"{present.name}_scale")
-    value = ir.Value(
-        name=name,
-        type=ir.TensorType(ir.DataType.FLOAT),
-        shape=ir.Shape(scales.shape),
-        const_value=ir.tensor(scales, name=name),
-    )
-    graph.register_initializer(value)
-    return value
+    return add_initializer(graph, ir.tensor(scales, name=fresh.take(f"{present.name}_scale")))
 
 
 def _set_inputs(node: ir.Node, scales: list[ir.Value]) -> None:

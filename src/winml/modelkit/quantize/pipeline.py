@@ -38,11 +38,10 @@ from winml.modelkit.quantize.planning import (
     PlannedNode,
     QuantizationPlan,
     WeightKey,
-    algorithms_of,
-    block_sizes_of,
     constant_weight,
     float_name,
     plan_quantization,
+    values_by_rule,
 )
 from winml.modelkit.quantize.precisions import FLOAT32, INTEGER_ACTIVATIONS, MODES, PRECISIONS, Mode, Precision
 from winml.modelkit.quantize.qdq_placement import QdqPlacement, place_quantized_values
@@ -253,6 +252,8 @@ def quantize(
         ranges = calibration.ranges(model, measured)
         if provider.finite_masks:
             ranges = narrow_masks(model, ranges, _bits_of_units(placements))
+    block_sizes = values_by_rule(plan, options.block_sizes, modules)
+    algorithms = values_by_rule(plan, options.algorithms, modules)
     tasks = {
         (mode, precision): EngineTask(
             nodes,
@@ -261,8 +262,8 @@ def quantize(
             placements.get((mode, precision), QdqPlacement()),
             ranges,
             provider,
-            block_sizes_of(plan, options, modules),
-            algorithms_of(plan, options, modules),
+            block_sizes,
+            algorithms,
         )
         for (mode, precision), nodes in _groups(plan, provider).items()
     }

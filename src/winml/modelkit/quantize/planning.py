@@ -353,26 +353,12 @@ class _ModulePrecisions:
         return self._base, "" if self._base.modes else "left at fp32"
 
 
-def block_sizes_of(plan: QuantizationPlan, options: QuantizeOptions, modules: GraphModules) -> Mapping[str, int]:
-    """Return name of a node → the block size of its weight, of those of modules with a rule.
+def values_by_rule(plan: QuantizationPlan, rules: Mapping[str, _T], modules: GraphModules) -> dict[str, _T]:
+    """Return name of a node → value of the first rule whose selector matches its module, of nodes with a rule.
 
     Raises:
         UsageError: a selector names no module.
     """
-    return _by_rules(plan, options.block_sizes, modules)
-
-
-def algorithms_of(plan: QuantizationPlan, options: QuantizeOptions, modules: GraphModules) -> Mapping[str, Algorithm]:
-    """Return name of a node → the algorithm for its weight, of those of modules with a rule.
-
-    Raises:
-        UsageError: a selector names no module.
-    """
-    return _by_rules(plan, options.algorithms, modules)
-
-
-def _by_rules(plan: QuantizationPlan, rules: Mapping[str, _T], modules: GraphModules) -> dict[str, _T]:
-    """Return name of a node → what the first rule says whose selector matches its module."""
     selected = [(modules.selected_tags(text), value) for text, value in rules.items()]
     found = {
         node.name: next((value for tags, value in selected if modules.works_only_for(node.name, tags)), None)
@@ -444,11 +430,6 @@ class EngineTask:
     def algorithm_of(self, node: ir.Node) -> Algorithm:
         """Return what finds the blocks of the weight of a node."""
         return self.algorithms.get(node.name or "") or self.options.algorithm
-
-    @property
-    def is_symmetric(self) -> bool | None:
-        """Whether weights have no zero point; None: as is usual for the precision."""
-        return self.options.symmetric
 
 
 @contextlib.contextmanager

@@ -371,19 +371,16 @@ class _LayerRun:
             ) from error
 
 
-class _outputs:  # noqa: N801  # a context manager
-    """Make values the outputs of a graph as long as the block lasts; yields their names."""
-
-    def __init__(self, model: ir.Model, values: Sequence[ir.Value]) -> None:
-        self._outputs, self._values = model.graph.outputs, values
-
-    def __enter__(self) -> list[str]:
-        self._before = list(self._outputs)
-        self._outputs[:] = self._values
-        return [value.name or "" for value in self._values]
-
-    def __exit__(self, *_error: object) -> None:
-        self._outputs[:] = self._before
+@contextlib.contextmanager
+def _outputs(model: ir.Model, values: Sequence[ir.Value]) -> Iterator[list[str]]:
+    """Make values the outputs of a graph until the block ends; yield their names."""
+    outputs = model.graph.outputs
+    before = list(outputs)
+    outputs[:] = values
+    try:
+        yield [value.name or "" for value in values]
+    finally:
+        outputs[:] = before
 
 
 def _dequantized(key: WeightKey, value: ir.Value, found: SolvedWeight) -> ir.LazyTensor:

@@ -184,7 +184,7 @@ def quantize_dynamically(model: ir.Model, task: EngineTask) -> ir.Model:
     weight_type = QuantType.QInt8 if task.precision.signed_weights else QuantType.QUInt8
     options = {
         "MatMulConstBOnly": True,
-        "WeightSymmetric": task.is_symmetric,
+        "WeightSymmetric": task.options.symmetric,
         "DefaultTensorType": onnx.TensorProto.FLOAT,  # of products without a declared type: only float32 is planned
     }
     with quiet_quantizer(), weights_read_on_demand(sent.weights):

@@ -25,6 +25,7 @@ import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.onnx.fresh_names import FreshNames, cast_node
+from winml.modelkit.onnx.weights import add_initializer
 from winml.modelkit.quantize.engines.block_quantizers import values_in_file
 from winml.modelkit.quantize.engines.integer_weights import WeightUse
 from winml.modelkit.quantize.planning import EngineTask
@@ -290,7 +291,7 @@ def _keep_weights_in_brain_floats(graph: ir.Graph, names: frozenset[str]) -> Non
         if first is None or not readers or any(node.name not in names for node in readers):
             continue
         use = WeightUse.of(value, readers[0])
-        narrow = _register(graph, _HalfTensor(tensor, _BRAIN, fresh.take(f"{value.name}_bf16"), use))
+        narrow = add_initializer(graph, _HalfTensor(tensor, _BRAIN, fresh.take(f"{value.name}_bf16"), use))
         cast = cast_node(narrow, _FLOAT, readers[0], fresh)
         graph.insert_before(first, cast)
         ir.convenience.replace_all_uses_with(value, cast.outputs[0])
@@ -332,7 +333,7 @@ class _Halving:
             self._redirect(value, _HALF, inside)  # stored once, in the precision that others need
             return
         use = WeightUse.of(value, inside[0])
-        narrow = _register(self._graph, _HalfTensor(tensor, _HALF, self._fresh.take(f"{value.name}_fp16"), use))
+        narrow = add_initializer(self._graph, _HalfTensor(tensor, _HALF, self._fresh.take(f"{value.name}_fp16"), use))
         _replace_uses(value, narrow, inside)
         if len(inside) == len(readers):
             self._graph.initializers.pop(value.name or "")
@@ -364,14 +365,6 @@ class _Halving:
         else:
             self._graph.insert_after(maker, cast)
         _replace_uses(value, cast.outputs[0], readers)
-
-
-def _register(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
-    value = ir.Value(
-        name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
-    )
-    graph.register_initializer(value)
-    return value
 
 
 def _replace_uses(value: ir.Value, other: ir.Value, readers: Iterable[ir.Node]) -> None:

@@ -20,7 +20,7 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.errors import QuantizeError
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.fresh_names import FreshNames
-from winml.modelkit.onnx.weights import give_products_own_weights, read_once
+from winml.modelkit.onnx.weights import add_initializer, give_products_own_weights, read_once
 from winml.modelkit.quantize.engines.integer_weights import IntegerRange, WeightScales, measure_scales, quantized_tensor
 from winml.modelkit.quantize.planning import EngineTask
 from winml.modelkit.quantize.precisions import Precision
@@ -136,27 +136,28 @@ class _Rewriting:
         }  # fmt: skip
 
     def run(self) -> None:
-        if self._task.placement.is_by_unit:
-            self._quantize_units()
-            return
-        layers = [node for node in self._graph if node.name in self._task.nodes]
-        for item in self._task.placement.values:
-            self._scales[item.name] = self._scale_of(item)
-        for node in layers:
-            replaced = [value for value in node.inputs if value is not None and value.is_initializer()]
-            self._quantize_layer(node)
-            _remove_unused(self._graph, replaced)
-        # Now: what a table was found to hold is a new value of the old name.
+        placement = self._task.placement
+        if placement.is_by_unit:
+            self._quantize_unit_constants()
+        else:
+            layers = [node for node in self._graph if node.name in self._task.nodes]
+            for item in placement.values:
+                self._scales[item.name] = self._scale_of(item)
+            for node in layers:
+                replaced = [value for value in node.inputs if value is not None and value.is_initializer()]
+                self._quantize_layer(node)
+                _remove_unused(self._graph, replaced)
+        # Now: the rows of a table are a new value of the old name.
         values = {value.name: value for value in self._graph.inputs}
         values |= {value.name: value for node in self._graph for value in node.outputs}
-        for item in self._task.placement.values:
+        for item in placement.values:
             self._quantize_value(values[item.name], item)
         for node in self._graph:
-            if node.name in self._task.placement.companions:
+            if node.name in placement.companions:
                 self._record(node, "operator")
 
-    def _quantize_units(self) -> None:
-        """Let each operator of a unit read integers and make some; its constants are in its types."""
+    def _quantize_unit_constants(self) -> None:
+        """Let the operators of units read their constants as integers; set the scales of all values."""
         nodes = {node.name: node for node in self._graph}
         # The rows of a table have its scale, and the scales of biases are made of those of weights.
         constants = sorted(self._task.placement.constants, key=lambda item: _ORDER[item.role])
@@ -172,13 +173,6 @@ class _Rewriting:
                 self._quantize_table(nodes[constant.node], constant.index)
             else:
                 self._quantize_constant(nodes[constant.node], constant)
-        # Now: what rows of a table are is a new value of the old name.
-        values = {value.name: value for value in self._graph.inputs}
-        values |= {value.name: value for node in self._graph for value in node.outputs}
-        for item in self._task.placement.values:
-            self._quantize_value(values[item.name], item)
-        for name in self._task.placement.companions:
-            self._record(nodes[name], "operator")
 
     def _quantize_constant(self, node: ir.Node, constant: QuantizedConstant) -> tuple[ir.Value, ir.Value]:
         """Let an operator read a constant dequantized; return scale and zero point."""
@@ -190,10 +184,8 @@ class _Rewriting:
             stored = self._stored(value, self._unit_scales(value, constant))
             users = [use.node for use in value.uses() if use.node.name in self._task.placement.companions]
             tag = _common_tag(users, self._modules)
-            dequantize = self._node("DequantizeLinear", stored, key[0], tag, "weight", axis=constant.axis)
-            dequantize.outputs[0].shape, dequantize.outputs[0].type = value.shape, value.type
-            self._graph.insert_before(node, [dequantize])
-            self._unit_constants[key] = dequantize.outputs[0], (stored[1], stored[2])
+            dequantized = self._insert_dequantize(stored, value, tag, node, constant.axis)
+            self._unit_constants[key] = dequantized, (stored[1], stored[2])
         dequantized, scales = self._unit_constants[key]
         node.replace_input_with(constant.index, dequantized)
         _remove_unused(self._graph, [value])
@@ -208,7 +200,7 @@ class _Rewriting:
             is_signed = precision.signed_weights if provider.signed_weights is None else provider.signed_weights
             is_symmetric = provider.symmetric_weights
             if is_symmetric is None:
-                is_symmetric = self._task.is_symmetric is not False
+                is_symmetric = self._task.options.symmetric is not False
             is_channel = constant.axis is not None
             integers = _weight_range(
                 precision, is_signed=is_signed or is_channel, is_symmetric=is_symmetric or is_channel
@@ -321,13 +313,10 @@ class _Rewriting:
             if least is None or np.all(known[1].scales >= least):
                 return known
         integers = _scales_of(weight, axis, least, self._task)
-        stored, scale, zero_point = self._stored(weight, integers)
         tag = _common_tag([use.node for use in weight.uses() if use.node.name in self._task.nodes], self._modules)
-        dequantize = self._node("DequantizeLinear", [stored, scale, zero_point], name, tag, "weight", axis=axis)
-        dequantize.outputs[0].shape, dequantize.outputs[0].type = weight.shape, weight.type
-        self._graph.insert_before(node, [dequantize])
-        self._dequantized[name, axis] = dequantize.outputs[0], integers
-        return dequantize.outputs[0], integers
+        dequantized = self._insert_dequantize(self._stored(weight, integers), weight, tag, node, axis)
+        self._dequantized[name, axis] = dequantized, integers
+        return dequantized, integers
 
     def _quantize_table(self, node: ir.Node, operand: int) -> None:
         """Let a Gather read integers, and turn into floats what it found rather than the table."""
@@ -366,7 +355,7 @@ class _Rewriting:
         assert weight.const_value is not None  # it is an initializer
         name = self._fresh.take(f"{weight.name}_quantized")
         return (
-            _registered(self._graph, quantized_tensor(weight.const_value, integers, name)),
+            add_initializer(self._graph, quantized_tensor(weight.const_value, integers, name)),
             self._initializer(f"{weight.name}_scale", integers.scales),
             self._initializer(f"{weight.name}_zero_point", integers.zero_points),
         )
@@ -382,11 +371,19 @@ class _Rewriting:
             self._initializer(f"{name}_scale", scale),
             self._initializer(f"{name}_zero_point", np.zeros(scale.shape, np.int32)),
         ]
-        dequantize = self._node("DequantizeLinear", inputs, name, read_tag(bias.reader), "weight", axis=axis)
-        dequantize.outputs[0].shape, dequantize.outputs[0].type = value.shape, value.type
-        self._graph.insert_before(bias.reader, [dequantize])
-        bias.reader.replace_input_with(bias.place, dequantize.outputs[0])
+        dequantized = self._insert_dequantize(inputs, value, read_tag(bias.reader), bias.reader, axis)
+        bias.reader.replace_input_with(bias.place, dequantized)
         _remove_unused(self._graph, [value])
+
+    def _insert_dequantize(
+        self, inputs: Sequence[ir.Value], constant: ir.Value, tag: NodeTag | None, reader: ir.Node, axis: int | None
+    ) -> ir.Value:
+        """Insert a DequantizeLinear before the reader of a constant; return its output."""
+        dequantize = self._node("DequantizeLinear", inputs, constant.name or "", tag, "weight", axis=axis)
+        output = dequantize.outputs[0]
+        output.shape, output.type = constant.shape, constant.type
+        self._graph.insert_before(reader, [dequantize])
+        return output
 
     def _node(
         self, operator: str, inputs: Sequence[ir.Value], name: str, tag: NodeTag | None, kind: str,
@@ -407,7 +404,7 @@ class _Rewriting:
         node.metadata_props[QUANTIZATION_KEY] = json.dumps({"precision": self._task.precision.name, "kind": kind})
 
     def _initializer(self, name: str, array: Array) -> ir.Value:
-        return _registered(self._graph, ir.Tensor(array, name=self._fresh.take(name)))
+        return add_initializer(self._graph, ir.Tensor(array, name=self._fresh.take(name)))
 
 
 _LEAST_RANGE = 1e-4
@@ -421,13 +418,6 @@ _ORDER = {"table": 0, "rows": 1, "weight": 1, "activation": 1, "bias": 2}
 def _name_of_input(node: ir.Node, index: int) -> str:
     value = node.inputs[index]
     return (value.name if value is not None else "") or ""
-
-
-def _registered(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
-    shape = ir.Shape(tensor.shape.numpy())
-    value = ir.Value(name=tensor.name, const_value=tensor, shape=shape, type=ir.TensorType(tensor.dtype))
-    graph.register_initializer(value)
-    return value
 
 
 def _measured_name(value: ir.Value | None, scales: Container[str | None]) -> str:
@@ -503,7 +493,7 @@ def _scales_of(weight: ir.Value, axis: int | None, least: Array | None, task: En
     tensor = weight.const_value
     assert tensor is not None  # an initializer of the main graph has one
     # Specified: ONNX Runtime's integer kernels take one zero point for all channels, hence the middle.
-    is_symmetric = axis is not None or task.is_symmetric is not False
+    is_symmetric = axis is not None or task.options.symmetric is not False
     try:
         signed = task.precision.signed_weights
         scales = measure_scales(

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -27,6 +27,7 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.files.writing import ReshapedTensor
 from winml.modelkit.onnx.fresh_names import FreshNames
+from winml.modelkit.onnx.weights import add_initializer
 from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, Algorithm
 from winml.modelkit.quantize.engines.block_quantizers import BlockForm, Blocks, Slab, WeightMatrix, quantize_blocks
 from winml.modelkit.quantize.engines.calibrated_quantizers import SolvedWeight
@@ -39,7 +40,7 @@ _QUANTIZING_THREADS = min(4, os.cpu_count() or 1)
 _HELD_WEIGHTS = 2
 """Chosen: while the last part of a weight is written, the next one is quantized."""
 
-_PACKED, _PACKED_SCALES, _PACKED_ZERO_POINTS = "packed", "scales", "zero_points"
+_PACKED, _PACKED_SCALES, _PACKED_ZERO_POINTS = Blocks._fields
 
 
 class PackingDesk:
@@ -107,16 +108,18 @@ class PackedWeight:
             QuantizeError: a value of the weight is NaN or infinite.
         """
         if self.solved is not None:
-            return self._finished(_by_name(self.solved.read()))
+            return self._finished(self.solved.read())
         by_depth = self.matrix.is_read_by_depth
         slabs = self.matrix.slabs(self.form.block_size * self.form.values_per_byte if by_depth else 1)
         if len(slabs) == 1:
-            return self._finished(_by_name(self._quantized(slabs[0])[1]))
+            return self._finished(self._quantized(slabs[0])[1])
         parts: dict[str, Array] = {}
         # What searches for scales warns and logs, which is not for threads.
         with ThreadPoolExecutor(_QUANTIZING_THREADS if self.form.algorithm == "rtn" else 1) as threads:
             for start, blocks in threads.map(self._quantized, slabs):
-                for name, values in _by_name(blocks).items():
+                for name, values in blocks._asdict().items():
+                    if values is None:
+                        continue
                     if name not in parts:
                         parts[name] = np.empty(self._shapes[name], values.dtype)
                     step = parts[name].shape[1] / self._blocks[1] if name == _PACKED_ZERO_POINTS else 1
@@ -125,7 +128,7 @@ class PackedWeight:
                         np.s_[:, first : first + values.shape[1]] if by_depth else np.s_[first : first + len(values)]
                     )
                     parts[name][place] = values
-        return self._finished(parts)
+        return self._finished(Blocks(**parts))
 
     def _quantized(self, read: Callable[[], Slab]) -> tuple[int, Blocks]:
         slab = read()
@@ -157,15 +160,13 @@ class PackedWeight:
             shapes[_PACKED_ZERO_POINTS] = (width, math.ceil(count / per_byte))
         return shapes
 
-    def finished(self, packed: Array, scales: Array, zero_points: Array | None) -> dict[str, Array]:
-        """Return parts by name, from arrays in the layout of ``MatMulNBits``."""
-        return self._finished(_by_name(Blocks(packed, scales, zero_points)))
-
-    def _finished(self, parts: dict[str, Array]) -> dict[str, Array]:
+    def _finished(self, blocks: Blocks) -> dict[str, Array]:
+        """Return the parts of blocks by name, floats in the type of the weight."""
         scale_type = self._scale_dtype.numpy()
         return {
             name: values if values.dtype == np.uint8 else values.astype(scale_type, copy=False)
-            for name, values in parts.items()
+            for name, values in blocks._asdict().items()
+            if values is not None
         }
 
     def _tensor(self, part: str, dtype: ir.DataType, name: str) -> ir.LazyTensor:
@@ -178,11 +179,6 @@ class PackedWeight:
             return ir.Tensor(values.reshape(shape), dtype=dtype, name=name)
 
         return ir.LazyTensor(read, dtype, ir.Shape(shape, frozen=True), name=name)
-
-
-def _by_name(blocks: Blocks) -> dict[str, Array]:
-    parts = {_PACKED: blocks.packed, _PACKED_SCALES: blocks.scales}
-    return parts if blocks.zero_points is None else {**parts, _PACKED_ZERO_POINTS: blocks.zero_points}
 
 
 DOMAIN = "com.microsoft"
@@ -302,6 +298,11 @@ class Packing:
         new = self._product(node, operand) if node.op_type != "Gather" else self._lookup(node, operand)
         if new is None:
             return None
+        self._exchange(node, new)
+        return new
+
+    def _exchange(self, node: ir.Node, new: ir.Node) -> None:
+        """Put a new node in the place of another, with its module and its output."""
         new.metadata_props.update({**node.metadata_props, **new.metadata_props})
         new.outputs[0].type, new.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
         self._replaced += [value for value in node.inputs if value is not None]
@@ -310,7 +311,14 @@ class Packing:
         ir.convenience.replace_all_uses_with(node.outputs[0], new.outputs[0], replace_graph_outputs=True)
         self._graph.remove(node, safe=True)
         new.outputs[0].name = name
-        return new
+
+    def _insert_before(self, node: ir.Node, new: ir.Node, name: str, like: ir.Value) -> ir.Value:
+        """Insert a node of the module of another before it; return its output, with type and shape of a value."""
+        new.metadata_props.update(node.metadata_props)
+        output = new.outputs[0]
+        output.name, output.type, output.shape = self._fresh.take(name), like.type, like.shape
+        self._graph.insert_before(node, new)
+        return output
 
     def remove_unused(self) -> None:
         """Remove the weights that nothing reads any more, their transpositions, and blocks that no node took."""
@@ -367,15 +375,11 @@ class Packing:
         """
         key = (value, id(scale))
         if key not in self._divided:
-            inverse = (1 / scale).astype(_numpy_type(value, scale))
+            inverse = (1 / scale).astype(scale.dtype if value.dtype is None else value.dtype.numpy())
             if not self._divide_normalization(value, scale):
                 factor = self._registered(ir.tensor(inverse, name=f"{value.name}_inverse_scale"))
                 product = ir.node("Mul", [value, factor], name=self._fresh.take(f"{node.name}/Mul"))
-                product.metadata_props.update(node.metadata_props)
-                product.outputs[0].name = self._fresh.take(f"{value.name}_divided")
-                product.outputs[0].type, product.outputs[0].shape = value.type, value.shape
-                self._graph.insert_before(node, product)
-                value = product.outputs[0]
+                value = self._insert_before(node, product, f"{value.name}_divided", value)
             self._divided[key] = value
         return self._divided[key]
 
@@ -469,21 +473,13 @@ class Packing:
         if name not in self._tables:
             shape = self._registered(ir.tensor(sizes, ir.DataType.INT64, name=f"{name}_shape"))
             reshape = ir.node("Reshape", [values, shape], name=self._fresh.take(f"{node.name}/Reshape"))
-            reshape.metadata_props.update(node.metadata_props)
-            reshape.outputs[0].name = self._fresh.take(f"{name}_table")
-            reshape.outputs[0].type, reshape.outputs[0].shape = ir.TensorType(ir.DataType.UINT8), ir.Shape(sizes)
-            self._graph.insert_before(node, reshape)
-            self._tables[name] = reshape.outputs[0]
+            table = ir.Value(type=ir.TensorType(ir.DataType.UINT8), shape=ir.Shape(sizes))
+            self._tables[name] = self._insert_before(node, reshape, f"{name}_table", table)
         return self._tables[name]
 
     def _registered(self, tensor: ir.TensorProtocol) -> ir.Value:
         """Return an initializer of the graph; a name that is taken gets a number."""
-        name = self._fresh.take(tensor.name or "")
-        value = ir.Value(
-            name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
-        )
-        self._graph.register_initializer(value)
-        return value
+        return add_initializer(self._graph, tensor, self._fresh.take(tensor.name or ""))
 
 
 def _block_form(task: EngineTask, node: ir.Node, depth: int, *, is_table: bool) -> BlockForm:
@@ -505,7 +501,7 @@ def _block_form(task: EngineTask, node: ir.Node, depth: int, *, is_table: bool) 
             size //= 2
     if algorithm == "hqq" and (is_table or bits != 4):
         algorithm = "rtn"  # ONNX Runtime has no kernel for zero points between the steps there
-    is_symmetric = bool(task.is_symmetric)
+    is_symmetric = bool(task.options.symmetric)
     if is_table and depth // size % (8 // bits):
         # Measured: ONNX Runtime 1.23 reads the zero points of an odd number of blocks without the half byte that fills
         # a row, as later versions and MatMulNBits do not. Without zero points all answer alike.
@@ -557,10 +553,6 @@ def _is_channel_weight(value: ir.Value, size: int) -> bool:
     tensor = value.const_value
     is_free = value.is_initializer() and not value.is_graph_input() and not value.is_graph_output()
     return is_free and tensor is not None and tuple(tensor.shape.numpy()) == (size,) and len(value.uses()) == 1
-
-
-def _numpy_type(value: ir.Value, scale: Array) -> Any:
-    return scale.dtype if value.dtype is None else value.dtype.numpy()
 
 
 def _readers_of(operand: Operand, task: EngineTask) -> tuple[ir.Node, ...]:
