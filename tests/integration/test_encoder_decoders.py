@@ -37,7 +37,7 @@ from winml.modelkit.onnx.specs import DynamicDimension, DynamicRequest
 from winml.modelkit.ort.decoding.inputs import state_feeds
 from winml.modelkit.ort.graph_inputs import graph_inputs
 from winml.modelkit.ort.sessions import Session
-from winml.modelkit.quantize.calibration.calibration_data import calibration_of
+from winml.modelkit.quantize.calibration.calibration_data import Calibration
 from winml.modelkit.quantize.options import QuantizeOptions
 
 CLASSES = {
@@ -367,8 +367,7 @@ def test_step_of_fixed_sizes_writes_the_same_text(architecture: str, tmp_path: P
 def _assert_samples_are_runs_of_a_text(path: Path, folder: Path) -> None:
     """Ranges come from what the decoder takes while it writes: the cache of a run is what the run before returned."""
     options = QuantizeOptions(precision="w8a16", ep="qnn")
-    calibration = calibration_of(options, folder, {}, 0, path)
-    assert calibration is not None
+    calibration = Calibration(options, folder, {}, 0, path)
     session = Session(path)
     states = state_feeds(session)
     before: dict[str, Any] = {}

@@ -11,10 +11,26 @@ import onnx_ir as ir
 from graphs import parse
 from winml.modelkit.arrays import Array
 from winml.modelkit.onnx.cutting import GraphModules
-from winml.modelkit.quantize.calibration.activation_statistics import channel_rows, measure_channels, measure_ranges
+from winml.modelkit.quantize.calibration.activation_statistics import (
+    Ranges,
+    SampleReader,
+    channel_rows,
+    measure_channels,
+    measure_statistics,
+    range_of,
+)
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import MeasuredValue, QuantizeResult, quantize
+from winml.modelkit.quantize.precisions import CalibrationMethod
 from winml.modelkit.tags.tagging import NodeTag, write_tag
+
+
+def measure_ranges(
+    model: ir.Model, names: Sequence[str], read_samples: SampleReader, method: CalibrationMethod, bits: int = 8
+) -> Ranges:
+    """Return the ranges of values over samples, of integers of ``bits``."""
+    measured = measure_statistics(model, names, read_samples, with_histograms=method != "minmax")
+    return {name: range_of(statistics, method, bits) for name, statistics in measured.items()}
 
 
 class FixedSamples:

@@ -9,12 +9,11 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from unit.quantize.qdq_graphs import tagged_graph
+from unit.quantize.qdq_graphs import measure_ranges, tagged_graph
 from winml.modelkit.errors import QuantizeError
 from winml.modelkit.quantize.calibration import activation_statistics
 from winml.modelkit.quantize.calibration.activation_statistics import (
     ValueStatistics,
-    measure_ranges,
     measure_statistics,
     range_of,
 )

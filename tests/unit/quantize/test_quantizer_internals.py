@@ -18,13 +18,12 @@ from onnxruntime.quantization.matmul_nbits_quantizer import (
 )
 
 from graphs import parse
-from unit.quantize.qdq_graphs import tagged_graph
+from unit.quantize.qdq_graphs import measure_ranges, tagged_graph
 from winml.modelkit.quantize.calibration.activation_statistics import (
     BINS,
     ENTROPY_BINS,
     PERCENTILE,
     QUANTIZED_BINS,
-    measure_ranges,
 )
 from winml.modelkit.quantize.engines.block_quantizers import BlockForm, quantize_blocks
 from winml.modelkit.quantize.engines.dynamic import quantize_dynamically

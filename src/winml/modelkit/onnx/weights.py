@@ -53,17 +53,22 @@ def add_initializer(graph: ir.Graph, tensor: ir.TensorProtocol, name: str | None
     return value
 
 
+def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """Return the tensor of an initializer that no run replaces; `None` for any other value."""
+    if value is None or not value.is_initializer() or value.is_graph_input():
+        return None
+    return value.const_value
+
+
 def transposed_weight(node: ir.Node) -> ir.Value | None:
     """Return the initializer of two dimensions that a product reads transposed on its right; None where it has none."""
     value = node.inputs[1] if node.op_type in _PRODUCTS and not node.domain else None
     maker = value.producer() if value is not None else None
     if maker is None or maker.op_type != "Transpose" or maker.domain:
         return None
-    weight = maker.inputs[0]
-    if weight is None or not weight.is_initializer() or weight.is_graph_input() or weight.const_value is None:
-        return None
-    order = maker.attributes.get_ints("perm", (1, 0))
-    return weight if len(weight.const_value.shape) == 2 and tuple(order) == (1, 0) else None
+    weight, order = maker.inputs[0], maker.attributes.get_ints("perm", (1, 0))
+    tensor = constant_tensor(weight)
+    return weight if tensor is not None and len(tensor.shape) == 2 and tuple(order) == (1, 0) else None
 
 
 def give_products_own_weights(model: ir.Model, names: Container[str | None]) -> None:

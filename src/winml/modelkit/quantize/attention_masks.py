@@ -19,6 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.onnx.fresh_names import FreshNames
+from winml.modelkit.onnx.weights import constant_tensor
 
 _MASKING = -1e4
 """Values from here on down mask. Chosen: checkpoints use -1e4, -1e9, the smallest float16 or float32, and infinity; no
@@ -111,8 +112,8 @@ def _masking_nodes(softmax: ir.Node) -> Iterator[ir.Node]:
 
 
 def _constant_minimum(value: ir.Value | None) -> float | None:
-    tensor = value.const_value if value is not None and value.is_initializer() else None
-    if value is None or tensor is None or value.is_graph_input() or tensor.dtype != ir.DataType.FLOAT:
+    tensor = constant_tensor(value)
+    if tensor is None or tensor.dtype != ir.DataType.FLOAT:
         return None
     array = np.asarray(tensor.numpy())
     return float(array.min()) if array.size else None

@@ -45,7 +45,6 @@ from winml.modelkit.quantize.planning import (
     PlannedNode,
     QuantizationPlan,
     WeightKey,
-    constant_weight,
     plan_quantization,
 )
 from winml.modelkit.quantize.precisions import FLOAT32, PRECISIONS
@@ -152,27 +151,29 @@ def _as_asked(weight: BlockWeight) -> tuple[WeightKey, BlockForm, str]:
 
 
 @dataclass(frozen=True)
-class SearchTools:
-    """What a search measures with."""
+class SampleTools:
+    """Samples of one quantization, and what is measured on them."""
 
     data: Calibration
-    """Holds samples out, where the perplexity is a limit."""
+    """Holds samples out if the perplexity is a limit."""
     solver: SolvedOnce | None
-    """Finds blocks of weights, where the algorithm needs samples."""
+    """Finds blocks of weights, if the algorithm needs samples."""
     statistics: CalibrationStatistics | None
-    """Of activations, where they are quantized."""
-    processors: Path | None
-    """Folder of what makes samples; None: they are random."""
+    """Of activations, if a mode needs them."""
+    processors: Path
+    """Folder of the tokenizer, image processor or feature extractor that makes samples."""
     float_file: Path | None
     """File of the float graph; None: it is in memory only."""
-    unfinished: Path
-    """Folder of what was measured, until the file is written."""
-    file_bytes: Callable[[ir.Model], int]
-    """Returns the size of the file of a quantized graph, whose metadata it completes."""
+    unfinished: Path | None
+    """Folder of measurements until the file is written, if bits are chosen or blocks found."""
 
 
 def choose_bits(
-    graph: FloatGraph, options: QuantizeOptions, run: RunOptions, tools: SearchTools
+    graph: FloatGraph,
+    options: QuantizeOptions,
+    run: RunOptions,
+    tools: SampleTools,
+    file_bytes: Callable[[ir.Model], int],
 ) -> tuple[QuantizeOptions, BudgetSearch]:
     """Return the options with which each module has the bits that keep a limit and lose least, and the search.
 
@@ -180,7 +181,8 @@ def choose_bits(
         graph: The float graph.
         options: What is asked for; they state a limit.
         run: Sizes and seed of samples.
-        tools: What is measured with.
+        tools: Samples, and what is measured on them.
+        file_bytes: Returns the size of the file of a quantized graph, whose metadata it completes.
 
     Raises:
         UsageError: the limit is below what the smallest form takes, or the graph names no modules.
@@ -193,24 +195,10 @@ def choose_bits(
     base = options.model_copy(update={"budget": None, "max_size": None, "max_drop": None, **chosen})
     if not base.needs_samples:  # the data were for the perplexity alone
         base = base.model_copy(update={"calibration_data": None, "split": None, "columns": {}})
-    if not graph.modules.modules:
-        raise UsageError(
-            f"{run.shown}: the nodes have no module information",
-            hint="Export it with winml export, or transfer tags from its source file: winml retag.",
-        )
-    study = _Study(graph, base, _Request(options, run, tools))
+    graph.refuse_no_modules(run.shown)
+    study = _Study(graph, base, options, run, tools, file_bytes)
     study.measure()
     return study.choose(budget)
-
-
-@dataclass(frozen=True)
-class _Request:
-    """What is searched, and on which samples."""
-
-    options: QuantizeOptions
-    """As they were stated."""
-    run: RunOptions
-    tools: SearchTools
 
 
 @dataclass
@@ -226,8 +214,17 @@ class _Unit:
 class _Study:
     """One model whose modules are measured."""
 
-    def __init__(self, graph: FloatGraph, base: QuantizeOptions, request: _Request) -> None:
-        self._graph, self._base, self._request = graph, base, request
+    def __init__(
+        self,
+        graph: FloatGraph,
+        base: QuantizeOptions,
+        requested: QuantizeOptions,
+        run: RunOptions,
+        tools: SampleTools,
+        file_bytes: Callable[[ir.Model], int],
+    ) -> None:
+        self._graph, self._base, self._requested, self._tools = graph, base, requested, tools
+        self._bytes_of_file = file_bytes
         plan = plan_quantization(graph.model, base, graph.modules)
         self._in_blocks = {node.name for node in plan.nodes if node.mode is not None}
         parts = list_parts(plan if base.mode == "qdq" else self._with_halves(plan), graph.modules, None, None)
@@ -241,11 +238,11 @@ class _Study:
         self._uncounted_bytes = self._float_bytes - counted.weight_bytes
         """Of shapes, indices and masks, which have no parameters."""
         samples = SampleRequest(
-            replace(request.run, seed=request.run.seed + _OTHER_SAMPLES),
-            request.tools.processors,
-            count=request.options.samples or default_samples(self._float_bytes),
+            replace(run, seed=run.seed + _OTHER_SAMPLES),
+            tools.processors,
+            count=requested.samples or default_samples(self._float_bytes),
             tries_sizes=True,
-            model=request.tools.float_file,
+            model=tools.float_file,
         )
         self._samples = take_samples(
             graph,
@@ -254,17 +251,16 @@ class _Study:
             hint="Quantize a file with trained weights, with its processor in the folder of the model.",
         )
         self._evaluator, self._float_perplexity = None, None
-        budget = request.options.bit_budget
+        budget = requested.bit_budget
         if budget is not None and budget.max_drop is not None:
             from winml.modelkit.quantize.calibration.held_out_perplexity import held_out_evaluator  # reads tasks
 
-            session = graph.session(name=request.run.shown)
-            self._evaluator, self._float_perplexity = held_out_evaluator(request.tools.data, session, budget.max_drop)
+            session = graph.session(name=run.shown)
+            self._evaluator, self._float_perplexity = held_out_evaluator(tools.data, session, budget.max_drop)
         self._variants = QuantizedVariants(graph, self._samples, self._quantizer, None, self._evaluator)
         self._starts_are_shared = False
-        self._measurements = MeasuredVariants(
-            request.tools.unfinished / "measured.json", self._depends_on(), overwrite=True
-        )
+        assert tools.unfinished is not None  # bits are chosen
+        self._measurements = MeasuredVariants(tools.unfinished / "measured.json", self._depends_on(), overwrite=True)
         self._reused: set[str] = set()
         self._units: list[_Unit] = []
         self._uniform: dict[_Form, MeasuredVariant] = {}
@@ -288,16 +284,14 @@ class _Study:
         modules: GraphModules,
         reasons: Mapping[str, str] | None = None,
     ) -> QuantizeResult:
-        tools = self._request.tools
-        return quantize(model, options, modules, tools.statistics, tools.solver, reasons)
+        return quantize(model, options, modules, self._tools.statistics, self._tools.solver, reasons)
 
     def _depends_on(self) -> dict[str, object]:
         """Return what a measurement depends on, beside the options of the form."""
-        request = self._request
         return {
             "graph": graph_digest(self._graph.model),
-            "options": request.options.model_dump(mode="json", exclude={"min_sqnr_db"}),
-            "data": request.tools.data.request() if request.options.needs_samples or self._evaluator else {},
+            "options": self._requested.model_dump(mode="json", exclude={"min_sqnr_db"}),
+            "data": self._tools.data.request() if self._requested.needs_samples or self._evaluator else {},
             "samples": samples_digest([values.feeds for values in self._samples.values]),
             "winml": __version__,
             "onnxruntime": onnxruntime_version(),
@@ -322,7 +316,7 @@ class _Study:
         # The whole first: what finds blocks with samples walks through the model once for each form.
         for number, form in enumerate(lossy, 1):
             with self._part(1, f"format {number} of {len(lossy)}"):
-                if self._request.tools.solver is not None and form.block_size is not None:
+                if self._tools.solver is not None and form.block_size is not None:
                     # Also where the form was measured by an interrupted run: a mixture takes these blocks.
                     options = self._options((form,) * len(self._parts))
                     with contextlib.suppress(QuantizeError):  # told where it is measured
@@ -338,7 +332,7 @@ class _Study:
 
     @property
     def _step_count(self) -> int:
-        budget = self._request.options.bit_budget
+        budget = self._requested.bit_budget
         is_smallest = budget is not None and budget.is_smallest
         return 4 if is_smallest and self._evaluator is None else 3
 
@@ -351,7 +345,7 @@ class _Study:
 
     def _unit(self, part: ModulePart, forms: Sequence[_Form]) -> _Unit:
         parameters = self._parameters(part)
-        size = sum(tensor for tensor in self._weights_of(part).values())
+        size = sum(tensor.nbytes for tensor in self._graph.weights_of(part.node_names).values())
         choices = {_Form(FLOAT32): Choice(size, 0.0)}
         alone: dict[str, float | None] = {}
         for form in forms:
@@ -372,7 +366,7 @@ class _Study:
 
     @property
     def _compares_algorithms(self) -> bool:
-        return self._base.algorithm == "auto" and self._request.tools.solver is not None
+        return self._base.algorithm == "auto" and self._tools.solver is not None
 
     def _by_own_outputs(self, part: ModulePart, choices: Mapping[_Form, Choice]) -> dict[_Form, Choice]:
         """Return forms that a module was not run in, by the error of its own outputs beside that in a form it was."""
@@ -393,27 +387,15 @@ class _Study:
 
     def _found_blocks(self, part: ModulePart, form: _Form) -> list[SolvedWeight]:
         """Return what was found for the weights of a module in a form, where its algorithm needs samples."""
-        solver = self._request.tools.solver
+        solver = self._tools.solver
         if solver is None or form.block_size is None:
             return []
         bits = PRECISIONS[form.precision].weight_bits
-        return solver.found(
-            self._weights_of(part).keys(), bits, form.block_size, form.algorithm or self._base.algorithm
-        )
-
-    def _weights_of(self, part: ModulePart) -> dict[str, int]:
-        names = part.node_names
-        weights = {constant_weight(node) for node in self._graph.model.graph if node.name in names}
-        return {
-            value.name or "": value.const_value.nbytes
-            for value in weights
-            if value is not None and value.const_value is not None
-        }
+        names = self._graph.weights_of(part.node_names).keys()
+        return solver.found(names, bits, form.block_size, form.algorithm or self._base.algorithm)
 
     def _parameters(self, part: ModulePart) -> int:
-        initializers = self._graph.model.graph.initializers
-        tensors = (initializers[name].const_value for name in self._weights_of(part))
-        return sum(tensor.size for tensor in tensors if tensor is not None)
+        return sum(tensor.size for tensor in self._graph.weights_of(part.node_names).values())
 
     def choose(self, budget: BitBudget) -> tuple[QuantizeOptions, BudgetSearch]:
         """Return the options of the best form within the limit, and the search."""
@@ -528,7 +510,8 @@ class _Study:
         return [forms for forms in dict.fromkeys(found) if self._measured(forms).runs]
 
     def _quality_of(self, forms: tuple[_Form, ...]) -> float:
-        return _quality(self._measured(forms))
+        decibels = _decibels(self._measured(forms))
+        return -math.inf if decibels is None else decibels
 
     def _choices_beside(
         self, forms: tuple[_Form, ...], compared: Callable[[int, int], bool]
@@ -562,7 +545,7 @@ class _Study:
             reasons = {choice.tag: choice.why for choice in self._choices(forms)}
             model = self._graph.model.clone()
             result = self._quantizer(model, self._options(forms), self._graph.modules, reasons)
-            self._file_sizes[forms] = self._request.tools.file_bytes(result.model)
+            self._file_sizes[forms] = self._bytes_of_file(result.model)
         return self._file_sizes[forms]
 
     def _too_small(self, budget: BitBudget, found: Sequence[tuple[_Form, ...]]) -> UsageError:
@@ -610,7 +593,7 @@ class _Study:
 
     def _minimum_of(self, forms: tuple[_Form, ...]) -> FidelityTarget:
         """Return the minimum SQNR of a variant, with the margin between the samples of the search and those judged."""
-        least_db = self._request.options.min_sqnr_db
+        least_db = self._requested.min_sqnr_db
         if least_db is None:
             used = [PRECISIONS[form.precision].least_sqnr_db for form in forms if form.precision != FLOAT32]
             least_db = min(used, default=-math.inf)
@@ -630,7 +613,7 @@ class _Study:
         forms = [form for form in self._uniform if form.block_size is not None and form.algorithm is None]
         fitting = [form for form in forms if self._bytes_of((form,) * len(self._parts)) <= limit]
         if self._compares_algorithms and fitting:
-            best = max(fitting, key=lambda form: _quality(self._measured((form,) * len(self._parts))))
+            best = max(fitting, key=lambda form: self._quality_of((form,) * len(self._parts)))
             for algorithm in _SINGLE:
                 if algorithm != "hqq" or best.precision == "int4":
                     yield replace(best, algorithm=algorithm)
@@ -659,7 +642,7 @@ class _Study:
             if self._is_good(forms) and (best is None or self._bytes_of(forms) < self._bytes_of(best)):
                 best = forms
         if best is None:
-            options = self._request.options
+            options = self._requested
             limit = (
                 f"--min-sqnr {options.min_sqnr_db:g}" if options.max_drop is None else f"--max-drop {options.max_drop}"
             )
@@ -695,7 +678,7 @@ class _Study:
         """Say whether forms reach what is to be reached; one in which nothing is quantized does not."""
         if all(form.precision == FLOAT32 for form in forms):
             return False
-        measured, least_db = self._measured(forms), self._request.options.min_sqnr_db
+        measured, least_db = self._measured(forms), self._requested.min_sqnr_db
         if self._evaluator is not None and not self._evaluator.target.is_met(measured):
             return False
         return least_db is None or FidelityTarget("sqnr_db", least_db).is_met(measured)
@@ -814,8 +797,3 @@ def _decibels(measured: MeasuredVariant) -> float | None:
     if measured.worst is None or not measured.runs or not math.isfinite(measured.worst.sqnr_db):
         return None
     return measured.worst.sqnr_db
-
-
-def _quality(measured: MeasuredVariant) -> float:
-    found = _decibels(measured)
-    return -math.inf if found is None else found

@@ -436,27 +436,23 @@ def _first_of(graph: ir.Graph, uses: Sequence[tuple[ir.Node, int]]) -> ir.Node:
 
 
 def _modules_of(graph: ir.Graph) -> tuple[ModulePrecision, ...]:
-    reached: defaultdict[tuple[str, str], int] = defaultdict(int)
-    left: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    order: dict[tuple[str, str], None] = {}
+    """Return the result by module and precision; weights that the checkpoint has as floats have no precision."""
+    nodes: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for node in graph:
         tag = read_tag(node)
         name = "" if tag is None else tag.tag
         if (text := node.metadata_props.get(QUANTIZATION_KEY)) is not None:
-            key = (name, str(json.loads(text)["precision"]))
-            reached[key] += 1
-            order.setdefault(key)
+            precision = str(json.loads(text)["precision"])
+            nodes[name, precision][precision] += 1
         elif (half := _half_of(node)) is not None:
-            left[name][half] += 1
-            order.setdefault((name, ""))
+            nodes[name, ""][half] += 1
     modules = []
-    for name, precision in order:
+    for (name, precision), counts in nodes.items():
         if precision:
-            modules.append(ModulePrecision(name, precision, reached[name, precision], {}))
+            modules.append(ModulePrecision(name, precision, counts.total(), {}))
         else:
-            kept = tuple(left[name])
-            count = sum(left[name].values())
-            modules.append(ModulePrecision(name, kept[0], 0, {"as in the checkpoint": count}, kept))
+            kept = tuple(counts)
+            modules.append(ModulePrecision(name, kept[0], 0, {"as in the checkpoint": counts.total()}, kept))
     return tuple(modules)
 
 

@@ -5,6 +5,7 @@ So is each option of measuring which modules lose accuracy with fewer bits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,22 +24,15 @@ _MOST_JOBS = 64
 """Chosen: each holds a session of the whole model."""
 
 
-def _read_rules(text: str) -> object:
-    from winml.modelkit.options import read_json
+def _json_reader(option: str) -> Callable[[str], object]:
+    """Return a function that reads the JSON text or file of an option."""
 
-    return read_json(text, "--per-module")[0]
+    def read(text: str) -> object:
+        from winml.modelkit.options import read_json
 
+        return read_json(text, option)[0]
 
-def _read_block_sizes(text: str) -> object:
-    from winml.modelkit.options import read_json
-
-    return read_json(text, "--block-sizes")[0]
-
-
-def _read_algorithms(text: str) -> object:
-    from winml.modelkit.options import read_json
-
-    return read_json(text, "--algorithms")[0]
+    return read
 
 
 @dataclass(kw_only=True)
@@ -84,7 +78,7 @@ class QuantizeFields:
         "before `precision`. The command takes a file or JSON text.",
         QUANTIZATION,
         metavar="JSON",
-        read=_read_rules,
+        read=_json_reader("--per-module"),
     )
     per_channel: bool | None = declare(
         None,
@@ -112,7 +106,7 @@ class QuantizeFields:
         "applies, before `block_size`. The command takes a file or JSON text.",
         QUANTIZATION,
         metavar="JSON",
-        read=_read_block_sizes,
+        read=_json_reader("--block-sizes"),
     )
     algorithm: Algorithm = declare(
         "rtn",
@@ -128,7 +122,7 @@ class QuantizeFields:
         "applies, before `algorithm`. The command takes a file or JSON text.",
         QUANTIZATION,
         metavar="JSON",
-        read=_read_algorithms,
+        read=_json_reader("--algorithms"),
     )
     calibration_data: str | None = declare(
         None,

@@ -30,7 +30,7 @@ import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.onnx.fresh_names import FreshNames
-from winml.modelkit.onnx.weights import give_products_own_weights, read_once
+from winml.modelkit.onnx.weights import constant_tensor, give_products_own_weights, read_once
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.tags.tagging import NodeTag, read_tag, write_tag
 
@@ -238,9 +238,8 @@ def _reader(node: ir.Node) -> tuple[_Slot, int] | None:
 
 def _slot(node: ir.Node, index: int, axis: int, rank: int | None = None) -> _Slot | None:
     """Return a constant float32 input of a node; None where it is something else."""
-    value = node.inputs[index] if index < len(node.inputs) else None
-    tensor = value.const_value if value is not None and value.is_initializer() else None
-    if value is None or tensor is None or value.is_graph_input() or tensor.dtype != ir.DataType.FLOAT:
+    tensor = constant_tensor(node.inputs[index]) if index < len(node.inputs) else None
+    if tensor is None or tensor.dtype != ir.DataType.FLOAT:
         return None
     dimensions = len(tensor.shape)
     if (rank is not None and dimensions != rank) or not -dimensions <= axis < dimensions:

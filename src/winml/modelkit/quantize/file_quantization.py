@@ -34,14 +34,14 @@ from winml.modelkit.options import load_metadata
 from winml.modelkit.ort.host import available_bytes, has_integer_dot_products, is_x86
 from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.progress import StepEvent
-from winml.modelkit.quantize.budget import SearchTools, SolvedOnce, choose_bits
+from winml.modelkit.quantize.budget import SampleTools, SolvedOnce, choose_bits
 from winml.modelkit.quantize.budget_records import BudgetSearch
 from winml.modelkit.quantize.calibration.activation_statistics import measure_states
 from winml.modelkit.quantize.calibration.calibration_data import Calibration, CalibrationStatistics, refuse_missing_data
 from winml.modelkit.quantize.calibration.layer_calibration import LayerCalibration
 from winml.modelkit.quantize.engines.half_float import clipped_values
 from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
-from winml.modelkit.quantize.pipeline import QuantizeResult, WeightSolver, quantize
+from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.planning import (
     refuse_quantized,
@@ -187,36 +187,16 @@ def equipped(work: Quantization, place: SampleSource) -> Iterator[Quantization]:
         refuse_missing_data(data)
     with contextlib.ExitStack() as stack:
         stack.callback(data.close)
-        statistics: CalibrationStatistics | None = None
+        statistics = solver = unfinished = None
         if options.needs_ranges:
             statistics = CalibrationStatistics(data, place.model, place.statistics_folder)
-        solver: WeightSolver | None = None
-        unfinished: Path | None = None
         if options.solves_weights or budget is not None:
             unfinished = stack.enter_context(unfinished_folder(place.output))
-        layers: LayerCalibration | None = None
-        solved: SolvedOnce | None = None
         if options.solves_weights:
             assert unfinished is not None  # made above
-            layers = LayerCalibration(data, unfinished / "layers")
-            solver = layers
-            if budget is not None:
-                solver = solved = SolvedOnce(layers)
-        yield replace(
-            work,
-            processors=place.folder,
-            data=data,
-            float_file=place.model,
-            seed=place.seed,
-            statistics=statistics,
-            solver=solver,
-            solved=solved,
-            layers=layers,
-            unfinished=unfinished,
-            output=place.output,
-            is_external=place.is_external,
-            notes=[],
-        )
+            solver = SolvedOnce(LayerCalibration(data, unfinished / "layers"))
+        tools = SampleTools(data, solver, statistics, place.folder, place.model, unfinished)
+        yield replace(work, place=place, tools=tools, notes=[])
 
 
 @dataclass
@@ -229,33 +209,15 @@ class Quantization(GraphWork[QuantizeResult]):
     options: QuantizeOptions
     sizes: Mapping[str, int]
     """Sizes of dynamic dimensions to compare at; of the others, some are tried."""
-    processors: Path | None = None
-    """Folder of what makes arrays of the samples that are compared; None: none is looked for."""
-    data: Calibration | None = None
-    """Samples to quantize with, or to measure a perplexity on."""
-    float_file: Path | None = None
-    """File of the float graph; None: it is in memory only."""
-    seed: int = 0
-    """Of samples that are drawn."""
-    statistics: CalibrationStatistics | None = None
-    """Statistics of activations over these samples, where they are needed."""
-    solver: WeightSolver | None = None
-    """What finds blocks of weights, where the algorithm needs samples."""
-    solved: SolvedOnce | None = None
-    """What finds the blocks of each form once, where bits are chosen."""
-    layers: LayerCalibration | None = None
-    """What walks through the layers of the model, where the algorithm needs samples."""
-    unfinished: Path | None = None
-    """Folder of what an interrupted run measured, where bits are chosen."""
+    place: SampleSource | None = None
+    """Where samples come from; None before the work is equipped."""
+    tools: SampleTools | None = None
+    """Samples, and what is measured on them; None before the work is equipped."""
     search: BudgetSearch | None = None
     """How bits were chosen for each module, where the options state a limit; none before the work."""
     notes: list[str] = field(default_factory=list)
     used: frozenset[str] = frozenset()
     """Precisions that modules have now; none before the work."""
-    output: Path | None = None
-    """File that is to be written."""
-    is_external: Callable[[ir.Model], bool | None] = field(default=lambda _model: None, compare=False)
-    """Says whether weights go to a file of their own."""
     budget: BitBudget | None = None
     """The limit that bits were chosen within, which the options do not state afterwards."""
     may_stay_float: bool = False
@@ -268,7 +230,7 @@ class Quantization(GraphWork[QuantizeResult]):
     @property
     def calibration(self) -> Calibration | None:
         """Where the samples come from, where the model is run to quantize it."""
-        return self.data if self.options.needs_samples else None
+        return self.tools.data if self.tools is not None and self.options.needs_samples else None
 
     def refuse_graph(self, model: ir.Model) -> None:
         """Refuse a graph that is quantized, or without a dimension that has a size or a module of a selector.
@@ -346,7 +308,8 @@ class Quantization(GraphWork[QuantizeResult]):
                 self._refuse_small_share(model, modules)
             before = weight_bytes(model)
             reasons = {} if self.search is None else {module.tag: module.why for module in self.search.modules}
-            result = quantize(model, self.options, modules, self.statistics, self.solver, reasons)
+            statistics, solver = (None, None) if self.tools is None else (self.tools.statistics, self.tools.solver)
+            result = quantize(model, self.options, modules, statistics, solver, reasons)
             if any(module.left and module.requested != FLOAT32 for module in result.modules):
                 self.saved_share = 1 - weight_bytes(result.model) / before
         self.notes += self._resumed_notes()
@@ -387,32 +350,24 @@ class Quantization(GraphWork[QuantizeResult]):
 
     def _choose_bits(self, graph: FloatGraph) -> None:
         """Let the options be those that keep the limit and lose least."""
-        assert self.data is not None  # the work is equipped
-        assert self.unfinished is not None
-        tools = SearchTools(
-            self.data,
-            self.solved,
-            self.statistics,
-            self.processors,
-            self.float_file,
-            self.unfinished,
-            self._file_bytes,
-        )
-        run = RunOptions(str(self.source), sizes=self.sizes, seed=self.seed)
+        assert self.tools is not None  # the work is equipped
+        assert self.place is not None
+        run = RunOptions(str(self.source), sizes=self.sizes, seed=self.place.seed)
         self.budget = self.options.bit_budget
-        self.options, self.search = choose_bits(graph, self.options, run, tools)
+        self.options, self.search = choose_bits(graph, self.options, run, self.tools, self._file_bytes)
 
     def _file_bytes(self, model: ir.Model) -> int:
         """Return the size of the file of a quantized graph, which gets all that is written with it."""
-        assert self.output is not None  # the work is equipped
+        assert self.place is not None  # the work is equipped
         if self.options.kv_cache is not None:
             from winml.modelkit.quantize.kv_cache import quantize_cache
 
             quantize_cache(model, self._cache_maxima)
         refresh_metadata(model, self, is_plain=True)
-        if self.float_file is not None:
-            record_float_source(model, name_beside(self.float_file, self.output), "0" * FLOAT_SOURCE_DIGITS)
-        return written_bytes(model, self.output, external=self.is_external(model))
+        output, float_file = self.place.output, self.place.model
+        if float_file is not None:
+            record_float_source(model, name_beside(float_file, output), "0" * FLOAT_SOURCE_DIGITS)
+        return written_bytes(model, output, external=self.place.is_external(model))
 
     def refuse_written(self, size_bytes: int) -> None:
         """Refuse a file that is larger than allowed, or from which quantization saved nothing.
@@ -448,7 +403,8 @@ class Quantization(GraphWork[QuantizeResult]):
 
     def _resumed_notes(self) -> Iterator[str]:
         """Say what an interrupted run had found already."""
-        walks = self.layers.resumed if self.layers is not None else []
+        solver = None if self.tools is None else self.tools.solver
+        walks = [] if solver is None else solver.calibration.resumed
         layers = f"{sum(count for count, _ in walks)} of {sum(of for _, of in walks)} layers"
         found = [layers if len(walks) == 1 else f"{layers} in {len(walks)} passes"] if walks else []
         if self.search is not None and self.search.resumed:
@@ -515,7 +471,8 @@ class Quantization(GraphWork[QuantizeResult]):
         if self.calibration is not None and self.calibration.has_data:
             return refuse_unfaithful(source, written, self.least_sqnr_db, self.calibration.samples_to_compare, hint)
         run = RunOptions(str(source), sizes=self.sizes, seed=seed)
-        request = SampleRequest(run, self.processors, count=self.options.samples, tries_sizes=True, model=source)
+        processors = None if self.place is None else self.place.folder
+        request = SampleRequest(run, processors, count=self.options.samples, tries_sizes=True, model=source)
         fidelity = refuse_unfaithful(source, written, self.least_sqnr_db, request.read, hint)
         if fidelity.samples is not None and fidelity.samples.note:
             self.notes.append(fidelity.samples.note)

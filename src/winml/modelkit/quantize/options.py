@@ -346,7 +346,7 @@ class QuantizeOptions(_Fields):
     def _refuse_bits(self, requested: Sequence[tuple[Precision, Mode]]) -> None:
         taken = placement_for(self.ep).activation_bits
         for precision, mode in requested:
-            if MODES[mode].needs_ranges and (precision.activation_bits or 8) not in taken:
+            if MODES[mode].needs_ranges and precision.range_bits not in taken:
                 fitting = ", ".join(
                     name for name, other in PRECISIONS.items() if mode in other.modes and other.activation_bits in taken
                 )

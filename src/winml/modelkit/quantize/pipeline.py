@@ -51,7 +51,6 @@ from winml.modelkit.tags.tagging import all_nodes, measure_coverage
 
 _BLOCK_SIZE = "block_size"
 """The attribute, and the key of the record."""
-_HALVES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 _CONVERTING = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
 _RESHAPING = "Reshape"
 """What stands between quantized values and the lookup that reads them."""
@@ -85,7 +84,7 @@ def _mark_quantized_nodes(original: ir.Model, quantized: ir.Model, planned: Sequ
                 reached.add(item.name)
             continue
         new = list(_nodes_behind(makers.get(outputs[item.name]), before))
-        half = _HALVES.get(item.requested.name)
+        half = ir.DataType[item.requested.float_type] if item.requested.float_type else None
         kinds = {node: _kind_of(node) if half is None else _half_kind_of(node, half, before) for node in new}
         if not {"operator", "weight"}.intersection(kinds.values()):
             continue
@@ -233,25 +232,31 @@ def quantize(
     _drop_records(model, plan.nodes)
     if options.needs_ranges and calibration is None:
         raise InternalError("activations have to be measured, and nothing was passed that measures them")
-    equalized = Equalization()
+    groups, equalized = _groups(plan, provider), Equalization()
     if provider.is_by_unit and options.needs_ranges:
         # Before units are looked for, of which each reads a weight of its own.
-        give_products_own_weights(model, frozenset().union(*_groups(plan, provider).values()))
+        give_products_own_weights(model, frozenset().union(*groups.values()))
     if calibration is not None and (options.smooth_quant is not None or options.cross_layer_equalization):
         has_channel_scales = not provider.is_by_unit and options.per_channel is not False
-        equalized = equalize(model, _integer_nodes(plan), options, calibration, has_channel_scales=has_channel_scales)
+        bits = {node.name: node.requested.range_bits for node in plan.nodes if node.mode in INTEGER_ACTIVATIONS}
+        equalized = equalize(model, bits, options, calibration, has_channel_scales=has_channel_scales)
     masked: frozenset[str] = frozenset()
     if provider.finite_masks and options.needs_ranges:
         make_masks_finite(model)
         masked = mask_values(model)
-    placements = _placements(model, plan, provider)
+    placements = _placements(model, plan, groups, provider)
     measured = _measured_values(placements, masked, equalized)
     ranges: Mapping[str, tuple[float, float]] = {}
     if measured:
         assert calibration is not None  # refused above
         ranges = calibration.ranges(model, measured)
         if provider.finite_masks:
-            ranges = narrow_masks(model, ranges, _bits_of_units(placements))
+            bits_of_units = {
+                name: precision.range_bits
+                for (_, precision), placement in placements.items()
+                for name in placement.companions
+            }
+            ranges = narrow_masks(model, ranges, bits_of_units)
     block_sizes = values_by_rule(plan, options.block_sizes, modules)
     algorithms = values_by_rule(plan, options.algorithms, modules)
     tasks = {
@@ -265,10 +270,14 @@ def quantize(
             block_sizes,
             algorithms,
         )
-        for (mode, precision), nodes in _groups(plan, provider).items()
+        for (mode, precision), nodes in groups.items()
     }
     if options.solves_weights:
-        tasks = _solved_tasks(model, tasks, solver)
+        if solver is None:
+            raise InternalError("an algorithm needs samples, and nothing was passed that runs the model on them")
+        of_blocks = [task for (mode, _), task in tasks.items() if mode == "weight-only"]
+        solved = solver.solve(model, [weight for task in of_blocks for weight in block_weights(model.graph, task)])
+        tasks = {key: replace(task, solved=solved) for key, task in tasks.items()}
     quantized = model
     try:
         for (mode, _), task in tasks.items():
@@ -341,25 +350,6 @@ def _refuse_quantized_exclusions(original: ir.Model, quantized: ir.Model, names:
             raise InternalError(f"node {node.name} ({node.op_type}) was requested to stay float and is quantized")
 
 
-def _solved_tasks(
-    model: ir.Model, tasks: Mapping[tuple[Mode, Precision], EngineTask], solver: WeightSolver | None
-) -> dict[tuple[Mode, Precision], EngineTask]:
-    """Return the tasks with the blocks of their weights, of those that keep weights in blocks."""
-    if solver is None:
-        raise InternalError("an algorithm needs samples, and nothing was passed that runs the model on them")
-    weights = [
-        weight
-        for (mode, _), task in tasks.items()
-        if mode == "weight-only"
-        for weight in block_weights(model.graph, task)
-    ]
-    solved = solver.solve(model, weights)
-    return {
-        (mode, precision): replace(task, solved=solved) if mode == "weight-only" else task
-        for (mode, precision), task in tasks.items()
-    }
-
-
 def _groups(plan: QuantizationPlan, provider: Placement) -> dict[tuple[Mode, Precision], frozenset[str]]:
     """Return the nodes with weights by mode and precision; where units count, those of modules without weights too."""
     groups = plan.groups()
@@ -370,18 +360,13 @@ def _groups(plan: QuantizationPlan, provider: Placement) -> dict[tuple[Mode, Pre
     return groups
 
 
-def _integer_nodes(plan: QuantizationPlan) -> dict[str, int]:
-    """Return the nodes with weights whose activations become integers, with the bits of these."""
-    return {node.name: node.requested.activation_bits or 8 for node in plan.nodes if node.mode in INTEGER_ACTIVATIONS}
-
-
 def _measured_values(
     placements: Mapping[tuple[Mode, Precision], QdqPlacement], masked: Container[str], equalized: Equalization
 ) -> tuple[MeasuredValue, ...]:
     """Return the values whose ranges are needed, each once, with the fewest bits that it becomes."""
     found: dict[str, MeasuredValue] = {}
     for (_, precision), placement in placements.items():
-        bits = precision.activation_bits or 8
+        bits = precision.range_bits
         for name in placement.measured:
             form = "; ".join(filter(None, ("finite masks" * (name in masked), equalized.forms.get(name, ""))))
             known = found.get(name)
@@ -389,28 +374,22 @@ def _measured_values(
     return tuple(found.values())
 
 
-def _bits_of_units(placements: Mapping[tuple[Mode, Precision], QdqPlacement]) -> dict[str, int]:
-    return {
-        name: precision.activation_bits or 8
-        for (_, precision), placement in placements.items()
-        for name in placement.companions
-    }
-
-
 def _placements(
-    model: ir.Model, plan: QuantizationPlan, provider: Placement
+    model: ir.Model,
+    plan: QuantizationPlan,
+    groups: Mapping[tuple[Mode, Precision], frozenset[str]],
+    provider: Placement,
 ) -> dict[tuple[Mode, Precision], QdqPlacement]:
-    """Return which values of the model become numbers of few bits, for each group whose mode needs their ranges."""
+    """Return the values of the model that become numbers of few bits, by group whose mode needs their ranges."""
     found = {}
-    for (mode, precision), nodes in _groups(plan, provider).items():
-        if not MODES[mode].needs_ranges:
-            continue
-        others = plan.others.get((mode, precision), frozenset())
-        if provider.is_by_unit:
-            bits = precision.activation_bits or 8
-            found[mode, precision] = place_units(model, nodes | others, provider, bits)
-        else:
-            found[mode, precision] = place_quantized_values(model.graph, nodes, others)
+    for (mode, precision), nodes in groups.items():
+        if MODES[mode].needs_ranges:
+            others = plan.others.get((mode, precision), frozenset())
+            found[mode, precision] = (
+                place_units(model, nodes | others, provider, precision.range_bits)
+                if provider.is_by_unit
+                else place_quantized_values(model.graph, nodes, others)
+            )
     return found
 
 

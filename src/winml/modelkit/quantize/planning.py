@@ -447,12 +447,9 @@ def quiet_quantizer() -> Iterator[None]:
         root.removeFilter(is_foreign)
 
 
-_FLOAT_NAMES = {"FLOAT16": "fp16", "BFLOAT16": "bf16"}
-
-
 def float_name(dtype: str) -> str:
     """Return the name of the precision of weights of a type, by ONNX's name of it."""
-    return _FLOAT_NAMES.get(dtype, FLOAT32)
+    return next((name for name, known in PRECISIONS.items() if dtype and known.float_type == dtype), FLOAT32)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,13 @@ class Precision:
     signed_weights: bool = True
     ways: Mapping[Mode, ModeRules] = field(default_factory=dict, hash=False)
     """Ways that come with it, where :data:`MODES` has none: those of plug-ins."""
+    float_type: str = ""
+    """ONNX's name of the 16-bit type that its weights become, such as ``FLOAT16``; empty: they become integers."""
+
+    @property
+    def range_bits(self) -> int:
+        """Bits of activations whose ranges are fixed beforehand."""
+        return self.activation_bits or 8
 
 
 @dataclass(frozen=True)
@@ -150,8 +157,8 @@ _BUILT_IN = {
         Precision("w16a16", 16, ("qdq",), "16-bit weights and activations", 20.0, activation_bits=16),
         Precision("int4", 4, ("weight-only",), "4-bit weights by block", 4.0),
         Precision("int2", 2, ("weight-only",), "2-bit weights by block", 0.0),
-        Precision("fp16", 16, ("float",), "16-bit floating point", 40.0),
-        Precision("bf16", 16, ("float",), "bfloat16", 30.0),
+        Precision("fp16", 16, ("float",), "16-bit floating point", 40.0, float_type="FLOAT16"),
+        Precision("bf16", 16, ("float",), "bfloat16", 30.0, float_type="BFLOAT16"),
         Precision("fp32", 32, (), "not quantized", 100.0),
     )
 }
@@ -159,10 +166,6 @@ _BUILT_IN = {
 
 _ways: dict[Mode, ModeRules] = {**_BUILT_IN_MODES}
 """With those of plug-ins, once they are found."""
-
-
-_HALVES = ("fp16", "bf16")
-"""The types that the mode float writes, each a precision that comes with winml."""
 
 
 def _unwritable_words(precision: Precision) -> str:
@@ -173,7 +176,7 @@ def _unwritable_words(precision: Precision) -> str:
         if rules is None:
             continue
         if rules.changes_every_node:
-            return f"{mode} writes {' and '.join(_HALVES)} only"
+            return f"{mode} writes {' and '.join(name for name, known in _BUILT_IN.items() if known.float_type)} only"
         weights, activations = precision.weight_bits, precision.activation_bits
         if mode not in INTEGER_ACTIVATIONS and has_ranges:
             activations = None  # of its other modes

@@ -61,9 +61,19 @@ def prepare(model: ir.Model, options: QuantizeOptions, root: str) -> PreparedGra
         notes += [*converted, *normalize(model).notes]
     notes += _separate_layers(model, frozenset().union(*(rules.operators for rules in modes)))
     if any(rules.needs_ranges for rules in modes):
-        for step in (_fold_normalizations, _fuse_for_provider):
-            model, reported = step(model, options)
-            notes += reported
+        if any(node.op_type == "BatchNormalization" for node in model.graph):
+            # No integer kernel computes one.
+            folded = optimize(model, parse_options(OptimizeOptions, dict.fromkeys(_FOLDING, True), "folding"))
+            if count := sum(folded.fired.values()):
+                normalizations = count_noun(count, "batch normalization", "were")
+                notes.append(f"{normalizations} folded into the weights of the preceding layers.")
+            model, notes = folded.model, [*notes, *folded.notes]
+        if names := placement_for(options.ep).fusions:
+            fused = optimize(model, parse_options(OptimizeOptions, dict.fromkeys(names, True), "fusing"))
+            counts = ", ".join(f"{name} {count}" for name, count in fused.fired.items() if count)
+            if counts:
+                notes.append(f"Operators that {options.ep} supports as one were fused: {counts}.")
+            model, notes = fused.model, [*notes, *fused.notes]
     modules = graph_modules(model, root)
     return PreparedGraph(model, modules, (*notes, *_idle_notes(model, options, modules)))
 
@@ -92,24 +102,3 @@ def _separate_layers(model: ir.Model, operators: frozenset[str]) -> list[str]:
         return []
     counts = ", ".join(f"{operator} {count}" for operator, count in separated.items())
     return [f"Activations were separated from layers, which can be quantized without them: {counts}."]
-
-
-def _fuse_for_provider(model: ir.Model, options: QuantizeOptions) -> tuple[ir.Model, list[str]]:
-    """Make the operators that the provider takes as one, such as a GELU, of those an exporter wrote."""
-    names = placement_for(options.ep).fusions
-    if not names:
-        return model, []
-    fused = optimize(model, parse_options(OptimizeOptions, dict.fromkeys(names, True), "fusing"))
-    counts = ", ".join(f"{name} {count}" for name, count in fused.fired.items() if count)
-    words = f"Operators that {options.ep} supports as one were fused: {counts}."
-    return fused.model, [*([words] if counts else []), *fused.notes]
-
-
-def _fold_normalizations(model: ir.Model, _options: QuantizeOptions) -> tuple[ir.Model, list[str]]:
-    """Compute batch normalizations into the weights before them: no integer kernel computes one."""
-    if not any(node.op_type == "BatchNormalization" for node in model.graph):
-        return model, []
-    folded = optimize(model, parse_options(OptimizeOptions, dict.fromkeys(_FOLDING, True), "folding"))
-    count = sum(folded.fired.values())
-    words = f"{count_noun(count, 'batch normalization', 'were')} folded into the weights of the preceding layers."
-    return folded.model, [*([words] if count else []), *folded.notes]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from winml.modelkit.onnx.weights import transposed_weight
+from winml.modelkit.onnx.weights import constant_tensor, transposed_weight
 from winml.modelkit.quantize.placements import Role
 
 _WITH_QUANTIZED_OUTPUT = frozenset({"Conv", "ConvTranspose"})
@@ -97,9 +97,8 @@ def weight_operand(node: ir.Node) -> int | None:
         value = node.inputs[index]
         if index == 1:
             value = transposed_weight(node) or value
-        if value is None or not value.is_initializer() or value.is_graph_input() or value.const_value is None:
-            continue
-        if value.const_value.dtype == ir.DataType.FLOAT and len(value.const_value.shape) >= 2:
+        tensor = constant_tensor(value)
+        if tensor is not None and tensor.dtype == ir.DataType.FLOAT and len(tensor.shape) >= 2:
             return index
     return None
 
@@ -121,11 +120,10 @@ def bias_addition(product: ir.Node) -> tuple[ir.Node, int] | None:
     addition, index = uses[0].node, 1 - uses[0].idx
     if addition.op_type != "Add" or addition.domain or addition.graph is not product.graph:
         return None
-    bias = addition.inputs[index]
-    if bias is None or not bias.is_initializer() or bias.is_graph_input() or bias.const_value is None:
+    bias = constant_tensor(addition.inputs[index])
+    if bias is None or bias.dtype != ir.DataType.FLOAT or len(bias.shape) != 1:
         return None
-    is_vector = bias.const_value.dtype == ir.DataType.FLOAT and len(bias.const_value.shape) == 1
-    return (addition, index) if is_vector and bias.const_value.shape[0] == weight.shape[-1] else None
+    return (addition, index) if bias.shape[0] == weight.shape[-1] else None
 
 
 class _Placing:

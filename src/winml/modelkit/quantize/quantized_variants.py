@@ -31,7 +31,7 @@ from winml.modelkit.ort.sessions import Session
 from winml.modelkit.profile.latency import LatencyOptions, measure_alternating
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult
-from winml.modelkit.quantize.planning import PlannedNode, QuantizationPlan
+from winml.modelkit.quantize.planning import PlannedNode, QuantizationPlan, constant_weight
 from winml.modelkit.quantize.precisions import FLOAT32, PrecisionName
 from winml.modelkit.quantize.preparation import prepare
 from winml.modelkit.quantize.sensitivity_records import (
@@ -79,6 +79,27 @@ class FloatGraph:
     def session(self, threads: int | None = None, name: str = "the float graph") -> Session:
         """Return a session of it."""
         return self.sessions.open(self.model, threads=threads, name=name)
+
+    def weights_of(self, nodes: Collection[str]) -> dict[str, ir.TensorProtocol]:
+        """Return the weights of nodes by name, each once."""
+        values = {constant_weight(node) for node in self.model.graph if node.name in nodes}
+        return {
+            value.name or "": value.const_value
+            for value in values
+            if value is not None and value.const_value is not None
+        }
+
+    def refuse_no_modules(self, source: str) -> None:
+        """Refuse a graph whose nodes have no modules.
+
+        Raises:
+            UsageError: names the source.
+        """
+        if not self.modules.modules:
+            raise UsageError(
+                f"{source}: the nodes have no module information",
+                hint="Export it with winml export, or transfer tags from its source file: winml retag.",
+            )
 
 
 @dataclass(frozen=True)
@@ -323,11 +344,6 @@ class MeasuredVariants:
             self._forms[key] = form
             if self._file is not None:
                 self._file.write({"measured": {name: asdict(item) for name, item in self._forms.items()}})
-
-    def remove(self) -> None:
-        """Remove the file: the answer is written."""
-        if self._file is not None:
-            self._file.path.unlink(missing_ok=True)
 
     def _read(self, file: ResumableResults, *, overwrite: bool) -> dict[str, MeasuredVariant]:
         earlier = file.read(

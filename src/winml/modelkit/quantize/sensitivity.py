@@ -19,23 +19,23 @@ import numpy as np
 
 from winml.modelkit.compare.quality_samples import SampleRequest
 from winml.modelkit.compare.words import samples_words
-from winml.modelkit.errors import ConfigError, UsageError
+from winml.modelkit.errors import ConfigError
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.onnx.files.placing import file_digest, model_digest
 from winml.modelkit.options import options_of, unknown_key_message
 from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.profile.latency import LatencyOptions
-from winml.modelkit.progress import StepClock, StepEvent, StepTiming
+from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.quantize.calibration.calibration_data import (
     Calibration,
     CalibrationStatistics,
-    calibration_of,
     refuse_missing_data,
 )
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import quantize
-from winml.modelkit.quantize.planning import QuantizationPlan, constant_weight, plan_quantization
+from winml.modelkit.quantize.planning import QuantizationPlan, plan_quantization
+from winml.modelkit.quantize.precisions import CALIBRATION_OPTIONS
 from winml.modelkit.quantize.quantized_variants import (
     FloatGraph,
     MeasuredVariants,
@@ -182,11 +182,16 @@ def quantization_sensitivity(
     options, sensitivity = _options(options, sensitivity, flags)
     source = Path(model)
     target = sensitivity.fidelity_target if evaluator is None else evaluator.target
-    calibration = _calibration(source, options, sensitivity)
-    retained, engine = (
-        _kept(source, options, sensitivity, (calibration, evaluator)),
-        quantizer or _quantizer(calibration),
-    )
+    options.refuse_contradictions()
+    calibration = None
+    if options.needs_samples:
+        folder = _processors(source, sensitivity)
+        calibration = Calibration(options, folder, sensitivity.sizes, sensitivity.seed, source)
+        refuse_missing_data(calibration)
+    retained = _kept_measurements(source, options, sensitivity, calibration, evaluator)
+    if quantizer is None:
+        statistics = None if calibration is None else CalibrationStatistics(calibration)
+        quantizer = functools.partial(quantize, calibration=statistics)
     clock = StepClock((_READING, _REFERENCE, _MODULES, *([_SEARCH] if target else [])), on_step)
     with contextlib.closing(calibration) if calibration else contextlib.nullcontext():
         with clock.step(_READING) as step:
@@ -194,16 +199,17 @@ def quantization_sensitivity(
             plan, parts = _planned_parts(graph, source, options, sensitivity)
             step.summary = f"{sum(bool(part.nodes) for part in parts)} modules with nodes to quantize"
         with clock.step(_REFERENCE) as step:
-            threads = _threads(sensitivity)
+            # The sessions of all jobs together have one thread a core.
+            threads = None if sensitivity.jobs == 1 else max(1, (os.cpu_count() or 1) // sensitivity.jobs)
             samples = take_samples(graph, _sample_request(source, sensitivity), threads)
             step.summary = samples_words(samples.about)
             others = samples
             if target is not None and evaluator is None and sensitivity.input_data is None:
                 others = take_samples(graph, _sample_request(source, sensitivity, _OTHER_SAMPLES), threads)
-        forms = QuantizedVariants(graph, samples, engine, threads, evaluator, before_each)
+        forms = QuantizedVariants(graph, samples, quantizer, threads, evaluator, before_each)
         selecting = forms
         if others is not samples:
-            selecting = QuantizedVariants(graph, others, engine, threads, evaluator, before_each)
+            selecting = QuantizedVariants(graph, others, quantizer, threads, evaluator, before_each)
         study = _Study(graph, options, plan, parts, forms, selecting, retained)
         with clock.step(_MODULES) as step:
             study.measure_modules(sensitivity.jobs, progress, _first_samples(sensitivity, evaluator, samples))
@@ -213,31 +219,32 @@ def quantization_sensitivity(
             with clock.step(_SEARCH) as step:
                 found, times = study.timed(study.search(target), LatencyOptions(sensitivity.iterations, warmup=3))
                 step.summary = f"{len(found.excluded)} modules in float, {len(found.trials)} measurements"
-    reported = (
-        str(model),
-        clock.timings(),
-        (*graph.notes, *samples.values[0].notes, *_notes(study, samples)),
+    values = samples.values[0]
+    return QuantizationSensitivity(
+        model=str(model),
+        tool_version=__version__,
+        onnxruntime_version=onnxruntime_version(),
+        precision=options.base.name,
+        modes=options.modes(),
+        tree_source=graph.modules.source,
+        samples=samples.about.count,
+        input_source=samples.about.source,
+        input_shapes={name: array.shape for name, array in values.feeds.items()},
+        seed=sensitivity.seed,
+        modules=study.rows(),
+        whole=study.whole,
+        float_bytes=weight_bytes(graph.model),
+        exclude_list=found,
+        latency=times,
+        float_scores=study.float_scores,
+        cost=replace(forms.cost, resumed=retained.resumed),
+        steps=clock.timings(),
+        notes=(*graph.notes, *values.notes, *_notes(study, samples)),
     )
-    return _result(study, samples, sensitivity, reported, (found, times))
-
-
-def _calibration(source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions) -> Calibration | None:
-    """Return where the ranges of activations come from, where a mode needs them; refuses what cannot be read."""
-    options.refuse_contradictions()
-    calibration = calibration_of(options, _processors(source, sensitivity), sensitivity.sizes, sensitivity.seed, source)
-    if calibration is not None:
-        refuse_missing_data(calibration)
-    return calibration
 
 
 def _processors(source: Path, sensitivity: SensitivityOptions) -> Path:
     return sensitivity.processors or files_folder(source.absolute())
-
-
-def _quantizer(calibration: Calibration | None) -> Quantizer:
-    return (
-        quantize if calibration is None else functools.partial(quantize, calibration=CalibrationStatistics(calibration))
-    )
 
 
 def _options(
@@ -256,19 +263,35 @@ def _options(
     )
 
 
-def _kept(
+def _kept_measurements(
     source: Path,
     options: QuantizeOptions,
     sensitivity: SensitivityOptions,
-    data: tuple[Calibration | None, VariantEvaluator | None],
+    calibration: Calibration | None,
+    evaluator: VariantEvaluator | None,
 ) -> MeasuredVariants:
-    """Return what an interrupted run measured, where measurements are kept."""
+    """Return the measurements of an interrupted run, if measurements are kept.
+
+    They depend on the model, the options and the samples, and not on the modules that are measured.
+    """
     if sensitivity.measured is None:
         return MeasuredVariants(None, {}, overwrite=sensitivity.overwrite)
-    calibration, evaluator = data
-    request = _request(source, options, sensitivity, calibration)
-    if evaluator is not None:
-        request["judge"] = dict(evaluator.request)
+    data = sensitivity.input_data
+    request = {
+        "model": model_digest(source),
+        **options.model_dump(mode="json", exclude={"min_sqnr_db", *CALIBRATION_OPTIONS}),
+        # What is left out means the same as its default, written out.
+        "precision": options.base.name,
+        "mode": options.mode_of(options.base),
+        **({"calibration": {"method": calibration.method, **calibration.request()}} if calibration is not None else {}),
+        # Where values come from a file, no random ones are drawn.
+        **({"input_data": file_digest(data)} if data is not None else {"samples": sensitivity.samples}),
+        "seed": sensitivity.seed,
+        "sizes": dict(sensitivity.sizes),
+        "winml": __version__,
+        "onnxruntime": onnxruntime_version(),
+        **({"judge": dict(evaluator.request)} if evaluator is not None else {}),
+    }
     return MeasuredVariants(sensitivity.measured, request, overwrite=sensitivity.overwrite)
 
 
@@ -290,29 +313,6 @@ _MANY_FORMS = 16
 """Forms from which on there is a first pass. Chosen: fewer are measured on all samples in a minute."""
 _MEASURED_FULLY = 8
 """Forms of the most sensitive modules that are measured on all samples after it. Chosen: as the table shows first."""
-_OF_CALIBRATION = ("calibration_data", "split", "columns", "samples", "method", "calibration_cache")
-"""Options that count by what they lead to."""
-
-
-def _request(
-    source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions, calibration: Calibration | None
-) -> dict[str, object]:
-    """Return what a measurement depends on; which modules are measured is no part of it."""
-    data = sensitivity.input_data
-    return {
-        "model": model_digest(source),
-        **options.model_dump(mode="json", exclude={"min_sqnr_db", *_OF_CALIBRATION}),
-        # What is left out means the same as its default, written out.
-        "precision": options.base.name,
-        "mode": options.mode_of(options.base),
-        **({"calibration": {"method": calibration.method, **calibration.request()}} if calibration is not None else {}),
-        # Where values come from a file, no random ones are drawn.
-        **({"input_data": file_digest(data)} if data is not None else {"samples": sensitivity.samples}),
-        "seed": sensitivity.seed,
-        "sizes": dict(sensitivity.sizes),
-        "winml": __version__,
-        "onnxruntime": onnxruntime_version(),
-    }
 
 
 def refuse_unmeasurable(source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions) -> None:
@@ -327,11 +327,7 @@ def refuse_unmeasurable(source: Path, options: QuantizeOptions, sensitivity: Sen
 def _planned_parts(
     graph: FloatGraph, source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions
 ) -> tuple[QuantizationPlan, tuple[ModulePart, ...]]:
-    if not graph.modules.modules:
-        raise UsageError(
-            f"{source}: the nodes have no module information",
-            hint="Export it with winml export, or transfer tags from its source file: winml retag.",
-        )
+    graph.refuse_no_modules(str(source))
     plan = plan_quantization(graph.model, options, graph.modules)
     return plan, list_parts(plan, graph.modules, sensitivity.depth, sensitivity.module)
 
@@ -350,11 +346,6 @@ def _first_samples(sensitivity: SensitivityOptions, evaluator: VariantEvaluator 
         return None
     values = max(array.size for array in samples.answers[0].values())
     return _FEW_SAMPLES if len(samples.values) >= 2 * _FEW_SAMPLES and values >= _MANY_VALUES else None
-
-
-def _threads(sensitivity: SensitivityOptions) -> int | None:
-    """Return the threads of each session, so that all of them together have one a core."""
-    return None if sensitivity.jobs == 1 else max(1, (os.cpu_count() or 1) // sensitivity.jobs)
 
 
 @dataclass
@@ -554,7 +545,7 @@ class _Study:
             class_name=part.module.class_name,
             part=part.part,
             precision=part.precision,
-            parameters=self._parameters(part),
+            parameters=sum(tensor.size for tensor in self.graph.weights_of(part.node_names).values()),
             form=self.form_of(part),
             size_bytes_saved=self._bytes_saved(part),
         )
@@ -562,11 +553,6 @@ class _Study:
     def _bytes_saved(self, part: ModulePart) -> int:
         form = self.form_of(part)
         return weight_bytes(self.graph.model) - form.weight_bytes if form is not None and form.weight_bytes else 0
-
-    def _parameters(self, part: ModulePart) -> int:
-        names = part.node_names
-        weights = {constant_weight(node) for node in self.graph.model.graph if node.name in names}
-        return sum(weight.const_value.size for weight in weights if weight is not None and weight.const_value)
 
 
 def _measured(
@@ -605,34 +591,3 @@ def _notes(study: _Study, samples: Samples) -> Iterator[str]:
         yield "The float model returns NaN or infinity; these values are excluded from the comparison."
     if samples.left_out:
         yield f"The float model returns no finite values for {', '.join(samples.left_out)}, which is not compared."
-
-
-def _result(
-    study: _Study,
-    samples: Samples,
-    sensitivity: SensitivityOptions,
-    reported: tuple[str, tuple[StepTiming, ...], tuple[str, ...]],
-    found: tuple[ExcludeList | None, TimedVariant | None],
-) -> QuantizationSensitivity:
-    values, options = samples.values[0], study.options
-    return QuantizationSensitivity(
-        model=reported[0],
-        tool_version=__version__,
-        onnxruntime_version=onnxruntime_version(),
-        precision=options.base.name,
-        modes=options.modes(),
-        tree_source=study.graph.modules.source,
-        samples=samples.about.count,
-        input_source=samples.about.source,
-        input_shapes={name: array.shape for name, array in values.feeds.items()},
-        seed=sensitivity.seed,
-        modules=study.rows(),
-        whole=study.whole,
-        float_bytes=weight_bytes(study.graph.model),
-        exclude_list=found[0],
-        latency=found[1],
-        float_scores=study.float_scores,
-        cost=replace(study.forms.cost, resumed=study.kept.resumed),
-        steps=reported[1],
-        notes=reported[2],
-    )

@@ -12,6 +12,7 @@ from collections import defaultdict
 import onnx_ir as ir
 
 from winml.modelkit.onnx.cutting import Cutter
+from winml.modelkit.onnx.weights import constant_tensor
 from winml.modelkit.quantize.placements import OperatorRule, Placement
 from winml.modelkit.quantize.qdq_placement import QdqPlacement, QuantizedConstant, QuantizedValue
 
@@ -70,17 +71,17 @@ class _PlacingUnits:
         if not read or any(value.dtype != ir.DataType.FLOAT for value in read):
             return False
         if rule.result in ("table", "rows"):
-            return _is_constant(read[0]) and len(read[0].shape or ()) >= 2
+            return constant_tensor(read[0]) is not None and len(read[0].shape or ()) >= 2
         if rule.is_residual and not _is_residual(node):
             return False
-        return not all(_is_constant(value) for value in read)
+        return not all(constant_tensor(value) is not None for value in read)
 
     def _place(self, node: ir.Node, rule: OperatorRule) -> None:
         name = node.name or ""
         for index in rule.indices(node):
             value = node.inputs[index]
             assert value is not None
-            if _is_constant(value):
+            if constant_tensor(value) is not None:
                 role = rule.role(index)
                 if role == "bias" and not self._placement.integer_bias:
                     continue
@@ -120,13 +121,15 @@ _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 def _is_residual(node: ir.Node) -> bool:
     """Say whether an addition joins a branch that ends in a product, its bias included, with another value."""
     values = [value for value in node.inputs if value is not None]
-    if any(_is_constant(value) for value in values) or _makes_scores(node):
+    if any(constant_tensor(value) is not None for value in values) or _makes_scores(node):
         return False
     makers = [value.producer() for value in values]
     biased = [
         value.producer()
         for maker in makers
-        if maker is not None and maker.op_type == "Add" and any(_is_constant(item) for item in maker.inputs if item)
+        if maker is not None
+        and maker.op_type == "Add"
+        and any(constant_tensor(item) is not None for item in maker.inputs)
         for value in maker.inputs
         if value is not None
     ]
@@ -137,7 +140,3 @@ def _makes_scores(node: ir.Node) -> bool:
     """Say whether a node adds to the scores of an attention, such as its mask."""
     readers = [reader for reader, _ in node.outputs[0].uses()]
     return any(reader.op_type == "Softmax" or (reader.op_type == "Add" and _makes_scores(reader)) for reader in readers)
-
-
-def _is_constant(value: ir.Value) -> bool:
-    return value.is_initializer() and not value.is_graph_input() and value.const_value is not None

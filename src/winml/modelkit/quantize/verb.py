@@ -122,25 +122,10 @@ class _Quantize(FileVerb[QuantizeRequest, "QuantizeOptions", "Quantization", "Qu
         plan = super().plan(request)
         if request.report is not None:
             plan = _with_page(plan, request.report, overwrite=request.overwrite)
-        cache = _cache_of(request)
-        if cache is not None and plan.folder is not None:
-            if len(plan.parts) > 1:
-                raise UsageError(
-                    f"--calibration-cache {cache}: one graph expected, {plan.folder.path} has {', '.join(plan.parts)}",
-                    hint=f"Select one: --submodel {next(iter(plan.parts))}.",
-                )
-            plan = _with_cache(plan, cache)
-        if plan.folder is not None:
-            _refuse_nothing_to_do(plan)
-            plan = _with_data(plan)
-        return plan
+        return plan if plan.folder is None else _completed(plan)
 
     def plan_file(self, request: QuantizeRequest) -> FilePlan[QuantizeRequest, Quantization]:
-        plan = super().plan_file(request)
-        cache = _cache_of(request)
-        _refuse_nothing_to_do(plan)
-        plan = _with_data(plan)
-        return plan if cache is None else _with_cache(plan, cache)
+        return _completed(super().plan_file(request))
 
     def work(self, request: QuantizeRequest, task: GraphFileTask, options: QuantizeOptions) -> Quantization:
         from winml.modelkit.quantize.file_quantization import Quantization
@@ -182,11 +167,32 @@ def _with_page(
     return replace(plan, writes=(*plan.writes, PlannedFile(report, report.exists())))
 
 
-def _with_data(plan: FilePlan[QuantizeRequest, Quantization]) -> FilePlan[QuantizeRequest, Quantization]:
-    """Return the plan with the calibration data that is read, where it is on this disk."""
-    data = plan.request.options.calibration_data
-    is_here = data is not None and Path(data).exists()
-    return replace(plan, reads=(*plan.reads, Path(data))) if data is not None and is_here else plan
+def _completed(plan: FilePlan[QuantizeRequest, Quantization]) -> FilePlan[QuantizeRequest, Quantization]:
+    """Add calibration data on this disk and the calibration cache to a plan.
+
+    Raises:
+        UsageError: every source keeps the limit; or the cache is for several graphs, one of the other files, or a
+            folder.
+    """
+    _refuse_nothing_to_do(plan)
+    options = plan.request.options
+    if options.calibration_data is not None and (data := Path(options.calibration_data)).exists():
+        plan = replace(plan, reads=(*plan.reads, data))
+    if options.calibration_cache is None:
+        return plan
+    cache = Path(options.calibration_cache)
+    if plan.folder is not None and len(plan.parts) > 1:
+        raise UsageError(
+            f"--calibration-cache {cache}: one graph expected, {plan.folder.path} has {', '.join(plan.parts)}",
+            hint=f"Select one: --submodel {next(iter(plan.parts))}.",
+        )
+    _refuse_other_file("--calibration-cache", cache, plan)
+    if cache.is_dir():
+        raise UsageError(
+            f"--calibration-cache {cache}: this is a folder", hint="Specify a file, such as statistics.json."
+        )
+    grows = PlannedFile(cache, cache.exists(), only_if="activations are measured that it does not hold")
+    return replace(plan, writes=(*plan.writes, grows))
 
 
 def _refuse_nothing_to_do(plan: FilePlan[QuantizeRequest, Quantization]) -> None:
@@ -233,26 +239,6 @@ def _refuse_other_file(option: str, path: Path, plan: FilePlan[QuantizeRequest, 
 
 def _is_same_file(path: Path, other: Path) -> bool:
     return path.exists() and other.exists() and path.samefile(other)
-
-
-def _cache_of(request: QuantizeRequest) -> Path | None:
-    cache = request.options.calibration_cache
-    return None if cache is None else Path(cache)
-
-
-def _with_cache(plan: FilePlan[QuantizeRequest, Quantization], cache: Path) -> FilePlan[QuantizeRequest, Quantization]:
-    """Return the plan with the file of statistics, which is read where it is there, and written where it grows.
-
-    Raises:
-        UsageError: it is one of the other files, or a folder.
-    """
-    _refuse_other_file("--calibration-cache", cache, plan)
-    if cache.is_dir():
-        raise UsageError(
-            f"--calibration-cache {cache}: this is a folder", hint="Specify a file, such as statistics.json."
-        )
-    grows = PlannedFile(cache, cache.exists(), only_if="activations are measured that it does not hold")
-    return replace(plan, writes=(*plan.writes, grows))
 
 
 QUANTIZE = _Quantize()

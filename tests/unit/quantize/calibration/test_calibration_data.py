@@ -14,7 +14,7 @@ import pytest
 from unit.quantize.qdq_graphs import tagged_graph
 from winml.modelkit.errors import InputError, OutputExistsError, QuantizeError, UsageError, VerificationError
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
-from winml.modelkit.quantize.calibration.calibration_data import calibration_of
+from winml.modelkit.quantize.calibration.calibration_data import Calibration
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.records import QuantizedFile
 from winml.modelkit.quantize.verb import quantize_onnx
@@ -267,8 +267,7 @@ def test_files_that_ranges_depend_on_are_those_that_are_read(text_model: Path, f
 
     def names(data: Path, **options: Any) -> list[str]:
         asked = QuantizeOptions(mode="qdq", calibration_data=str(data), **options)
-        calibration = calibration_of(asked, text_model.parent, {}, 0, text_model)
-        assert calibration is not None
+        calibration = Calibration(asked, text_model.parent, {}, 0, text_model)
         return [path.name for path in calibration.files]
 
     assert ["0.npz", "1.npz"] == names(folder, samples=2)

@@ -144,14 +144,6 @@ def _least_squares_range(statistics: ValueStatistics, bits: int) -> tuple[float,
     return low * share, high * share
 
 
-def measure_ranges(
-    model: ir.Model, names: Sequence[str], read_samples: SampleReader, method: CalibrationMethod, bits: int = 8
-) -> Ranges:
-    """Return the ranges of values over samples, of integers of ``bits``; see :func:`measure_statistics`."""
-    measured = measure_statistics(model, names, read_samples, with_histograms=method != "minmax")
-    return {name: range_of(statistics, method, bits) for name, statistics in measured.items()}
-
-
 def measure_statistics(
     model: ir.Model, names: Sequence[str], read_samples: SampleReader, *, with_histograms: bool
 ) -> dict[str, ValueStatistics]:

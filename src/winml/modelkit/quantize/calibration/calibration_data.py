@@ -358,21 +358,6 @@ class Calibration:
             raise UsageError(f"random values for calibration: {error.message}", hint=hint) from error
 
 
-def calibration_of(
-    options: QuantizeOptions, model_folder: Path, sizes: Mapping[str, int], seed: int, source: Path
-) -> Calibration | None:
-    """Return where the samples come from that options need; None where they need none.
-
-    Args:
-        options: What is asked for.
-        model_folder: Folder that a tokenizer, image processor or feature extractor is looked for in.
-        sizes: Sizes of dynamic dimensions, for random values.
-        seed: Of what is drawn.
-        source: File of the float graph.
-    """
-    return Calibration(options, model_folder, sizes, seed, source) if options.needs_samples else None
-
-
 def refuse_missing_data(calibration: Calibration) -> None:
     """Refuse data that cannot be read, before a model is.
 

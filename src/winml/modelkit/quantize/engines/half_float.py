@@ -274,7 +274,7 @@ Chosen: a Cast costs more than they do."""
 def convert_floats(model: ir.Model, task: EngineTask) -> ir.Model:
     """Return the model with the named nodes in 16-bit floating point; the given model is not changed."""
     converted = model.clone()
-    if task.precision.name == "bf16":
+    if ir.DataType[task.precision.float_type] == _BRAIN:
         _keep_weights_in_brain_floats(converted.graph, task.nodes)
     else:
         _Halving(converted, task.nodes).run()

@@ -20,7 +20,7 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.errors import QuantizeError
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.fresh_names import FreshNames
-from winml.modelkit.onnx.weights import add_initializer, give_products_own_weights, read_once
+from winml.modelkit.onnx.weights import add_initializer, constant_tensor, give_products_own_weights, read_once
 from winml.modelkit.quantize.engines.integer_weights import IntegerRange, WeightScales, measure_scales, quantized_tensor
 from winml.modelkit.quantize.planning import EngineTask
 from winml.modelkit.quantize.precisions import Precision
@@ -116,9 +116,8 @@ class _Rewriting:
         self._model = model
         self._graph = model.graph
         self._task = task
-        bits = task.precision.activation_bits or 8
-        self._bits = bits
-        is_contrib = bits > 8 and model.opset_imports.get("", 0) < _ONNX_16_BIT_OPSET
+        self._bits = task.precision.range_bits
+        is_contrib = self._bits > 8 and model.opset_imports.get("", 0) < _ONNX_16_BIT_OPSET
         self._domain = _CONTRIB_DOMAIN if is_contrib else ""
         if is_contrib:
             model.opset_imports.setdefault(_CONTRIB_DOMAIN, 1)
@@ -534,8 +533,7 @@ def _constant_bias(node: ir.Node, task: EngineTask) -> _Bias | None:
         reader, index = addition
     elif node.op_type not in ("Conv", "Gemm") or len(node.inputs) < 3:
         return None
-    value = reader.inputs[index]
-    tensor = value.const_value if value is not None and value.is_initializer() and not value.is_graph_input() else None
+    tensor = constant_tensor(reader.inputs[index])
     if tensor is None or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) != 1:
         return None
     if node.attributes.get_float("beta", 1.0) != 1.0 or node.attributes.get_float("alpha", 1.0) != 1.0:
