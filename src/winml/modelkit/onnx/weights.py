@@ -87,8 +87,10 @@ def give_products_own_weights(model: ir.Model, names: Container[str | None]) -> 
             continue
         if weight not in created:
             fresh = fresh or FreshNames.of_graph(graph)
-            created[weight] = _transposed(weight, fresh.take(f"{weight.name}_transposed"))
-            graph.register_initializer(created[weight])
+            tensor = weight.const_value
+            assert tensor is not None  # transposed_weight looked at it
+            transposed = transposed_tensor(tensor, fresh.take(f"{weight.name}_transposed"))
+            created[weight] = add_initializer(graph, transposed)
         read = node.inputs[1]
         assert read is not None  # transposed_weight looked at it
         transpose = read.producer()
@@ -100,16 +102,13 @@ def give_products_own_weights(model: ir.Model, names: Container[str | None]) -> 
             graph.initializers.pop(weight.name or "")
 
 
-def _transposed(weight: ir.Value, name: str) -> ir.Value:
-    tensor = weight.const_value
-    assert tensor is not None  # transposed_weight looked at it
-    shape = ir.Shape(list(tensor.shape.numpy())[::-1])
+def transposed_tensor(tensor: ir.TensorProtocol, name: str) -> ir.LazyTensor:
+    """Return a tensor of two dimensions with its axes exchanged, computed when it is read."""
 
     def compute() -> ir.TensorProtocol:
         return ir.Tensor(np.ascontiguousarray(read_once(tensor).T), dtype=tensor.dtype, name=name)
 
-    lazy = ir.LazyTensor(compute, tensor.dtype, shape, name=name)
-    return ir.Value(name=name, const_value=lazy, shape=shape, type=ir.TensorType(tensor.dtype))
+    return ir.LazyTensor(compute, tensor.dtype, ir.Shape(list(tensor.shape.numpy())[::-1]), name=name)
 
 
 # --- Which weights of a graph decide nothing but sizes?

@@ -38,6 +38,7 @@ from winml.modelkit.quantize.declared_options import Algorithm
 from winml.modelkit.quantize.engines.block_quantizers import BlockForm
 from winml.modelkit.quantize.engines.calibrated_quantizers import SolvedWeight
 from winml.modelkit.quantize.engines.weight_only import BlockWeight
+from winml.modelkit.quantize.module_parts import ModulePart, list_parts, only_options
 from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
 from winml.modelkit.quantize.placements import placement_for
@@ -51,10 +52,7 @@ from winml.modelkit.quantize.precisions import FLOAT32, PRECISIONS
 from winml.modelkit.quantize.quantized_variants import (
     FloatGraph,
     MeasuredVariants,
-    ModulePart,
     QuantizedVariants,
-    list_parts,
-    only_options,
     take_samples,
     weight_bytes,
 )

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import onnx
 import onnx_ir as ir
 
-from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InternalError, QuantizeError
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.cutting import Cutter, GraphModules
@@ -29,7 +28,7 @@ from winml.modelkit.quantize.engines.integer_weights import (
     shared_weight_notes,
 )
 from winml.modelkit.quantize.engines.weight_only import BlockWeight, algorithm_notes, block_weights
-from winml.modelkit.quantize.equalization import Equalization, equalize
+from winml.modelkit.quantize.equalization import ActivationSource, Equalization, equalize
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.placements import Placement, placement_for
 from winml.modelkit.quantize.planning import (
@@ -175,17 +174,11 @@ class MeasuredValue:
     every other placement."""
 
 
-class RangeSource(Protocol):
-    """Measures activations over calibration samples."""
+class RangeSource(ActivationSource, Protocol):
+    """Measures activations and their ranges over calibration samples."""
 
     def ranges(self, model: ir.Model, values: Sequence[MeasuredValue]) -> Mapping[str, tuple[float, float]]:
         """Return the range of each value of a model, by name."""
-
-    def channel_maxima(self, model: ir.Model, axes: Mapping[str, int]) -> Mapping[str, Array]:
-        """Return the largest absolute value of each channel along an axis: one array [channels] for each value."""
-
-    def channel_rows(self, model: ir.Model, names: Sequence[str]) -> Mapping[str, Array]:
-        """Return some rows of values along their last axis: one array [rows, channels] for each value."""
 
     def as_record(self) -> Mapping[str, Any]:
         """Return what the ranges come from, JSON-ready."""

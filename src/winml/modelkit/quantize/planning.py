@@ -5,9 +5,7 @@ Reads the graph and the modules of its nodes; changes nothing.
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -430,21 +428,6 @@ class EngineTask:
     def algorithm_of(self, node: ir.Node) -> Algorithm:
         """Return what finds the blocks of the weight of a node."""
         return self.algorithms.get(node.name or "") or self.options.algorithm
-
-
-@contextlib.contextmanager
-def quiet_quantizer() -> Iterator[None]:
-    """Keep ONNX Runtime's quantizers from writing to the log: they warn of what is no fault of the user's."""
-    root = logging.getLogger()
-
-    def is_foreign(record: logging.LogRecord) -> bool:
-        return "onnxruntime" not in record.pathname
-
-    root.addFilter(is_foreign)
-    try:
-        yield
-    finally:
-        root.removeFilter(is_foreign)
 
 
 def float_name(dtype: str) -> str:

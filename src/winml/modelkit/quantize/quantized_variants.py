@@ -31,19 +31,15 @@ from winml.modelkit.ort.sessions import Session
 from winml.modelkit.profile.latency import LatencyOptions, measure_alternating
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult
-from winml.modelkit.quantize.planning import PlannedNode, QuantizationPlan, constant_weight
-from winml.modelkit.quantize.precisions import FLOAT32, PrecisionName
+from winml.modelkit.quantize.planning import constant_weight
 from winml.modelkit.quantize.preparation import prepare
 from winml.modelkit.quantize.sensitivity_records import (
     MeasuredVariant,
     MetricTarget,
-    Part,
     SensitivityCost,
     TimedVariant,
 )
 from winml.modelkit.quantize.shared_starts import SharedStarts, Start, feeds_of
-from winml.modelkit.tags import address
-from winml.modelkit.tags.selector import HasAddress, escape, select
 from winml.modelkit.transform.graph_file import read_plain
 
 Quantizer = Callable[[ir.Model, QuantizeOptions, GraphModules], QuantizeResult]
@@ -360,115 +356,3 @@ class MeasuredVariants:
             )
         words = ", ".join(f"{key} was {then!r}, now {now!r}" for key, (then, now) in earlier.changed.items())
         raise UsageError(f"{file.path} has measurements of a run with different options: {words}", hint=_HINT)
-
-
-@dataclass(frozen=True)
-class ModulePart:
-    """Nodes that are quantized alone."""
-
-    module: HasAddress
-    part: Part
-    nodes: tuple[PlannedNode, ...]
-    """Those that are to be quantized; none where the module has none."""
-    is_unit: bool
-    """Whether no other part has some of the nodes and not all of these: the units together are the model."""
-    inner: tuple[str, ...] = ()
-    """Tags of the modules below it that are parts of their own, where only its own nodes are meant."""
-
-    @property
-    def node_names(self) -> frozenset[str]:
-        """Names of the nodes."""
-        return frozenset(node.name for node in self.nodes)
-
-    @property
-    def precision(self) -> str:
-        """What its weights are to have."""
-        return ", ".join(dict.fromkeys(node.requested.name for node in self.nodes))
-
-
-def list_parts(
-    plan: QuantizationPlan, modules: GraphModules, depth: int | None, selector: str | None
-) -> tuple[ModulePart, ...]:
-    """Return the parts of a model, in the order of its tree.
-
-    Args:
-        plan: What is to become of its nodes.
-        modules: Its modules.
-        depth: Levels of the tree; modules below count with the one above them. None: all.
-        selector: The only modules. None: all.
-
-    Raises:
-        UsageError: the tree has fewer levels, or the selector names no module or none with a node to quantize.
-    """
-    chosen = _chosen_modules(modules, depth, selector)
-    planned = [node for node in plan.nodes if node.mode is not None]
-    tags = list(chosen)
-    owners = {node.name: _owner(node.tag, tags) for node in planned}
-    parts: list[ModulePart] = []
-    for tag, module in chosen.items():
-        nodes = tuple(node for node in planned if address.is_within(node.tag, tag))
-        own = tuple(node for node in nodes if owners[node.name] == tag)
-        parts.append(ModulePart(module, "module", nodes, is_unit=bool(own) and len(own) == len(nodes)))
-        if own and len(own) < len(nodes):
-            inner = dict.fromkeys(owners[node.name] for node in nodes if owners[node.name] != tag)
-            parts.append(ModulePart(module, "own nodes", own, is_unit=True, inner=tuple(inner)))
-    if not any(part.nodes for part in parts):
-        raise UsageError(
-            f"{f'--module {selector}' if selector else 'the modules of the file'}: no node can be quantized",
-            hint="Select modules with weights; winml inspect shows the tree.",
-        )
-    return tuple(parts)
-
-
-def _chosen_modules(modules: GraphModules, depth: int | None, selector: str | None) -> dict[str, HasAddress]:
-    levels = max((address.depth(module.tag) for module in modules.modules), default=0)
-    if depth is not None and depth > levels:
-        raise UsageError(
-            f"--depth {depth}: the module tree has {levels} level(s)",
-            hint=f"Set 1 to {levels}, or omit it for all levels.",
-        )
-    chosen = select(modules.modules, selector, modules.tag_of) if selector is not None else modules.modules
-    return {module.tag: module for module in chosen if depth is None or address.depth(module.tag) <= depth}
-
-
-def _owner(tag: str, chosen: Sequence[str]) -> str:
-    """Return the deepest of some modules that a node of this tag lies in; empty where it lies in none."""
-    return max((other for other in chosen if address.is_within(tag, other)), key=len, default="")
-
-
-def only_options(part: ModulePart, options: QuantizeOptions, modules: GraphModules) -> QuantizeOptions:
-    """Return the options with which nothing but one part is quantized, as it would be with the others."""
-    tag = part.module.tag
-    included = [other for text in options.include for other in modules.selected_tags(text)]
-    within = [tag] if not included or any(address.is_within(tag, other) for other in included) else [
-        other for other in included if address.is_within(other, tag)
-    ]  # fmt: skip
-    inner: dict[str, PrecisionName] = {escape(other): FLOAT32 for other in part.inner}
-    include = tuple(escape(other) for other in within)
-    return options.model_copy(update={"include": include, "per_module": _put_first(inner, options)})
-
-
-def excluding_options(
-    excluded: Collection[ModulePart], units: Sequence[ModulePart], options: QuantizeOptions
-) -> QuantizeOptions:
-    """Return the options with which some units stay in float.
-
-    The first rule that matches wins, so rules of inner modules stand before those of the modules around them; an inner
-    module that is quantized although the one around it is not gets a rule of its own.
-    """
-    rules: dict[str, PrecisionName] = {unit.module.tag: FLOAT32 for unit in excluded}
-    excluded_tags = set(rules)
-    for unit in units:
-        tag = unit.module.tag
-        if tag not in excluded_tags and any(address.is_within(tag, other) for other in excluded_tags):
-            rules |= {tag: unit.nodes[0].requested.name}
-            if len({node.requested for node in unit.nodes}) > 1:
-                rules |= {node.tag: node.requested.name for node in unit.nodes}
-    ordered = sorted(rules.items(), key=lambda item: -address.depth(item[0]))
-    added = {escape(tag): precision for tag, precision in ordered}
-    return options.model_copy(update={"per_module": _put_first(added, options)})
-
-
-def _put_first(rules: Mapping[str, PrecisionName], options: QuantizeOptions) -> dict[str, PrecisionName]:
-    """Return rules with those of the user behind them; one for the same selector gives way."""
-    return {**rules, **{text: name for text, name in options.per_module.items() if text not in rules}}

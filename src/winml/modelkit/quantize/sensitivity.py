@@ -32,6 +32,7 @@ from winml.modelkit.quantize.calibration.calibration_data import (
     CalibrationStatistics,
     refuse_missing_data,
 )
+from winml.modelkit.quantize.module_parts import ModulePart, excluding_options, list_parts, only_options
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import quantize
 from winml.modelkit.quantize.planning import QuantizationPlan, plan_quantization
@@ -39,16 +40,12 @@ from winml.modelkit.quantize.precisions import CALIBRATION_OPTIONS
 from winml.modelkit.quantize.quantized_variants import (
     FloatGraph,
     MeasuredVariants,
-    ModulePart,
     QuantizedVariants,
     Quantizer,
     Samples,
     VariantEvaluator,
-    excluding_options,
     float_graph,
     form_key,
-    list_parts,
-    only_options,
     take_samples,
     weight_bytes,
 )

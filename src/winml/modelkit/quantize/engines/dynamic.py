@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 from onnxruntime.quantization import QuantizationMode, QuantType
@@ -18,12 +19,12 @@ from winml.modelkit.onnx.weights import (
     WeightlessProto,
     from_weightless,
     give_products_own_weights,
-    read_once,
     to_weightless,
+    transposed_tensor,
     weights_read_on_demand,
 )
 from winml.modelkit.quantize.engines.integer_weights import IntegerRange, measure_scales, quantized_tensor
-from winml.modelkit.quantize.planning import EngineTask, quiet_quantizer
+from winml.modelkit.quantize.planning import EngineTask
 from winml.modelkit.quantize.precisions import MODES
 
 
@@ -60,7 +61,8 @@ def _gemms_as_products(sent: WeightlessProto, names: Collection[str]) -> Weightl
                 continue
             if weight.name not in transposed:
                 name = transposed[weight.name] = fresh.take(f"{weight.name}_transposed")
-                tensors[name] = _transposed(tensors.get(weight.name), weight, name)
+                original = tensors.get(weight.name) or ir.serde.deserialize_tensor(weight)
+                tensors[name] = transposed_tensor(original, name)
                 added = onnx.TensorProto(name=name, data_type=weight.data_type, dims=weight.dims[::-1])
                 sent.proto.graph.initializer.append(added)
             node.input[1] = transposed[weight.name]
@@ -73,15 +75,6 @@ def _gemms_as_products(sent: WeightlessProto, names: Collection[str]) -> Weightl
 
 def _is_product(settings: dict[str, float]) -> bool:
     return settings.get("alpha", 1.0) == 1.0 and settings.get("beta", 1.0) == 1.0 and not settings.get("transA")
-
-
-def _transposed(tensor: ir.TensorProtocol | None, weight: onnx.TensorProto, name: str) -> ir.TensorProtocol:
-    original = tensor if tensor is not None else ir.serde.deserialize_tensor(weight)
-
-    def compute() -> ir.TensorProtocol:
-        return ir.Tensor(np.ascontiguousarray(read_once(original).T), dtype=original.dtype, name=name)
-
-    return ir.LazyTensor(compute, original.dtype, ir.Shape(list(original.shape.numpy())[::-1]), name=name)
 
 
 def _product_and_sum(node: onnx.NodeProto, fresh: FreshNames) -> Iterator[onnx.NodeProto]:
@@ -187,7 +180,7 @@ def quantize_dynamically(model: ir.Model, task: EngineTask) -> ir.Model:
         "WeightSymmetric": task.options.symmetric,
         "DefaultTensorType": onnx.TensorProto.FLOAT,  # of products without a declared type: only float32 is planned
     }
-    with quiet_quantizer(), weights_read_on_demand(sent.weights):
+    with _quiet_quantizer(), weights_read_on_demand(sent.weights):
         quantizer = _LazyWeightQuantizer(
             sent.proto,
             per_channel=task.is_per_channel,
@@ -208,6 +201,21 @@ def quantize_dynamically(model: ir.Model, task: EngineTask) -> ir.Model:
     created = from_weightless(WeightlessProto(sent.proto, {**sent.weights, **quantizer.integers}), returned)
     created.metadata_props.pop(_INFERRED_KEY, None)
     return created
+
+
+@contextlib.contextmanager
+def _quiet_quantizer() -> Iterator[None]:
+    """Keep ONNX Runtime's quantizers from writing to the log: they warn of what is no fault of the user's."""
+    root = logging.getLogger()
+
+    def is_foreign(record: logging.LogRecord) -> bool:
+        return "onnxruntime" not in record.pathname
+
+    root.addFilter(is_foreign)
+    try:
+        yield
+    finally:
+        root.removeFilter(is_foreign)
 
 
 class _LazyWeightQuantizer(ONNXQuantizer):  # type: ignore[misc]  # onnxruntime has no types
