@@ -256,9 +256,9 @@ def test_inner_module_keeps_its_bits_where_the_one_around_it_loses_them(tmp_path
 
 def test_rules_of_the_user_stand_behind_those_that_are_found(chain: Path) -> None:
     """A rule for the same selector gives way; others stay."""
-    found = quantization_sensitivity(chain, target="sqnr_db=190", samples=1, per_module={"a.0": "uint8"}).exclude_list
+    found = quantization_sensitivity(chain, target="sqnr_db=190", samples=1, per_module={"a.1": "uint8"}).exclude_list
     assert found is not None
-    assert ("a.0", "uint8") == list(found.rules.items())[-1]
+    assert ("a.1", "uint8") == list(found.rules.items())[-1]
 
 
 def _interrupting(after: int) -> Any:

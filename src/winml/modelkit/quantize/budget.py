@@ -554,7 +554,11 @@ class _Study:
             return UsageError(
                 f"--budget {budget.words}: the smallest variant has {needed:.2f} bits per parameter, scales and "
                 f"floating-point weights included; {self._largest_words(least, budget.mean_bits or 0.0)}",
-                hint=self._sufficient_words(least, found, self._sufficient_bits),
+                hint=self._sufficient_words(
+                    least,
+                    found,
+                    lambda forms: f"{math.ceil(10 * self._mean_bits(self._bytes_of(forms))) / 10:g}bits",
+                ),
             )
         least = self._least_file(found)
         size, weights = self._file_bytes(least), self._measured(least).weight_bytes
@@ -563,9 +567,6 @@ class _Study:
             f"{size_words(weights)}, graph and metadata the rest; {self._largest_words(least, 0.0)}",
             hint=self._sufficient_words(least, found, lambda forms: _sufficient_size(self._file_bytes(forms))),
         )
-
-    def _sufficient_bits(self, forms: tuple[_Form, ...]) -> str:
-        return f"{math.ceil(10 * self._mean_bits(self._bytes_of(forms))) / 10:g}bits"
 
     def _sufficient_words(
         self,

@@ -44,6 +44,7 @@ _SWEEPS = 3
 
 _HOMOGENEOUS = frozenset({"Relu", "LeakyRelu", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"})
 """Operators with ``f(x / s) = f(x) / s`` for every positive ``s`` of a channel."""
+_LAYERS = frozenset({"Conv", "Gemm", "MatMul"})
 _NORMALIZATIONS = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
 _ONNX_DOMAINS = ("", "ai.onnx")
 
@@ -121,7 +122,7 @@ def equalize(
     forms: dict[str, str] = {}
     count, notes = 0, []
     if options.cross_layer_equalization:
-        sites = [site for site in _sites(model, names) if site.makers and _is_between_layers(site)]
+        sites = [site for site in _sites(model, names) if any(slot.node.op_type in _LAYERS for slot in site.makers)]
         _apply(model, _cross_layer_factors(sites), forms)
         count += len(sites)
         notes.append(
@@ -323,11 +324,6 @@ def _channel_constant(node: ir.Node, index: int, axis: int, channels: int) -> _S
     return slot if shape[slot.axis] == channels and int(np.prod(shape)) == channels else None
 
 
-def _is_between_layers(site: _Site) -> bool:
-    """Say whether the makers are a layer with its bias, not a normalization or a plain factor."""
-    return any(slot.node.op_type in ("Conv", "Gemm", "MatMul") for slot in site.makers)
-
-
 def _cross_layer_factors(sites: list[_Site]) -> dict[_Site, Array]:
     """Return the factors of each pair of layers, after sweeps over chains of them."""
     factors = {site: np.ones(site.channels) for site in sites}
@@ -339,7 +335,7 @@ def _cross_layer_factors(sites: list[_Site]) -> dict[_Site, Array]:
     def maxima(slots: tuple[_Slot, ...]) -> Array:
         found = np.zeros(())
         for slot in slots:
-            if slot.node.op_type not in ("Conv", "Gemm", "MatMul") or slot.index != 1:
+            if slot.node.op_type not in _LAYERS or slot.index != 1:
                 continue  # a bias follows its layer
             values = np.abs(read_once(slot.tensor).astype(np.float64))
             for site, axis, sign in of_slot[slot.node, slot.index]:

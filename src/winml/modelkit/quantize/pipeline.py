@@ -156,11 +156,6 @@ class QuantizeResult(StageResult):
         """Number of nodes with a weight that were quantized."""
         return sum(module.quantized for module in self.modules)
 
-    @property
-    def left(self) -> int:
-        """Number of nodes with a weight that were not."""
-        return sum(sum(module.left.values()) for module in self.modules)
-
 
 @dataclass(frozen=True)
 class MeasuredValue:

@@ -286,7 +286,7 @@ def _obstacle(node: ir.Node, weight: ir.Value | None, mode: Mode, options: Quant
         return f"{mode} does not support {node.op_type}"
     tensor = weight.const_value
     assert tensor is not None
-    if not _is_read_as_weight(node, weight):
+    if not _reads(node.inputs[_WEIGHT_INPUTS.get(node.op_type, 1)], weight):
         place = 1 + next((index for index, value in enumerate(node.inputs) if _reads(value, weight)), 0)
         side = "on the left" if place == 1 else f"as input {place}"
         return f"{mode} does not support {node.op_type} with its weight {side}"
@@ -302,12 +302,8 @@ def _obstacle(node: ir.Node, weight: ir.Value | None, mode: Mode, options: Quant
     return ""
 
 
-def _is_read_as_weight(node: ir.Node, weight: ir.Value) -> bool:
-    """Say whether a node reads its weight where operators have theirs, as it is or transposed."""
-    return _reads(node.inputs[_WEIGHT_INPUTS.get(node.op_type, 1)], weight)
-
-
 def _reads(value: ir.Value | None, weight: ir.Value) -> bool:
+    """Return True if an input is a weight, as it is or transposed."""
     maker = value.producer() if value is not None else None
     return value is weight or (maker is not None and maker.inputs[0] is weight)
 

@@ -90,6 +90,9 @@ class ModeRules:
 CALIBRATION_OPTIONS = frozenset({"calibration_data", "split", "columns", "samples", "method", "calibration_cache"})
 """Fields of the options that say where statistics of activations come from."""
 
+PRODUCT_AND_SUM: Mapping[str, float] = {"alpha": 1.0, "beta": 1.0, "transA": 0}
+"""Attributes of a Gemm that is a product with a weight and a sum with a bias, and their values."""
+
 _ENGINES = "winml.modelkit.quantize.engines"
 _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
     "dynamic": ModeRules(
@@ -103,7 +106,7 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         float_types=frozenset({"FLOAT"}),  # DynamicQuantizeLinear takes no other
         bits=((8, 8), (8, None)),
         channel_ranks={"MatMul": (2,)},  # MatMulInteger takes the zero points of columns, not of matrices
-        fixed_attributes={"Gemm": {"alpha": 1.0, "beta": 1.0, "transA": 0}},  # a product and a bias
+        fixed_attributes={"Gemm": PRODUCT_AND_SUM},
     ),
     "qdq": ModeRules(
         "weights and activations in 8 or 16 bits, with ranges from calibration (QuantizeLinear, DequantizeLinear)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -51,8 +52,7 @@ class QuantizedFile(TransformedFile, schema_version=1):
     @recorded(entry(before="calibration"))
     def left(self) -> dict[str, int]:
         """Why nodes with a weight keep theirs → how many, the most frequent first."""
-        reasons: dict[str, int] = {}
+        reasons: Counter[str] = Counter()
         for module in self.modules:
-            for reason, count in module.left.items():
-                reasons[reason] = reasons.get(reason, 0) + count
-        return dict(sorted(reasons.items(), key=lambda item: -item[1]))
+            reasons.update(module.left)
+        return dict(reasons.most_common())

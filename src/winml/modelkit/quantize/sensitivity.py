@@ -373,7 +373,9 @@ class _Study:
     @property
     def whole(self) -> MeasuredVariant:
         """All modules quantized."""
-        return self._form(self.planned)
+        form = self.kept.get(form_key(self.planned))
+        assert form is not None  # measured before it is asked for
+        return form
 
     def form_of(self, part: ModulePart) -> MeasuredVariant | None:
         """Return what was measured of a part, or estimated; None where it has nothing to quantize."""
@@ -381,11 +383,6 @@ class _Study:
             return None
         form = self.kept.get(form_key(part.node_names))
         return self._estimates[form_key(part.node_names)] if form is None else form
-
-    def _form(self, nodes: Iterable[str]) -> MeasuredVariant:
-        form = self.kept.get(form_key(nodes))
-        assert form is not None  # every form is measured before the first is asked for
-        return form
 
     def measure_modules(self, jobs: int, progress: Progress | None, few: int | None) -> None:
         """Measure the whole and each part; parts of the same nodes are one form, and are measured once.

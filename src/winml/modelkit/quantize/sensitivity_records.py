@@ -11,6 +11,7 @@ from winml.modelkit.compare.fidelity import OutputFidelity, QualitySamples, Qual
 from winml.modelkit.profile.statistics import Ratio
 from winml.modelkit.progress import StepTiming
 from winml.modelkit.records import Record, entry, recorded
+from winml.modelkit.words import count_noun
 
 SCHEMA_VERSION = 1
 """Layout of the JSON, specified in docs/reference/formats.md."""
@@ -177,7 +178,7 @@ class ModuleSensitivity:
         """What the ratio is based on: measurements on so many samples, or an estimate; empty where there is none."""
         if self.form is None or not self.form.runs:
             return ""
-        return "estimate" if self.form.is_estimate else f"{self.form.samples} sample{'s' * (self.form.samples != 1)}"
+        return "estimate" if self.form.is_estimate else count_noun(self.form.samples, "sample")
 
     @property
     def problem(self) -> str:

@@ -33,8 +33,6 @@ class Start:
 
     names: frozenset[str]
     """Names of the nodes before it."""
-    count: int
-    """How many these are."""
     values: tuple[Arrays, ...]
     """Of each sample: the values that nodes before it compute and others read, by name."""
 
@@ -72,14 +70,13 @@ class SharedStarts:
         for count, crossing in places.items():
             values = tuple({name: sample[name] for name in crossing} for sample in samples)
             before = frozenset(node.name or "" for node in self._nodes[:count])
-            self._starts.append(Start(before, count, values))
+            self._starts.append(Start(before, values))
 
     def last_before(self, form: ir.Model) -> Start | None:
         """Return the last place before which a form is the float graph; None where that is its beginning."""
         same = _unchanged_nodes(self._nodes, form)
-        return max(
-            (start for start in self._starts if start.count <= same), key=lambda start: start.count, default=None
-        )
+        fitting = (start for start in self._starts if len(start.names) <= same)
+        return max(fitting, key=lambda start: len(start.names), default=None)
 
     @staticmethod
     def rest_of(form: ir.Model, start: Start) -> ir.Model | None:

@@ -222,8 +222,7 @@ def _bit_boxes(search: BudgetSearch) -> Iterator[doc.Box]:
 
 def _mixture_words(result: QuantizedFile) -> str:
     """Return how many nodes have which precision, where there are several."""
-    counts = Counter[str]()
+    counts: Counter[str] = Counter()
     for module in result.modules:
-        if module.quantized:
-            counts[module.requested] += module.quantized
+        counts += Counter({module.requested: module.quantized})
     return f" ({', '.join(f'{precision} {count}' for precision, count in counts.items())})" if len(counts) > 1 else ""

@@ -55,6 +55,7 @@ from winml.modelkit.samples.data_sets import DataSet, DataSetRequest, open_data_
 from winml.modelkit.samples.generated_samples import decoding_samples, has_processors, made_values
 from winml.modelkit.samples.processors import processor_files
 from winml.modelkit.tags.tagging import read_tag
+from winml.modelkit.words import count_noun
 
 if TYPE_CHECKING:
     from winml.modelkit.samples.sample_feeds import SampleFeeds
@@ -169,8 +170,8 @@ class Calibration:
     @property
     def words(self) -> str:
         """The data, for people."""
-        words = "sample" if self.count == 1 else "samples"
-        return f"{self.count} {words} of {self._name if self.has_data else _SOURCES[self._kind]}, {self._use}"
+        source = self._name if self.has_data else _SOURCES[self._kind]
+        return f"{count_noun(self.count, 'sample')} of {source}, {self._use}"
 
     @property
     def _use(self) -> str:
@@ -182,16 +183,13 @@ class Calibration:
     @property
     def _found(self) -> str:
         """What the samples are for, in words."""
-        found = [
-            *(["ranges of activations"] if self.options.needs_ranges else []),
-            *(
-                [f"blocks of weights ({', '.join(self.options.solving_algorithms)})"]
-                if self.options.solves_weights
-                else []
-            ),
-            *(["scales of the KV cache"] if self.options.kv_cache is not None else []),
-        ]
-        return " and ".join(found)
+        options = self.options
+        purposes = {
+            "ranges of activations": options.needs_ranges,
+            f"blocks of weights ({', '.join(options.solving_algorithms)})": options.solves_weights,
+            "scales of the KV cache": options.kv_cache is not None,
+        }
+        return " and ".join(words for words, is_needed in purposes.items() if is_needed)
 
     def as_record(self) -> dict[str, object]:
         """Return what the ranges come from, JSON-ready."""

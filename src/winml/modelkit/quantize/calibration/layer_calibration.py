@@ -37,7 +37,7 @@ from winml.modelkit.quantize.engines.calibrated_quantizers import (
     gptq_blocks,
     relative_error,
 )
-from winml.modelkit.quantize.engines.weight_only import BlockWeight
+from winml.modelkit.quantize.engines.weight_only import BlockWeight, operand_of
 from winml.modelkit.quantize.planning import WeightKey
 from winml.modelkit.quantize.unfinished_work import StoredArrays, digest_of, graph_digest
 from winml.modelkit.tags.tagging import read_tag
@@ -95,7 +95,7 @@ class LayerCalibration:
         if finished:
             self.resumed.append((finished, len(layers)))
         for number, layer in enumerate(layers, 1):
-            later = _read_later(layers[number:])
+            later = {value.name or "" for later in layers[number:] for value in later.cut.inputs}
             if number > finished:
                 run = _LayerRun(model, layer, values)
                 own = [weight for weight in weights if weight.products[0] in layer.members and weight.key not in solved]
@@ -300,10 +300,6 @@ def _layers(model: ir.Model, cutter: Cutter, weights: Sequence[BlockWeight]) -> 
         layers.append(_Layer(cutter.cut_exactly(members), frozenset(members)))
         start, held = stop + 1, 0
     return layers
-
-
-def _read_later(layers: Sequence[_Layer]) -> set[str]:
-    return {value.name or "" for layer in layers for value in layer.cut.inputs}
 
 
 _LAYER = "the layer"
@@ -551,7 +547,7 @@ class _LayerSolver:
         if "awq" not in wanted:
             return
         # A weight with several inputs, or whose rows are looked up as well, has nothing to divide.
-        may_scale = shares_input and all(_is_for_products(weight) for weight in group)
+        may_scale = shares_input and not any(_is_looked_up(weight) for weight in group)
         scale = awq_scale(matrices, sums.fitted, forms) if may_scale else None
         if scale is not None or "rtn" not in wanted:
             yield candidate("awq" if scale is not None else "rtn", rounded(scale, forms), forms, scale)
@@ -580,17 +576,11 @@ def _without_padding(rows: Array, mask: Array | None) -> Array:
     return rows if mask is None or rows.shape[:-1] != mask.shape else rows[mask]
 
 
-def _is_for_products(weight: BlockWeight) -> bool:
-    return not any(node.op_type == "Gather" for value in _initializers(weight) for node, _ in value.uses())
-
-
-def _initializers(weight: BlockWeight) -> Iterator[ir.Value]:
-    for node in weight.products:
-        for value in node.inputs:
-            maker = value.producer() if value is not None else None
-            value = maker.inputs[0] if maker is not None and maker.op_type == "Transpose" else value
-            if value is not None and value.name == weight.key.name:
-                yield value
+def _is_looked_up(weight: BlockWeight) -> bool:
+    """Return True if the rows of a weight are looked up as well."""
+    operand = operand_of(weight.products[0])
+    assert operand is not None  # a product with few bits has one
+    return any(reader.op_type == "Gather" for reader, _ in operand.value.uses())
 
 
 def _words(weight: BlockWeight) -> str:

@@ -25,7 +25,7 @@ from winml.modelkit.onnx.weights import (
 )
 from winml.modelkit.quantize.engines.integer_weights import IntegerRange, measure_scales, quantized_tensor
 from winml.modelkit.quantize.planning import EngineTask
-from winml.modelkit.quantize.precisions import MODES
+from winml.modelkit.quantize.precisions import MODES, PRODUCT_AND_SUM
 
 
 def _gemms_as_products(sent: WeightlessProto, names: Collection[str]) -> WeightlessProto:
@@ -51,7 +51,8 @@ def _gemms_as_products(sent: WeightlessProto, names: Collection[str]) -> Weightl
     nodes = []
     for node in sent.proto.graph.node:
         settings = {attribute.name: attribute.f or attribute.i for attribute in node.attribute}
-        if node.op_type != "Gemm" or node.domain or node.name not in names or not _is_product(settings):
+        is_product = all(settings.get(name, value) == value for name, value in PRODUCT_AND_SUM.items())
+        if node.op_type != "Gemm" or node.domain or node.name not in names or not is_product:
             nodes.append(node)
             continue
         if settings.get("transB"):
@@ -71,10 +72,6 @@ def _gemms_as_products(sent: WeightlessProto, names: Collection[str]) -> Weightl
     sent.proto.graph.ClearField("node")
     sent.proto.graph.node.extend(copies)
     return WeightlessProto(sent.proto, tensors)
-
-
-def _is_product(settings: dict[str, float]) -> bool:
-    return settings.get("alpha", 1.0) == 1.0 and settings.get("beta", 1.0) == 1.0 and not settings.get("transA")
 
 
 def _product_and_sum(node: onnx.NodeProto, fresh: FreshNames) -> Iterator[onnx.NodeProto]:

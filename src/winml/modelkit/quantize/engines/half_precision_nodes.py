@@ -43,7 +43,7 @@ _TYPED_BY_ATTRIBUTE = frozenset({
 _CASTS = ("Cast", "CastLike")
 """Operators that stay float32 unless that is what they make: one that makes indices is to read exact numbers."""
 _INTEGERS = frozenset({ir.DataType.INT32, ir.DataType.INT64})
-_FLOAT_NAME, _HALF_NAMES = "tensor(float)", "tensor(float16)"
+_HALF_NAME = "tensor(float16)"
 
 
 def half_precision_nodes(model: ir.Model, names: frozenset[str]) -> frozenset[ir.Node]:
@@ -157,7 +157,7 @@ def _has_half_form(node: ir.Node, opsets: Mapping[str, int]) -> bool:
         return False
     allowed = {item.type_param_str: set(item.allowed_type_strs) for item in schema.type_constraints}
     types = {name for name, value in _formal_types(node, schema) if value.dtype == ir.DataType.FLOAT}
-    return bool(types) and all(_HALF_NAMES in allowed.get(name, {name}) for name in types)
+    return bool(types) and all(_HALF_NAME in allowed.get(name, {name}) for name in types)
 
 
 def _formal_types(node: ir.Node, schema: Any) -> Iterator[tuple[str, ir.Value]]:

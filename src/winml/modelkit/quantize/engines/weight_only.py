@@ -34,6 +34,8 @@ from winml.modelkit.quantize.engines.calibrated_quantizers import SolvedWeight
 from winml.modelkit.quantize.engines.integer_weights import WeightUse
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.planning import EngineTask, WeightKey, constant_weight
+from winml.modelkit.quantize.precisions import PRODUCT_AND_SUM
+from winml.modelkit.words import count_noun
 
 _QUANTIZING_THREADS = min(4, os.cpu_count() or 1)
 """Chosen: each holds a slab, and more do not outrun one that writes."""
@@ -194,8 +196,6 @@ LEAST_BLOCK_SIZE = 16
 _BLOCK_OPERATORS = ("MatMulNBits", "GatherBlockQuantized")
 _SCALES, _ZERO_POINTS = 2, 3
 """Specified: positions among the inputs of both."""
-_REDUCED = {"alpha": 1.0, "beta": 1.0, "transA": 0}
-"""Attributes of a Gemm that is a product with a weight and a sum with a bias, and their values."""
 
 
 def quantize_weights(model: ir.Model, task: EngineTask) -> ir.Model:
@@ -245,8 +245,8 @@ def _solved_notes(quantized: ir.Model, options: QuantizeOptions) -> tuple[str, .
         words = ", ".join(f"{name} {count}" for name, count in counts.most_common())
         notes.append(f"MatMuls by quantization algorithm: {words}.")
     if tables:
-        verb = "table was" if tables == 1 else "tables were"
-        notes.append(f"{tables} {verb} rounded to nearest (rtn), since rows are looked up, not multiplied.")
+        words = count_noun(tables, "table", "were")
+        notes.append(f"{words} rounded to nearest (rtn), since rows are looked up, not multiplied.")
     return tuple(notes)
 
 
@@ -522,7 +522,9 @@ def operand_of(node: ir.Node) -> Operand | None:
     is_transposed = read is not weight  # read behind a Transpose
     if node.op_type == "Gemm":
         passed = {name: attribute.value for name, attribute in node.attributes.items()}
-        if any(passed.get(name, value) != value for name, value in _REDUCED.items()) or not _has_plain_bias(node):
+        if any(passed.get(name, value) != value for name, value in PRODUCT_AND_SUM.items()) or not _has_plain_bias(
+            node
+        ):
             return None
         is_transposed ^= bool(passed.get("transB", 0))
     maker = read.producer() if read is not None else None
