@@ -198,7 +198,7 @@ _CHECKPOINTS = {"torch", "transformers", "scipy", "safetensors", "huggingface_hu
             id="inspect-file",
         ),
         pytest.param(
-            ["quantize", "-m", "net.onnx", "-o", "out.onnx"], {"builds", "compile", "generate", *_CHECKPOINTS}, 181,
+            ["quantize", "-m", "net.onnx", "-o", "out.onnx"], {"builds", "compile", "generate", *_CHECKPOINTS}, 183,
             id="quantize",
         ),
         pytest.param(

@@ -42,7 +42,8 @@ _QUANTIZING_THREADS = min(4, os.cpu_count() or 1)
 _HELD_WEIGHTS = 2
 """Chosen: while the last part of a weight is written, the next one is quantized."""
 
-_PACKED, _PACKED_SCALES, _PACKED_ZERO_POINTS = Blocks._fields
+_PACKED, _PACKED_SCALES, _PACKED_ZERO_POINTS = "packed", "scales", "zero_points"
+"""Fields of :class:`Blocks`."""
 
 
 class PackingDesk:
