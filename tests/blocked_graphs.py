@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphs import parse
+from graphs import parse, run_onnx
 from winml.modelkit.compare.fidelity import measure_fidelity
-from winml.modelkit.ort.sessions import run_onnx
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.planning import EngineTask
 from winml.modelkit.quantize.precisions import PRECISIONS

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.onnx.stage import all_nodes
-from winml.modelkit.ort.sessions import run_onnx
+from winml.modelkit.ort.sessions import Session
 from winml.modelkit.tags.tagging import NodeTag, read_tag, write_tag
 
 
@@ -40,6 +42,11 @@ def operators(model: ir.Model) -> list[str]:
 def tags(model: ir.Model) -> list[tuple[str, str] | None]:
     """Return tag and source of every node in order."""
     return [(tag.tag, tag.source) if (tag := read_tag(node)) else None for node in all_nodes(model)]
+
+
+def run_onnx(model: str | os.PathLike[str] | bytes, feeds: Arrays, *, optimize: bool = True) -> dict[str, Array]:
+    """Load a graph and run it once."""
+    return Session(model, optimize=optimize).run(feeds)
 
 
 def answer(model: ir.Model, **feeds: Any) -> list[Any]:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from graphs import run_onnx
 from tag_checks import load_nodes
 from winml.modelkit import WinMLExportConfig, export_pytorch
-from winml.modelkit.ort.sessions import run_onnx
 
 VALUES = torch.linspace(-1, 1, 2 * 5 * 16).reshape(2, 5, 16).sin()
 HIDDEN = torch.tensor([[False, False, False, False, True], [False, False, True, True, True]])

@@ -23,6 +23,7 @@ from onnxruntime.quantization import quantize_dynamic
 from checkpoints import save_checkpoint
 from e2e.warm_processes import run_warm
 from e2e.workplace import TIMEOUT_S
+from graphs import run_onnx
 from winml.modelkit import BuildResult, InputTensorSpec, build_hf_model, build_onnx_model
 from winml.modelkit.builds.build import run_build
 from winml.modelkit.builds.build_model import exported_model
@@ -39,7 +40,6 @@ from winml.modelkit.models.inputs.options import parse_shape_config
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.specs import DynamicRequest
 from winml.modelkit.ort.feeds import make_feeds
-from winml.modelkit.ort.sessions import run_onnx
 
 KEYS = ("winml.hierarchy.tag", "winml.hierarchy.depth")
 FUSIONS = {"optim": {"gelu_fusion": True, "matmul_add_fusion": True}, "quant": None, "compile": None}

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from graphs import run_onnx
 from hostile_modules import Leaf
 from tag_checks import load_nodes
 from winml.modelkit import export_pytorch
-from winml.modelkit.ort.sessions import run_onnx
 
 VALUES = torch.linspace(-1, 2, 12).reshape(3, 4)
 

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from checkpoints import make_distinct
+from graphs import run_onnx
 from hostile_modules import Leaf
 from oracle import observe
 from tag_checks import COUNTED, check_order, load_nodes
 from winml.modelkit import ExportResult, WinMLExportConfig, export_pytorch
 from winml.modelkit.onnx.specs import InputTensorSpec
-from winml.modelkit.ort.sessions import run_onnx
 
 ORDERED = COUNTED | {"Tanh", "Relu", "Sigmoid"}
 

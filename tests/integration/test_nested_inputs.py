@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
+from graphs import run_onnx
 from winml.modelkit import WinMLExportConfig, export_pytorch
 from winml.modelkit.errors import UsageError
 from winml.modelkit.export.exporting import HTPExporter
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.specs import DynamicRequest, InputTensorSpec
-from winml.modelkit.ort.sessions import run_onnx
 
 ExporterName = Literal["torchscript", "dynamo"]
 both_exporters = pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])

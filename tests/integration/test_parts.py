@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from checkpoints import save_checkpoint
+from graphs import run_onnx
 from two_parts import Translator, translator, two_parts
 from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig
 from winml.modelkit.builds.build import BuildCache, identify_plan, run_build
@@ -34,7 +35,6 @@ from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.models.resolution import resolve_model
 from winml.modelkit.onnx.bundle import ModelBundle, PartFeed, read_part_description
 from winml.modelkit.onnx.specs import InputTensorSpec, OutputTensorSpec
-from winml.modelkit.ort.sessions import run_onnx
 from winml.modelkit.report.module_tree import TreeLimits
 from winml.modelkit.report.terminal import console_for, print_document
 

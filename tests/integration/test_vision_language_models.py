@@ -22,6 +22,7 @@ from transformers import (
 
 from checkpoints import save_checkpoint
 from e2e.in_process import run_here
+from graphs import run_onnx
 from vision_language import PLACE, save_image, save_vision_language, vision_language_processor
 from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig, WinMLModelForImageTextToText, build_hf_model
 from winml.modelkit.errors import UsageError
@@ -32,7 +33,7 @@ from winml.modelkit.models.resolution import resolve_model
 from winml.modelkit.onnx.bundle import ModelBundle
 from winml.modelkit.onnx.specs import DynamicRequest
 from winml.modelkit.ort.decoding.vision_language import VisionLanguageDecoder, VisionLanguageSessions
-from winml.modelkit.ort.sessions import Session, run_onnx
+from winml.modelkit.ort.sessions import Session
 from winml.modelkit.profile.perf import pytorch_run
 
 pytestmark = pytest.mark.usefixtures("libraries_may_warn")

@@ -10,9 +10,9 @@ import onnx_ir as ir
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from graphs import run_onnx
 from winml.modelkit.metadata_keys import TREE_KEY
 from winml.modelkit.onnx.cutting import Cut, Cutter, ModuleParts, cut_model
-from winml.modelkit.ort.sessions import run_onnx
 from winml.modelkit.tags.tagging import NodeTag, read_tag, write_tag
 
 UNARY = ("Relu", "Neg", "Tanh", "Identity")

@@ -12,11 +12,11 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from onnx_ir.passes.common import InlinePass
 
+from graphs import run_onnx
 from property.test_cutting import SHAPE, TAGS, tagged_models
 from winml.modelkit.metadata_keys import FUNCTIONS_KEY, TREE_KEY
 from winml.modelkit.onnx.function_folding import FoldedModel, Sharing, fold_modules
 from winml.modelkit.onnx.function_inlining import inline_module_functions
-from winml.modelkit.ort.sessions import run_onnx
 from winml.modelkit.tags.selector import ModuleAddress
 from winml.modelkit.tags.tagging import read_tag
 

@@ -9,8 +9,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from graphs import run_onnx
 from winml.modelkit.export.opset_conversion import lower_opset
-from winml.modelkit.ort.sessions import run_onnx
 
 CHANGED = """<ir_version: 10, opset_import: ["": 18]>
 graph (float[2, 6] x, float[40, 40] unread) => (float[2, 1] y, float[2, 3] a, float[2, 3] b)

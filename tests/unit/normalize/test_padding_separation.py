@@ -6,10 +6,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from graphs import answer, operators, parse, tags
+from graphs import answer, operators, parse, run_onnx, tags
 from winml.modelkit.normalize.passes import PaddingSeparationPass
 from winml.modelkit.normalize.pipeline import normalize
-from winml.modelkit.ort.sessions import is_onnxruntime_at_least, run_onnx
+from winml.modelkit.ort.sessions import is_onnxruntime_at_least
 
 POOL = "MaxPool <kernel_shape = [3,3], strides = [2,2]>"
 PADS = "int64[8] pads = {0,0,1,1,0,0,1,1}"

@@ -11,8 +11,8 @@ import pytest
 from onnx_ir.passes import common
 
 import graphs
+from graphs import run_onnx
 from winml.modelkit.onnx.cutting import Cut, Cutter, Refusal, cut_model
-from winml.modelkit.ort.sessions import run_onnx
 
 
 def parse(text: str, **options: str) -> ir.Model:

@@ -6,10 +6,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from graphs import run_onnx
 from winml.modelkit.errors import ExportError
 from winml.modelkit.metadata_keys import ADAPTERS_KEY
 from winml.modelkit.onnx.lora_branches import LoraBranch, add_branches
-from winml.modelkit.ort.sessions import run_onnx
 from winml.modelkit.tags.tagging import NodeTag, read_tag, write_tag
 
 WEIGHT = np.arange(12, dtype=np.float32).reshape(4, 3)

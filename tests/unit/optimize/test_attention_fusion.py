@@ -10,12 +10,11 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from graphs import operators, parse, tags
+from graphs import operators, parse, run_onnx, tags
 from winml.modelkit.optimize.attention_fusion import AttentionFusionPass
 from winml.modelkit.optimize.census import GraphCensus
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import optimize
-from winml.modelkit.ort.sessions import run_onnx
 
 MINUS_INFINITY = float("-inf")
 

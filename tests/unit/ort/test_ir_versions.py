@@ -9,10 +9,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from graphs import parse
+from graphs import parse, run_onnx
 from winml.modelkit.errors import StageError
 from winml.modelkit.ort.ir_versions import newest_ir_version, runnable
-from winml.modelkit.ort.sessions import Session, run_onnx
+from winml.modelkit.ort.sessions import Session
 
 
 def test_file_of_a_newer_format_runs_and_stays_as_it_is(tmp_path: Path) -> None:

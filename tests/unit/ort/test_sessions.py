@@ -12,8 +12,9 @@ import onnx.numpy_helper
 import onnx_ir as ir
 import pytest
 
+from graphs import run_onnx
 from winml.modelkit.errors import InputError, StageError, UsageError
-from winml.modelkit.ort.sessions import Session, run_onnx
+from winml.modelkit.ort.sessions import Session
 
 
 def _one_node_model(op_type: str, dtype: Any, shape: list[int], domain: str = "") -> bytes:

@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from graphs import parse
+from graphs import parse, run_onnx
 from weighted_graphs import PERCEPTRON, weight
 from winml.modelkit import optimize_onnx, quantize_onnx
 from winml.modelkit.errors import (
@@ -26,7 +26,6 @@ from winml.modelkit.errors import (
 )
 from winml.modelkit.inspect.onnx_inspection import inspect_onnx
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY, TAG_KEY
-from winml.modelkit.ort.sessions import run_onnx
 from winml.modelkit.quantize.records import QuantizedFile
 
 TIED = f"""m (float[2, 64] x, int64[2] i) => (float[2, 64] g, float[2, 64] y, float[2, 64] z, float[2, 256] v)

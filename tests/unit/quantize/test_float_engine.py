@@ -9,8 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from blocked_graphs import floats, sqnr_db, task_for, weighted
-from graphs import answer, operators, tags
-from winml.modelkit.ort.sessions import run_onnx
+from graphs import answer, operators, run_onnx, tags
 from winml.modelkit.quantize.engines.half_float import clipped_values, convert_floats
 
 CHAIN = """m (float[2,64] x) => (float[2,64] y, float[2,64] z) <float[1] w = {0}, float[1] wb = {0}> {

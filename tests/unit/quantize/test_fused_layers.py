@@ -6,9 +6,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from graphs import parse
+from graphs import parse, run_onnx
 from weighted_graphs import weight
-from winml.modelkit.ort.sessions import run_onnx
 from winml.modelkit.quantize.fused_layers import separate_activations
 from winml.modelkit.tags.tagging import read_tag
 

@@ -21,15 +21,12 @@ import onnx_ir as ir
 from winml.modelkit.errors import UsageError
 from winml.modelkit.metadata_keys import TREE_KEY
 from winml.modelkit.onnx.fingerprint import OPERAND_LIMIT_ELEMENTS
+from winml.modelkit.onnx.operators import is_operator
 from winml.modelkit.options import load_metadata
 from winml.modelkit.tags import address
+from winml.modelkit.tags.carry.original_graph import RANDOM_OPERATORS
 from winml.modelkit.tags.selector import HasAddress, select
-from winml.modelkit.tags.tagging import read_tag
-
-RANDOM_OPERATORS = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
-)
-"""Specified: ONNX's operators whose result differs from run to run."""
+from winml.modelkit.tags.tagging import node_graphs, read_tag
 
 _DATA_MOVEMENT = frozenset(
     {
@@ -101,7 +98,7 @@ class Cutter:
 
     def _index_node(self, node: ir.Node) -> None:
         reads = dict.fromkeys(value for value in node.inputs if value is not None)
-        for inner in _inner_nodes(node):
+        for inner in (inner for graph in node_graphs(node) for inner in graph.all_nodes()):
             self.owners[inner] = node
             # A subgraph reads its own values and those of the graphs around it.
             captured = (value for value in inner.inputs if value is not None and value.graph is self.graph)
@@ -315,26 +312,15 @@ def node_words(node: ir.Node) -> str:
 
 def _is_light(node: ir.Node) -> bool:
     """Say whether a node costs at most one pass over its values."""
-    return _is_cheap(node) or (node.op_type in _ELEMENTWISE and node.domain in ("", "ai.onnx"))
+    return _is_cheap(node) or is_operator(node, *_ELEMENTWISE)
 
 
 def _is_cheap(node: ir.Node) -> bool:
     """Say whether a node moves values or computes indices: shapes, positions, conditions."""
-    if node.op_type in _DATA_MOVEMENT and node.domain in ("", "ai.onnx"):
+    if is_operator(node, *_DATA_MOVEMENT):
         return True
     dtypes = [value.dtype for value in node.outputs]
     return all(dtype is not None and (dtype.is_integer() or dtype == ir.DataType.BOOL) for dtype in dtypes)
-
-
-def _inner_nodes(node: ir.Node) -> Iterator[ir.Node]:
-    for attribute in node.attributes.values():
-        if attribute.is_ref():
-            continue
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield from attribute.as_graph().all_nodes()
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            for graph in attribute.as_graphs():
-                yield from graph.all_nodes()
 
 
 def _name_dimensions(graph: ir.Graph) -> None:
@@ -373,14 +359,6 @@ def _called_functions(model: ir.Model, graph: ir.Graph) -> list[ir.Function]:
             functions[identifier] = function
             pending.extend(function.all_nodes())
     return list(functions.values())
-
-
-# --- Finds the nodes of each call of a module, so that the call can be cut out.
-#
-# Selects nodes by tag, those of the modules inside included. All calls of a module share one tag, so the nodes are
-# divided into calls: by the number of calls in the model's metadata, else by sequences that repeat with the same
-# weights. Where the calls cannot be separated, or a call cannot be cut out, the result is the reason. Verbs that change
-# some modules only need less: the module of each node, by its name (``GraphModules``).
 
 
 Part = list[ir.Node]
@@ -484,7 +462,12 @@ def _is_within_any(tag: str, tags: Collection[str]) -> bool:
 
 
 class ModuleParts:
-    """The modules of one graph, ready to be cut out."""
+    """The modules of one graph, ready to be cut out.
+
+    Nodes are selected by tag, those of the modules inside included. All calls of a module share one tag, so the nodes
+    are divided into calls: by the number of calls in the model's metadata, else by sequences that repeat with the same
+    weights.
+    """
 
     def __init__(self, model: ir.Model) -> None:
         """Look at the graph once.

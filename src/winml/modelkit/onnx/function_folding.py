@@ -36,13 +36,7 @@ from winml.modelkit.onnx.function_inlining import (
 )
 from winml.modelkit.tags import address
 from winml.modelkit.tags.selector import HasAddress
-from winml.modelkit.tags.tagging import NodeTag, write_tag
-
-# --- Which modules of a graph can become functions, and which nodes does each hold?
-#
-# A function is a set of nodes that one node can stand for: no other node lies between two of them. Functions lie inside
-# one another or apart. Builds nothing.
-
+from winml.modelkit.tags.tagging import NodeTag, all_nodes, node_graphs, write_tag
 
 _BETWEEN = "{} of another module lies between its nodes: it reads their outputs and they read its output"
 
@@ -81,6 +75,9 @@ class FunctionPlan:
 
 def _plan_functions(model: ir.Model, modules: Iterable[HasAddress]) -> FunctionPlan:
     """Decide which calls of modules become functions.
+
+    A function is a set of nodes that one node can stand for: no other node lies between two of them. Functions lie
+    inside one another or apart.
 
     Args:
         model: A tagged model in topological order.
@@ -206,12 +203,6 @@ class _Planner:
         return (maker for value in self._cutter.reads(node) if (maker := value.producer()) is not None)
 
 
-# --- Converts modules to functions: one node for each call, the nodes of the module inside.
-#
-# Works on a copy of the graph. The result is inlined once in memory and compared with the graph it was made of; what
-# inlining alone does not give back is recorded in the file, so that reading it gives the graph back exactly.
-
-
 FIRST_IR_VERSION = 10
 """Specified: the first version of the format in which the nodes and values of functions have metadata and shapes."""
 
@@ -234,6 +225,9 @@ class FoldedModel:
 def fold_modules(model: ir.Model, modules: Iterable[HasAddress], sharing: Sharing = "none") -> FoldedModel:
     """Return a model with functions for modules; the one given is not changed, and shares its weights.
 
+    The result is inlined once in memory and compared with the graph it was made of. The metadata records the
+    differences, so that reading the file restores the graph exactly.
+
     Args:
         model: A tagged model.
         modules: The modules that become functions, as far as they can.
@@ -249,14 +243,8 @@ def fold_modules(model: ir.Model, modules: Iterable[HasAddress], sharing: Sharin
         model=folded,
         plan=folder.plan,
         functions={function.name: len(function.instances) for function in folder.functions},
-        written_nodes=sum(1 for _ in _all_nodes(folded)),
+        written_nodes=sum(1 for _ in all_nodes(folded)),
     )
-
-
-def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
-    yield from walk_nodes(list(model.graph))
-    for function in model.functions.values():
-        yield from walk_nodes(list(function))
 
 
 @dataclass(frozen=True)
@@ -459,19 +447,10 @@ def _reads(node: ir.Node) -> list[ir.Value]:
     """Return the values a node reads, those its subgraphs capture included."""
     nodes = list(walk_nodes([node]))
     own = {value for inner in nodes[1:] for value in inner.outputs}
-    for graph in _subgraphs(nodes):
+    for graph in (graph for inner in nodes for graph in node_graphs(inner)):
         own |= {*graph.inputs, *graph.initializers.values()}
     read = (value for each in nodes for value in each.inputs)
     return list(dict.fromkeys(value for value in read if value is not None and value not in own))
-
-
-def _subgraphs(nodes: Iterable[ir.Node]) -> Iterator[ir.Graph]:
-    for node in nodes:
-        for attribute in node.attributes.values():
-            if not attribute.is_ref() and attribute.type == ir.AttributeType.GRAPH:
-                yield attribute.as_graph()
-            elif not attribute.is_ref() and attribute.type == ir.AttributeType.GRAPHS:
-                yield from attribute.as_graphs()
 
 
 def _scope(path: str, names: Iterable[str]) -> str:

@@ -27,6 +27,7 @@ from winml.modelkit.metadata_keys import (
 )
 from winml.modelkit.onnx.fresh_names import FreshNames
 from winml.modelkit.options import JsonError, load_metadata
+from winml.modelkit.tags.tagging import node_graphs
 
 TAG, MODULE, NAMESPACE = "{tag}", "{module}", "{namespace}"
 """Stand for what the call says of itself in metadata relative to it."""
@@ -188,14 +189,8 @@ def walk_nodes(nodes: Sequence[ir.Node]) -> Iterator[ir.Node]:
     """Yield nodes, each before those of its subgraphs."""
     for node in nodes:
         yield node
-        for attribute in node.attributes.values():
-            if attribute.is_ref():
-                continue
-            if attribute.type == ir.AttributeType.GRAPH:
-                yield from walk_nodes(list(attribute.as_graph()))
-            elif attribute.type == ir.AttributeType.GRAPHS:
-                for graph in attribute.as_graphs():
-                    yield from walk_nodes(list(graph))
+        for graph in node_graphs(node):
+            yield from walk_nodes(list(graph))
 
 
 def restore_recorded(model: ir.Model) -> None:

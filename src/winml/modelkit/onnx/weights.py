@@ -17,6 +17,7 @@ from onnx import numpy_helper
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.onnx.fresh_names import FreshNames
+from winml.modelkit.tags.tagging import node_graphs
 
 QUANTIZED_OPERATORS = frozenset({
     "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul",
@@ -26,16 +27,6 @@ QUANTIZED_OPERATORS = frozenset({
 """Operators that only a quantized graph has."""
 ROUNDING_OPERATORS = QUANTIZED_OPERATORS - {"DequantizeLinear", "GatherBlockQuantized", "MatMulNBits", "QMoE"}
 """Operators that round activations or take rounded ones; the others have weights alone in few bits."""
-
-
-# --- Gives products transposed weights of their own where they read one that a Transpose makes of a shared table.
-#
-# Before / After::
-#
-#     w → Gather,  w → Transpose → MatMul (named)      →      w → Gather,  wᵀ → MatMul
-#
-# Must not fire when the weight is an input of the graph, has not two dimensions, or the order of its axes is kept.
-# Tags: no node is made. A transposed weight is computed when it is read, so the table is not copied before.
 
 
 _PRODUCTS = ("MatMul", "Gemm")
@@ -74,6 +65,12 @@ def transposed_weight(node: ir.Node) -> ir.Value | None:
 def give_products_own_weights(model: ir.Model, names: Container[str | None]) -> None:
     """Let the named products read initializers instead of what a Transpose makes of one, in place.
 
+    Before and after::
+
+        w → Gather,  w → Transpose → MatMul (named)      →      w → Gather,  wᵀ → MatMul
+
+    A transposed weight is computed when it is read, so the table is not copied before.
+
     Args:
         model: The model.
         names: Names of nodes of the main graph; others stay, and so does a Transpose that others read.
@@ -111,11 +108,6 @@ def transposed_tensor(tensor: ir.TensorProtocol, name: str) -> ir.LazyTensor:
     return ir.LazyTensor(compute, tensor.dtype, ir.Shape(list(tensor.shape.numpy())[::-1]), name=name)
 
 
-# --- Which weights of a graph decide nothing but sizes?
-#
-# A graph may compute values only to ask for their sizes. Whatever these values are made of is in the file for nothing.
-
-
 _ASKS_SIZES = frozenset({"Shape", "Size"})
 
 
@@ -126,7 +118,10 @@ def weight_bytes(model: ir.Model) -> int:
 
 
 def idle_weight_bytes(model: ir.Model) -> int:
-    """Return the size of the weights whose values reach no output of the graph, other than as sizes."""
+    """Return the size of the weights whose values reach no output of the graph, other than as sizes.
+
+    A graph may compute values only to ask for their sizes.
+    """
     read: set[str] = set()
     seen: set[ir.Node] = set()
     waiting = list(model.graph.outputs)
@@ -146,10 +141,8 @@ def idle_weight_bytes(model: ir.Model) -> int:
 
 def _captured(node: ir.Node) -> list[ir.Value]:
     """Return what the branches of a node read, all of which may be answered."""
-    graphs = [
-        attribute.as_graph() for attribute in node.attributes.values() if attribute.type == ir.AttributeType.GRAPH
-    ]
-    return [value for graph in graphs for inner in graph.all_nodes() for value in inner.inputs if value is not None]
+    inner_nodes = (inner for graph in node_graphs(node) for inner in graph.all_nodes())
+    return [value for inner in inner_nodes for value in inner.inputs if value is not None]
 
 
 SMALLEST_BYTES = 4096

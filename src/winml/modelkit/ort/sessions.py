@@ -515,17 +515,6 @@ def is_onnxruntime_at_least(version: str) -> bool:
     return installed >= needed
 
 
-def run_onnx(
-    model: str | os.PathLike[str] | bytes,
-    feeds: Arrays,
-    *,
-    providers: Sequence[str] = CPU,
-    optimize: bool = True,
-) -> dict[str, Array]:
-    """Load a graph and run it once; see :class:`Session` for arguments and errors."""
-    return Session(model, providers=providers, optimize=optimize).run(feeds)
-
-
 def _settings(
     optimize: bool,
     threads: int | None,

@@ -15,9 +15,10 @@ import onnx_ir as ir
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import StageError
-from winml.modelkit.onnx.cutting import RANDOM_OPERATORS, Cutter, cut_model
+from winml.modelkit.onnx.cutting import Cutter, cut_model
 from winml.modelkit.ort.graph_sessions import GraphSessions
 from winml.modelkit.ort.sessions import Session
+from winml.modelkit.tags.carry.original_graph import RANDOM_OPERATORS
 from winml.modelkit.tags.tagging import all_nodes
 
 PLACES = 16

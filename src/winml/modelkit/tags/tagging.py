@@ -125,12 +125,6 @@ def clear_tag(node: HasMetadata) -> None:
             del node.metadata_props[key]
 
 
-# --- Counts the nodes of a graph that carry a tag, by the source of the tag, and those that only the root stands
-# for.
-#
-# Counts the graph as written, subgraphs and functions included.
-
-
 @dataclass(frozen=True)
 class Coverage(Record):
     """Number of nodes, of tagged nodes, of tagged nodes per source, and of those at the root."""
@@ -172,6 +166,15 @@ def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
         yield from function.all_nodes()
 
 
+def node_graphs(node: ir.Node) -> Iterator[ir.Graph]:
+    """Yield the graphs among the attributes of a node."""
+    for attribute in node.attributes.data.values():
+        if attribute.type == onnx.AttributeProto.GRAPH and not attribute.is_ref():
+            yield attribute.as_graph()
+        elif attribute.type == onnx.AttributeProto.GRAPHS and not attribute.is_ref():
+            yield from attribute.as_graphs()
+
+
 def operator_name(node: ir.Node) -> str:
     """Return the operator of a node, with its domain where that is not ONNX itself."""
     return f"{node.domain}:{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
@@ -189,15 +192,6 @@ def count_coverage(nodes: Iterable[ir.Node]) -> Coverage:
     return Coverage(nodes=total, tagged=sources.total(), sources=dict(sources), at_root=at_root)
 
 
-# --- Reads the module path from the name of a node that has no tag.
-#
-# Exporters name a node after its scope and operator, ``/encoder/layer.0/MatMul_1``. Tools that fuse nodes append to
-# such names, ``/encoder/layer.0/MatMul_1/MatMulAddFusion``. Reads names only; tags are read by ``tagging`` and restored
-# by ``carry``.
-
-
-SEPARATOR = "/"
-
 _COUNTER = re.compile(r"_\d+$")
 _FUSED_PREFIX = re.compile(r"^fused (?=/)")
 """What ONNX Runtime puts before the name of the first node it fuses with an activation."""
@@ -206,7 +200,8 @@ _FUSED_PREFIX = re.compile(r"^fused (?=/)")
 def name_scope(name: str, op_type: str) -> tuple[str, ...]:
     """Return the segments of a node's name that stand for modules, outermost first; none where it is no path.
 
-    A segment that names an operator stands for a node; the segments after it were added by a tool.
+    Exporters name a node after its scope and operator. A segment that names an operator stands for a node; the segments
+    after it were added by a tool that fuses nodes.
 
     Args:
         name: The node's name.
@@ -220,9 +215,9 @@ def name_scope(name: str, op_type: str) -> tuple[str, ...]:
     ()
     """
     name = _FUSED_PREFIX.sub("", name)
-    if SEPARATOR not in name:
+    if address.SEPARATOR not in name:
         return ()
-    *scope, label = [segment for segment in name.split(SEPARATOR) if segment] or [""]
+    *scope, label = [segment for segment in name.split(address.SEPARATOR) if segment] or [""]
     # A last segment equal to the operator shows that no tool changed the name: a module may then be called Conv.
     if _COUNTER.sub("", label) != op_type and scope and _is_operator(_COUNTER.sub("", scope[-1])):
         scope.pop()

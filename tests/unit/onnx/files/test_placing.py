@@ -10,12 +10,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from graphs import parse
+from graphs import parse, run_onnx
 from winml.modelkit.errors import InputError, ModelPathError
 from winml.modelkit.file_names import is_data_of
 from winml.modelkit.onnx.files.placing import external_files, link_or_copy, place_copy
 from winml.modelkit.onnx.files.writing import write_model
-from winml.modelkit.ort.sessions import run_onnx
 
 # Large enough for onnx_ir to keep outside.
 BODY = f"m (float[2, 16] x) => (float[2, 16] y) <float[16, 16] w = {{{', '.join(['1'] * 256)}}}> {{ y = MatMul(x, w) }}"

@@ -8,10 +8,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from graphs import operators, parse
+from graphs import operators, parse, run_onnx
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import OptimizeResult, optimize
-from winml.modelkit.ort.sessions import run_onnx
 from winml.modelkit.tags.tagging import measure_coverage
 
 FUSED = OptimizeOptions(simplified_layer_norm_fusion=True, skip_simplified_layer_norm_fusion=True)

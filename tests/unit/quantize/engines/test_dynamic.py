@@ -10,8 +10,7 @@ import onnx_ir as ir
 import pytest
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from graphs import operators, parse
-from winml.modelkit.ort.sessions import run_onnx
+from graphs import operators, parse, run_onnx
 from winml.modelkit.quantize.engines.dynamic import quantize_dynamically
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.planning import EngineTask

@@ -13,10 +13,10 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+from graphs import run_onnx
 from unit.quantize.qdq_graphs import quantized, tagged_graph
 from winml.modelkit.errors import QuantizeError, UsageError
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
-from winml.modelkit.ort.sessions import run_onnx
 from winml.modelkit.tags.tagging import read_tag
 
 X = np.random.default_rng(2).standard_normal((3, 4)).astype(np.float32)

@@ -21,7 +21,7 @@ from winml.modelkit.errors import InputError
 from winml.modelkit.metadata_keys import MODULE_KEY
 from winml.modelkit.onnx.contents import PlacedNode, read_contents
 from winml.modelkit.onnx.contexts import refuse_compiled_modules
-from winml.modelkit.onnx.cutting import RANDOM_OPERATORS, ModuleParts, Refusal
+from winml.modelkit.onnx.cutting import ModuleParts, Refusal
 from winml.modelkit.onnx.files.graph_reading import graph_of, merge_duplicate_keys
 from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.onnx.module_tree import OnnxModule, OnnxTree, read_tree
@@ -34,6 +34,7 @@ from winml.modelkit.ort.quantized_states import QuantizedStates
 from winml.modelkit.ort.sessions import CPU, Session
 from winml.modelkit.tags import address
 from winml.modelkit.tags.address import ModuleIdentity
+from winml.modelkit.tags.carry.original_graph import RANDOM_OPERATORS
 from winml.modelkit.tags.tagging import listed_modules
 
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE, None})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import onnx_ir as ir
 
@@ -27,13 +27,6 @@ from winml.modelkit.tags.carry.original_graph import (
     walk,
 )
 
-# --- Finds the work that a node took over from its neighbours although it kept its name or its value.
-#
-# A tool may fold a product with constants into the weights of a layer before or after it. The layer then reads, or its
-# reader then reads, an original value from further up. What lies between is work of the layer now. Where nobody's
-# weights changed, it was work of no effect.
-
-
 _REORDERINGS = frozenset({"Identity", "Dropout", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Cast"})
 """Operators that give values another place or form; where one is gone, nobody need do its work."""
 _LAYOUT_CHANGES = frozenset({"ReorderInput", "ReorderOutput"})
@@ -45,47 +38,36 @@ _LARGEST_REGION = 32
 """Most original nodes that are looked through for the values they read. Chosen: more than a fused layer replaces."""
 
 
-class Comparison(Protocol):
-    """A graph after a tool beside the original."""
-
-    names: GraphNames
-    original: OriginalModel
-    graph: ir.Graph | ir.Function
-    claimed: dict[ir.Node, ir.Node]
-
-    @property
-    def makers(self) -> dict[str, ir.Node]: ...
-    @property
-    def provided_values(self) -> dict[ir.Node, str]: ...
-    def gone_maker(self, value: ir.Value | None) -> ir.Node | None: ...
-
-
 def _absorbed_work(
-    comparison: Comparison, known: Mapping[ir.Node, tuple[ir.Node | None, tuple[ir.Node, ...]]]
+    matching: _Matching, known: Mapping[ir.Node, tuple[ir.Node | None, tuple[ir.Node, ...]]]
 ) -> dict[ir.Node, list[ir.Node]]:
     """Return, for nodes after the tool, the original nodes whose work they took over.
 
+    A tool may fold a product with constants into the weights of a layer before or after it. The layer then reads, or
+    its reader then reads, an original value from further up. The nodes between belong to the layer now. If no weights
+    changed, they had no effect.
+
     Args:
-        comparison: Both graphs.
+        matching: Both graphs, and the matches found so far.
         known: Node after the tool → the same node before it, where it is one, and the original makers of its values.
     """
     absorbed: dict[ir.Node, list[ir.Node]] = {}
-    before = {after: original for original, after in comparison.claimed.items()}
+    before = {after: original for original, after in matching.claimed.items()}
     for node, (survivor, makers) in known.items():
         if survivor is not None and _reads_the_same(node, survivor):
             continue
-        boundary = _values_before(comparison, makers, is_same=survivor is not None)
-        read = set(_values_read(comparison, node, before))
+        boundary = _values_before(matching, makers, is_same=survivor is not None)
+        read = set(_values_read(matching, node, before))
         nearer, further = boundary - read, read - boundary
         if not nearer or not further:
             continue
         for name in nearer:
-            work, source = _work_between(comparison, name, further)
+            work, source = _work_between(matching, name, further)
             if not work:
                 continue
             # Into the layer before, as tools do it, unless that is as it was.
-            takers = [] if name in comparison.makers else _changed_before(comparison, node, source, before)
-            if not takers and (_has_other_weights(comparison, node, survivor) or _is_new_with_factor(node, survivor)):
+            takers = [] if name in matching.makers else _changed_before(matching, node, source, before)
+            if not takers and (_has_other_weights(matching, node, survivor) or _is_new_with_factor(node, survivor)):
                 takers = [node]
             for taker in (node for node in takers if node.op_type not in _LAYOUT_CHANGES):
                 absorbed.setdefault(taker, []).extend(work)
@@ -99,14 +81,14 @@ def _reads_the_same(node: ir.Node, survivor: ir.Node) -> bool:
     )
 
 
-def _values_before(comparison: Comparison, makers: Iterable[ir.Node], *, is_same: bool) -> set[str]:
+def _values_before(matching: _Matching, makers: Iterable[ir.Node], *, is_same: bool) -> set[str]:
     """Return the names of the values that original nodes read; with those that they replaced, unless ``is_same``."""
     found: set[str] = set()
     pending, seen = list(makers), set(makers)
     while pending and len(seen) <= _LARGEST_REGION:
         node = pending.pop()
-        for value in _data_inputs(comparison, node):
-            maker = comparison.gone_maker(value)
+        for value in _data_inputs(matching, node):
+            maker = matching.gone_maker(value)
             if maker is None or is_same:
                 found.add(value.name or "")
             elif maker not in seen:
@@ -115,45 +97,45 @@ def _values_before(comparison: Comparison, makers: Iterable[ir.Node], *, is_same
     return found
 
 
-def _data_inputs(comparison: Comparison, node: ir.Node) -> Iterator[ir.Value]:
+def _data_inputs(matching: _Matching, node: ir.Node) -> Iterator[ir.Value]:
     """Yield the inputs of an original node that depend on an input of the model."""
     for value in node.inputs:
         if value is None or value.is_initializer():
             continue
         maker = value.producer()
-        if maker is None or maker not in comparison.original.static:
+        if maker is None or maker not in matching.original.static:
             yield value
 
 
 def _values_read(
-    comparison: Comparison, node: ir.Node, before: Mapping[ir.Node, ir.Node], depth: int = _LONGEST
+    matching: _Matching, node: ir.Node, before: Mapping[ir.Node, ir.Node], depth: int = _LONGEST
 ) -> Iterator[str]:
     """Yield the names of the original values that a node reads, through new nodes as well."""
     for value in node.inputs:
         if value is None or value.is_initializer():
             continue
         maker = value.producer()
-        if maker in comparison.provided_values:
-            yield comparison.provided_values[maker]
-        elif maker is None or value.name in comparison.names.makers:
+        if maker in matching.provided_values:
+            yield matching.provided_values[maker]
+        elif maker is None or value.name in matching.names.makers:
             yield value.name or ""
         elif maker in before:
             # The same node, whose value has another name.
             yield from (output.name or "" for output in before[maker].outputs)
         elif depth:
-            yield from _values_read(comparison, maker, before, depth - 1)
+            yield from _values_read(matching, maker, before, depth - 1)
 
 
-def _work_between(comparison: Comparison, name: str, further: set[str]) -> tuple[list[ir.Node], str]:
+def _work_between(matching: _Matching, name: str, further: set[str]) -> tuple[list[ir.Node], str]:
     """Return the original nodes from a value up to one of ``further`` that compute something, and that value.
 
     Empty where no way leads there.
     """
-    makers = comparison.names.makers
+    makers = matching.names.makers
     way: list[ir.Node] = []
     while len(way) < _LONGEST and (maker := makers.get(name)) is not None:
         way.append(maker)
-        sources = list(_data_inputs(comparison, maker))
+        sources = list(_data_inputs(matching, maker))
         if len(sources) != 1:
             break
         name = sources[0].name or ""
@@ -162,14 +144,14 @@ def _work_between(comparison: Comparison, name: str, further: set[str]) -> tuple
             return work, name
         # An equal computation may have taken its place.
         gone = makers.get(name)
-        if gone is not None and name not in comparison.makers:
+        if gone is not None and name not in matching.makers:
             equal = (other for other in further if other in makers and makers[other].op_type == gone.op_type)
             if (source := next(equal, None)) is not None:
                 return work, source
     return [], ""
 
 
-def _has_other_weights(comparison: Comparison, node: ir.Node, survivor: ir.Node | None) -> bool:
+def _has_other_weights(matching: _Matching, node: ir.Node, survivor: ir.Node | None) -> bool:
     """Say whether a node reads weights that the original has not."""
     before = {value.name for value in survivor.inputs if value is not None} if survivor is not None else set()
     return any(
@@ -178,7 +160,7 @@ def _has_other_weights(comparison: Comparison, node: ir.Node, survivor: ir.Node 
         and value.const_value is not None
         and value.const_value.dtype.is_floating_point()
         and value.name not in before
-        and not comparison.original.has_initializer(value.name or "")
+        and value.name not in matching.original.initializers
         for value in node.inputs
     )
 
@@ -189,9 +171,7 @@ def _is_new_with_factor(node: ir.Node, survivor: ir.Node | None) -> bool:
     return survivor is None and any(attribute.type in kinds for attribute in node.attributes.values())
 
 
-def _changed_before(
-    comparison: Comparison, node: ir.Node, name: str, before: Mapping[ir.Node, ir.Node]
-) -> list[ir.Node]:
+def _changed_before(matching: _Matching, node: ir.Node, name: str, before: Mapping[ir.Node, ir.Node]) -> list[ir.Node]:
     """Return the nodes that make the value of this name for ``node``, up to the one with new weights that did more."""
     for value in node.inputs:
         if value is None or value.name != name:
@@ -200,7 +180,7 @@ def _changed_before(
         maker = value.producer()
         while maker is not None and len(path) < _LONGEST:
             path.append(maker)
-            if _has_other_weights(comparison, maker, before.get(maker)):
+            if _has_other_weights(matching, maker, before.get(maker)):
                 return path
             if maker in before:
                 break
@@ -232,15 +212,6 @@ _LONGEST_FUSION = 8
 """Most original nodes that one convolution in blocked layout may stand for. Chosen: a convolution absorbs a batch norm,
 a product, a sum and an activation."""
 _SEPARATORS = re.compile(r"[/_:.]")
-
-
-class _Usage(Protocol):
-    """One use of a value: the reading node and its input index. onnx_ir's own type has no public name."""
-
-    @property
-    def node(self) -> ir.Node: ...
-    @property
-    def idx(self) -> int: ...
 
 
 class Match(NamedTuple):
@@ -604,14 +575,11 @@ def _needed_by_readers(matching: _Matching, node: ir.Node) -> Replaced:
             if match.upstream.nodes:
                 regions.append(match.upstream)
             elif match.survivor is not None:
-                regions.append(_region_at_input(matching, match.survivor, use))
+                inputs = match.survivor.inputs
+                # With another number of inputs, their positions do not correspond.
+                if use.idx < len(inputs) == len(use.node.inputs):
+                    regions.append(matching.replaced_by_maker_of(inputs[use.idx]))
     return _union_of(regions)
-
-
-def _region_at_input(matching: _Matching, survivor: ir.Node, use: _Usage) -> Replaced:
-    if use.idx >= len(survivor.inputs) or len(survivor.inputs) != len(use.node.inputs):
-        return NOTHING
-    return matching.replaced_by_maker_of(survivor.inputs[use.idx])
 
 
 def _original_in_name(names: GraphNames, name: str) -> ir.Node | None:

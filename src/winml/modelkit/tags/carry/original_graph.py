@@ -27,7 +27,7 @@ from winml.modelkit.metadata_keys import (
 )
 from winml.modelkit.options import load_metadata
 from winml.modelkit.tags import address
-from winml.modelkit.tags.tagging import all_nodes
+from winml.modelkit.tags.tagging import all_nodes, node_graphs
 
 _MOST_PLACES = 64
 """Most modules listed for the nodes that one node replaced; beyond, only their common module is kept. Chosen: fused
@@ -41,9 +41,10 @@ _UNTAGGED = "/-"
 _COUNTS = frozenset({ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL, ir.DataType.STRING})
 """Types of shapes, axes and masks."""
 _READS_SHAPE_ONLY = frozenset({"Shape", "Size"})
-_IS_RANDOM = frozenset(
+RANDOM_OPERATORS = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
 )
+"""Specified: ONNX's operators whose result differs from run to run."""
 
 
 Pairs = tuple[tuple[str, str], ...]
@@ -97,22 +98,11 @@ def walk(graph: ir.Graph | ir.Function) -> Iterator[tuple[ir.Node, ir.Node | Non
         nodes, enclosing = pending[-1]
         for node in nodes:
             yield node, enclosing
-            if node.attributes.data and (inner := _attribute_graphs(node)):
+            if node.attributes.data and (inner := list(node_graphs(node))):
                 pending += [(iter(subgraph), node) for subgraph in reversed(inner)]
                 break
         else:
             pending.pop()
-
-
-def _attribute_graphs(node: ir.Node) -> list[ir.Graph]:
-    """Return the graphs among the attributes of a node."""
-    graphs: list[ir.Graph] = []
-    for attribute in node.attributes.data.values():
-        if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
-            graphs.append(attribute.as_graph())
-        elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
-            graphs.extend(attribute.as_graphs())
-    return graphs
 
 
 class Places:
@@ -264,6 +254,7 @@ class OriginalModel:
         for identifier, function in original.functions.items():
             self.functions[identifier] = self._read_names(function)
         self._graph = original.graph
+        self.initializers = original.graph.initializers
         self._functions = original.functions.values()
         self._static: set[ir.Node] | None = None
         self._replaced: dict[ir.Node, Replaced] = {}
@@ -382,15 +373,11 @@ class OriginalModel:
         """
         places = self._readers.get(name)
         if places is None:
-            weight = self._graph.initializers.get(name)
+            weight = self.initializers.get(name)
             readers = (use.node for use in weight.uses()) if weight is not None and _is_weight(weight) else ()
             places = frozenset(place for node in readers if (place := self.place_of.get(node)) is not None)
             self._readers[name] = places
         return places
-
-    def has_initializer(self, name: str) -> bool:
-        """Say whether the main graph has an initializer of this name."""
-        return name in self._graph.initializers
 
     def gone_maker(
         self, value: ir.Value | None, present: Container[str], claimed: Container[ir.Node]
@@ -419,7 +406,7 @@ class OriginalModel:
     def _is_static(node: ir.Node, static: Container[ir.Node]) -> bool:
         if node.op_type in _READS_SHAPE_ONLY:
             return True
-        if node.op_type in _IS_RANDOM or (node.attributes.data and _attribute_graphs(node)):
+        if node.op_type in RANDOM_OPERATORS or next(node_graphs(node), None) is not None:
             return False
         for value in node.inputs:
             if value is None:
