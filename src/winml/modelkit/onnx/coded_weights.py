@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
+from winml.modelkit.onnx.files.stored_tensors import ReferringTensor
 
 CodeKind = Literal["integer", "number", "nf4", "bnb_fp4", "float4_e2m1", "float8_e4m3fn", "float8_e5m2"]
 """What a code stands for: an integer (minus its zero point), an entry of a table of 16, or a small float; a ``number``
@@ -82,6 +83,11 @@ class CodedWeight:
     """Reads which input channel each stored position of a row belongs to (int64); None: as they come."""
     members: tuple[CodedWeight, ...] = ()
     """Of experts, the weight of each."""
+
+    @property
+    def dtype(self) -> ir.DataType:
+        """Type of the numbers that the codes stand for."""
+        return ir.DataType.FLOAT
 
     @property
     def depth(self) -> int:
@@ -233,62 +239,20 @@ def _read_below_each_other(weights: Sequence[CodedWeight]) -> CodedParts:
     )
 
 
-class CodedTensor(ir.LazyTensor):
-    """The numbers that a coded weight stands for, computed when they are read; cast and with axes in another order.
-
-    Args:
-        weight: The weight.
-        dtype: Element type; a narrower one than float32 rounds.
-        permutation: Order of the axes of the weight in the tensor; None: as they are.
-        name: Name in the graph.
-    """
-
-    def __init__(
-        self,
-        weight: CodedWeight,
-        *,
-        dtype: ir.DataType = ir.DataType.FLOAT,
-        permutation: Sequence[int] | None = None,
-        name: str | None = None,
-    ) -> None:
-        """Refer to the weight; nothing is read."""
-        order = tuple(permutation) if permutation is not None else tuple(range(len(weight.shape)))
-        shape = ir.Shape([weight.shape[axis] for axis in order], frozen=True)
-        super().__init__(self._read_values, dtype, shape, name=name)
-        self.weight = weight
-        self._permutation = None if order == tuple(sorted(order)) else order
+class CodedTensor(ReferringTensor[CodedWeight]):
+    """The numbers that a coded weight stands for, computed when they are read."""
 
     @property
-    def permutation(self) -> tuple[int, ...] | None:
-        """Order of the axes of the weight in the tensor; None: as they are."""
-        return self._permutation
+    def weight(self) -> CodedWeight:
+        """The coded weight."""
+        return self.source
+
+    def _source_values(self) -> Array:
+        return self.source.dequantized()
 
     def expert(self, index: int, name: str) -> CodedTensor:
         """Return the matrix of one expert; the first axis must be theirs."""
-        order = self._permutation or (0, 1, 2)
+        order = self.permutation or (0, 1, 2)
         assert order[0] == 0
-        member = self.weight.members[index]
+        member = self.source.members[index]
         return CodedTensor(member, dtype=self.dtype, permutation=[axis - 1 for axis in order[1:]], name=name)
-
-    def named(self, name: str) -> CodedTensor:
-        """Return the same values under another name."""
-        return CodedTensor(self.weight, dtype=self.dtype, permutation=self._permutation, name=name)
-
-    def cast(self, dtype: ir.DataType) -> CodedTensor:
-        """Return the values in another element type; the tensor must still be float32."""
-        assert self.dtype == ir.DataType.FLOAT  # else a rounding would be lost
-        return CodedTensor(self.weight, dtype=dtype, permutation=self._permutation, name=self.name)
-
-    def transposed(self, permutation: Sequence[int], name: str | None) -> CodedTensor:
-        """Return the values with their axes in another order."""
-        current = self._permutation or tuple(range(len(self.shape)))
-        return CodedTensor(
-            self.weight, dtype=self.dtype, permutation=[current[axis] for axis in permutation], name=name
-        )
-
-    def _read_values(self) -> ir.TensorProtocol:
-        values = self.weight.dequantized()
-        if self._permutation is not None:
-            values = values.transpose(self._permutation)
-        with np.errstate(over="ignore"):
-            return ir.Tensor(np.asarray(values, self.dtype.numpy(), order="C"), dtype=self.dtype, name=self.name)

@@ -168,7 +168,7 @@ def _described_input(
     by_name = name.rpartition(".")[2] if name.startswith(_PAST) else None
     return GraphInput(
         name,
-        _element_type(words),
+        element_type(words),
         _open_sizes(shape),
         stated.value_range,
         stated.first_values,
@@ -180,7 +180,8 @@ def _described_input(
     )
 
 
-def _element_type(words: str) -> str:
+def element_type(words: str) -> str:
+    """Return numpy's name of an element type that ONNX Runtime writes ``tensor(float)``; other words stay."""
     if not words.startswith("tensor("):
         return words
     name = words.removeprefix("tensor(").removesuffix(")")

@@ -10,15 +10,17 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.onnx.files.stored_tensors import StoredTensor
+from winml.modelkit.onnx.files.reading import refer_to_data
+from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.onnx.weights import to_weightless
 from winml.modelkit.ort.ir_versions import newest_ir_version
 from winml.modelkit.ort.ort_values import to_ort_value
@@ -75,17 +77,15 @@ class GraphSessions:
                 initializer.external_data.add(key="location", value=initializer.name)
                 arrays[initializer.name] = self._computed_values(tensor)
                 continue
-            nodes = list(_reading_nodes(initializer.name, tensor.dtype, stored))
+            values = stored.source
+            nodes = list(_reading_nodes(initializer.name, stored))
             if nodes:
                 readers += nodes
                 initializer.name = nodes[0].input[0]
-                initializer.data_type = stored.dtype.value
-                initializer.dims[:] = stored.shape
+                initializer.data_type = values.dtype.value
+                initializer.dims[:] = values.shape
             assert folder is not None  # a stored one was found
-            location = stored.path.relative_to(folder).as_posix()
-            entries = {"location": location, "offset": stored.offset, "length": stored.size_bytes}
-            for key, value in entries.items():
-                initializer.external_data.add(key=key, value=str(value))
+            refer_to_data(initializer, values.path.relative_to(folder).as_posix(), values.offset, values.size_bytes)
         if readers:
             written = list(sent.proto.graph.node)
             del sent.proto.graph.node[:]
@@ -111,47 +111,36 @@ class GraphSessions:
             return self._computed[id(tensor)]
 
 
-class _Stored(NamedTuple):
-    """Where the values of a tensor lie, and how."""
+def _stored(tensor: ir.TensorProtocol) -> StoredTensor | None:
+    """Return a tensor whose values lie where a session can read them; their path is without links.
 
-    path: Path
-    """Without links, which ONNX Runtime does not follow out of a folder."""
-    offset: int
-    size_bytes: int
-    dtype: ir.DataType
-    shape: tuple[int, ...]
-    permutation: tuple[int, ...] | None = None
-    """Order of its axes in the tensor; None: as they are."""
-
-
-def _stored(tensor: ir.TensorProtocol) -> _Stored | None:
-    """Return where the values of a tensor lie, where a session can read them there."""
+    ONNX Runtime follows no link out of a folder.
+    """
     if isinstance(tensor, StoredTensor) and tensor.stored.dtype in _READ:
-        stored = tensor.stored
-        size = stored.size * stored.dtype.numpy().itemsize
-        return _Stored(stored.path.resolve(), stored.offset, size, stored.dtype, stored.shape, tensor.permutation)
+        stored = replace(tensor.stored, path=tensor.stored.path.resolve())
+        return StoredTensor(stored, dtype=tensor.dtype, permutation=tensor.permutation)
     if isinstance(tensor, ir.ExternalTensor):
-        shape = tuple(tensor.shape.numpy())
-        return _Stored(Path(tensor.path).resolve(), tensor.offset or 0, tensor.nbytes, tensor.dtype, shape)
+        path, shape = Path(tensor.path).resolve(), tuple(tensor.shape.numpy())
+        return StoredTensor(StoredValues(path, tensor.offset or 0, tensor.dtype, shape))
     return None
 
 
 def _folder_of(tensors: Iterable[ir.TensorProtocol]) -> Path | None:
     """Return a folder that has all stored values below it; None where there is none."""
-    paths = {stored.path.parent for tensor in tensors if (stored := _stored(tensor)) is not None}
+    paths = {stored.source.path.parent for tensor in tensors if (stored := _stored(tensor)) is not None}
     try:
         return Path(os.path.commonpath(paths)) if paths else None
     except ValueError:  # on several drives
         return None
 
 
-def _reading_nodes(name: str, dtype: ir.DataType, stored: _Stored) -> Iterator[onnx.NodeProto]:
-    """Yield what makes the tensor of this name and type of what is stored."""
+def _reading_nodes(name: str, tensor: StoredTensor) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes that make a tensor of this name of its stored values."""
     steps: list[tuple[str, dict[str, Any]]] = []
-    if stored.dtype != dtype:
-        steps.append(("Cast", {"to": dtype.value}))
-    if stored.permutation is not None:
-        steps.append(("Transpose", {"perm": list(stored.permutation)}))
+    if tensor.source.dtype != tensor.dtype:
+        steps.append(("Cast", {"to": tensor.dtype.value}))
+    if tensor.permutation is not None:
+        steps.append(("Transpose", {"perm": list(tensor.permutation)}))
     value = f"{name}:stored"
     for number, (operator, attributes) in enumerate(steps, 1):
         made = name if number == len(steps) else f"{name}:{operator}"

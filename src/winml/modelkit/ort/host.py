@@ -30,11 +30,6 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-# --- Reads how much more memory this process may take: the limit of the machine or of its container.
-#
-# Standard library only. What the process holds already is read in ``memory``.
-
-
 def available_bytes() -> int | None:
     """Return the bytes this process may still take, or None where the system does not tell.
 
@@ -89,18 +84,15 @@ def _windows_available() -> int | None:
     return int(status.available)
 
 
-# --- Measures the largest resident memory of this process inside a ``with`` block, mapped weight files included.
-#
-# The system reports the largest value since the process started. Where that value rises inside the block it is exact;
-# where an earlier peak was higher, the block is sampled.
-
-
 _SAMPLING_SECONDS = 0.05
 """Chosen: catches allocations that last as long as copying some hundred megabytes, at well below 1 % of one core."""
 
 
 class PeakMemory:
-    """Measures the peak memory of a ``with`` block.
+    """Measures the peak memory of a ``with`` block, mapped weight files included.
+
+    The system reports the largest value since the process started. Where that value rises inside the block it is exact;
+    where an earlier peak was higher, the block is sampled.
 
     Attributes:
         largest_bytes: Largest resident memory inside the block; 0 until the block ends.
@@ -146,7 +138,7 @@ def has_integer_dot_products() -> bool | None:
     """Say whether there are instructions for sums of 8-bit products (VNNI, Arm dot product); None: unknown."""
     system = platform.system()
     if system == "Linux":
-        return flags_have_dot_products(_text_of(Path("/proc/cpuinfo")))
+        return flags_have_dot_products(read_cpuinfo())
     if system == "Darwin":
         return True if platform.machine() == "arm64" else None  # every processor of Apple's own has them
     return None  # Windows has no public name for VNNI
@@ -160,14 +152,27 @@ def flags_have_dot_products(cpuinfo: str) -> bool | None:
 
 def _flags(cpuinfo: str) -> frozenset[str] | None:
     """Return the flags of the first processor; None where none are listed."""
-    lines = (line.partition(":") for line in cpuinfo.splitlines())
-    flags = next((value for key, _, value in lines if key.strip() in ("flags", "Features")), None)
+    flags = cpuinfo_value(cpuinfo, "flags", "Features")
     return None if flags is None else frozenset(flags.split())
+
+
+def cpuinfo_value(cpuinfo: str, *keys: str) -> str | None:
+    """Return the value of the first line of ``/proc/cpuinfo`` with one of some keys; None if there is no such line."""
+    lines = (line.partition(":") for line in cpuinfo.splitlines())
+    return next((value for key, _, value in lines if key.strip() in keys), None)
+
+
+def read_cpuinfo() -> str:
+    """Return the text of ``/proc/cpuinfo``; empty if it cannot be read."""
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def instruction_sets() -> str:
     """Return the architecture and, where the system tells, the widest vector instructions: ``x86_64 avx512f``."""
-    flags = _flags(_text_of(Path("/proc/cpuinfo"))) if platform.system() == "Linux" else None
+    flags = _flags(read_cpuinfo()) if platform.system() == "Linux" else None
     widest = next((flag for flag in _WIDE_FLAGS if flags is not None and flag in flags), "")
     return f"{platform.machine()} {widest}".strip()
 
@@ -181,16 +186,6 @@ def is_x86() -> bool:
 def saturates_integer_sums() -> bool:
     """Say whether sums of unsigned times signed bytes saturate in ONNX Runtime's kernels on this processor."""
     return is_x86() and has_integer_dot_products() is False
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-# --- Reads how many cores this process may use. Standard library only.
 
 
 def available_cores() -> int:

@@ -22,6 +22,7 @@ import onnxruntime as ort
 from winml.modelkit.errors import StageError
 from winml.modelkit.onnx.files.recovery import temporary_folder
 from winml.modelkit.ort.devices import ChosenProvider
+from winml.modelkit.ort.graph_inputs import element_type
 from winml.modelkit.ort.processes import start_python
 
 
@@ -81,7 +82,6 @@ _NO_END = 2**31 - 1
 """Specified by ONNX Runtime: the last version of a kernel that has none."""
 _SECONDS = 300
 """Chosen: the list is there within two."""
-_NUMPY_NAMES = {"float": "float32", "double": "float64"}
 
 
 @dataclass(frozen=True)
@@ -135,10 +135,12 @@ class KernelTable:
         kernels = self.kernels.get((node.domain, node.op_type), ())
         if not kernels:
             return "operator", "no kernel"
-        fitting = [kernel for kernel in kernels if _is_for(kernel, schema.since_version)]
+        version = schema.since_version
+        # The rule of ONNX Runtime's registry.
+        fitting = [item for item in kernels if item.first == version or item.first < version <= item.last != _NO_END]
         if not fitting:
             newest = max(kernel.first for kernel in kernels)
-            return "operator", f"no kernel for its version {schema.since_version}; the newest is {newest}"
+            return "operator", f"no kernel for its version {version}; the newest is {newest}"
         actual = _types_by_parameter(node, schema)
         if any(_takes(kernel, actual) for kernel in fitting):
             return None
@@ -191,7 +193,7 @@ def _listed(provider: str) -> tuple[dict[_Operator, list[_Kernel]], dict[_Operat
     schemas: dict[_Operator, list[_Schema]] = defaultdict(list)
     with answered({"kernels_of": provider}, provider, _SECONDS) as (reported, _):
         for domain, name, first, last, types in reported["kernels"]:
-            allowed = {key: frozenset(map(_dtype, names)) for key, names in types.items()}
+            allowed = {key: frozenset(map(element_type, names)) for key, names in types.items()}
             kernels[_own_domain(domain), name].append(_Kernel(first, last, allowed))
         for domain, name, since, inputs, outputs in reported["schemas"]:
             schemas[_own_domain(domain), name].append(
@@ -202,11 +204,6 @@ def _listed(provider: str) -> tuple[dict[_Operator, list[_Kernel]], dict[_Operat
 
 def _own_domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
-
-
-def _is_for(kernel: _Kernel, version: int) -> bool:
-    """Say whether a kernel is for a version, by the rule of ONNX Runtime's registry."""
-    return kernel.first == version or kernel.first < version <= kernel.last != _NO_END
 
 
 def _types_by_parameter(node: TypedNode, schema: _Schema) -> dict[str, set[str]]:
@@ -224,12 +221,6 @@ def _takes(kernel: _Kernel, actual: Mapping[str, set[str]]) -> bool:
     return all(actual.get(name, set()) <= types for name, types in kernel.types.items())
 
 
-def _dtype(name: str) -> str:
-    """Return numpy's name for ``tensor(float)``; of other types what ONNX Runtime writes."""
-    inner = name.removeprefix("tensor(").removesuffix(")") if name.startswith("tensor(") else name
-    return _NUMPY_NAMES.get(inner, inner)
-
-
 def _type_words(kernels: Sequence[_Kernel], actual: Mapping[str, set[str]]) -> str:
     allowed: dict[str, set[str]] = defaultdict(set)
     for kernel in kernels:
@@ -239,10 +230,6 @@ def _type_words(kernels: Sequence[_Kernel], actual: Mapping[str, set[str]]) -> s
     if not wrong:
         return "no kernel for this combination of types"
     return "kernels take " + "; ".join(", ".join(sorted(types)) for types in wrong)
-
-
-# --- Asks an installed execution provider which nodes of a file it takes, by opening a session in a process of its
-# own.
 
 
 _NODE = re.compile(r"Operator type: \S+ Node name: (.*?) Node index: \d+")
@@ -375,13 +362,8 @@ def _reasons(lines: Iterable[str]) -> dict[str, str]:
     return reasons
 
 
-# --- What do execution providers document of the operators they run?
-#
-# The tables are in ``documented_operators.json``, with the document and the version each was taken from. Operators that
-# a document does not list are not in its table.
-
-
 _TABLES = Path(__file__).with_name("documented_operators.json")
+"""What providers document of the operators they run. Operators that a document does not list are not in its table."""
 
 
 @dataclass(frozen=True)

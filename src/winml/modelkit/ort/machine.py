@@ -14,14 +14,13 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import onnxruntime as ort
 import psutil
 
 from winml.modelkit.ort.devices import present_providers
 from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS, ExecutionProvider, short_name
-from winml.modelkit.ort.host import has_integer_dot_products
+from winml.modelkit.ort.host import cpuinfo_value, has_integer_dot_products, read_cpuinfo
 from winml.modelkit.records import Record, entry
 from winml.modelkit.registries import PlugIn, installed_plug_ins
 from winml.modelkit.version import __version__
@@ -145,22 +144,13 @@ def _processor_name() -> str:
     """Return the model name of the processor, or its architecture."""
     name = ""
     if sys.platform == "linux":
-        name = _linux_processor_name()
+        name = cpuinfo_value(read_cpuinfo(), "model name") or ""  # Arm kernels report none, only vendor numbers
     elif sys.platform == "win32":
         import winreg
 
         with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, r"HARDWARE\DESCRIPTION\System\CentralProcessor\0") as key:
             name = str(winreg.QueryValueEx(key, "ProcessorNameString")[0])
     return " ".join((name or platform.processor() or platform.machine()).split())
-
-
-def _linux_processor_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    # Arm kernels report no model name, only vendor numbers.
-    return next((line.partition(":")[2] for line in lines if line.startswith("model name")), "")
 
 
 def _list_providers() -> Iterator[ProviderInfo]:

@@ -166,12 +166,16 @@ def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
         yield from function.all_nodes()
 
 
+_GRAPH, _GRAPHS = int(onnx.AttributeProto.GRAPH), int(onnx.AttributeProto.GRAPHS)
+"""Types of attributes, as integers: onnx_ir is not imported here."""
+
+
 def node_graphs(node: ir.Node) -> Iterator[ir.Graph]:
     """Yield the graphs among the attributes of a node."""
     for attribute in node.attributes.data.values():
-        if attribute.type == onnx.AttributeProto.GRAPH and not attribute.is_ref():
+        if attribute.type == _GRAPH and not attribute.is_ref():
             yield attribute.as_graph()
-        elif attribute.type == onnx.AttributeProto.GRAPHS and not attribute.is_ref():
+        elif attribute.type == _GRAPHS and not attribute.is_ref():
             yield from attribute.as_graphs()
 
 

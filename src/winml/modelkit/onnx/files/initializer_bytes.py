@@ -51,7 +51,10 @@ class StoredBytes:
                 while left:
                     piece = file.read(min(left, PIECE_BYTES))
                     if not piece:
-                        raise InputError(f"{self.path} is cut off: it ends before its last weight")
+                        raise InputError(
+                            f"{self.path} is cut off: it ends before its last weight",
+                            hint="Export or download the model again.",
+                        )
                     left -= len(piece)
                     yield piece
 

@@ -71,7 +71,7 @@ def read_structure(path: Path, *, as_written: bool = False) -> onnx.ModelProto:
         ModelPathError: the file is missing, is a directory or cannot be opened.
         InputError: it is empty, cut off, or not an ONNX file.
     """
-    return _read(path, _no_values, as_written=as_written)
+    return _read(path, lambda *_: b"", as_written=as_written)
 
 
 def read_referring(path: Path) -> onnx.ModelProto:
@@ -87,14 +87,20 @@ def read_referring(path: Path) -> onnx.ModelProto:
     def refer(role: str, field: str, place: slice) -> bytes | None:
         if role != "initializer" or field != "raw_data":
             return None
-        entries = (("location", path.name), ("offset", str(place.start)), ("length", str(place.stop - place.start)))
-        tensor = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
-        for key, value in entries:
-            tensor.external_data.add(key=key, value=value)
+        tensor = onnx.TensorProto()
+        refer_to_data(tensor, path.name, place.start, place.stop - place.start)
         content: bytes = tensor.SerializeToString()
         return content
 
     return _read(path, refer)
+
+
+def refer_to_data(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
+    """Let a tensor name the place of its values in a data file, in place."""
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    del tensor.external_data[:]
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
+        tensor.external_data.add(key=key, value=str(value))
 
 
 def read_located(path: Path) -> onnx.ModelProto:
@@ -121,10 +127,6 @@ def read_located(path: Path) -> onnx.ModelProto:
 _Replacement = Callable[[str, str, slice], bytes | None]
 """Takes the field a tensor stands in, the field of the tensor that holds its values, and where in the file they lie;
 returns what stands there instead, or None to keep them."""
-
-
-def _no_values(role: str, field: str, place: slice) -> bytes | None:  # noqa: ARG001 - others look at them
-    return b""
 
 
 def _read(path: Path, replace: _Replacement, *, as_written: bool = False) -> onnx.ModelProto:
@@ -303,12 +305,6 @@ def _fields_of(message: Any) -> Mapping[int, Any]:
     return {field.number: field for field in message.fields}
 
 
-# --- Checks the external data files that a model names, by their names and sizes; never opens one.
-#
-# Returns what is wrong as a value: ``placing`` refuses such a model, ``inspect`` only reports it. Standard library
-# only.
-
-
 DataProblem = Literal["outside", "missing", "cut off"]
 """What is wrong with a data file. ``outside``: its name leads out of the folder of the model, by itself or by a link.
 ``missing``: there is no such regular file. ``cut off``: it ends before the data does."""
@@ -325,7 +321,7 @@ class DataFile:
 
 
 def check_data_file(folder: Path, name: str, needed_bytes: int = 0) -> DataFile:
-    """Check one data file of a model.
+    """Check one data file of a model by its name and size; the file is not opened.
 
     Args:
         folder: The folder of the model file.

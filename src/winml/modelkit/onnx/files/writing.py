@@ -25,7 +25,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.external_data import CallbackInfo
 
-from winml.modelkit.errors import InputError, InternalError, WinMLError, WriteError, error_chain
+from winml.modelkit.errors import InternalError, WinMLError, WriteError, error_chain
 from winml.modelkit.file_names import DATA_DIGITS, data_path, numbered_data_path, unfinished_data_path
 from winml.modelkit.onnx.contexts import context_file_attributes
 from winml.modelkit.onnx.files.content_digest import REMEMBERED_BYTES, GrowingDigest, WrittenFileHash
@@ -41,6 +41,7 @@ from winml.modelkit.onnx.files.placing import (
     rename_locations,
     stored_bytes,
 )
+from winml.modelkit.onnx.files.reading import refer_to_data
 from winml.modelkit.onnx.files.wire_format import LENGTH_DELIMITED, varint, walk_fields
 from winml.modelkit.progress import count_progress
 from winml.modelkit.words import size_words
@@ -126,10 +127,11 @@ def write_model(
         with _untyped_initializers(model):
             return _write_outside(model, path)
     except ir.serde.SerdeError as error:
-        own = _own_cause(error)
-        if own is None:
-            raise
-        raise own from own.__cause__
+        # onnx_ir wraps the error of a tensor once for each message around it.
+        for cause in error_chain(error):
+            if isinstance(cause, WinMLError):
+                raise cause from cause.__cause__
+        raise
     except OSError as error:
         raise write_error(path, error) from error
 
@@ -161,12 +163,6 @@ def written_bytes(model: ir.Model, path: Path, *, external: bool | None = None) 
                 offset += -offset % _ALIGNMENT_BYTES
             offset += tensor.nbytes
     return size
-
-
-def _own_cause(error: BaseException) -> WinMLError | None:
-    """Return the error of a tensor that onnx_ir wraps in its own, once for each message around the tensor."""
-    _, *causes = error_chain(error)
-    return next((cause for cause in causes if isinstance(cause, WinMLError)), None)
 
 
 def _write_outside(model: ir.Model, path: Path) -> tuple[Path, ...]:
@@ -531,8 +527,7 @@ class _Streamed:
         return self.stored.size_bytes
 
     def tofile(self, file: BinaryIO, /) -> None:
-        for piece in self.stored.read():
-            file.write(piece)
+        file.writelines(self.stored.read())
 
 
 _CHUNK_BYTES = 1 << 24
@@ -674,8 +669,6 @@ def _serialized_metadata(message: onnx.ModelProto | onnx.NodeProto, metadata: Me
 
 PIECE_BYTES = 2_000_000_000
 """Largest piece, unless a tensor is larger. Chosen: browsers read a file into one array, of 2**31 bytes in some."""
-_COPIED_BYTES = 1 << 24
-"""Chosen: bytes copied at a time."""
 
 
 def place_numbered(
@@ -728,29 +721,10 @@ def _write_pieces(model: onnx.ModelProto, folder: Path, target: Path, piece_byte
             if not pieces or (begin and begin + length > piece_bytes):
                 pieces.append(numbered_data_path(target, len(pieces)))
                 begin = 0
-            with pieces[-1].open("r+b" if begin else "wb") as written, (folder / name).open("rb") as read:
-                read.seek(start)
+            with pieces[-1].open("r+b" if begin else "wb") as written:
                 written.seek(begin)
-                _copy_bytes(read, written, length)
+                written.writelines(StoredBytes(folder / name, ((start, length),)).read())
             places[source] = (pieces[-1].name, begin)
             size = begin + length
-        _point_at(tensor, *places[source], length)
+        refer_to_data(tensor, *places[source], length)
     return pieces
-
-
-def _copy_bytes(source: BinaryIO, target: BinaryIO, length: int) -> None:
-    while length > 0:
-        block = source.read(min(length, _COPIED_BYTES))
-        if not block:
-            raise InputError(
-                f"data file {source.name} ends {length} bytes too early: a tensor in it is larger",
-                hint="Export or download the model again.",
-            )
-        target.write(block)
-        length -= len(block)
-
-
-def _point_at(tensor: onnx.TensorProto, name: str, start: int, length: int) -> None:
-    del tensor.external_data[:]
-    for key, value in (("location", name), ("offset", str(start)), ("length", str(length))):
-        tensor.external_data.add(key=key, value=value)
