@@ -32,7 +32,7 @@ from winml.modelkit.onnx.files.output_files import OutputFiles, files_of_model, 
 from winml.modelkit.onnx.files.reading import read_structure, reading_graph
 from winml.modelkit.onnx.files.recovery import State, file_state
 from winml.modelkit.onnx.files.writing import write_model
-from winml.modelkit.onnx.module_tree import OnnxModule, read_tree
+from winml.modelkit.onnx.module_tree import read_tree
 from winml.modelkit.onnx.validity import refuse_cycles
 from winml.modelkit.options import load_metadata
 from winml.modelkit.ort.ir_versions import open_with_outputs
@@ -40,7 +40,7 @@ from winml.modelkit.ort.opened_model import RunOptions, Values, refusals_explain
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.tags import address
 from winml.modelkit.tags.address import ModuleIdentity
-from winml.modelkit.tags.selector import select
+from winml.modelkit.tags.selector import ModuleAddress, select
 from winml.modelkit.tags.tagging import read_tag
 from winml.modelkit.version import __version__
 
@@ -355,7 +355,7 @@ def cut_modules(path: Path, selector: str) -> ModuleCuts:
     return ModuleCuts(path, model, tuple(calls), tuple(refused), tuple(without_nodes))
 
 
-def _tagged_modules(path: Path) -> tuple[tuple[OnnxModule, ...], list[str]]:
+def _tagged_modules(path: Path) -> tuple[tuple[ModuleAddress, ...], list[str]]:
     """Return the modules of a file, and the names of its nodes."""
     structure = read_structure(path)
     refuse_compiled_modules(structure, path)

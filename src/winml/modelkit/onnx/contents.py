@@ -141,9 +141,8 @@ def _add_node(
     weight_inputs = tuple((position, visible[name]) for position, name in enumerate(node.input) if name in visible)
     held = visible.get(node.output[0]) if _is_constant(node) else None
     contents.nodes.append(PlacedNode(node, place, weight_inputs, held, function))
-    for attribute in node.attribute:
-        for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-            _add_graph(contents, graph, visible, "function" if function else "subgraph", function)
+    for graph in subgraphs(node):
+        _add_graph(contents, graph, visible, "function" if function else "subgraph", function)
 
 
 def _add_constants(contents: Contents, nodes: Iterable[onnx.NodeProto]) -> dict[str, int]:
@@ -202,6 +201,14 @@ def _read_weight(tensor: onnx.TensorProto, shape: tuple[int, ...], size_bytes: i
         location=_data_location(tensor),
         parameters=math.prod(tensor.dims),
     )
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graphs among the attributes of a node."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
 
 
 def qualified_name(domain: str, name: str) -> str:

@@ -14,16 +14,15 @@ import onnx_ir as ir
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.metadata_keys import COMPILE_KEY
+from winml.modelkit.onnx.contents import subgraphs
 from winml.modelkit.onnx.files.foreign_names import name_problem
 from winml.modelkit.options import load_metadata
 from winml.modelkit.tags.tagging import all_nodes
 from winml.modelkit.words import printable
 
-# --- Goes through the nodes of a model in the form in which onnx reads it, subgraphs and functions included.
-
 
 def proto_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Yield every node of a model."""
+    """Yield every node of a model, those of subgraphs and functions included."""
     yield from _nested_nodes(model.graph.node)
     for function in model.functions:
         yield from _nested_nodes(function.node)
@@ -33,11 +32,8 @@ def _nested_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Yield nodes and those of their subgraphs."""
     for node in nodes:
         yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _nested_nodes(attribute.g.node)
-            for graph in attribute.graphs:
-                yield from _nested_nodes(graph.node)
+        for graph in subgraphs(node):
+            yield from _nested_nodes(graph.node)
 
 
 _DOMAIN, _OPERATOR = "com.microsoft", "EPContext"
@@ -86,7 +82,7 @@ def refuse_compiled(model: ir.Model) -> None:
     reported, nodes = model.metadata_props.get(COMPILE_KEY), context_nodes(model)
     if reported is None and not nodes:
         return
-    by = _provider_in(reported or "") or next((node.attributes.get_string("source", "") for node in nodes), "")
+    by = _value_in(reported or "", "provider") or next((node.attributes.get_string("source", "") for node in nodes), "")
     raise InputError(
         f"the model is already compiled by {by or 'an execution provider'} and can only be run",
         hint="Use its source file, and compile last.",
@@ -107,10 +103,10 @@ def refuse_compiled_modules(model: onnx.ModelProto, path: Path) -> None:
     if not contexts:
         return
     reported = next((entry.value for entry in model.metadata_props if entry.key == COMPILE_KEY), "")
-    source = _source_of(reported, path)
+    source, provider = _source_of(reported, path), _value_in(reported, "provider") or "an execution provider"
     raise UsageError(
-        f"{path}: {_provider_in(reported) or 'an execution provider'} compiled {len(contexts)} of its parts, in which "
-        "modules have no separate nodes, values or times",
+        f"{path}: {provider} compiled {len(contexts)} of its parts, in which modules have no separate nodes, values or "
+        "times",
         hint=f"Use its source file{f': {source}' if source else ''}.",
     )
 
@@ -124,10 +120,6 @@ def _source_of(record: str, path: Path) -> str:
         if problem is None and place / name != path:
             return printable(str(place / name))
     return printable(name) if {*problems.values()} <= {None, "missing"} else ""
-
-
-def _provider_in(record: str) -> str:
-    return _value_in(record, "provider")
 
 
 def _value_in(record: str, key: str) -> str:

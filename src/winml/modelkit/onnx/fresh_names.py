@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Iterator
 import onnx
 import onnx_ir as ir
 
+from winml.modelkit.onnx.contents import subgraphs
+
 
 class FreshNames:
     """The names of one graph, and those given since."""
@@ -76,6 +78,5 @@ def _names_in(graph: onnx.GraphProto) -> Iterator[str]:
     for node in graph.node:
         yield node.name
         yield from node.output
-        for attribute in node.attribute:
-            for inner in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-                yield from _names_in(inner)
+        for inner in subgraphs(node):
+            yield from _names_in(inner)

@@ -8,7 +8,7 @@ it belongs to no module; nothing is guessed.
 from __future__ import annotations
 
 import ast
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,6 +18,7 @@ import onnx
 from winml.modelkit import metadata_keys
 from winml.modelkit.options import load_metadata
 from winml.modelkit.tags import address
+from winml.modelkit.tags.selector import ModuleAddress
 from winml.modelkit.tags.tagging import Coverage, name_scope, scope_path
 from winml.modelkit.tags.torch_modules import comes_with_torch, comes_with_transformers, hierarchy_paths
 
@@ -33,23 +34,14 @@ Metadata = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class OnnxModule:
-    """One module of the tree; a hierarchy module as far as the file tells."""
-
-    path: str
-    """Dotted module path; ``""`` for the root, and for a module of which only the tag is known."""
-    tag: str
-    class_name: str
-    """``""`` where the tree is read from node names, which do not contain it."""
-
-
-@dataclass(frozen=True)
 class OnnxTree:
     """The modules, and the one each node belongs to."""
 
     source: TreeSource
-    modules: tuple[OnnxModule, ...]
-    """Parents before children; in the execution order stored in the file, else in the order of the nodes."""
+    modules: tuple[ModuleAddress, ...]
+    """Parents before children; in the execution order stored in the file, else in the order of the nodes. A path is
+    empty for the root, and for a module of which only the tag is known; a class is empty if the tree is read from node
+    names, which do not contain it."""
     tags: tuple[str, ...]
     """Tag of each node, in the order the nodes were given; ``""`` where it has none."""
     coverage: Coverage
@@ -94,32 +86,32 @@ def _tagged_tree(properties: Sequence[Metadata], metadata: Metadata) -> OnnxTree
         tags.append(tag)
         if tag:
             sources[node_metadata.get(metadata_keys.SOURCE_KEY) or "unknown"] += 1
-            _add_module(modules, OnnxModule(node_metadata.get(metadata_keys.MODULE_KEY, ""), tag, _class_of(tag)))
+            _add_module(modules, ModuleAddress(node_metadata.get(metadata_keys.MODULE_KEY, ""), tag, _class_of(tag)))
     if malformed:
         notes.append(f"{malformed} node(s) have an invalid tag and count as untagged")
     coverage = Coverage(len(tags), sources.total(), dict(sources), _count_at_root(tags))
     return OnnxTree("winml tags", tuple(modules.values()), tuple(tags), coverage, tuple(notes))
 
 
-def _recorded_modules(text: str | None) -> tuple[dict[str, OnnxModule], list[str]]:
+def _recorded_modules(text: str | None) -> tuple[dict[str, ModuleAddress], list[str]]:
     """Return the modules in the model's metadata by tag, and notes on a damaged list."""
     if text is None:
         return {}, []
-    modules: dict[str, OnnxModule] = {}
+    modules: dict[str, ModuleAddress] = {}
     try:
         for entry in load_metadata(text):
             if not _is_tag(entry["tag"]):
                 raise ValueError("not a tag")
-            _add_module(modules, OnnxModule(str(entry["path"]), entry["tag"], str(entry["class"])))
+            _add_module(modules, ModuleAddress(str(entry["path"]), entry["tag"], str(entry["class"])))
     except (ValueError, TypeError, KeyError):
         return {}, [f"{metadata_keys.TREE_KEY} of the model is damaged; the tree was built from the node tags"]
     return modules, []
 
 
-def _add_module(modules: dict[str, OnnxModule], module: OnnxModule) -> None:
+def _add_module(modules: dict[str, ModuleAddress], module: ModuleAddress) -> None:
     """Add a module, after the missing ones above it."""
     for above in address.lineage(module.tag)[:-1]:
-        modules.setdefault(above, OnnxModule("", above, _class_of(above)))
+        modules.setdefault(above, ModuleAddress("", above, _class_of(above)))
     modules.setdefault(module.tag, module)
 
 
@@ -179,8 +171,15 @@ def _scoped_tree(tree_source: TreeSource, scopes: Sequence[Scope], root: str) ->
             classes.setdefault(path, class_name)
             parents.setdefault(path, above)
             above = path
-    tags = _assign_tags(classes, parents, root)
-    modules = tuple(OnnxModule(path, tags[path], class_name) for path, class_name in classes.items())
+
+    def name_family(parent: str | None, family: list[str]) -> list[str]:
+        if all(classes[path] for path in family):
+            return address.sibling_segments([(path, classes[path]) for path in family])
+        # Without a class, the segment is the module's own name, which is unique under one parent.
+        return [path.removeprefix(f"{parent}.").replace(address.SEPARATOR, "_") or root for path in family]
+
+    tags = address.assign_tags(classes, parents, name_family)
+    modules = tuple(ModuleAddress(path, tags[path], class_name) for path, class_name in classes.items())
     node_tags = tuple(tags[scope[-1][0]] if scope else "" for scope in scopes)
     tagged = sum(map(bool, node_tags))
     sources: dict[str, int] = {tree_source: tagged} if tagged else {}
@@ -190,23 +189,6 @@ def _scoped_tree(tree_source: TreeSource, scopes: Sequence[Scope], root: str) ->
 
 def _count_at_root(tags: Iterable[str]) -> int:
     return sum(address.depth(tag) == 1 for tag in tags if tag)
-
-
-def _assign_tags(classes: Mapping[str, str], parents: Mapping[str, str | None], root: str) -> dict[str, str]:
-    families: dict[str | None, list[str]] = defaultdict(list)
-    for path in classes:
-        families[parents[path]].append(path)
-    tags: dict[str, str] = {}
-    for parent in [None, *classes]:
-        family = families[parent]
-        if all(classes[path] for path in family):
-            segments = address.sibling_segments([(path, classes[path]) for path in family])
-        else:
-            # Without a class, the segment is the module's own name, which is unique under one parent.
-            segments = [path.removeprefix(f"{parent}.").replace(address.SEPARATOR, "_") or root for path in family]
-        for path, segment in zip(family, segments, strict=True):
-            tags[path] = (tags[parent] if parent is not None else "") + address.format_tag([segment])
-    return tags
 
 
 def _torch_scope(metadata: Metadata) -> Scope:

@@ -300,12 +300,6 @@ class OutputTensorSpec(_TensorSpec):
         return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
 
 
-# --- Records of dynamic dimensions, and the option texts they are parsed from.
-#
-# Knows no model: whether a name or an axis is valid for a model is decided in ``load``. Imports nothing heavy, so that
-# errors in the text are reported at once.
-
-
 DYNAMIC_AXES_OPTION = "--dynamic-axes"
 
 _OPTIONS: Mapping[str, str] = {

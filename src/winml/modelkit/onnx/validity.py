@@ -14,14 +14,10 @@ import onnx
 
 from winml.modelkit.errors import InputError
 from winml.modelkit.metadata_keys import MODULE_KEY
+from winml.modelkit.onnx.contents import subgraphs
 
 OLDEST_OPSET = 7
 """Specified: the oldest opset that ONNX Runtime supports; operators of older ones broadcast differently."""
-
-
-# --- Finds nodes that need their own result: a cycle in a graph, in a graph inside it, or among functions.
-#
-# Reads the structure as stored in the file, since a reader that follows the values of such a graph never ends.
 
 
 DISPLAYED = 4
@@ -31,7 +27,10 @@ _Item = TypeVar("_Item", bound=Hashable)
 
 
 def cycle_words(model: onnx.ModelProto) -> str | None:
-    """Return a phrase that names the nodes of a cycle, and their modules where the file says them; None without one."""
+    """Return a phrase that names the nodes of a cycle, and their modules where the file says them; None without one.
+
+    Subgraphs are included, and functions that call themselves.
+    """
     for nodes in (model.graph.node, *(function.node for function in model.functions)):
         loop, _ = _loop_and_free_names(nodes)
         if loop:
@@ -76,7 +75,7 @@ def _loop_and_free_names(nodes: Sequence[onnx.NodeProto]) -> tuple[list[onnx.Nod
     reads: list[set[str]] = []
     for node in nodes:
         names = {name for name in node.input if name}
-        for graph in _graphs_in(node):
+        for graph in subgraphs(node):
             loop, free = _loop_and_free_names(graph.node)
             if loop:
                 return loop, set()
@@ -89,17 +88,10 @@ def _loop_and_free_names(nodes: Sequence[onnx.NodeProto]) -> tuple[list[onnx.Nod
     return [nodes[index] for index in indices], set().union(*reads) - makers.keys()
 
 
-def _graphs_in(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
-
-
 def _calls(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, str]]:
     for node in nodes:
         yield node.domain, node.op_type
-        for graph in _graphs_in(node):
+        for graph in subgraphs(node):
             yield from _calls(graph.node)
 
 
@@ -189,9 +181,8 @@ def _undefined_inputs(nodes: Iterable[onnx.NodeProto], known_names: set[str]) ->
         for name in node.input:
             if name and name not in known_names:
                 yield f"node {node.name or 'without a name'} ({node.op_type}) reads {name!r}"
-        for attribute in node.attribute:
-            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from _undefined_reads(graph, frozenset(known_names))
+        for graph in subgraphs(node):
+            yield from _undefined_reads(graph, frozenset(known_names))
 
 
 def _undefined_output(names: Iterable[str], known_names: set[str]) -> str:

@@ -160,9 +160,6 @@ def _install_hint(provider: ExecutionProvider) -> str:
     return f'Install it with: pip install "{package}", {place} the installed package of ONNX Runtime.'
 
 
-# --- Which version is an execution provider of? That of the package which brings it.
-
-
 def provider_version(provider: ExecutionProvider) -> str:
     """Return the version of the package of a plug-in, or of the ONNX Runtime that contains the provider."""
     if provider.name not in installed_plug_ins():

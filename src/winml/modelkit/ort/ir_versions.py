@@ -58,16 +58,12 @@ def runnable(path: Path) -> Path | bytes:
     return path.read_bytes() + _IR_VERSION_TAG + varint(newest)
 
 
-# --- Opens a file so that a run also returns inner values of the graph.
-#
-# The file is not changed and weights are not copied: they are mapped wherever they lie. Which values are returned is
-# decided by the caller.
-
-
 def open_with_outputs(
     path: Path, names: Sequence[str], providers: Sequence[str] = CPU, provider_options: Mapping[str, str] = {}
 ) -> Session:
     """Open a file with more outputs than it has, to be run node by node as it is written.
+
+    The file is not changed, and weights are mapped wherever they lie.
 
     Args:
         path: An ONNX file, its data beside it.

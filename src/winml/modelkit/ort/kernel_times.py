@@ -167,11 +167,6 @@ def _parse_size(text: Any) -> int | None:
     return int(text) if str(text).isdecimal() else None
 
 
-# --- What QNN writes with ``profiling_level=detailed``: a table of events. Those of one execution of a compiled part
-# end with the event of the execution, and a node is called after the node of the graph, or the value, that it stands
-# for.
-
-
 _COLUMNS = frozenset({"Message", "Time", "Unit of Measurement", "Event Identifier"})
 _EXECUTION = "EXECUTE"
 _NODE = "NODE"
@@ -218,7 +213,11 @@ def read_device_profile(path: Path, *, counted_runs: int, provider: str) -> RunP
 
 
 def _executed_parts(path: Path) -> list[list[list[dict[str, str]]]]:
-    """Return for each compiled part its executions, and for each execution its events."""
+    """Return for each compiled part its executions, and for each execution its events.
+
+    The events of one execution end with the event of the execution. A node is called after the node of the graph, or
+    the value, that it stands for.
+    """
     parts: dict[frozenset[str], list[list[dict[str, str]]]] = defaultdict(list)
     events: list[dict[str, str]] = []
     if path.is_file():

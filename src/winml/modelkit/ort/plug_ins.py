@@ -21,9 +21,6 @@ from winml.modelkit.errors import StageError, UsageError, first_line
 from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS, ExecutionProvider
 from winml.modelkit.ort.host import is_x86
 
-# --- Which exceptions does ONNX Runtime raise, and what is the reason in one of them?
-
-
 ORT_ERRORS: tuple[type[Exception], ...] = (
     # These share no base class; the Python binding itself raises RuntimeError and ValueError.
     *(value for value in vars(ort_errors).values() if isinstance(value, type) and issubclass(value, Exception)),
@@ -101,12 +98,6 @@ _SOURCE_LOCATION = re.compile(
     r"/\S+\.(?:cc|cpp|h|hpp):\d+ [^()]*(?:\((?:[^()]|\([^()]*\))*\))+(?: const)?(?: \[with [^\]]*\])? "
 )
 """Location of an error in ONNX Runtime's own source: a path of its build machine, and a signature."""
-
-
-# --- Registers execution providers that come as plug-ins for the installed ONNX Runtime, in packages of their own.
-#
-# A plug-in is a library that is registered once in a process and then offers its devices. Which package brings which
-# provider stands in ``execution_providers``. What a graph is run with is chosen in ``devices``.
 
 
 def installed_plug_ins() -> tuple[str, ...]:

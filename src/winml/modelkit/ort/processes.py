@@ -127,13 +127,6 @@ def _set_variable(value: str | None) -> None:
         os.environ[_SAFE_PATH_VARIABLE] = value
 
 
-# --- Asks a module of ours in a process of its own, which is ended when it takes too much time or memory.
-#
-# For what foreign text makes Python do, such as a template: no limit inside a process holds against all of it. The
-# module reads the question from stdin as JSON, writes an empty line once its imports are done, and then its answer as
-# JSON.
-
-
 _CHECK_SECONDS = 0.01
 """Time between two checks. Chosen: in it, a process fills some 50 MB."""
 _START_SECONDS = 120.0
@@ -141,7 +134,11 @@ _START_SECONDS = 120.0
 
 
 def ask_limited(module: str, question: object, who: str, *, seconds: float, resident_bytes: int) -> Any:
-    """Return the answer of a module.
+    """Return the answer of a module that runs in a separate process.
+
+    For what foreign text makes Python do, such as a template: no limit inside a process holds against all of it. The
+    module reads the question from stdin as JSON, writes an empty line once its imports are done, and then its answer as
+    JSON.
 
     Args:
         module: Dotted name of the module.

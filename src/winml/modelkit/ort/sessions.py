@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -193,7 +194,7 @@ class Session:
                 f"{self.name} is damaged: a name or its metadata is not UTF-8 text", hint="Export or download it again."
             ) from error
 
-    def _refuse_sizes(self, feeds: Arrays) -> None:
+    def refuse_sizes(self, feeds: Arrays) -> None:
         """Refuse values of sizes for which the graph was not made, where it may answer wrongly without an error.
 
         Raises:
@@ -227,14 +228,9 @@ class Session:
             raise UsageError(
                 f"{self.name} takes {', '.join(self.inputs) or 'no inputs'}; got {', '.join(feeds) or 'none'}"
             )
-        self._refuse_sizes(feeds)
-        try:
-            values = {name: to_ort_value(array) for name, array in feeds.items()}
-            names = list(self.outputs if output_names is None else output_names)
-            outputs = self._session.run_with_ort_values(names, values, self._run_options)
-            return {name: to_array(output) for name, output in zip(names, outputs, strict=True)}
-        except ORT_ERRORS as error:
-            raise StageError(f"ONNX Runtime cannot run {self.name}: {ort_reason(error)}") from error
+        with _run_errors(self.name):
+            outputs = self._run_values(feeds, {}, self.outputs if output_names is None else output_names)
+            return {name: to_array(value) for name, value in outputs.items()}
 
     def run_with_states(
         self, feeds: Arrays, states: Mapping[str, ort.OrtValue], retained: Collection[str]
@@ -255,15 +251,18 @@ class Session:
         """
         if {*feeds, *states} != set(self.inputs):
             raise UsageError(f"{self.name} takes {', '.join(self.inputs)}; got {', '.join((*feeds, *states))}")
-        self._refuse_sizes(feeds)
-        try:
-            values = {**{name: to_ort_value(array) for name, array in feeds.items()}, **states}
-            outputs = self._session.run_with_ort_values(list(self.outputs), values, self._run_options)
-            named = dict(zip(self.outputs, outputs, strict=True))
-            arrays = {name: to_array(value) for name, value in named.items() if name not in retained}
-            return arrays, {name: named[name] for name in self.outputs if name in retained}
-        except ORT_ERRORS as error:
-            raise StageError(f"ONNX Runtime cannot run {self.name}: {ort_reason(error)}") from error
+        with _run_errors(self.name):
+            outputs = self._run_values(feeds, states, self.outputs)
+            arrays = {name: to_array(value) for name, value in outputs.items() if name not in retained}
+            return arrays, {name: value for name, value in outputs.items() if name in retained}
+
+    def _run_values(
+        self, feeds: Arrays, states: Mapping[str, ort.OrtValue], output_names: Sequence[str]
+    ) -> dict[str, ort.OrtValue]:
+        self.refuse_sizes(feeds)
+        values = {**{name: to_ort_value(array) for name, array in feeds.items()}, **states}
+        outputs = self._session.run_with_ort_values(list(output_names), values, self._run_options)
+        return dict(zip(output_names, outputs, strict=True))
 
     @property
     def model_path(self) -> Path | None:
@@ -286,10 +285,8 @@ class Session:
         Raises:
             StageError: ONNX Runtime refuses the values.
         """
-        try:
-            return InPlaceRun(self._session, self.name, states, outputs, self._run_options, self._refuse_sizes)
-        except ORT_ERRORS as error:
-            raise StageError(f"ONNX Runtime cannot run {self.name}: {ort_reason(error)}") from error
+        with _run_errors(self.name):
+            return InPlaceRun(self, self._session, states, outputs, self._run_options)
 
     def prepare(self, feeds: Arrays, *, io_binding: bool = True) -> PreparedRun:
         """Return a run on these values that can be repeated without passing them again.
@@ -303,7 +300,7 @@ class Session:
             UsageError: a size is beyond the bounds that the file states.
             StageError: ONNX Runtime refuses the values.
         """
-        self._refuse_sizes(feeds)
+        self.refuse_sizes(feeds)
         return PreparedRun(self._session, self.name, feeds, io_binding=io_binding)
 
     def end_profile(self) -> Path:
@@ -319,16 +316,14 @@ class InPlaceRun:
 
     def __init__(
         self,
+        owner: Session,
         session: ort.InferenceSession,
-        name: str,
         states: Mapping[str, ort.OrtValue],
         outputs: Mapping[str, str],
         run_options: ort.RunOptions | None,
-        refuse_sizes: Callable[[Arrays], None],
     ) -> None:
         """Bind the states; use :meth:`Session.prepare_in_place`."""
-        self._session, self._name, self._options = session, name, run_options
-        self._refuse_sizes = refuse_sizes
+        self._owner, self._session, self._options = owner, session, run_options
         self._binding = session.io_binding()
         bound = {outputs[state] for state in states}
         self._others = [value.name for value in session.get_outputs() if value.name not in bound]
@@ -356,8 +351,8 @@ class InPlaceRun:
             UsageError: a size is beyond the bounds that the file states.
             StageError: ONNX Runtime refuses the values or fails; gives its reason.
         """
-        self._refuse_sizes(feeds)
-        try:
+        self._owner.refuse_sizes(feeds)
+        with _run_errors(self._owner.name):
             # Bound again: otherwise a run writes into the outputs of the run before, which a caller may hold.
             arrays = {name: np.empty_like(like[name]) for name in self._others if name in like}
             if len(arrays) < len(self._others):
@@ -372,8 +367,6 @@ class InPlaceRun:
                 return arrays
             outputs = self._binding.get_outputs()[: len(self._others)]
             return {name: to_array(value) for name, value in zip(self._others, outputs, strict=True)}
-        except ORT_ERRORS as error:
-            raise StageError(f"ONNX Runtime cannot run {self._name}: {ort_reason(error)}") from error
 
 
 _OTHER_SHAPE = "Got invalid dimensions for output"
@@ -404,12 +397,10 @@ class PreparedRun:
             run_arrays = session.run if has_text else partial(_run_on_arrays, session)
             self._run_once = lambda: run_arrays(self._output_names, dict(feeds))
             return
-        try:
+        with _run_errors(name):
             # These refer to the arrays, which have to stay.
             self._values = {input_name: to_ort_value(array) for input_name, array in feeds.items()}
             self._binding = self._bound(memory)
-        except ORT_ERRORS as error:
-            raise self._run_error(error) from error
         self._memory = memory
         self._run_once = self._run_on_last_outputs
 
@@ -419,10 +410,10 @@ class PreparedRun:
         Raises:
             StageError: ONNX Runtime refuses the values, or fails; gives its reason.
         """
-        try:
+        try:  # no context manager, whose time would be measured with that of the graph
             self._run_outputs = self._run_once()
         except ORT_ERRORS as error:
-            raise self._run_error(error) from error
+            raise _run_error(self._name, error) from error
 
     def outputs(self) -> dict[str, Array | None]:
         """Return the outputs of the last run by name; None for those that are not numeric tensors.
@@ -467,15 +458,23 @@ class PreparedRun:
     def _bound_outputs(self) -> list[Array | None]:
         binding = self._binding
         if self.output_memory != ("cpu",):
-            try:
+            with _run_errors(self._name):
                 binding = self._bound(dict.fromkeys(self._output_names, "cpu"))
                 self._session.run_with_iobinding(binding)
-            except ORT_ERRORS as error:
-                raise self._run_error(error) from error
         return [to_array(value) if value.is_tensor() else None for value in binding.get_outputs()]
 
-    def _run_error(self, error: Exception) -> StageError:
-        return StageError(f"ONNX Runtime cannot run {self._name}: {ort_reason(error)}")
+
+@contextmanager
+def _run_errors(name: str) -> Iterator[None]:
+    """Replace an error of ONNX Runtime in the block by a StageError that names the graph."""
+    try:
+        yield
+    except ORT_ERRORS as error:
+        raise _run_error(name, error) from error
+
+
+def _run_error(name: str, error: Exception) -> StageError:
+    return StageError(f"ONNX Runtime cannot run {name}: {ort_reason(error)}")
 
 
 _DEVICE_MEMORY = {"Cuda": "cuda", "DML": "dml", "WebGPU_Buffer": "webgpu"}
@@ -663,12 +662,6 @@ def last_entries(value: ort.OrtValue, count: int, axis: int) -> ort.OrtValue:
     array = to_array(value)
     start = array.shape[axis] - count
     return value if start <= 0 else to_ort_value(array[(slice(None),) * axis + (slice(start, None),)])
-
-
-# --- Writes the graph that ONNX Runtime's optimizer makes of a file.
-#
-# Opens a session only to have the optimized graph written. Which graph transformers are disabled is decided by the
-# caller.
 
 
 _DATA_LIMIT_BYTES = 1024

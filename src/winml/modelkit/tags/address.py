@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -152,6 +152,30 @@ def sibling_segments(siblings: Sequence[tuple[str, str]]) -> list[str]:
     return segments
 
 
+def assign_tags(
+    paths: Iterable[str],
+    parents: Mapping[str, str | None],
+    name_family: Callable[[str | None, list[str]], list[str]],
+) -> dict[str, str]:
+    """Return module path → tag: the tag of the parent and a segment that is unique among the parent's children.
+
+    Args:
+        paths: The modules, each after its parent.
+        parents: Module path → path of the parent; None for the root.
+        name_family: Returns the segments of the modules under one parent.
+    """
+    paths = list(paths)
+    families: dict[str | None, list[str]] = defaultdict(list)
+    for path in paths:
+        families[parents[path]].append(path)
+    tags: dict[str, str] = {}
+    for parent in [None, *paths]:
+        family = families[parent]
+        for path, segment in zip(family, name_family(parent, family), strict=True):
+            tags[path] = (tags[parent] if parent is not None else "") + format_tag([segment])
+    return tags
+
+
 def _plain_segment(path: str, class_name: str) -> str:
     own_name = path.rpartition(".")[2]
     return f"{_escaped_name(class_name)}.{own_name}" if own_name.isdecimal() else _escaped_name(class_name)
@@ -173,9 +197,6 @@ def _escaped_name(name: str) -> str:
     # A ModuleDict key or the name of a class created at run time may contain the separator. The tag must still split
     # into its segments, and different names must stay different.
     return name.replace("%", "%25").replace(SEPARATOR, "%2F")
-
-
-# --- Identifies one call of one module, in records and in sentences.
 
 
 @dataclass(frozen=True)

@@ -176,19 +176,15 @@ def _refuse_unknown_classes(called: Sequence[CalledModule], names: Iterable[str]
         )
 
 
-# --- Finds the module inside one that ``torch.compile`` wrapped.
-#
-# ``torch.compile`` returns a wrapper whose child ``_orig_mod`` is the user's module; that name must not appear in
-# module paths. Works on any object with torch's child modules. Never imports ``torch._dynamo``, which takes two
-# seconds: if it is not imported yet, nothing was compiled.
-
-
 _WRAPPER_PACKAGE = "torch._dynamo"
 """Package of the class that wraps a compiled module."""
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """Return the module inside a ``torch.compile`` wrapper, or ``model`` itself where it is no wrapper."""
+    """Return the module inside a ``torch.compile`` wrapper, or ``model`` itself where it is no wrapper.
+
+    ``torch._dynamo`` is not imported, which takes two seconds: if it was not imported before, nothing was compiled.
+    """
     inner = model._modules.get("_orig_mod") if type(model).__module__.startswith(_WRAPPER_PACKAGE) else None
     return model if inner is None else inner
 

@@ -141,7 +141,12 @@ def build_tree(
     chosen = {module.path for module in executed}
     parents = _calling_modules(executed)
     tagged = [module for module in all_called if module.path in in_hierarchy]
-    tags = _assign_tags(tagged, _calling_modules(tagged))
+    classes = {module.path: module.class_name for module in tagged}
+    tags = address.assign_tags(
+        classes,
+        _calling_modules(tagged),
+        lambda _parent, family: address.sibling_segments([(path, classes[path]) for path in family]),
+    )
     holders = {path: _nearest_prefix(path, chosen) for path in modules}
     is_leaf = chosen - set(parents.values())
     nodes = [
@@ -178,21 +183,6 @@ def _calling_modules(executed: list[TracedModule]) -> dict[str, str | None]:
     """Return, for the path of each module, the nearest of them that it was first called under."""
     chosen = {module.path for module in executed}
     return {module.path: next((up for up in reversed(module.stack) if up in chosen), None) for module in executed}
-
-
-def _assign_tags(executed: list[TracedModule], parents: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the tag of every module: its parent's tag and a segment unique among the parent's children."""
-    families: dict[str | None, list[TracedModule]] = defaultdict(list)
-    for module in executed:
-        families[parents[module.path]].append(module)
-    tags: dict[str, str] = {}
-    # A parent is called before its children, so its tag is assigned before theirs.
-    for parent in [None, *(module.path for module in executed)]:
-        family = families.get(parent, [])
-        segments = address.sibling_segments([(module.path, module.class_name) for module in family])
-        for module, segment in zip(family, segments, strict=True):
-            tags[module.path] = (tags[parent] if parent is not None else "") + address.format_tag([segment])
-    return tags
 
 
 def _nearest_prefix(path: str, chosen: set[str]) -> str:

@@ -24,7 +24,7 @@ from winml.modelkit.onnx.contexts import refuse_compiled_modules
 from winml.modelkit.onnx.cutting import ModuleParts, Refusal
 from winml.modelkit.onnx.files.graph_reading import graph_of, merge_duplicate_keys
 from winml.modelkit.onnx.files.reading import read_structure
-from winml.modelkit.onnx.module_tree import OnnxModule, OnnxTree, read_tree
+from winml.modelkit.onnx.module_tree import OnnxTree, read_tree
 from winml.modelkit.onnx.validity import refuse_cycles
 from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS
 from winml.modelkit.ort.devices import ChosenProvider
@@ -35,6 +35,7 @@ from winml.modelkit.ort.sessions import CPU, Session
 from winml.modelkit.tags import address
 from winml.modelkit.tags.address import ModuleIdentity
 from winml.modelkit.tags.carry.original_graph import RANDOM_OPERATORS
+from winml.modelkit.tags.selector import ModuleAddress
 from winml.modelkit.tags.tagging import listed_modules
 
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE, None})
@@ -260,7 +261,7 @@ def _common_path(paths: Sequence[str]) -> str:
     return ".".join(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
 
 
-def _boundaries(module: OnnxModule, parts: ModuleParts, position: Mapping[ir.Node, int]) -> list[ModuleBoundary]:
+def _boundaries(module: ModuleAddress, parts: ModuleParts, position: Mapping[ir.Node, int]) -> list[ModuleBoundary]:
     calls = parts.cut(module.tag)
     if not calls:
         identity = ModuleIdentity(module.path, module.tag, module.class_name)

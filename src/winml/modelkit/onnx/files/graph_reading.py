@@ -88,13 +88,6 @@ def _check_tensor(tensor: Any) -> None:
         raise ValueError(f"tensor {name!r} lies at byte {tensor.offset} of its data file, with length {tensor.length}")
 
 
-# --- Reads files that another tool wrote, and merges duplicate metadata keys.
-#
-# Some builds of ONNX Runtime copy the metadata of every node they fuse into the fused node, so that a key occurs
-# several times. Readers then keep one of the values; ``onnx.checker`` refuses such keys of a model, not those of a
-# node. Does not restore tags that are missing.
-
-
 class MergedKeys(NamedTuple):
     """What was merged in a file; false where every key stood there once."""
 
@@ -187,6 +180,9 @@ def read_foreign(path: Path) -> tuple[ir.Model, MergedKeys]:
 def merge_duplicate_keys(model: onnx.ModelProto) -> MergedKeys:
     """Merge the duplicate metadata keys of the model and of every node, in place.
 
+    Some builds of ONNX Runtime copy the metadata of every node they fuse into the fused node, so that a key occurs
+    several times; readers then keep one of the values.
+
     Different tags become the tag of the common module, with source ``merged``, the list of modules, and the module
     path where the file tells it. Of other keys the last value is kept; torch's keys are dropped where their values
     differ.
@@ -247,10 +243,6 @@ def _merged_metadata(node: onnx.NodeProto, modules: Mapping[str, str]) -> dict[s
         merged[MODULE_KEY] = modules[tag]
         merged[DEPTH_KEY] = str(address.depth(tag))
     return merged
-
-
-# --- Gives what runs a file the same without modules that are functions, so that its nodes are called as
-# everywhere.
 
 
 @contextmanager

@@ -54,10 +54,6 @@ def cache_root() -> Path:
     return Path(chosen).expanduser().absolute() if chosen else platformdirs.user_cache_path("winml", appauthor=False)
 
 
-# --- Keeps the working directory where foreign code changes it, so that a relative path goes on meaning what it
-# meant.
-
-
 @contextlib.contextmanager
 def restored_working_directory() -> Iterator[None]:
     """Return to the present working directory after the block, unless it is gone by then."""

@@ -485,11 +485,6 @@ class OutputFiles:
                 directory.rmdir()
 
 
-# --- Names the files of an export, and refuses those that may not be written.
-#
-# Looks at paths only, so wrong ones are refused before anything heavy is imported.
-
-
 @dataclass(frozen=True)
 class ExportPaths:
     """The files one export writes."""

@@ -22,6 +22,7 @@ import onnx_ir as ir
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.file_names import MODEL_SUFFIX, data_path, is_data_of, unfinished_data_path
+from winml.modelkit.onnx.contents import subgraphs
 from winml.modelkit.onnx.contexts import context_file_attributes
 from winml.modelkit.onnx.files.content_digest import content_digest, hash_file
 from winml.modelkit.onnx.files.reading import check_data_file, read_structure
@@ -267,15 +268,8 @@ def _tensors_in_node(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
         if attribute.HasField("t"):
             yield attribute.t
         yield from attribute.tensors
-        if attribute.HasField("g"):
-            yield from _tensors_in_graph(attribute.g)
-        for graph in attribute.graphs:
-            yield from _tensors_in_graph(graph)
-
-
-# --- Finds and removes the weights that only a replaced model had.
-#
-# A data file goes with the model that names it, and only where no other model of the folder names it as well.
+    for graph in subgraphs(node):
+        yield from _tensors_in_graph(graph)
 
 
 def replaceable_data(model: Path) -> tuple[str, ...]:

@@ -35,14 +35,6 @@ from winml.modelkit.words import message_words
 if TYPE_CHECKING:
     import filelock
 
-# --- Writes down which finished files are to be put in place together, so that a kill between two of them is made
-# good.
-#
-# The journal is written when every file is complete and before the first is moved. Whoever finds one whose writer ended
-# completes it. A downloaded folder may hold one as well: only files of names that commands write are moved, within one
-# folder, and a journal with other names is left alone. Standard library only.
-
-
 MOVED_ASIDE = "moved"
 """Subfolder of a hidden folder that holds earlier files that were taken from their places, where links fail."""
 
@@ -78,6 +70,8 @@ class _Journal:
 
 def write_journal(folder: Path, staged: Path, directory: Path, moves: Sequence[str], removals: Sequence[str]) -> None:
     """Write down what is about to be done; it is on the disk when this returns.
+
+    Every file is complete then, and none was moved.
 
     Args:
         folder: The hidden folder the journal goes to.
@@ -229,6 +223,8 @@ def remove_journal(folder: Path) -> None:
 def _read_journal(path: Path) -> _Journal:
     """Return the journal, which is empty where nothing was ready to be put in place.
 
+    A downloaded folder may hold one as well: only names that commands write are accepted, within one folder.
+
     Raises:
         ValueError, OverflowError: it is of another version, damaged, or removes what belongs to no model it replaces.
     """
@@ -270,9 +266,6 @@ def _state(value: Any) -> State:
     return None if value is None else (int(value[0]), int(value[1]))
 
 
-# --- Lets interruptions wait while files are put in place.
-
-
 _HELD = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
@@ -301,12 +294,6 @@ def interruptions_held() -> Iterator[None]:
             signal.raise_signal(number)
 
 
-# --- Makes folders for unfinished files that belong to one process, and finds those whose process ended.
-#
-# The owner holds a lock of the operating system on a file in its folder. The system releases it when the process ends,
-# however that happens, so that a folder whose lock is free has no owner. Standard library and filelock only.
-
-
 _FORGOTTEN_SECONDS = 86_400
 """Age from which what has no lock file is abandoned. Chosen: a day. Another version of this tool may be at work."""
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL})
@@ -315,6 +302,9 @@ _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSU
 
 class OwnedFolder:
     """A folder of this process, until it is removed or the process ends.
+
+    The owner holds a lock of the operating system on a file in its folder. The system releases it when the process
+    ends, however that happens, so that a folder whose lock is free has no owner.
 
     Attributes:
         path: The folder.
@@ -454,10 +444,6 @@ def _acquire(path: Path) -> filelock.BaseFileLock | None:
     return lock
 
 
-# --- Completes or removes what commands that were killed left in a folder, or says what. Standard library and
-# filelock.
-
-
 STAGED = "new"
 """Subfolder of a hidden folder that holds the files to be put in place, under their own names."""
 
@@ -571,9 +557,6 @@ def _note(directory: Path, settled: _Settled, earlier: tuple[str, ...]) -> None:
     words = "; ".join(f"{verb} {', '.join(names)}" for verb, names in done.items() if names)
     if words:
         record_settled(f"{directory}: an earlier command was killed; {words}")
-
-
-# --- Makes the folders for temporary files, and removes those that killed commands left.
 
 
 @contextmanager

@@ -618,10 +618,6 @@ def rows_of(tokens: Sequence[int]) -> Array:
     return np.array([tokens], np.int64)
 
 
-# --- What do the files of parts say of their graphs: which output becomes which input of another, and how texts
-# begin?
-
-
 def feeds_between(giver: Session, taker: Session) -> dict[str, str]:
     """Return output → input.
 
