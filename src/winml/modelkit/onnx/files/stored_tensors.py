@@ -27,7 +27,7 @@ _STRIP = 8
 in squares of 64, 56 ms all at once, which numpy does column by column."""
 
 
-class ValueSource(Protocol):
+class _ValueSource(Protocol):
     """Values that a tensor refers to."""
 
     @property
@@ -39,7 +39,7 @@ class ValueSource(Protocol):
         """Element type in which the values are read."""
 
 
-_SourceT = TypeVar("_SourceT", bound=ValueSource)
+_SourceT = TypeVar("_SourceT", bound=_ValueSource)
 _TensorT = TypeVar("_TensorT", bound="ReferringTensor[Any]")
 
 
