@@ -23,25 +23,17 @@ def nodes_against_schema(model: ir.Model) -> dict[ir.Node, str]:
     for nodes, opsets in scopes:
         schemas: dict[tuple[str, str], onnx.defs.OpSchema | None] = {}
         for node in nodes:
-            key, version = (node.op_type, node.domain), _version_of(node, opsets)
+            key = (node.op_type, node.domain)
+            domain = "" if node.domain == "ai.onnx" else node.domain
+            version = opsets.get(node.domain, opsets.get(domain))
             if key not in schemas:
-                schemas[key] = _find_schema(node, version)
+                schemas[key] = None
+                if version is not None and onnx.defs.has(node.op_type, version, domain):
+                    schemas[key] = onnx.defs.get_schema(node.op_type, version, domain)
             schema = schemas[key]
             if schema is not None and (violation := _find_violation(node, schema, f"opset {version}")):
                 violations[node] = violation
     return violations
-
-
-def _version_of(node: ir.Node, opsets: Mapping[str, int]) -> int | None:
-    """Return the opset version that a graph imports for the domain of a node."""
-    return opsets.get(node.domain, opsets.get("" if node.domain == "ai.onnx" else node.domain))
-
-
-def _find_schema(node: ir.Node, version: int | None) -> onnx.defs.OpSchema | None:
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    if version is None or not onnx.defs.has(node.op_type, version, domain):
-        return None
-    return onnx.defs.get_schema(node.op_type, version, domain)
 
 
 def _find_violation(node: ir.Node, schema: onnx.defs.OpSchema, version: str) -> str | None:

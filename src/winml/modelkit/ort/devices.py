@@ -136,16 +136,16 @@ def _provider_for(device: Device) -> ExecutionProvider:
     for provider in EXECUTION_PROVIDERS.values():
         if provider.name in present and device in provider.devices:
             return provider
-    installable = [short for short, provider in EXECUTION_PROVIDERS.items() if _is_installable(provider, device)]
+    installable = [
+        short
+        for short, provider in EXECUTION_PROVIDERS.items()
+        if device in provider.devices and sys.platform in provider.packages
+    ]
     raise UsageError(
         f"--device {device}: no installed execution provider supports it; ONNX Runtime has {_short_names(present)}",
         hint=f"Providers for it on this platform: {', '.join(installable) or 'none'}; winml sys shows how to install "
         "them.",
     )
-
-
-def _is_installable(provider: ExecutionProvider, device: Device) -> bool:
-    return device in provider.devices and sys.platform in provider.packages
 
 
 def _short_names(names: list[str]) -> str:

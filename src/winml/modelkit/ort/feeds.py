@@ -144,7 +144,8 @@ def _draw_input(generator: np.random.Generator, spec: InputTensorSpec, shape: tu
             values[..., -1] |= ~values.any(axis=-1)
         if shape[-1] > 1 or isinstance(spec.shape[-1], str):
             values[..., 0] &= ~values.all(axis=-1)
-    return np.sort(values.reshape(*shape[:-1], 2, 2), axis=-2).reshape(shape) if _holds_boxes(spec, shape) else values
+    holds_boxes = _last_name(spec) == "bbox" and shape[-1:] == (4,)
+    return np.sort(values.reshape(*shape[:-1], 2, 2), axis=-2).reshape(shape) if holds_boxes else values
 
 
 def _mask_input(
@@ -291,10 +292,6 @@ def _draw_mask(generator: np.random.Generator, shape: tuple[int, ...], *, is_pla
     if is_plane and len(shape) > 1:
         valid = np.broadcast_to(valid[..., :1], shape[:-1])  # an image is padded along its whole right edge
     return (np.arange(length) < valid[..., None]).astype(np.int64)
-
-
-def _holds_boxes(spec: InputTensorSpec, shape: tuple[int, ...]) -> bool:
-    return _last_name(spec) == "bbox" and bool(shape) and shape[-1] == 4
 
 
 def _last_name(spec: InputTensorSpec) -> str:

@@ -94,7 +94,7 @@ def look_at_machine() -> Machine:
             **{name: _package_version(name) for name in LIBRARIES},
             **{
                 name: version
-                for name in sorted(_provider_packages())
+                for name in sorted(_package_names(EXECUTION_PROVIDERS.values()) - {"onnxruntime"})
                 if (version := _package_version(name)) is not None
             },
         },
@@ -119,11 +119,6 @@ def _package_version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _provider_packages() -> set[str]:
-    """Return the distributions that bring execution providers, other than ``onnxruntime``."""
-    return _package_names(EXECUTION_PROVIDERS.values()) - {"onnxruntime"}
 
 
 def _package_names(providers: Iterable[ExecutionProvider]) -> set[str]:

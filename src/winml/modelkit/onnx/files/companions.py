@@ -39,16 +39,18 @@ class Companions:
     @property
     def notes(self) -> tuple[str, ...]:
         """One sentence about files of somebody else, and one about damaged files."""
-        kept = f"Existing files were not replaced: {', '.join(self.kept)}."
-        damaged = f"Copied, but not JSON: {', '.join(self.damaged)}."
-        return (
-            *([f"{kept} They may not fit this model; use a separate folder."] if self.kept else []),
-            *(
-                [f"{damaged} Readers of the folder will fail; repair the files of the checkpoint."]
-                if self.damaged
-                else []
-            ),
-        )
+        notes = []
+        if self.kept:
+            names = ", ".join(self.kept)
+            notes.append(
+                f"Existing files were not replaced: {names}. They may not fit this model; use a separate folder."
+            )
+        if self.damaged:
+            names = ", ".join(self.damaged)
+            notes.append(
+                f"Copied, but not JSON: {names}. Readers of the folder will fail; repair the files of the checkpoint."
+            )
+        return tuple(notes)
 
 
 def reserve_companions(

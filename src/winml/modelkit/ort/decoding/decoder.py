@@ -631,7 +631,10 @@ def feeds_between(giver: Session, taker: Session) -> dict[str, str]:
     except (ValueError, KeyError, TypeError, AttributeError):
         feeds = {}
     if not feeds or not set(feeds) <= set(giver.outputs) or not set(feeds.values()) <= set(taker.inputs):
-        raise _unrelated(giver, taker)
+        raise InputError(
+            f"{giver.name} and {taker.name} have no metadata that connects them",
+            hint="Build both again from one model with this version of winml.",
+        )
     return feeds
 
 
@@ -646,10 +649,3 @@ def text_tokens(decoder: Session) -> TextTokens | None:
         return None if text is None else TextTokens.from_fields(text)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{decoder.name}: {PART_KEY} is damaged", hint="Export the model again.") from error
-
-
-def _unrelated(giver: Session, taker: Session) -> InputError:
-    return InputError(
-        f"{giver.name} and {taker.name} have no metadata that connects them",
-        hint="Build both again from one model with this version of winml.",
-    )

@@ -64,12 +64,17 @@ def carry_tags(original_model: ir.Model, carried_model: ir.Model) -> CarryReport
     writer = _TagWriter(original)
     for node, match in matches.items():
         writer.write(node, match)
-    _restore_model_metadata(original_model, carried_model)
+    for key, value in original_model.metadata_props.items():
+        # The stamp of a normalized graph as well: it names the graph it is valid for.
+        if key.startswith(OUR_PREFIX):
+            carried_model.metadata_props.setdefault(key, value)
     by_way = Counter(match.way for match in matches.values())
     last_resort = tuple(node.name or "" for node, match in matches.items() if match.way == "root")
     inside = original.main.makers.keys() - {value.name for value in original_model.graph.outputs}
     matched = sum(_is_matched(node, match, inside) for node, match in matches.items())
-    notes = _root_notes(by_way)
+    notes: tuple[str, ...] = ()
+    if last_resort:
+        notes = (f"{len(last_resort)} node(s) match nothing in the original model; they are tagged with its root",)
     return CarryReport(len(matches), len(matches), by_way, notes, last_resort=last_resort, matched=matched)
 
 
@@ -194,19 +199,3 @@ def _write_namespace(node: ir.Node, place: Place) -> None:
         node.metadata_props[NAMESPACE_KEY] = place.namespace
     else:
         node.metadata_props.pop(NAMESPACE_KEY, None)
-
-
-def _restore_model_metadata(original_model: ir.Model, carried_model: ir.Model) -> None:
-    """Restore our keys on the model that the tool dropped, in place.
-
-    The stamp of a normalized graph may be restored as well: it names the graph it is valid for.
-    """
-    for key, value in original_model.metadata_props.items():
-        if key.startswith(OUR_PREFIX):
-            carried_model.metadata_props.setdefault(key, value)
-
-
-def _root_notes(by_way: Mapping[Way, int]) -> tuple[str, ...]:
-    if not by_way.get("root"):
-        return ()
-    return (f"{by_way['root']} node(s) match nothing in the original model; they are tagged with its root",)
