@@ -630,11 +630,8 @@ def refresh_metadata(model: ir.Model, work: GraphWork[ResultT], *, is_plain: boo
         model.metadata_props.pop(NORMALIZED_KEY, None)
 
 
-# --- Which float file was a quantized one made from? It says so itself, and the file is known by its content.
-
-
 def _record_float_source(model: ir.Model, task: GraphFileTask) -> None:
-    """Let a model that was quantized now name the file that it was made from, in place."""
+    """Let a model that was quantized now name the float file that it was made from, in place."""
     if QUANTIZATION_KEY not in model.metadata_props or FLOAT_SOURCE_KEY in model.metadata_props:
         return
     before = {item.key for item in read_structure(task.source).metadata_props}

@@ -119,9 +119,6 @@ def _tags_with_nodes(option: str, selectors: Sequence[str], modules: GraphModule
     return found
 
 
-# --- Optimizes a graph in memory, or those of its modules that options select. Used by what writes and what checks.
-
-
 ALL, CLASSES = "all", "classes"
 """What ``--functions`` takes beside a selector."""
 

@@ -41,44 +41,9 @@ from winml.modelkit.tags.tagging import measure_coverage
 from winml.modelkit.transform.graph_file import CheckedSource, GraphFileTask, GraphWork, transform_file
 from winml.modelkit.transform.records import PinnedModel
 
-# --- Which sizes of its dynamic dimensions does a file run at? Tried, since a graph does not declare its limits.
-
-
-@dataclass(frozen=True)
-class _RefusedSizes:
-    """Why a file does not run at some sizes."""
-
-    asked: Mapping[str, int]
-    """Dimension, by its name in the file → the size asked for."""
-    reason: str
-    """ONNX Runtime's."""
-    limits: Mapping[str, int]
-    """Dimension → the largest size it runs at, below the one asked for; only those that are too large."""
-
-
-def _refused_sizes(path: Path, sizes: Mapping[str, int], seed: int) -> _RefusedSizes | None:
-    """Return why a file does not run at some sizes; None where it does.
-
-    Args:
-        path: The file.
-        sizes: Size by name of a dynamic dimension, or by key of ``--shape-config``; the others get small ones.
-        seed: Seed of the values.
-
-    Raises:
-        StageError: ONNX Runtime cannot open the file.
-        UsageError: no values can be drawn for one of its inputs.
-    """
-    trial = _Trial(open_session(path, as_written=True), seed)
-    requested = resolve_names(sizes, trial.names)
-    reason = trial.refusal(requested)
-    if reason is None:
-        return None
-    limits = {name: trial.limit(name, size) for name, size in requested.items()}
-    return _RefusedSizes(requested, reason, {name: limit for name, limit in limits.items() if limit is not None})
-
 
 class _Trial:
-    """Runs a file at sizes."""
+    """Runs a file at sizes of its dynamic dimensions, since a graph does not declare their limits."""
 
     def __init__(self, session: Session, seed: int) -> None:
         self._session = session
@@ -225,7 +190,7 @@ class Pinning(GraphWork[_PinResult]):
 
     def summary(self, result: _PinResult) -> str:
         """Return the sizes."""
-        return ", ".join(f"{name} {size}" for name, size in result.sizes.items())
+        return _size_words(result.sizes)
 
     def metadata(self, model: ir.Model) -> Mapping[str, Any]:
         """Return inputs and outputs as they are now.
@@ -257,19 +222,18 @@ class Pinning(GraphWork[_PinResult]):
         Raises:
             UsageError: names the size, and the largest the model takes.
         """
-        refused = _refused_sizes(source, self.sizes, seed)
-        if refused is None:
+        trial = _Trial(open_session(source, as_written=True), seed)
+        requested = resolve_names(self.sizes, trial.names)
+        reason = trial.refusal(requested)
+        if reason is None:
             return
-        requested = refused.asked
         words = [
-            f"{name} {requested[name]}: {source.name} takes {limit} at most" for name, limit in refused.limits.items()
+            f"{name} {size}: {source.name} takes {limit} at most"
+            for name, size in requested.items()
+            if (limit := trial.limit(name, size)) is not None
         ]
-        raise UsageError(
-            f"--shape-config: {'; '.join(words)}"
-            if words
-            else f"--shape-config: {source.name} does not run at {_size_words(requested)}: {refused.reason}",
-            hint="Set sizes that the model supports.",
-        )
+        refusal = "; ".join(words) or f"{source.name} does not run at {_size_words(requested)}: {reason}"
+        raise UsageError(f"--shape-config: {refusal}", hint="Set sizes that the model supports.")
 
 
 def _size_words(sizes: Mapping[str, int]) -> str:

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
-
-from winml.modelkit.report.document import Field
-from winml.modelkit.words import size_words
-
-if TYPE_CHECKING:
-    from winml.modelkit.transform.records import WrittenFile
-
 
 from winml.modelkit.compare.verification_words import coverage_words
 from winml.modelkit.report import document as doc
 from winml.modelkit.tags.carry.matching import Way
-from winml.modelkit.transform.records import PinnedModel, RetaggedModel
-from winml.modelkit.words import shape_words
+from winml.modelkit.transform.records import PinnedModel, RetaggedModel, WrittenFile
+from winml.modelkit.words import shape_words, size_words
 
 DISPLAYED_ROWS = 12
 """Rows of a table unless all are asked for. Chosen: the whole summary fits on a screen."""
@@ -71,6 +63,6 @@ def retagged_document(result: RetaggedModel) -> doc.Document:
     return doc.Document([doc.Fields(fields)])
 
 
-def written_fields(files: Iterable[WrittenFile]) -> list[Field]:
+def written_fields(files: Iterable[WrittenFile]) -> list[doc.Field]:
     """Return a field for each written file."""
     return [("wrote", f"{file.path} ({size_words(file.size_bytes)})") for file in files]
