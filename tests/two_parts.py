@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import nn
 
+from winml.modelkit.export.config import first_choice
+from winml.modelkit.export.exporting import HTPExporter
+from winml.modelkit.export.records import ExportResult
 from winml.modelkit.models.parts import LoadedModel, ModelInfo, ModelPart
 from winml.modelkit.onnx.bundle import PartFeed
 from winml.modelkit.onnx.specs import InputTensorSpec
@@ -108,3 +113,11 @@ def two_parts(model: Translator | None = None) -> LoadedModel:
             ModelPart(model=model, inputs=(targets, encoded), name="decoder", path="body.decoder"),
         ),
     )
+
+
+def export_loaded(
+    exporter: HTPExporter, loaded: LoadedModel, output: Path, *, overwrite: bool = False, with_report: bool = False
+) -> ExportResult:
+    """Export a model that was put together here: several parts go to ``<stem>_<part>.onnx``."""
+    target = exporter._target(output, overwrite=overwrite, with_report=with_report)
+    return exporter._export_parts(lambda: (loaded, first_choice(exporter.config)), target)

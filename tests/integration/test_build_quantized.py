@@ -18,7 +18,8 @@ from checkpoints import save_checkpoint
 from e2e.in_process import run_here
 from e2e.warm_processes import run_warm
 from e2e.workplace import TIMEOUT_S, WITH_A_LIMIT
-from integration.test_parts import stages_of, two_parts
+from integration.test_parts import stages_of
+from two_parts import export_loaded, two_parts
 from winml.modelkit import BuildResult, build_hf_model, build_onnx_model
 from winml.modelkit.builds.build import run_build
 from winml.modelkit.builds.config import parse_build_config
@@ -163,7 +164,7 @@ def test_parts_are_each_quantized(tmp_path: Path) -> None:
 
     options = QuantizeOptions(precision="int4")
     handover = GraphHandover(lambda path, _model: [Quantization(path, options, {})], EXTERNAL_BYTES)
-    result = HTPExporter(WinMLExportConfig(), handover=handover).export_loaded(two_parts(), tmp_path / "few.onnx")
+    result = export_loaded(HTPExporter(WinMLExportConfig(), handover=handover), two_parts(), tmp_path / "few.onnx")
     for part in result.parts:
         assert part.fidelity is not None
         assert part.fidelity.is_verified

@@ -18,7 +18,7 @@ import torch
 
 from checkpoints import save_checkpoint
 from graphs import run_onnx
-from two_parts import Translator, translator, two_parts
+from two_parts import Translator, export_loaded, translator, two_parts
 from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig
 from winml.modelkit.builds.build import BuildCache, identify_plan, run_build
 from winml.modelkit.builds.config import parse_build_config
@@ -47,7 +47,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """Both parts, exported by either exporter."""
     exporter = HTPExporter(WinMLExportConfig(exporter=request.param))
     folder = tmp_path_factory.mktemp("parts")
-    return exporter.export_loaded(two_parts(), folder / "net.onnx", with_report=True)
+    return export_loaded(exporter, two_parts(), folder / "net.onnx", with_report=True)
 
 
 def nodes_of(path: Path) -> dict[str, dict[str, str]]:
@@ -142,7 +142,7 @@ def test_several_parts_are_told_one_by_one(exported: ExportResult) -> None:
 def test_model_is_left_as_it_was_found(tmp_path: Path) -> None:
     """Forwards of the modules around a part come back, too."""
     model = translator()
-    HTPExporter().export_loaded(two_parts(model), tmp_path / "net.onnx")
+    export_loaded(HTPExporter(), two_parts(model), tmp_path / "net.onnx")
     assert not any("forward" in vars(module) for module in model.modules())
 
 
@@ -156,12 +156,12 @@ def _failing_second() -> LoadedModel:
 def test_nothing_is_written_when_the_second_part_fails(tmp_path: Path) -> None:
     """An earlier set of files stays as it was; the first part of the new one is not there either."""
     with pytest.raises(VerificationError):
-        HTPExporter().export_loaded(_failing_second(), tmp_path / "new" / "net.onnx")
+        export_loaded(HTPExporter(), _failing_second(), tmp_path / "new" / "net.onnx")
     assert not (tmp_path / "new").exists()
-    HTPExporter().export_loaded(two_parts(translator(seed=1)), tmp_path / "net.onnx")
+    export_loaded(HTPExporter(), two_parts(translator(seed=1)), tmp_path / "net.onnx")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(VerificationError):
-        HTPExporter().export_loaded(_failing_second(), tmp_path / "net.onnx", overwrite=True)
+        export_loaded(HTPExporter(), _failing_second(), tmp_path / "net.onnx", overwrite=True)
     assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
 
@@ -171,8 +171,8 @@ def test_feed_between_tensors_that_are_not_there_is_a_mistake_of_ours(feed: Part
     loaded = two_parts()
     encoder = dataclasses.replace(loaded.parts[0], feeds=(feed,))
     with pytest.raises(InternalError, match="gone"):
-        HTPExporter().export_loaded(
-            dataclasses.replace(loaded, parts=(encoder, loaded.parts[1])), tmp_path / "net.onnx"
+        export_loaded(
+            HTPExporter(), dataclasses.replace(loaded, parts=(encoder, loaded.parts[1])), tmp_path / "net.onnx"
         )
     assert not any(tmp_path.iterdir())
 
@@ -181,7 +181,7 @@ def test_file_of_a_part_that_exists_is_refused(tmp_path: Path) -> None:
     """Before anything is traced."""
     (tmp_path / "net_decoder.onnx").write_text("mine")
     with pytest.raises(OutputExistsError, match=r"net_decoder\.onnx"):
-        HTPExporter().export_loaded(two_parts(), tmp_path / "net.onnx")
+        export_loaded(HTPExporter(), two_parts(), tmp_path / "net.onnx")
     assert ["net_decoder.onnx"] == [path.name for path in tmp_path.iterdir()]
 
 
@@ -189,12 +189,12 @@ def test_names_of_outputs_fit_no_model_of_several_parts(tmp_path: Path) -> None:
     """One list cannot describe two graphs."""
     config = WinMLExportConfig(output_tensors=(OutputTensorSpec(name="y", shape=(2,), dtype="float32"),))
     with pytest.raises(UsageError, match="encoder, decoder"):
-        HTPExporter(config).export_loaded(two_parts(), tmp_path / "net.onnx")
+        export_loaded(HTPExporter(config), two_parts(), tmp_path / "net.onnx")
 
 
 def test_model_without_hierarchy_says_nothing_about_parts(tmp_path: Path) -> None:
     """As of every other ``winml.*`` key."""
-    result = HTPExporter(WinMLExportConfig(hierarchy=False)).export_loaded(two_parts(), tmp_path / "net.onnx")
+    result = export_loaded(HTPExporter(WinMLExportConfig(hierarchy=False)), two_parts(), tmp_path / "net.onnx")
     assert [None, None] == [read_part_description(part.model_path) for part in result.parts]
 
 
@@ -219,7 +219,7 @@ def test_parts_of_a_checkpoint_without_weights_in_memory_are_exported_and_verifi
         )
     )
     config = WinMLExportConfig(exporter=exporter)
-    result = HTPExporter(config).export_loaded(dataclasses.replace(loaded, parts=parts), tmp_path / "t5.onnx")
+    result = export_loaded(HTPExporter(config), dataclasses.replace(loaded, parts=parts), tmp_path / "t5.onnx")
     for part in result.parts:
         assert part.verification is not None
         assert part.verification.is_verified
@@ -237,11 +237,10 @@ def stages_of(load: Callable[[], LoadedModel] = two_parts, calls: list[str] | No
         counted.append("export")
         assert task.plan.config.export is not None
         exporter = HTPExporter(task.plan.config.export, on_step=task.on_step, on_parts=task.claim_parts)
-        return export_outcomes(task.plan, exporter.export_loaded(load(), task.output, overwrite=True))
+        return export_outcomes(task.plan, export_loaded(exporter, load(), task.output, overwrite=True))
 
     def optimize(task: StageTask) -> tuple[StageOutcome, ...]:
         counted.append(task.output.name)
-        assert STAGES[1].work is not None
         return STAGES[1].work(task)
 
     return (dataclasses.replace(STAGES[0], work=export), dataclasses.replace(STAGES[1], work=optimize), *STAGES[2:])
@@ -314,7 +313,6 @@ def test_build_that_fails_in_a_part_keeps_the_parts_that_are_done(tmp_path: Path
     def fail(task: StageTask) -> tuple[StageOutcome, ...]:
         if "decoder" in task.output.name:
             raise UsageError("no decoder today")
-        assert STAGES[1].work is not None
         return STAGES[1].work(task)
 
     export, optimize, *rest = stages_of()

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from winml.modelkit.builds.build import handed_over_stages
 from winml.modelkit.builds.build_model import cache_key
 from winml.modelkit.builds.config import (
     CompileSection,
@@ -22,6 +21,7 @@ from winml.modelkit.builds.config import (
 )
 from winml.modelkit.builds.foreign_configs import read_winml_cli_config
 from winml.modelkit.builds.identity import ModelIdentity
+from winml.modelkit.builds.in_memory_stages import handed_over_stages
 from winml.modelkit.builds.plan import BuildPlan, plan_build
 from winml.modelkit.builds.stages import STAGES
 from winml.modelkit.errors import ConfigError, UsageError

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from safetensors.numpy import save_file
 
 from e2e.in_process import run_here
-from two_parts import two_parts
+from two_parts import export_loaded, two_parts
 from winml.modelkit import CompareOptions, HTPExporter, WinMLExportConfig, compare_models
 from winml.modelkit.builds.compared_models import found_pairs
 from winml.modelkit.errors import UsageError
@@ -25,7 +25,7 @@ from winml.modelkit.ort.opened_model import RunOptions
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """An export of two parts, and a copy of it in which a layer of the decoder is wrong."""
     folder: Path = tmp_path_factory.mktemp("parts")
-    HTPExporter(WinMLExportConfig(verify=False)).export_loaded(two_parts(), folder / "right" / "net.onnx")
+    export_loaded(HTPExporter(WinMLExportConfig(verify=False)), two_parts(), folder / "right" / "net.onnx")
     shutil.copytree(folder / "right", folder / "wrong")
     model = onnx.load(folder / "wrong" / "net_decoder.onnx")
     weight = next(item for item in model.graph.initializer if list(item.dims) == [8, 8])

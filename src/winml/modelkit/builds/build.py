@@ -7,24 +7,23 @@ of them are there, since errors of parts add up. What a stage does is said in ``
 
 from __future__ import annotations
 
-import contextlib
 import json
 import platform
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import onnx_ir as ir
 
 from winml.modelkit.builds.cache import library_versions
-from winml.modelkit.builds.config import EvalSection, idle_quantization, quantize_options
+from winml.modelkit.builds.config import EvalSection, quantize_options
 from winml.modelkit.builds.evaluated_models import evaluate_build
 from winml.modelkit.builds.folder import BuildFolder, held_folder, refuse_input_as_output
 from winml.modelkit.builds.identity import FileRecords, ModelIdentity, identify_model, identify_onnx
+from winml.modelkit.builds.in_memory_stages import handed_over_stages
 from winml.modelkit.builds.layouts.folder_layout import FolderLayout
 from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.manifest_records import (
@@ -32,23 +31,11 @@ from winml.modelkit.builds.manifest_records import (
     BuildResult,
     FileRecord,
     PartRecord,
-    StageName,
     StageRecord,
 )
-from winml.modelkit.builds.plan import BuildPlan, has_coded_weights, refuse_missing_compiler
+from winml.modelkit.builds.plan import BuildPlan, refuse_missing_compiler
 from winml.modelkit.builds.stage_runs import TOOL_NAME, BuildJob, BuiltPart, StageRunner, StageStore
-from winml.modelkit.builds.stages import (
-    STAGES,
-    Stage,
-    StageOutcome,
-    StageTask,
-    adapter_names,
-    export_outcomes,
-    external_from_bytes,
-    names_of,
-    refuse_resolved,
-    skip_reason,
-)
+from winml.modelkit.builds.stages import STAGES, Stage, adapter_names, names_of, skip_reason
 from winml.modelkit.errors import WinMLError
 from winml.modelkit.evaluate.records import evaluation_words
 from winml.modelkit.export.sidecar import DescribedFile, adapted_sidecar_json
@@ -76,23 +63,15 @@ from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.optimize.capabilities import LEVELS
 from winml.modelkit.options import read_json_file
 from winml.modelkit.progress import StepClock, StepEvent
-from winml.modelkit.quantize.precisions import MODES
 from winml.modelkit.tags.tagging import all_nodes, measure_coverage, read_tag
 from winml.modelkit.version import __version__
 from winml.modelkit.words import message_words
 
-if TYPE_CHECKING:
-    from winml.modelkit.export.records import ExportedPart
-    from winml.modelkit.quantize.file_quantization import Quantization
-    from winml.modelkit.transform.graph_file import GraphHandover, GraphWork
-
-# --- Puts config, tokenizer and processor files beside a built model, and knows those that the user changed since.
-#
-# A file is ours as long as its content is what a build wrote. What the user changed stays, and is ours no more.
-
 
 class BuildCompanions:
-    """The companions in the folder of one build.
+    """The companions in the folder of one build: config, tokenizer and processor files.
+
+    A file belongs to builds as long as its content is what a build wrote; one that the user changed is not replaced.
 
     Attributes:
         placed: What stands there; known once the models are placed.
@@ -164,194 +143,6 @@ def _record(name: str, path: Path) -> FileRecord:
     return FileRecord(name=name, size_bytes=path.stat().st_size, sha256=hash_file(path))
 
 
-# --- Which builds hand the exported graph over in memory, and what do their stages look like?
-#
-# Where the exported graph gets fewer bits tensor by tensor, or its checkpoint has few bits already, no file holds it as
-# it was exported: its weights go from the checkpoint to one file. Nor where a decoder is fused for a runtime and
-# nothing is compared. Why: docs/decisions/0010-no-float-copy.md.
-
-
-def handed_over_stages(stages: Sequence[Stage], plan: BuildPlan) -> tuple[Stage, ...]:
-    """Return the stages of a build: as they are, or with those before ``quantize`` or ``optimize`` as part of it.
-
-    Args:
-        stages: The stages of every build.
-        plan: What this one is to do.
-    """
-    by_name = {stage.name: stage for stage in stages}
-    name = _taker_of(plan)
-    if name is None or not {"export", name} <= by_name.keys():
-        return tuple(stages)
-    before = [stage for stage in stages[: list(by_name).index(name)] if getattr(plan.config, stage.section) is not None]
-    taking = by_name[name]
-
-    def options(plan: BuildPlan) -> dict[str, object]:
-        return {key: value for stage in (*before, taking) for key, value in stage.options(plan).items()}
-
-    def undo_resolution(options: dict[str, object], earlier: StageRecord) -> dict[str, object]:
-        return {**options, **by_name["export"].undo_resolution(options, earlier)}
-
-    taker = replace(
-        taking,
-        libraries=tuple(dict.fromkeys(library for stage in (*before, taking) for library in stage.libraries)),
-        options=options,
-        work=_run_handed_over if name == "quantize" else _run_optimized_in_memory,
-        makes_graph=True,
-        undo_resolution=undo_resolution,
-        relevant=by_name["export"].relevant,
-    )
-    givers = {stage.name: replace(stage, makes_graph=False, handed_to=name) for stage in before}
-    return tuple(taker if stage is taking else givers.get(stage.name, stage) for stage in stages)
-
-
-def _taker_of(plan: BuildPlan) -> StageName | None:
-    """Return the stage that the exported graph is handed to in memory; None where the export writes a file."""
-    if _is_handed_over(plan):
-        return "quantize"
-    if plan.onnx_path is None and plan.config.optim is not None:
-        is_fused = find_layout(plan.config.layout).for_onnxruntime and not plan.verify
-        return "optimize" if is_fused or has_coded_weights(plan.request) else None
-    return None
-
-
-def _is_handed_over(plan: BuildPlan) -> bool:
-    """Say whether every bit is taken away tensor by tensor, of a model that is still to be exported."""
-    section = plan.config.quant
-    if plan.onnx_path is not None or section is None or idle_quantization(section):
-        return False
-    options = quantize_options(section)
-    # Ranges of activations and scales of a cache are measured on a file.
-    if options.needs_ranges or options.kv_cache is not None:
-        return False
-    return all(MODES[mode].is_by_tensor for _, mode in options.requested_modes())
-
-
-def _run_handed_over(task: StageTask) -> tuple[StageOutcome, ...]:
-    names: list[str] = []
-
-    def claim(parts: Sequence[str]) -> None:
-        names[:] = parts
-        task.claim_parts(parts)
-
-    with contextlib.ExitStack() as stack:  # what finds weights with samples holds them until they are written
-        quantizations: dict[str, Quantization] = {}
-        handover = _handover_of(task.plan, stack, names, quantizations)
-        outcomes = _run_with(replace(task, claim_parts=claim), handover, partial(_summary, task.plan))
-    searches = [quantizations[outcome.files[0].name].search for outcome in outcomes]
-    return tuple(
-        outcome if search is None else replace(outcome, notes=(search.note, *outcome.notes))
-        for outcome, search in zip(outcomes, searches, strict=True)
-    )
-
-
-def _run_optimized_in_memory(task: StageTask) -> tuple[StageOutcome, ...]:
-    return _run_with(task, _handover_to_optimize(task.plan), _optimized_summary)
-
-
-def _run_with(
-    task: StageTask, handover: GraphHandover, summary: Callable[[ExportedPart], str]
-) -> tuple[StageOutcome, ...]:
-    """Export with works on the graph in memory, and write what they made of it."""
-    from winml.modelkit.export.exporting import HTPExporter
-
-    config, request = task.plan.config.export, task.plan.request
-    assert config is not None  # an export is planned
-    exporter = HTPExporter(
-        config,
-        seed=request.seed,
-        on_step=task.on_step,
-        on_parts=task.claim_parts,
-        handover=handover,
-        check=partial(refuse_resolved, task.plan),
-    )
-    result = exporter.export_checkpoint(
-        request, task.output, overwrite=True, with_companions=False, with_adapters=False
-    )
-    outcomes = export_outcomes(task.plan, result)
-    return tuple(replace(outcome, summary=summary(part)) for outcome, part in zip(outcomes, result.parts, strict=True))
-
-
-def _handover_of(
-    plan: BuildPlan, stack: contextlib.ExitStack, names: Sequence[str], quantizations: dict[str, Quantization]
-) -> GraphHandover:
-    """Return the works of a build.
-
-    Args:
-        plan: The build.
-        stack: Ends when the files are written.
-        names: Those of all parts, once they are known.
-        quantizations: Gets the quantization of each part, by the name of its file.
-    """
-    from winml.modelkit.models.request import processor_folder
-    from winml.modelkit.quantize.file_quantization import Quantization, SampleSource, equipped
-    from winml.modelkit.transform.graph_file import GraphHandover, is_external
-
-    quant = plan.config.quant
-    assert quant is not None  # the graph is handed to it
-    options = quantize_options(quant)
-    processors = processor_folder(plan.request)
-    external = external_from_bytes(plan, "quantize")
-
-    def works(path: Path, model: ir.Model) -> Sequence[GraphWork[Any]]:
-        folder = processors or path.parent
-        place = SampleSource(
-            folder, None, plan.request.seed, path, is_external=partial(is_external, from_bytes=external)
-        )
-        others = [work for name, work in quantizations.items() if name != path.name]
-        # Of several parts, those that keep a limit stay in float, unless all do.
-        all_stay = len(others) + 1 == len(names) and all(work.stays_float for work in others)
-        work = Quantization(path, options, {}, may_stay_float=not all_stay)
-        quantizations[path.name] = stack.enter_context(equipped(work, place))
-        return [*_optimization(plan, model), quantizations[path.name]]
-
-    return GraphHandover(works, external_from_bytes=external, processors=processors)
-
-
-def _handover_to_optimize(plan: BuildPlan) -> GraphHandover:
-    from winml.modelkit.export.coded_checkpoints import handover_of_codes
-    from winml.modelkit.transform.graph_file import GraphHandover
-
-    export = plan.config.export
-    assert export is not None  # an export is planned
-    codes = handover_of_codes(plan.request, export) if has_coded_weights(plan.request) else None
-
-    def works(path: Path, model: ir.Model) -> Sequence[GraphWork[Any]]:
-        return [*(codes.works(path, model) if codes is not None else ()), *_optimization(plan, model)]
-
-    external = external_from_bytes(plan, "optimize")
-    processors = None if codes is None else codes.processors
-    return GraphHandover(works, external, processors, lowers_precision=codes is not None)
-
-
-def _optimization(plan: BuildPlan, model: ir.Model) -> list[GraphWork[Any]]:
-    """Return the optimization of a graph as a work; none where nothing is asked for."""
-    from winml.modelkit.builds.decoder_fusions import optimization_of
-    from winml.modelkit.optimize.file_optimization import SingleOptimization
-
-    optim = plan.config.optim
-    chosen = None if optim is None else optimization_of(optim, model, plan)
-    return [] if chosen is None or chosen.is_empty else [SingleOptimization(chosen, {})]
-
-
-def _optimized_summary(part: ExportedPart) -> str:
-    from winml.modelkit.compare.words import fidelity_words
-
-    compared = "not compared with PyTorch" if part.fidelity is None else fidelity_words(part.fidelity)
-    return "; ".join((f"opset {part.opset_produced}", *part.done, compared))
-
-
-def _summary(plan: BuildPlan, part: ExportedPart) -> str:
-    from winml.modelkit.compare.words import fidelity_words
-
-    assert plan.config.quant is not None  # the graph was handed to it
-    words = quantize_options(plan.config.quant).words
-    compared = "not compared with PyTorch" if part.fidelity is None else fidelity_words(part.fidelity)
-    return "; ".join((f"opset {part.opset_produced}, {words}", *part.done, compared))
-
-
-# --- Describes the finished model of a build: the sidecar of its export, with the nodes as they are now.
-
-
 def has_sidecar(part: BuiltPart) -> bool:
     """Say whether the export of a part wrote a sidecar."""
     return _export_sidecar(part) is not None
@@ -381,7 +172,18 @@ def _model_sidecar(part: BuiltPart, folder: Path, written: Path, data: Mapping[s
         is_its_own = False
     if not is_its_own:
         return None, f"{folder / sidecar.name} does not describe {exported.name} and is ignored."
-    return _adapted(record, part, folder, _record(written.name, written), data), ""
+    # Of the stage, whose weights may lie outside: the nodes are the same, and less is read.
+    model = ir.serde.deserialize_model(read_structure(folder / part.current_files[0].name))
+    tags = [(node.name or "", tag) for node in all_nodes(model) if (tag := read_tag(node))]
+    model_file = _record(written.name, written)
+    described = DescribedFile(
+        sha256=model_file.sha256,
+        files=((model_file.name, model_file.size_bytes), *data.items()),
+        nodes={name: tag.tag for name, tag in tags},
+        root_nodes=tuple(name for name, tag in tags if tag.source == "root"),
+        coverage=measure_coverage(model),
+    )
+    return adapted_sidecar_json(record, described), ""
 
 
 def _export_sidecar(part: BuiltPart) -> tuple[FileRecord, FileRecord] | None:
@@ -391,22 +193,6 @@ def _export_sidecar(part: BuiltPart) -> tuple[FileRecord, FileRecord] | None:
         if sidecar is not None:
             return record.files[0], sidecar
     return None
-
-
-def _adapted(
-    record: dict[str, object], part: BuiltPart, folder: Path, model_file: FileRecord, data: Mapping[str, int]
-) -> str:
-    # Of the stage, whose weights may lie outside: the nodes are the same, and less is read.
-    model = ir.serde.deserialize_model(read_structure(folder / part.current_files[0].name))
-    tags = [(node.name or "", tag) for node in all_nodes(model) if (tag := read_tag(node))]
-    described = DescribedFile(
-        sha256=model_file.sha256,
-        files=((model_file.name, model_file.size_bytes), *data.items()),
-        nodes={name: tag.tag for name, tag in tags},
-        root_nodes=tuple(name for name, tag in tags if tag.source == "root"),
-        coverage=measure_coverage(model),
-    )
-    return adapted_sidecar_json(record, described)
 
 
 _EVAL = "eval"

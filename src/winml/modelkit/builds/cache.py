@@ -151,12 +151,7 @@ def resume_identity(requested: Mapping[str, object], files: object) -> dict[str,
 
 def tool_versions() -> dict[str, str]:
     """Return the versions of winml and of the libraries that results depend on."""
-    return {"winml-modelkit": __version__, **_installed()}
-
-
-@functools.cache
-def _installed() -> dict[str, str]:
-    return library_versions(_LIBRARIES)
+    return {"winml-modelkit": __version__, **library_versions(_LIBRARIES)}
 
 
 def place_state(name: str, is_left_out: Callable[[Path], bool] = lambda _folder: False) -> str | None:

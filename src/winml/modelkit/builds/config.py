@@ -251,6 +251,11 @@ def quantize_options(section: QuantSection) -> QuantizeOptions:
     return QuantizeOptions(**values)
 
 
+def requested_quantization(config: WinMLBuildConfig) -> QuantizeOptions | None:
+    """Return the options of the quantize stage; None if it quantizes nothing."""
+    return None if config.quant is None or idle_quantization(config.quant) else quantize_options(config.quant)
+
+
 def idle_quantization(section: QuantSection) -> str:
     """Return why a build that has this section quantizes nothing, or an empty string where it does."""
     options = quantize_options(section)

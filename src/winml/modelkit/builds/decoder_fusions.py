@@ -11,7 +11,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from winml.modelkit.builds.config import idle_quantization, quantize_options
+from winml.modelkit.builds.config import requested_quantization
 from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
@@ -71,8 +71,7 @@ def _is_for_onnxruntime(plan: BuildPlan) -> bool:
     """Say whether only ONNX Runtime can run what a build makes, whatever the optimizer does."""
     if find_layout(plan.config.layout).for_onnxruntime:
         return True
-    section = plan.config.quant
-    if section is None or idle_quantization(section):
+    options = requested_quantization(plan.config)
+    if options is None:
         return False
-    options = quantize_options(section)
     return options.kv_cache is not None or any(mode == _RUNTIME_MODE for _, mode in options.requested_modes())

@@ -151,11 +151,8 @@ def _files_read(source: ModelSource, folder: Path, request: ModelRequest) -> Ite
     yield from weights.files if weights is not None else ()
 
 
-# --- Compares the files of a build with their records by digest; each file is read once per build.
-
-
 class FileRecords:
-    """The files of one folder."""
+    """Compares the files of one folder with their records by digest; each file is read once."""
 
     def __init__(self, folder: Path) -> None:
         """Start without having read any."""

@@ -5,24 +5,23 @@ Plain data, decided before anything is loaded. Does not know how a stage works.
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import NoReturn
 
 from winml.modelkit.builds.config import (
     AUTO_PRECISION,
     WinMLBuildConfig,
-    idle_quantization,
     loader_section,
     quantize_options,
+    requested_quantization,
 )
 from winml.modelkit.builds.evaluated_models import refuse_missing_evaluations, refuse_unfit_limits
 from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.errors import CheckpointError, ConfigError, ModelPathError, UsageError, WinMLError, rename_options
-from winml.modelkit.export.config import DEFAULT_OPSETS, WinMLExportConfig
+from winml.modelkit.export.config import DEFAULT_OPSETS, WinMLExportConfig, configured_request
 from winml.modelkit.models.checkpoints.hub import cached_snapshot
 from winml.modelkit.models.checkpoints.quantized.formats import folder_format
 from winml.modelkit.models.load_options import declared_options, is_not_default
@@ -101,26 +100,28 @@ def plan_build(
     if config.optim is not None:
         _refuse_optimization(config.optim, None if is_onnx_path(request.model) else config.export)
     if config.quant is not None:
-        _refuse_quantization(quantize_options(config.quant))
+        options = quantize_options(config.quant)
+        options.refuse_contradictions()
+        refuse_missing_files(options)
         _refuse_idle_limit(config)
     if config.eval is not None:
         refuse_missing_evaluations(config.eval)
         refuse_unfit_limits(config.eval, request.task)
+    plan = BuildPlan(
+        config,
+        request,
+        switched_off=sections_off,
+        skip_pre_normalization=skip_pre_normalization,
+        verify=verify,
+        deploy_only=deploy_only,
+    )
     if is_onnx_path(request.model):
         path = named_path(request.model.strip())
         if not path.is_file():
             problem = "is not a regular file" if path.exists() else "no such file"
             raise ModelPathError(f"{path}: {problem}", hint="Pass the path of an ONNX file.")
         _refuse_torch_options(request)
-        return BuildPlan(
-            config.model_copy(update={"export": None}),
-            request,
-            path,
-            sections_off,
-            skip_pre_normalization,
-            verify,
-            deploy_only=deploy_only,
-        )
+        return replace(plan, config=config.model_copy(update={"export": None}), onnx_path=path)
     if config.export is None:
         raise ConfigError(
             f"export: null skips the export, but {request.model} is not an ONNX file",
@@ -130,25 +131,13 @@ def plan_build(
         raise ConfigError(
             "auto is false, but export.input_tensors is missing", hint="winml config writes a complete config."
         )
-    if config.export.input_tensors is not None and request.input_specs is None:
-        specs = config.export.input_tensors
-        request = dataclasses.replace(request, input_specs=specs, specs_origin="export.input_tensors")
-    if config.quant is not None and not idle_quantization(config.quant):
-        _refuse_fewer_bits(request, quantize_options(config.quant))
-    dynamic = request.dynamic.joined(config.export.dynamic.requested_by("export.{}"))
-    request = dataclasses.replace(request, dynamic=dynamic, cross_keys=find_layout(config.layout).cross_keys)
+    if (quantization := requested_quantization(config)) is not None:
+        _refuse_fewer_bits(request, quantization)
+    request = configured_request(request, config.export, "export.{}")
+    request = replace(request, cross_keys=find_layout(config.layout).cross_keys)
     if not verify:
         config = config.model_copy(update={"export": config.export.model_copy(update={"verify": False})})
-    return BuildPlan(
-        config,
-        request,
-        None,
-        sections_off,
-        skip_pre_normalization,
-        verify,
-        with_companions,
-        deploy_only=deploy_only,
-    )
+    return replace(plan, config=config, request=request, with_companions=with_companions)
 
 
 def has_coded_weights(request: ModelRequest) -> bool:
@@ -239,16 +228,6 @@ def _refuse_optimization(options: OptimizeOptions, export: WinMLExportConfig | N
             options.refuse_older_opset(opset)
 
 
-def _refuse_quantization(options: QuantizeOptions) -> None:
-    """Refuse what no quantization could be done with, before the export that it would follow.
-
-    Raises:
-        UsageError: names the option.
-    """
-    options.refuse_contradictions()
-    refuse_missing_files(options)
-
-
 def _refuse_idle_limit(config: WinMLBuildConfig) -> None:
     """Refuse a minimum SQNR in a build without a stage that it applies to.
 
@@ -256,7 +235,7 @@ def _refuse_idle_limit(config: WinMLBuildConfig) -> None:
         UsageError: names the limit.
     """
     section = config.quant
-    if section is None or section.min_sqnr_db is None or not idle_quantization(section):
+    if section is None or section.min_sqnr_db is None or requested_quantization(config) is not None:
         return
     if config.compile is None or idle_compilation(config):
         raise UsageError(
@@ -321,7 +300,7 @@ def open_sizes_words(config: WinMLBuildConfig) -> Mapping[str, str]:
 
 def request_record(request: ModelRequest) -> dict[str, object]:
     """Return a request as JSON values: all of it decides what an export makes."""
-    record = {item.name: getattr(request, item.name) for item in dataclasses.fields(request)}
+    record = {item.name: getattr(request, item.name) for item in fields(request)}
     record["dynamic"] = request.dynamic.model_dump(mode="json")
     if request.shape_config is not None:
         record["shape_config"] = request.shape_config.model_dump(mode="json", exclude_none=True)

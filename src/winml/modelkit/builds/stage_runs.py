@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,12 +34,6 @@ from winml.modelkit.ort.host import PeakMemory
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.tags.tagging import measure_coverage
 from winml.modelkit.version import __version__
-
-# --- Finds the result of a stage that some build in the cache made already.
-#
-# A note per result names the folder it is in. Its files are linked or copied from there, and are used only if their
-# digests are as noted.
-
 
 _KEY_VERSION = 1
 """Part of every key. Raised when results noted before must not be used any more."""
@@ -66,14 +60,24 @@ class StoredResult:
             files: The digests of the files in that folder.
         """
         try:
-            _link_all((self.place / file.name for file in self.files), folder)
+            with OutputFiles() as staged:
+                for file in self.files:
+                    path = self.place / file.name
+                    place = staged.reserve(folder / path.name)
+                    # onnx refuses data files that have two names.
+                    copy_data(path, place) if path.suffix == ".data" else link_or_copy(path, place)
+                staged.commit()
         except OSError:
             return False  # it is being replaced just now: ours is made anew
         return not files.first_changed(self.files)
 
 
 class StageStore:
-    """The results of stages in a cache."""
+    """The results of stages in a cache.
+
+    A note per result names its folder. Its files are linked or copied from there, and are used only if their digests
+    are as noted.
+    """
 
     def __init__(self, root: Path) -> None:
         """Look below ``root``, the folder of the cache."""
@@ -121,15 +125,6 @@ class StageStore:
 
     def _note_path(self, origin: Origin) -> Path:
         return self._notes / f"{digest([_KEY_VERSION, origin.model_dump(mode='json')])}.json"
-
-
-def _link_all(paths: Iterable[Path], folder: Path) -> None:
-    with OutputFiles() as staged:
-        for path in paths:
-            place = staged.reserve(folder / path.name)
-            # onnx refuses data files that have two names.
-            copy_data(path, place) if path.suffix == ".data" else link_or_copy(path, place)
-        staged.commit()
 
 
 TOOL_NAME = "winml-modelkit"
@@ -297,7 +292,6 @@ class StageRunner:
         )
 
     def _run_work(self, stage: Stage, part: BuiltPart | None, reason: str) -> dict[str, StageRecord]:
-        assert stage.work is not None  # skipped otherwise
         job = self._job
         output = job.folder.path / stage.file
         if part is not None:

@@ -1,7 +1,6 @@
 """The stages of a build, and what each of them does.
 
-Data: :data:`STAGES` says what each reads, writes and depends on, and ``build.py`` runs them in this order. A stage that
-this version lacks has no work, so that a build can say so; giving it work is all it takes to add it.
+Data: :data:`STAGES` says what each reads, writes and depends on, and ``build.py`` runs them in this order.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.builds.config import auto_words, idle_quantization, quantize_options
+from winml.modelkit.builds.config import auto_words, idle_quantization, quantize_options, requested_quantization
 from winml.modelkit.builds.layouts.layout import find_layout, refuse_task
 from winml.modelkit.builds.manifest_records import StageName, StageRecord
 from winml.modelkit.builds.plan import WITHOUT_COMPILATION, BuildPlan, idle_compilation, request_record
@@ -42,17 +41,15 @@ from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import FLOAT32
 from winml.modelkit.registries import installed_sources
 from winml.modelkit.samples.processors import processor_files
-from winml.modelkit.version import __version__
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.config import OptimSection, WinMLBuildConfig
-    from winml.modelkit.compile.records import CompiledFile
     from winml.modelkit.export.records import ExportedPart, ExportResult
     from winml.modelkit.models.resolution import ResolvedModel
     from winml.modelkit.optimize.options import OptimizeOptions
-    from winml.modelkit.optimize.records import OptimizedFile
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.quantize.records import QuantizedFile
+    from winml.modelkit.transform.graph_file import GraphHandover
 
 _GRAPH_LIBRARIES = ("onnx", "onnx-ir", "onnxruntime", "onnxscript")
 
@@ -106,8 +103,8 @@ class Stage:
     """Distributions that do the work: other versions may give another result."""
     options: Callable[[BuildPlan], dict[str, Any]]
     """What of the plan decides its result, as JSON values."""
-    work: Callable[[StageTask], tuple[StageOutcome, ...]] | None
-    """Returns one outcome for each graph it made. None: this version lacks the stage."""
+    work: Callable[[StageTask], tuple[StageOutcome, ...]]
+    """Returns one outcome for each graph it made."""
     makes_graph: bool = False
     """Whether it makes the graphs of all parts from a PyTorch model, rather than changing one graph."""
     idle: Callable[[WinMLBuildConfig], str] = lambda _config: ""
@@ -186,7 +183,16 @@ def _put_back(request: dict[str, object], before: Mapping[str, object], *keys: s
     request.update({key: before[key] for key in keys if key in before})
 
 
-def _run_export(task: StageTask) -> tuple[StageOutcome, ...]:
+def run_export(
+    task: StageTask, handover: GraphHandover | None = None, summary: Callable[[ExportedPart], str] | None = None
+) -> tuple[StageOutcome, ...]:
+    """Export a model.
+
+    Args:
+        task: The run of the stage.
+        handover: Works on the graphs before they are written; None: none.
+        summary: Returns what was done to a part in a few words; None: opset and comparison.
+    """
     from winml.modelkit.export.exporting import HTPExporter
 
     config, request = task.plan.config.export, task.plan.request
@@ -196,13 +202,14 @@ def _run_export(task: StageTask) -> tuple[StageOutcome, ...]:
         seed=request.seed,
         on_step=task.on_step,
         on_parts=task.claim_parts,
+        handover=handover,
         check=partial(refuse_resolved, task.plan),
     )
     # The build itself puts what belongs beside its result there.
     result = exporter.export_checkpoint(
         request, task.output, overwrite=True, with_companions=False, with_adapters=False
     )
-    return export_outcomes(task.plan, result)
+    return export_outcomes(task.plan, result, summary)
 
 
 def refuse_resolved(plan: BuildPlan, resolved: ResolvedModel) -> None:
@@ -215,11 +222,10 @@ def refuse_resolved(plan: BuildPlan, resolved: ResolvedModel) -> None:
         refuse_task(find_layout(plan.config.layout), resolved.decision.task, takes_task=True)
 
 
-def export_outcomes(plan: BuildPlan, result: ExportResult) -> tuple[StageOutcome, ...]:
+def export_outcomes(
+    plan: BuildPlan, result: ExportResult, summary: Callable[[ExportedPart], str] | None = None
+) -> tuple[StageOutcome, ...]:
     """Return what an export means for a build: one outcome for each part."""
-    from winml.modelkit.compare.verification_words import verification_words
-    from winml.modelkit.compare.words import fidelity_words
-
     resolved = _resolved_sections(plan, result)
     is_single = len(result.parts) == 1
 
@@ -228,8 +234,7 @@ def export_outcomes(plan: BuildPlan, result: ExportResult) -> tuple[StageOutcome
         return StageOutcome(
             files=tuple(file.path for file in part.files),
             normalizations=1,
-            summary=f"opset {part.opset_produced}, "
-            + (verification_words(part.verification) if part.fidelity is None else fidelity_words(part.fidelity)),
+            summary=summary(part) if summary else f"opset {part.opset_produced}, {part.comparison_words}",
             part=part.name,
             seconds=None if is_single else part.seconds,
             notes=(*(result.model_notes if is_first else ()), *part.notes),
@@ -291,15 +296,16 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
     with rename_options(CONFIG_WORDS):
         result = optimize_file(file_task, optimization(options, {}))
     if result.is_copy:
-        return (_copied_by_reference(result),)
-    ignored = (_IGNORED_SKIP,) if skips else ()
-    outcome = StageOutcome(
-        files=tuple(file.path for file in result.files),
-        normalizations=result.normalizations,
-        summary=_optimized_words(result),
-        notes=(*ignored, *result.notes),
-    )
-    return (outcome,)
+        from winml.modelkit.onnx.files.placing import external_files
+
+        files = (result.model_path, *external_files(result.model_path))
+        summary = "already normalized" if result.is_plain else "not normalized (--skip-pre-normalization)"
+        return (StageOutcome(files, normalizations=0, summary=summary),)
+    files = tuple(file.path for file in result.files)
+    fired = ", ".join(f"{name} {count}" for name, count in result.fired.items() if count)
+    summary = f"from {result.before.nodes}{f': {fired}' if fired else ''}"
+    notes = (*((_IGNORED_SKIP,) if skips else ()), *result.notes)
+    return (StageOutcome(files, result.normalizations, summary, notes=notes),)
 
 
 def _optimization_of(section: OptimSection, task: StageTask) -> OptimizeOptions:
@@ -314,22 +320,6 @@ def _optimization_of(section: OptimSection, task: StageTask) -> OptimizeOptions:
 
 
 _IGNORED_SKIP = "--skip-pre-normalization is ignored: the requested optimizations need the plain form."
-
-
-def _copied_by_reference(result: OptimizedFile) -> StageOutcome:
-    """Return the outcome where nothing was asked for that would change the source."""
-    from winml.modelkit.onnx.files.placing import external_files
-
-    return StageOutcome(
-        files=(result.model_path, *external_files(result.model_path)),
-        normalizations=0,
-        summary="already normalized" if result.is_plain else "not normalized (--skip-pre-normalization)",
-    )
-
-
-def _optimized_words(result: OptimizedFile) -> str:
-    fired = ", ".join(f"{name} {count}" for name, count in result.fired.items() if count)
-    return f"from {result.before.nodes}{f': {fired}' if fired else ''}"
 
 
 def _quantization_record(plan: BuildPlan, options: QuantizeOptions) -> dict[str, object]:
@@ -366,10 +356,6 @@ def _quantize_options(plan: BuildPlan) -> dict[str, object]:
     return {"quant": _quantization_record(plan, options), "verify": plan.verify, **seed}
 
 
-def _idle_quantization(config: WinMLBuildConfig) -> str:
-    return "" if config.quant is None else idle_quantization(config.quant)
-
-
 def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
     from winml.modelkit.models.request import processor_folder
     from winml.modelkit.quantize.file_quantization import Quantization, quantize_file
@@ -392,17 +378,14 @@ def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
         statistics_folder=task.statistics,
     )
     found = [] if result.budget is None else [result.budget.note]
+    words = auto_words(section)
     outcome = StageOutcome(
         files=tuple(file.path for file in result.files),
         normalizations=result.normalizations,
         summary=_quantized_words(result),
-        notes=(*filter(None, (_sentence(auto_words(section)),)), *found, *result.notes),
+        notes=(*([f"{words[0].upper()}{words[1:]}."] if words else []), *found, *result.notes),
     )
     return (outcome,)
-
-
-def _sentence(words: str) -> str:
-    return words and f"{words[0].upper()}{words[1:]}."
 
 
 def _quantized_words(result: QuantizedFile) -> str:
@@ -435,6 +418,7 @@ def _compile_options(plan: BuildPlan) -> dict[str, object]:
 
 
 def _run_compile(task: StageTask) -> tuple[StageOutcome, ...]:
+    from winml.modelkit.compare.words import comparison_words
     from winml.modelkit.compile.file_compilation import compilation, compile_file
     from winml.modelkit.models.request import processor_folder
     from winml.modelkit.transform.graph_file import GraphFileTask
@@ -453,14 +437,9 @@ def _run_compile(task: StageTask) -> tuple[StageOutcome, ...]:
         error.hint += WITHOUT_COMPILATION
         raise
     files = tuple(file.path for file in result.files)
-    return (StageOutcome(files, result.normalizations, _compiled_words(result), notes=result.notes),)
-
-
-def _compiled_words(result: CompiledFile) -> str:
-    from winml.modelkit.compare.words import comparison_words
-
     parts = f", {len(result.parts)} compiled, {len(result.outside)} outside" if result.parts else ""
-    return f"for {result.compiled['provider']}{parts}, {comparison_words(result.comparison)}"
+    summary = f"for {result.compiled['provider']}{parts}, {comparison_words(result.comparison)}"
+    return (StageOutcome(files, result.normalizations, summary, notes=result.notes),)
 
 
 STAGES: tuple[Stage, ...] = (
@@ -470,7 +449,7 @@ STAGES: tuple[Stage, ...] = (
         section="export",
         libraries=("torch", "transformers", *_GRAPH_LIBRARIES),
         options=_export_options,
-        work=_run_export,
+        work=run_export,
         makes_graph=True,
         undo_resolution=_undo_export_resolution,
         relevant=_relevant_export_options,
@@ -491,7 +470,7 @@ STAGES: tuple[Stage, ...] = (
         libraries=_GRAPH_LIBRARIES,
         options=_quantize_options,
         work=_run_quantize,
-        idle=_idle_quantization,
+        idle=lambda config: "" if config.quant is None else idle_quantization(config.quant),
         takes_bits=True,
     ),
     # Last: what is compiled for one device can no longer be changed.
@@ -516,15 +495,12 @@ def without_idle_stages(config: WinMLBuildConfig) -> tuple[WinMLBuildConfig, tup
     idle, unread = [], []
     for stage in STAGES:
         section = getattr(config, stage.section)
-        if section is None or (stage.work and not stage.idle(config)):
+        if section is None or not (reason := stage.idle(config)):
             continue
-        # What is asked for is kept: of a stage that this version lacks, and of a stage that it leaves nothing to do.
-        if not section.model_dump(exclude_none=True, exclude_defaults=True):
+        if section.model_dump(exclude_none=True, exclude_defaults=True):
+            unread.append(f"the {stage.name} stage will be skipped: {reason}")
+        else:
             idle.append(stage.section)
-        elif not stage.work:
-            unread.append(f"winml {__version__} has no stage that reads {stage.section} yet")
-        elif stage.idle(config):
-            unread.append(f"the {stage.name} stage will be skipped: {stage.idle(config)}")
     return config.model_copy(update=dict.fromkeys(idle)), tuple(unread)
 
 
@@ -570,9 +546,8 @@ def built_name(part: str, *, of_several: bool, config: WinMLBuildConfig | None) 
         UsageError: the layout has no name for the precision.
     """
     layout = find_layout(None if config is None else config.layout)
-    section = None if config is None else config.quant
-    precision = FLOAT32 if section is None or idle_quantization(section) else quantize_options(section).base.name
-    return layout.model_name(part, of_several, precision)
+    options = None if config is None else requested_quantization(config)
+    return layout.model_name(part, of_several, FLOAT32 if options is None else options.base.name)
 
 
 def skip_reason(stage: Stage, plan: BuildPlan) -> str:
@@ -585,7 +560,7 @@ def skip_reason(stage: Stage, plan: BuildPlan) -> str:
         return f"{stage.section} is null in the config"
     if stage.handed_to is not None:
         return f"done by {stage.handed_to} in memory, without an intermediate file"
-    return stage.idle(plan.config) if stage.work else f"winml {__version__} has no {stage.name} stage yet"
+    return stage.idle(plan.config)
 
 
 _NEVER = sys.maxsize

@@ -7,18 +7,9 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from winml.modelkit.models.checkpoints.adapters import Adapter, adapter_values, read_adapters
+from winml.modelkit.models.checkpoints.adapters import Adapter, adapter_values
 from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.ort.adapters import adapter_inputs_of, adapter_name, write_adapter
-
-
-def swappable_adapters(requested: Sequence[str]) -> tuple[Adapter, ...]:
-    """Return the adapters of a request that are switched at run time.
-
-    Raises:
-        WinMLError: one is damaged, or of a kind that is not applied.
-    """
-    return tuple(adapter for adapter in read_adapters(requested) if adapter.name is not None)
 
 
 def write_adapters(adapters: Sequence[Adapter], model: Path, reserve: Callable[[str], Path]) -> tuple[str, ...]:

@@ -1,11 +1,11 @@
-"""Records of one capture: the options an exporter is given, and the graph it returns."""
+"""One capture: the options of an exporter, the graph it returns, and the tags and names of its nodes."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import count, takewhile
 from typing import Literal
 
 import onnx_ir as ir
@@ -53,19 +53,13 @@ class Capture:
     """What else is to be said of how it was made."""
 
 
-# --- Tags captured nodes by the scope they were traced in.
-#
-# The scope decides. Only a node without a scope is tagged by its neighbours, and only if requested. Writes metadata on
-# the nodes in place; does not change the graph.
-
-
 Scope = tuple[str, ...]
 """Paths of the modules on the call stack, outermost first; the root is ``("",)``, an unknown scope ``()``."""
 
 
 @dataclass(frozen=True)
 class NodeTagger:
-    """Writes the tags for scopes."""
+    """Tags captured nodes by the scope that they were traced in; a node without one by its neighbours if requested."""
 
     tree: ModuleTree
     operation_fallback: bool = False
@@ -124,10 +118,16 @@ def shared_scope(scopes: Mapping[ir.Node, Scope], nodes: Iterable[ir.Node]) -> S
     return tuple(level[0] for level in takewhile(lambda level: len(set(level)) == 1, zip(*known_scopes, strict=False)))
 
 
-# --- Names the nodes, values and dynamic sizes of a captured graph.
-#
-# Both exporters get the same names: nodes and values after the module they ran in, open sizes as the user named them.
-# Works in place.
+def accepted_names(names: Sequence[str], is_accepted: Callable[[str], bool]) -> list[str]:
+    """Return the names of inputs, with an unused ``input_<number>`` in place of each name that torch does not take."""
+    taken = set(names)
+    accepted = []
+    for position, name in enumerate(names):
+        if not is_accepted(name):
+            name = next(free for number in count(position) if (free := f"input_{number}") not in taken)
+        taken.add(name)
+        accepted.append(name)
+    return accepted
 
 
 def place_operands(scopes: dict[ir.Node, Scope]) -> None:

@@ -49,9 +49,6 @@ if TYPE_CHECKING:
     from winml.modelkit.export.records import ExportResult
     from winml.modelkit.transform.records import PinnedModel
 
-# --- ``winml export`` of an ONNX file: fixes its dynamic dimensions.
-
-
 _FOR_PYTORCH_MODELS = (
     *(option.name for option in declared_options() if not option.is_for_onnx),
     *(option.name for option in (*fields_of(DynamicFields), *fields_of(ExportFields)) if option.name != "verify"),
@@ -86,7 +83,7 @@ def _sizes_hint(path: Path) -> str:
 
 
 def pin(options: Mapping[str, Any]) -> None:
-    """Fix the sizes and show the result, or the plan.
+    """Fix dynamic dimensions of an ONNX file and show the result, or the plan.
 
     Raises:
         UsageError: an option that has no meaning here, or a name the file does not have.
@@ -122,10 +119,6 @@ def pin(options: Mapping[str, Any]) -> None:
             show_plan(plan, options)
             return
         result: PinnedModel = PIN.run_file(plan)
-    _show_pinned(result, options)
-
-
-def _show_pinned(result: PinnedModel, options: Mapping[str, Any]) -> None:
     from winml.modelkit.transform.table import pinned_document
 
     show_result(result.as_record(), options, lambda: pinned_document(result, options["model"]))

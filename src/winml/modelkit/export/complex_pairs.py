@@ -13,16 +13,17 @@ from typing import Any
 
 import torch
 
+from winml.modelkit.ort.shared_settings import attribute_replaced
+
 
 @contextmanager
 def complex_as_pairs() -> Iterator[None]:
     """Make pairs in place of complex tensors inside the block; patches torch. Buffers of a module stay as they are."""
-    makers = {"polar": torch.polar, "view_as_complex": torch.view_as_complex}
-    torch.polar, torch.view_as_complex = _polar_pair, _pair_of_parts  # type: ignore[assignment]
-    try:
+    with (
+        attribute_replaced(torch, "polar", _polar_pair),
+        attribute_replaced(torch, "view_as_complex", _pair_of_parts),
+    ):
         yield
-    finally:
-        vars(torch).update(makers)
 
 
 _OPERATORS = (

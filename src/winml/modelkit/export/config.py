@@ -7,7 +7,7 @@ Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import pydantic
@@ -48,6 +48,7 @@ PYTHON_WORDS: Mapping[str, str] = {
 
 
 if TYPE_CHECKING:
+    from winml.modelkit.models.request import ModelRequest
 
     class _Fields(ExportFields, DynamicFields, Options):
         pass
@@ -98,15 +99,23 @@ class WinMLExportConfig(_Fields):
         ).requested_by("{}")
 
 
-# --- Chooses the exporter: TorchScript or dynamo.
-#
-# TorchScript is faster where it can trace the model. dynamo exports most of those TorchScript cannot trace. A failure
-# of the first choice leads to the second.
-# Reasons: docs/decisions/0003-torchscript-first.md.
+def configured_request(request: ModelRequest, config: WinMLExportConfig, origin: str = "{}") -> ModelRequest:
+    """Return a request with the inputs and the dynamic dimensions of an export config.
+
+    Args:
+        request: The model; inputs and names of axes that it states itself stay.
+        config: Options of the export.
+        origin: Place of a key of the config, for messages, with ``{}`` for the key.
+    """
+    request = replace(request, dynamic=request.dynamic.joined(config.dynamic.requested_by(origin)))
+    if config.input_tensors is None or request.input_specs is not None:
+        return request
+    return replace(request, input_specs=config.input_tensors, specs_origin=origin.format("input_tensors"))
 
 
 EXPORTER_ORDER: tuple[ExporterName, ExporterName] = ("torchscript", "dynamo")
-"""Chosen: which exporter ``auto`` tries first, and which where that one fails."""
+"""Chosen: the exporter that ``auto`` tries first, and the one that it tries if the first fails. TorchScript is faster
+where it can trace the model; dynamo exports most of the others (docs/decisions/0003-torchscript-first.md)."""
 EXPORTER_WORDS: Mapping[ExporterName, str] = {"torchscript": "TorchScript", "dynamo": "dynamo"}
 
 SECOND_TRY_S = 120.0

@@ -17,9 +17,15 @@ from pathlib import Path
 from torch import nn
 
 from winml.modelkit.errors import UsageError, WinMLError, rename_options
-from winml.modelkit.export.config import PYTHON_WORDS, ExporterUse, WinMLExportConfig, first_choice
+from winml.modelkit.export.config import (
+    PYTHON_WORDS,
+    ExporterUse,
+    WinMLExportConfig,
+    configured_request,
+    first_choice,
+)
 from winml.modelkit.export.graph_making import ExportRun, ExportTarget, calls_of_all_parts
-from winml.modelkit.export.loading import ModelCheck, closing_sizes, configured_request, load_for_export
+from winml.modelkit.export.loading import ModelCheck, closing_sizes, load_for_export
 from winml.modelkit.export.part_export import export_part
 from winml.modelkit.export.records import STEPS, ExportResult
 from winml.modelkit.models.caches.inputs import PAST_KEY
@@ -151,10 +157,7 @@ class HTPExporter:
         refuse_dynamic(self.config.ep, is_dynamic=request.is_dynamic, allow_dynamic=self.config.allow_dynamic)
         target = self._target(output, overwrite=overwrite, with_report=with_report)
         target = replace(target, with_companions=with_companions, with_adapters=with_adapters, functions=functions)
-        return self._export_sized(request, target, ())
-
-    def _export_sized(self, request: ModelRequest, target: ExportTarget, notes: tuple[str, ...]) -> ExportResult:
-        """Export a checkpoint; a size that froze and that the request does not leave open is fixed, and tried again."""
+        notes: list[str] = []
         parts: tuple[ModelPart, ...] = ()
 
         def load() -> tuple[LoadedModel, ExporterUse]:
@@ -164,27 +167,17 @@ class HTPExporter:
             parts = loaded.parts
             return replace(loaded, model_notes=(*notes, *loaded.model_notes)), use
 
-        try:
-            return self._export_parts(load, target, request=request)
-        except WinMLError as error:
-            # Each turn fixes a size that was open, so that there is a last one.
-            frozen = frozen_by_default(error.frozen, parts)
-            if not frozen:
-                raise
-            notes = (*notes, *_frozen_notes(frozen, parts))
-        return self._export_sized(request.with_sizes(frozen), target, notes)
-
-    def export_loaded(
-        self,
-        loaded: LoadedModel,
-        output: str | os.PathLike[str],
-        *,
-        overwrite: bool = False,
-        with_report: bool = False,
-    ) -> ExportResult:
-        """Export a loaded model: one part to ``output``, several to ``<stem>_<part>.onnx`` beside it."""
-        target = self._target(output, overwrite=overwrite, with_report=with_report)
-        return self._export_parts(lambda: (loaded, first_choice(self.config)), target)
+        # Each turn fixes a size that was open, so that there is a last one.
+        while True:
+            try:
+                return self._export_parts(load, target, request=request)
+            except WinMLError as error:
+                frozen = frozen_by_default(error.frozen, parts)
+                if not frozen:
+                    raise
+            notes += _frozen_notes(frozen, parts)
+            request = request.with_sizes(frozen)
+            parts = ()
 
     def _target(self, output: str | os.PathLike[str], *, overwrite: bool, with_report: bool) -> ExportTarget:
         # The model's own code may change the working directory.

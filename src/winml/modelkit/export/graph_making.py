@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -18,32 +19,23 @@ import torch
 from winml.modelkit.compare.verification.input_draws import InputDraws
 from winml.modelkit.compare.verification.reference_run import (
     PreparedPart,
-    copies_for,
     prepared_part,
-    refuse_verification_beyond_memory,
     run_for_shapes,
     run_reference,
-    with_values,
 )
 from winml.modelkit.compare.verification.value_reads import ValueReads, recorded_reads
 from winml.modelkit.compare.verification.varied_sizes import (
     Draw,
     DynamicProof,
-    axes_of,
     bounded_proof,
     declare_output_shapes,
     limited_by_tables,
     run_at_varied_sizes,
 )
-from winml.modelkit.errors import ExportError, UsageError, missing_name
-from winml.modelkit.export.capture import Capture, CaptureOptions, NodeTagger
-from winml.modelkit.export.config import (
-    EXPORTER_ORDER,
-    EXPORTER_WORDS,
-    ExporterName,
-    ExporterUse,
-    WinMLExportConfig,
-)
+from winml.modelkit.errors import ExportError, UsageError
+from winml.modelkit.export.capture import NodeTagger
+from winml.modelkit.export.capture_attempts import capture_graph
+from winml.modelkit.export.config import ExporterUse, WinMLExportConfig
 from winml.modelkit.export.opset_conversion import lower_opset
 from winml.modelkit.export.table import input_words
 from winml.modelkit.file_names import ONLY_PART, part_path
@@ -61,13 +53,11 @@ from winml.modelkit.onnx.model_metadata import ModelDescription, output_specs, w
 from winml.modelkit.onnx.specs import (
     UNNAMED,
     DynamicDimension,
-    InputTensorSpec,
     OutputAxis,
     OutputTensorSpec,
     StatedBounds,
 )
 from winml.modelkit.options import nearest
-from winml.modelkit.ort.host import available_bytes
 from winml.modelkit.progress import StepClock
 from winml.modelkit.tags.tagging import Coverage, all_nodes, clear_tag, measure_coverage
 from winml.modelkit.tags.torch_modules import CallTrace, joined_traces, record_calls, with_captured_modules
@@ -76,152 +66,12 @@ from winml.modelkit.transform.graph_file import GraphHandover, HandedGraph
 from winml.modelkit.transform.module_functions import chosen_modules
 from winml.modelkit.version import __version__
 
-# --- Captures a part as a graph: with the exporter chosen first, or with the other one where that fails.
-
-
-_WEIGHTS_LOADED = "The weights were loaded: the export without weights failed."
 _LATER_CALLS = 8
 """Chosen: calls after which a counter of calls has shown; only a forward that changes something in each is called so
 often."""
 _DISPLAYED_CHANGES = 4
 _ABSENT = object()
 _FIX_SIZE = "Fix the size: omit the dynamic option, or set a number in --shape-config."
-
-
-def _capture_graph(
-    prepared: PreparedPart,
-    tensors: Mapping[str, torch.Tensor],
-    tree: ModuleTree,
-    config: WinMLExportConfig,
-    use: ExporterUse,
-) -> tuple[Capture, ExporterUse]:
-    """Capture a prepared part with the exporter chosen first, or with the other one where that fails.
-
-    Args:
-        prepared: The part; its forward was called before.
-        tensors: Example inputs, with values.
-        tree: The modules that ran.
-        config: Options of the export.
-        use: The first choice.
-
-    Returns:
-        The graph, and which exporter made it.
-
-    Raises:
-        ExportError: none of the exporters that may be used can; tells the reason of each.
-    """
-    request = _CaptureRequest(prepared, tensors, tree, config)
-    errors: dict[ExporterName, ExportError] = {}
-    for name, has_values in _attempts(prepared.part, config, use):
-        if has_values and (errors[name].operator is not None or (name == "dynamo" and not errors[name].is_by_value)):
-            # No value gives the operator a form, and dynamo asks for values only where the forward decides by them.
-            continue
-        try:
-            time_limit_s = use.time_limit_s if name == use.name else None
-            capture = _capture_with(name, request, time_limit_s, has_values=has_values)
-        except (ExportError, ImportError, AttributeError) as error:
-            errors[name] = _named_failure(name, error)
-        else:
-            other = next((failed for failed in errors if failed != name), None)
-            return capture, use if other is None else ExporterUse(name, _failure_words(other, errors[other]))
-    first_error, *second_errors = errors.values()
-    for second_error in second_errors:
-        raise _both_failed(first_error, second_error) from second_error
-    raise first_error
-
-
-def _attempts(part: ModelPart, config: WinMLExportConfig, use: ExporterUse) -> list[tuple[ExporterName, bool]]:
-    """Return the exporters to try in turn, each with whether it may ask for values: of weights and example inputs."""
-    attempts: list[tuple[ExporterName, bool]] = [(use.name, False)]
-    if config.exporter == "auto" and part.open_grids is None:
-        attempts.append((next(name for name in EXPORTER_ORDER if name != use.name), False))
-    # Last, since they take the most memory: traces that need values.
-    if part.stored is not None and ("torchscript", False) in attempts:
-        attempts.append(("torchscript", True))
-    if ("dynamo", False) in attempts:
-        attempts.append(("dynamo", True))
-    return attempts
-
-
-@dataclass(frozen=True)
-class _CaptureRequest:
-    """What is to be captured."""
-
-    prepared: PreparedPart
-    tensors: Mapping[str, torch.Tensor]
-    tree: ModuleTree
-    config: WinMLExportConfig
-
-
-def _capture_with(
-    name: ExporterName, request: _CaptureRequest, time_limit_s: float | None, *, has_values: bool
-) -> Capture:
-    if has_values and request.prepared.part.stored is not None:
-        if request.config.verify:
-            refuse_verification_beyond_memory(request.prepared.model, available_bytes())
-        with with_values(request.prepared) as weighted:
-            capture = _capture_with(name, replace(request, prepared=weighted), time_limit_s, has_values=True)
-        return replace(capture, notes=(*capture.notes, _WEIGHTS_LOADED))
-    prepared, config = request.prepared, request.config
-    part, model = prepared.part, prepared.model
-    tensors = copies_for(model, request.tensors)
-    options = CaptureOptions(
-        opset_version=config.opset_for(name),
-        dynamic_axes=axes_of(part.inputs),
-        keep_stack_traces=config.keep_torch_metadata,
-        weights=part.stored,
-        time_limit_s=time_limit_s,
-        takes_example_values=has_values,
-    )
-    # An attempt that fails half-way leaves nothing on the modules for the next.
-    with unchanged_attributes(model):
-        if name == "torchscript":
-            from winml.modelkit.export.torchscript.capturing import capture_torchscript
-
-            return capture_torchscript(model, tensors, prepared.forward, request.tree, options)
-        from winml.modelkit.export.dynamo.capturing import capture_dynamo
-
-        return capture_dynamo(model, tensors, prepared.forward, request.tree, options)
-
-
-def _named_failure(name: ExporterName, error: ExportError | ImportError | AttributeError) -> ExportError:
-    """Return why an exporter failed, where a name of a library is missing with that; raise any other error again."""
-    missing = missing_name(error) or missing_name(error.__cause__ or error)
-    if missing:
-        other = "--dynamo" if name == "torchscript" else "--no-dynamo"
-        failure = ExportError(
-            f"{missing}, which the exporter {EXPORTER_WORDS[name]} needs",
-            hint=f"Use {other} or a different version of {missing.partition(' ')[0]}. Commands that take an ONNX "
-            "file still work.",
-        )
-        failure.__cause__ = error
-        return failure
-    if isinstance(error, ExportError):
-        return error
-    raise error
-
-
-def _failure_words(name: ExporterName, error: ExportError) -> str:
-    """Say in a few words why an exporter could not."""
-    if error.operator:
-        place = f" in module {error.module or '(the root)'}" if error.module is not None else ""
-        return f"{error.operator}{place} has no {EXPORTER_WORDS[name]} form"
-    return f"{EXPORTER_WORDS[name]}: {error.message}"
-
-
-def _both_failed(first: ExportError, second: ExportError) -> ExportError:
-    error = ExportError(
-        f"neither exporter can make a graph of this model: {first.message}; {second.message}",
-        # What is said of an operator TorchScript lacks is to let dynamo try.
-        hint=second.hint if first.operator else first.hint,
-        operator=first.operator,
-        module=first.module,
-    )
-    error.frozen = (*first.frozen, *second.frozen)
-    return error
-
-
-# --- The records that travel through one export: what was asked, what stays the same, and the graph of one part.
 
 
 @dataclass(frozen=True)
@@ -305,9 +155,6 @@ class TaggedGraph:
     """What Python read of the traced inputs; None where nobody watched."""
 
 
-# --- Gives axes of outputs the names they were asked to have, as far as they are open.
-
-
 _Shape = tuple[int | str, ...]
 
 
@@ -342,21 +189,9 @@ def _name_output_axes(
         elif item.name in dimensions or size in dimensions:
             notes.append(f"{place} equals {size} and has this name instead of {item.name}.")
         else:
-            shapes[item.output] = _with_name(shapes[item.output], item.axis, item.name)
+            shape = shapes[item.output]
+            shapes[item.output] = (*shape[: item.axis], item.name, *shape[item.axis + 1 :])
     return replace(proof, output_shapes=shapes or None, notes=(*proof.notes, *notes))
-
-
-def _name_sums(proof: DynamicProof, inputs: Sequence[InputTensorSpec]) -> DynamicProof:
-    """Return the proof with the names that sums of sizes bear in the inputs."""
-    return (
-        proof
-        if proof.output_shapes is None
-        else replace(proof, output_shapes=with_named_sums(proof.output_shapes, inputs))
-    )
-
-
-def _with_name(shape: _Shape, axis: int, name: str) -> _Shape:
-    return (*shape[:axis], name, *shape[axis + 1 :])
 
 
 def _refuse_unknown(item: OutputAxis, shapes: Mapping[str, _Shape], inputs: Sequence[str]) -> None:
@@ -427,22 +262,20 @@ def make_tagged_graph(
         # What is compared by decibels stays near the traced sizes.
         parameters = _parameter_count(prepared) if run.handover is None and run.config.verify else None
 
-        def run_at(sizes: Mapping[str, int]) -> Draw:
-            return _draw_of_sizes(run, prepared, sizes)
-
+        run_at = partial(_draw_of_sizes, run, prepared)
         try:
             proof = run_at_varied_sizes(draw, part.dimensions, run_at, parameters)
         except UsageError as error:
             _suggest_axes(error, prepared, tensors)
             raise
+        if proof.output_shapes is not None:
+            proof = replace(proof, output_shapes=with_named_sums(proof.output_shapes, part.inputs))
         names = [spec.name for spec in part.inputs]
-        proof = _name_output_axes(
-            _name_sums(proof, part.inputs), part.output_axes, names, [item.name for item in part.dimensions]
-        )
+        proof = _name_output_axes(proof, part.output_axes, names, [item.name for item in part.dimensions])
         at_other_shapes = f", run at {len(proof.draws)} more shapes" if proof.draws else ""
         step.summary = f"{len(tree)} modules ({tree.registered} registered, with torch.nn layers){at_other_shapes}"
     with clock.step("ONNX export") as step:
-        capture, used = _capture_graph(prepared, tensors, tree, run.config, exporter)
+        capture, used = capture_graph(prepared, tensors, tree, run.config, exporter)
         step.summary = f"{len(capture.scopes)} nodes, opset {capture.model.opset_imports['']}, {used.name}"
         trace = with_captured_modules(trace, capture.scopes.values())
         all_parts = run.all_parts and with_captured_modules(run.all_parts, capture.scopes.values())
@@ -473,7 +306,8 @@ def make_tagged_graph(
         _describe_model(model, run, replace(part, dimensions=dimensions), tree, used)
         coverage = measure_coverage(model)
         step.summary = f"{len(capture.scopes)} → {coverage.nodes} nodes, {coverage.tagged} tagged"
-    notes = (*(tree.notes if run.config.hierarchy else ()), *_capture_notes(capture), *graph_notes, *proof.notes)
+    unused = (f"Input {name} is unused: no node of the graph reads it." for name in capture.unused_inputs)
+    tree_notes = tree.notes if run.config.hierarchy else ()
     return TaggedGraph(
         model,
         tree,
@@ -481,7 +315,7 @@ def make_tagged_graph(
         draw,
         proof,
         used,
-        (*notes, *bound_notes),
+        (*tree_notes, *capture.notes, *unused, *graph_notes, *proof.notes, *bound_notes),
         assumed=(
             *capture.assumed,
             *bounded_sums,
@@ -511,7 +345,7 @@ def bounded_graph(
         tagged_graph.proof,
         tagged_graph.draw.sizes,
         bounds,
-        lambda sizes: _draw_of_sizes(run, prepared, sizes),
+        partial(_draw_of_sizes, run, prepared),
         _parameter_count(prepared),
     )
     part = replace(prepared.part, dimensions=dimensions)
@@ -766,20 +600,18 @@ def _plain_graph(model: ir.Model, config: WinMLExportConfig, used: ExporterUse) 
     return renormalized.model, (*renormalized.notes, *((note,) if note else ()))
 
 
-def _bounds_of(part: ModelPart) -> tuple[StatedBounds, ...]:
-    bounds = (
-        StatedBounds(name=item.name, min=part.smallest_sizes.get(item.name, item.min), max=item.max)
-        for item in part.dimensions
-    )
-    return tuple(item for item in bounds if item.min > 1 or item.max is not None)
-
-
 def _describe_model(model: ir.Model, run: ExportRun, part: ModelPart, tree: ModuleTree, used: ExporterUse) -> None:
     """Write what the file says about itself, or remove every trace of the hierarchy; in place."""
     if not run.config.hierarchy:
         for node in all_nodes(model):
             clear_tag(node)
         return
+    requested = next(item for item in run.loaded.parts if item.name == part.name).dimensions
+    narrowed = {item.name: [item.min, item.max] for item in part.dimensions if item not in requested}
+    bounds = (
+        StatedBounds(name=item.name, min=part.smallest_sizes.get(item.name, item.min), max=item.max)
+        for item in part.dimensions
+    )
     description = ModelDescription(
         tree=tree,
         info=run.loaded.info.as_record(),
@@ -793,22 +625,10 @@ def _describe_model(model: ir.Model, run: ExportRun, part: ModelPart, tree: Modu
             "torch": torch.__version__,
             "opset_requested": run.config.opset_for(used.name),
             "opset_produced": model.opset_imports[""],
-            **_bounds_record(run, part),
+            **({"bounds": narrowed} if narrowed else {}),
         },
         part=run.loaded.describe(part),
-        bounds=_bounds_of(part),
+        bounds=tuple(item for item in bounds if item.min > 1 or item.max is not None),
     )
     write_model_metadata(model, description)
     stamp(model)
-
-
-def _bounds_record(run: ExportRun, part: ModelPart) -> dict[str, object]:
-    """Return the bounds of dynamic dimensions that are narrower than what was asked for."""
-    asked = next(item for item in run.loaded.parts if item.name == part.name).dimensions
-    bounds = {item.name: [item.min, item.max] for item in part.dimensions if item not in asked}
-    return {"bounds": bounds} if bounds else {}
-
-
-def _capture_notes(capture: Capture) -> tuple[str, ...]:
-    unused = (f"Input {name} is unused: no node of the graph reads it." for name in capture.unused_inputs)
-    return (*capture.notes, *unused)

@@ -5,9 +5,8 @@ No exporter reads a weight where the forward reads none.
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -24,7 +23,7 @@ from winml.modelkit.compare.verification.reference_run import (
     run_reference,
 )
 from winml.modelkit.errors import ExportError
-from winml.modelkit.export.config import ExporterUse, WinMLExportConfig, first_choice
+from winml.modelkit.export.config import ExporterUse, WinMLExportConfig, configured_request, first_choice
 from winml.modelkit.models.caches.inputs import PAST_KEY
 from winml.modelkit.models.checkpoints.merging import merge_adapters, swappable_branches
 from winml.modelkit.models.checkpoints.weights import (
@@ -42,19 +41,15 @@ from winml.modelkit.ort.execution_providers import find_execution_provider
 from winml.modelkit.ort.foreign_libraries import local_files_only, local_libraries
 from winml.modelkit.ort.host import available_bytes
 
-# --- Builds a model that can be traced while its weights stay in their files.
-#
-# transformers loads the checkpoint as usual, with tensors that know only their place in a file
-# (``checkpoints/deferred_tensors.py``). So the same code as with values decides names, merged experts, casts, ties and
-# what is missing. Afterwards the parameters are fake tensors, each with a reference into the files. A model without
-# such files is loaded with its values.
-
-
 Progress = Callable[[str], None]
 
 
 def load_weightless(resolved: ResolvedModel, request: ModelRequest, progress: Progress | None = None) -> LoadedModel:
     """Build a resolved model whose parameters hold no values, and say where these lie.
+
+    transformers loads the checkpoint as usual, with tensors that know only their place in a file
+    (``checkpoints/deferred_tensors.py``). So the same code as with values decides names, merged experts, casts, ties
+    and what is missing. Afterwards the parameters are fake tensors, each with a reference into the files.
 
     A factory, pickled weights and random ones have none to refer to: those are loaded for real, as are checkpoints that
     transformers reads in a way that needs the values; a note says so.
@@ -80,7 +75,7 @@ def load_weightless(resolved: ResolvedModel, request: ModelRequest, progress: Pr
     except NotDeferrableError as reason:
         loaded = load_resolved(resolved, request, progress)
         note = f"the weights are loaded into memory: transformers needs their values ({reason})"
-        return dataclasses.replace(loaded, model_notes=(*loaded.model_notes, note))
+        return replace(loaded, model_notes=(*loaded.model_notes, note))
 
     def with_weights(dtype: torch.dtype | None = None) -> nn.Module:
         with local_libraries():
@@ -141,14 +136,13 @@ def _stored_entries(model: nn.Module) -> dict[str, ir.TensorProtocol]:
     stored = {}
     for name, value in model.state_dict(keep_vars=True).items():
         if id(value) not in tensors:
-            is_deferred = isinstance(value, DeferredTensor)
-            tensors[id(value)] = value.by_reference(name) if is_deferred else _held_tensor(value, name)
+            tensors[id(value)] = (
+                value.by_reference(name)
+                if isinstance(value, DeferredTensor)
+                else tensor_adapters.TorchTensor(value.detach(), name=name)
+            )
         stored[name] = tensors[id(value)]
     return stored
-
-
-def _held_tensor(value: torch.Tensor, name: str) -> ir.TensorProtocol:
-    return tensor_adapters.TorchTensor(value.detach(), name=name)
 
 
 def _take_values_out(model: nn.Module) -> None:
@@ -156,12 +150,15 @@ def _take_values_out(model: nn.Module) -> None:
     # As torch.export makes its own, which it goes on with then; its sizes may be left open.
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(tracked_fakes=[]), export=True)
     fakes: dict[int, nn.Parameter] = {}
-    for module, name, parameter in _parameter_places(model):
-        if id(parameter) not in fakes:
-            with mode:
-                fake = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="cpu")
-            fakes[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
-        module._parameters[name] = fakes[id(parameter)]
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in fakes:
+                with mode:
+                    fake = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="cpu")
+                fakes[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
+            module._parameters[name] = fakes[id(parameter)]
     _read_buffers(model)
 
 
@@ -170,14 +167,6 @@ def _read_buffers(model: nn.Module) -> None:
         for name, buffer in module._buffers.items():
             if isinstance(buffer, DeferredTensor):
                 module._buffers[name] = buffer.realized()
-
-
-def _parameter_places(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-    """Yield every place a parameter is held at, shared ones more than once."""
-    for module in model.modules():
-        for name, parameter in list(module._parameters.items()):
-            if parameter is not None:
-                yield module, name, parameter
 
 
 ModelCheck = Callable[[ResolvedModel], None]
@@ -190,13 +179,6 @@ _LARGE_UNREAD_BYTES = 2**27
 """The same where no run in PyTorch reads them: the graph is changed in memory before it is written, or nothing is
 compared. Chosen: peak memory is to stay below 1.5 GB, of which 0.5 GB are the libraries; with half a gigabyte of
 weights held, a build peaked at 1.7 GB."""
-
-
-def configured_request(request: ModelRequest, config: WinMLExportConfig) -> ModelRequest:
-    """Return the request with the inputs and the dynamic dimensions of an export config."""
-    if config.input_tensors is not None and request.input_specs is None:
-        request = replace(request, input_specs=config.input_tensors, specs_origin="input_tensors")
-    return replace(request, dynamic=request.dynamic.joined(config.dynamic))
 
 
 def resolve_for_export(
@@ -251,7 +233,8 @@ def load_for_export(
         return loaded, use
     fixed = request.with_sizes({**closing, **request.fixed_sizes_of})
     loaded, use = _load(fixed, config, is_handed_over=is_handed_over, check=check)
-    return replace(loaded, model_notes=(_closing_note(closing, config.ep), *loaded.model_notes)), use
+    note = f"Sizes are fixed, as --ep {config.ep} requires. To change them: --shape-config '{json.dumps(closing)}'."
+    return replace(loaded, model_notes=(note, *loaded.model_notes)), use
 
 
 def _load(
@@ -301,9 +284,6 @@ def _refusal_without_values(part: ModelPart) -> ExportError | None:
     return None
 
 
-# --- Which sizes does a model with a cache get where nothing may be open?
-
-
 _CACHED = 127
 """Chosen: tokens in the cache, so that a mask over them and one more has 128."""
 _KEYS = frozenset({
@@ -327,10 +307,6 @@ def _closing_sizes_by_default(loaded: LoadedModel) -> dict[str, int]:
     if is_asked or all(part.cache is None for part in parts) or all(not part.dimensions for part in parts):
         return {}
     return closing_sizes(parts) or {}
-
-
-def _closing_note(sizes: Mapping[str, int], ep: str | None) -> str:
-    return f"Sizes are fixed, as --ep {ep} requires. To change them: --shape-config '{json.dumps(dict(sizes))}'."
 
 
 def closing_sizes(parts: Sequence[ModelPart]) -> dict[str, int] | None:

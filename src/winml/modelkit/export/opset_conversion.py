@@ -185,7 +185,11 @@ def _convert_further(model: ir.Model, requested_opset: int) -> tuple[ir.Model, s
         for value in node.outputs
         if value.name
     }
-    weights = [value for value in model.graph.initializers.values() if _is_weight(value)]
+    weights = [
+        value
+        for value in model.graph.initializers.values()
+        if value.const_value is not None and value.const_value.size > _LARGEST_HELD_ELEMENTS
+    ]
     for value in weights:
         assert value.name is not None  # an initializer has a name
         del model.graph.initializers[value.name]
@@ -197,7 +201,11 @@ def _convert_further(model: ir.Model, requested_opset: int) -> tuple[ir.Model, s
             model.graph.register_initializer(value)
         return model, _opset_note(_INTERMEDIATE_OPSET, requested_opset, reason)
     converted = ir.serde.deserialize_model(proto)
-    _put_weights_back(converted.graph, weights)
+    tensors = {value.name: value.const_value for value in weights}
+    for value in [value for value in converted.graph.inputs if value.name in tensors]:
+        converted.graph.inputs.remove(value)
+        value.const_value = tensors[value.name]
+        converted.graph.register_initializer(value)
     for node in converted.graph.all_nodes():
         for value in node.outputs:
             node.metadata_props.update(metadata.get(value.name or "", {}))
@@ -224,15 +232,3 @@ def _opset_note(reached: int, requested_opset: int, reason: str) -> str:
         f"The graph stays at opset {reached}: {reason}. --no-dynamo builds at {requested_opset} itself, where "
         "TorchScript has a form of every operator."
     )
-
-
-def _is_weight(value: ir.Value) -> bool:
-    return value.const_value is not None and value.const_value.size > _LARGEST_HELD_ELEMENTS
-
-
-def _put_weights_back(graph: ir.Graph, weights: list[ir.Value]) -> None:
-    tensors = {value.name: value.const_value for value in weights}
-    for value in [value for value in graph.inputs if value.name in tensors]:
-        graph.inputs.remove(value)
-        value.const_value = tensors[value.name]
-        graph.register_initializer(value)

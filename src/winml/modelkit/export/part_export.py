@@ -33,11 +33,18 @@ from winml.modelkit.compare.verification.written_file import (
     verify_with_adapter,
     verify_written_file,
 )
-from winml.modelkit.compare.verification_words import verification_notes, verification_words
+from winml.modelkit.compare.verification_words import verification_notes
 from winml.modelkit.compare.words import fidelity_words
 from winml.modelkit.errors import ExportError, InternalError, UsageError, VerificationError, WinMLError
 from winml.modelkit.export.adapter_files import write_adapters
-from winml.modelkit.export.config import EXPORTER_WORDS, SECOND_TRY_S, ExporterUse, WinMLExportConfig, second_choice
+from winml.modelkit.export.config import (
+    EXPORTER_WORDS,
+    SECOND_TRY_S,
+    ExporterUse,
+    WinMLExportConfig,
+    configured_request,
+    second_choice,
+)
 from winml.modelkit.export.graph_making import ExportRun, TaggedGraph, bounded_graph, make_tagged_graph
 from winml.modelkit.export.loading import load_for_export
 from winml.modelkit.export.records import STEPS, ExportedPart, ExportResult, NodeRecord
@@ -118,21 +125,28 @@ def _export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter
         try:
             return _write_part(run, result, prepared, tagged_graph)
         except VerificationError as error:
-            first = error
-        _blame_normalization(run, prepared, tagged_graph, first)
-        second = second_choice(run.config, tagged_graph.exporter, first)
+            failed = error
+        _blame_normalization(run, prepared, tagged_graph, failed)
+        second = second_choice(run.config, tagged_graph.exporter, failed)
         if second is not None and prepared.part.open_grids is None:
             retried_graph = make_tagged_graph(run, prepared, second)
             if retried_graph.exporter != second:
-                first.hint = f"{first.hint} Also tried: {retried_graph.exporter.reason}."
+                failed.hint = f"{failed.hint} Also tried: {retried_graph.exporter.reason}."
             else:
                 try:
                     return _write_part(run, result, prepared, retried_graph)
                 except VerificationError as error:
-                    error.frozen = error.frozen or first.frozen
-                    if not first.most:
-                        tagged_graph, first = retried_graph, error
-        return _write_bounded_part(run, result, prepared, tagged_graph, first)
+                    error.frozen = error.frozen or failed.frozen
+                    if not failed.most:
+                        tagged_graph, failed = retried_graph, error
+        # The file is wrong at large sizes only. Each turn bounds a size to less, so that there is a last one.
+        while failed.most:
+            tagged_graph = bounded_graph(run, prepared, tagged_graph, failed.most, failed.message)
+            try:
+                return _write_part(run, result, prepared, tagged_graph)
+            except VerificationError as error:
+                failed = error
+        raise failed
 
 
 def _blame_normalization(
@@ -162,25 +176,6 @@ def _blame_normalization(
         f"it: {failed.message.removeprefix('cannot verify: ')}"
     )
     failed.hint = "No file was written; --no-verify writes it anyway. This is a bug in winml: please report it."
-
-
-def _write_bounded_part(
-    run: ExportRun, result: ExportResult, prepared: PreparedPart, tagged_graph: TaggedGraph, failed: VerificationError
-) -> ExportResult:
-    """Write a part whose file was wrong at large sizes only, bounded to those at which it is right.
-
-    Raises:
-        VerificationError: it was wrong at others.
-    """
-    if not failed.most:
-        raise failed
-    # Each turn bounds a size to less, so that there is a last one.
-    tagged_graph = bounded_graph(run, prepared, tagged_graph, failed.most, failed.message)
-    try:
-        return _write_part(run, result, prepared, tagged_graph)
-    except VerificationError as error:
-        again = error
-    return _write_bounded_part(run, result, prepared, tagged_graph, again)
 
 
 def _leaner(run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph) -> TaggedGraph:
@@ -219,7 +214,7 @@ def _write_part(
         run.staged[part.name] = staged = run.files.reserve(paths.model)
         tagged_graph = _handed_over(run, tagged_graph, paths.model)
         is_external = run.handover.is_external(tagged_graph.model) if run.handover is not None else None
-        to_write, functions = _with_functions(run, result, part, tagged_graph)
+        to_write, functions, function_notes = _with_functions(run, result, part, tagged_graph)
         written = [*write_model(to_write, staged, external=is_external)]
         if tagged_graph.handed is not None:
             tagged_graph.handed.refuse_written(sum(file.stat().st_size for file in written))
@@ -236,16 +231,21 @@ def _write_part(
             for file in written:
                 file.unlink(missing_ok=True)
             raise
-        step.summary = _comparison_words(comparison)
         exported = _exported_part(run, part, paths, tagged_graph, comparison)
-        exported = _function_words(exported, functions)
-        exported = replace(exported, notes=(*exported.notes, *adapter_notes))
+        step.summary = exported.comparison_words
+        notes = (*exported.notes, *function_notes, *adapter_notes)
         if run.target.with_adapters:
             names = write_adapters(part.adapters, staged, lambda name: run.files.reserve(paths.model.with_name(name)))
             written += [paths.model.with_name(name) for name in names]
-        exported = replace(exported, model_sha256=hash_file(staged) if paths.sidecar or paths.report else "")
-        exported = replace(exported, files=_written_files(paths, written, run.files.written_sizes()))
-        owned = _owned_companions(run, paths)
+        exported = replace(
+            exported,
+            functions=functions,
+            notes=notes,
+            model_sha256=hash_file(staged) if paths.sidecar or paths.report else "",
+            files=_written_files(paths, written, run.files.written_sizes()),
+        )
+        # Of an earlier export, whether or not this one writes a sidecar, too.
+        owned = earlier_companions(sidecar_path(paths.model)) if run.target.overwrite else ()
         sources = run.loaded.info.companions if run.target.with_companions else {}
         companions = reserve_companions(run.files, paths.model.parent, sources, owned=owned)
         result = replace(result, companions=companions)
@@ -270,28 +270,22 @@ def _write_part(
 
 def _with_functions(
     run: ExportRun, result: ExportResult, part: ModelPart, tagged_graph: TaggedGraph
-) -> tuple[ir.Model, ModuleFunctions | str | None]:
-    """Return the model as it is written, and which modules are functions of it; of several parts, why one has none.
+) -> tuple[ir.Model, ModuleFunctions | None, tuple[str, ...]]:
+    """Return the model as it is written, which modules are functions of it, and notes.
 
     Raises:
         UsageError: no module of any part can become one.
     """
     if run.target.functions is None:
-        return tagged_graph.model, None
+        return tagged_graph.model, None, ()
     try:
-        return functions_of_modules(tagged_graph.model, run.target.functions)
+        model, functions = functions_of_modules(tagged_graph.model, run.target.functions)
+        return model, functions, tuple(functions.notes())
     except UsageError as error:
         is_last = part is run.loaded.requested_parts[-1]
         if is_last and not any(earlier.functions for earlier in result.parts):
             raise
-        return tagged_graph.model, f"Part {part.name} was written without functions: {error.message}."
-
-
-def _function_words(exported: ExportedPart, functions: ModuleFunctions | str | None) -> ExportedPart:
-    if isinstance(functions, str):
-        return replace(exported, notes=(*exported.notes, functions))
-    notes = (*exported.notes, *(functions.notes() if functions is not None else ()))
-    return replace(exported, functions=functions, notes=notes)
+        return tagged_graph.model, None, (f"Part {part.name} was written without functions: {error.message}.",)
 
 
 def _handed_over(run: ExportRun, tagged_graph: TaggedGraph, path: Path) -> TaggedGraph:
@@ -306,15 +300,6 @@ def _handed_over(run: ExportRun, tagged_graph: TaggedGraph, path: Path) -> Tagge
         notes=(*tagged_graph.notes, *handed.notes),
         handed=handed,
     )
-
-
-def _comparison_words(comparison: VerificationInfo | FidelityInfo | None) -> str:
-    return fidelity_words(comparison) if isinstance(comparison, FidelityInfo) else verification_words(comparison)
-
-
-def _owned_companions(run: ExportRun, paths: ExportPaths) -> tuple[str, ...]:
-    """Return the companions of an earlier export that this one replaces, whether or not it writes a sidecar, too."""
-    return earlier_companions(sidecar_path(paths.model)) if run.target.overwrite else ()
 
 
 def _verify_adapters(
@@ -609,9 +594,6 @@ def _written_files(paths: ExportPaths, written: Sequence[Path], sizes: Mapping[P
     return tuple(sorted(files, key=lambda file: (file.path != paths.model, file.path.name)))
 
 
-# --- Does what several parts of few bits write together stay near what PyTorch writes? Asked once all are files.
-
-
 def _text_sample(parts: Sequence[ModelPart], decoder: ModelPart, folder: Path | None, seed: int) -> TextSample | None:
     """Return what encoder and decoder read where processor and tokenizer of the checkpoint make it; None: random."""
     encoder = next((part for part in parts if part.name == ENCODER), None)
@@ -647,9 +629,7 @@ def words_of_text_together(
         VerificationError: too little is left of the scores, or ONNX Runtime cannot run a file.
         WinMLError: the model cannot be loaded.
     """
-    if config.input_tensors is not None and request.input_specs is None:
-        request = replace(request, input_specs=config.input_tensors, specs_origin="input_tensors")
-    request = replace(request, dynamic=request.dynamic.joined(config.dynamic))
+    request = configured_request(request, config)
     with process_left_as_found(), restored_working_directory():
         loaded, _ = load_for_export(request, config)
         decoder = next((part for part in loaded.parts if decodes_for_others(part, loaded.parts)), None)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
+from winml.modelkit.compare.verification_words import verification_words
+from winml.modelkit.compare.words import fidelity_words
 from winml.modelkit.models.parts import ModelInfo
 from winml.modelkit.onnx.assumptions import Assumption
 from winml.modelkit.onnx.bundle import PartDescription, only_part
@@ -120,6 +122,11 @@ class ExportedPart(Record):
         reason = f" ({self.exporter_reason})" if self.exporter_reason else ""
         requested = f", requested {self.opset_requested}" if self.opset_requested != self.opset_produced else ""
         return f"{self.exporter}, opset {self.opset_produced}{requested}{reason}"
+
+    @property
+    def comparison_words(self) -> str:
+        """The outcome of the comparison with PyTorch in one sentence."""
+        return verification_words(self.verification) if self.fidelity is None else fidelity_words(self.fidelity)
 
     def node_counts(self) -> Mapping[str, int]:
         """Return module path → number of its nodes, submodules not included."""

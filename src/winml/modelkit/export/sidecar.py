@@ -46,8 +46,7 @@ class DescribedFile:
 
 def adapted_sidecar_json(sidecar: Mapping[str, Any], file: DescribedFile) -> str:
     """Return the sidecar of an export as JSON text, with what it says of the file as it is for another."""
-    names = ", ".join(name for name, _ in file.files[:1])
-    note = f"Nodes, coverage and files are those of {names}; all else was written down by the export."
+    note = f"Nodes, coverage and files are those of {file.files[0][0]}; all else was written down by the export."
     own = Counter(file.nodes.values())
     record = {
         **sidecar,
@@ -98,7 +97,12 @@ def _sidecar_record(result: ExportResult, part: ExportedPart) -> dict[str, objec
         },
         "modules": _with_node_counts(_module_record(part, part.tree.root), Counter(node.tag for node in part.nodes)),
         "nodes": {node.name: node.tag for node in part.nodes},
-        "statistics": _statistics_record(part),
+        "statistics": {
+            "steps": [{"name": step.name, "seconds": round(step.seconds, 4)} for step in part.steps],
+            **_coverage_record(part.coverage),
+            # FORMATS: the nodes that ran in the root's own forward, so that "root" can be checked.
+            "root_nodes": [node.name for node in part.nodes if node.source == "root"],
+        },
         "verification": part.verification.as_record() if part.verification else None,
         "outputs": {
             "files": [{"name": file.path.name, "size_bytes": file.size_bytes} for file in part.files],
@@ -136,15 +140,6 @@ def _with_node_counts(module: Mapping[str, Any], own: Mapping[str, int]) -> dict
     count = own.get(module["tag"], 0)
     nodes = {"total": count + sum(child["nodes"]["total"] for child in children), "own": count}
     return {**module, "nodes": nodes, "children": children}
-
-
-def _statistics_record(part: ExportedPart) -> dict[str, object]:
-    return {
-        "steps": [{"name": step.name, "seconds": round(step.seconds, 4)} for step in part.steps],
-        **_coverage_record(part.coverage),
-        # FORMATS: the nodes that ran in the root's own forward, so that "root" can be checked.
-        "root_nodes": [node.name for node in part.nodes if node.source == "root"],
-    }
 
 
 def _coverage_record(coverage: Coverage) -> dict[str, object]:

@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from winml.modelkit.compare.verification_words import coverage_words, verification_words
-from winml.modelkit.compare.words import fidelity_words
+from winml.modelkit.compare.verification_words import coverage_words
 from winml.modelkit.export.records import ExportedPart, ExportResult, NodeRecord
 from winml.modelkit.onnx.bundle import PartDescription
 from winml.modelkit.onnx.specs import DynamicDimension, InputTensorSpec, OutputTensorSpec
@@ -139,10 +138,7 @@ def _part_fields(part: ExportedPart) -> Iterator[doc.Field]:
         yield "sources", ", ".join(f"{name} {count}" for name, count in sorted(coverage.sources.items()))
     if part.functions:
         yield "functions", part.functions.words
-    yield (
-        "verified",
-        verification_words(part.verification) if part.fidelity is None else fidelity_words(part.fidelity),
-    )
+    yield "verified", part.comparison_words
     if part.assumed:
         yield "assumed", ", ".join(item.words for item in part.assumed)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -75,6 +75,7 @@ def plan_export(request: ExportRequest) -> ExportPlan:
         InputError: nothing usable stands at the path of the model, or its weights are damaged.
         WriteError: the output cannot be written.
     """
+    from winml.modelkit.export.config import configured_request
     from winml.modelkit.models.checkpoints.adapters import adapter_files, read_adapters
     from winml.modelkit.models.request import resolve_source
     from winml.modelkit.onnx.files.output_files import ExportPaths, refuse_existing
@@ -82,7 +83,7 @@ def plan_export(request: ExportRequest) -> ExportPlan:
 
     with rename_options(request.words):
         config = request.config
-        model = _model_of(request)
+        model = configured_request(request.model, config, request.origin)
         if request.functions is not None and not config.hierarchy:
             raise UsageError(
                 f"--functions {request.functions} requires tags, which --no-hierarchy does not write",
@@ -161,15 +162,6 @@ def run_export(plan: ExportPlan, on_step: Callable[[StepEvent], None] | None = N
         )
 
 
-def _model_of(request: ExportRequest) -> ModelRequest:
-    """Return the model with the inputs and the dynamic dimensions that the config states."""
-    model, config = request.model, request.config
-    model = replace(model, dynamic=model.dynamic.joined(config.dynamic.requested_by(request.origin)))
-    if config.input_tensors is None or model.input_specs is not None:
-        return model
-    return replace(model, input_specs=config.input_tensors, specs_origin=request.origin.format("input_tensors"))
-
-
 def _checkpoint_folder(source: ModelSource, model: ModelRequest) -> tuple[Path | None, tuple[str, ...]]:
     """Return the folder of the checkpoint on this disk, if there is one, and what is not known before it is loaded."""
     from winml.modelkit.models.request import CHECKPOINT_KINDS
@@ -234,9 +226,6 @@ def _steps(request: ExportRequest, model: ModelRequest) -> tuple[PlannedStep, ..
 
 def _planned(path: Path) -> PlannedFile:
     return PlannedFile(path, replaces=path.exists())
-
-
-# --- Of an ONNX file: fixes its dynamic dimensions.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stage_runs import BuiltPart
 from winml.modelkit.builds.stages import adapter_names, built_name
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, files_folder, is_data_of, numbered_data_path
+from winml.modelkit.models.checkpoints.adapters import read_adapters
 from winml.modelkit.models.checkpoints.companion_files import companion_files
 from winml.modelkit.models.checkpoints.task import canonical_task
 from winml.modelkit.models.request import resolve_source
@@ -178,9 +179,9 @@ class FolderLayout:
         names = adapter_names(self._plan)
         if not names:
             return
-        from winml.modelkit.export.adapter_files import swappable_adapters, write_adapters
+        from winml.modelkit.export.adapter_files import write_adapters
 
-        adapters = swappable_adapters(self._plan.request.adapter)
+        adapters = [adapter for adapter in read_adapters(self._plan.request.adapter) if adapter.name is not None]
         for part in parts:  # of which there is one
             assert part.current is not None  # an export ran
             beside = (folder / self.model_name(part)).parent

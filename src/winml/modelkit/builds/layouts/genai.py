@@ -1,8 +1,8 @@
 """Describes a model for onnxruntime-genai: ``genai_config.json``, and its companion files.
 
 Names and sizes are those of the graph; what only the model's files know, such as end tokens, is taken from them. The
-type is that of a decoder of any family, which genai feeds by the names given here; two graphs are described in
-``genai_speech.py``.
+type is that of a decoder of any family, which genai feeds by the names given here, or that of an encoder of recordings
+and a decoder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from winml.modelkit.builds.layouts.layout import (
     Layout,
     has_recurrent_layers,
     is_vision_language,
+    read_source,
     rewritten_tokenizer,
+    text_section,
 )
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.file_names import (
@@ -32,12 +34,9 @@ from winml.modelkit.file_names import (
     TOKENIZER_CONFIG_NAME,
     built_part_name,
 )
-from winml.modelkit.options import JsonError, read_json_file
 
 if TYPE_CHECKING:
     import onnx
-
-# --- What descriptions of models for onnxruntime-genai have in common: which entry of a config stands for what.
 
 
 def _value_sizes(value: onnx.ValueInfoProto) -> list[int | str]:
@@ -67,25 +66,28 @@ def _search_section(generation: Mapping[str, object], context: int, *, shares: b
     return {**neutral, **passed, "max_length": context, "past_present_share_buffer": shares}
 
 
-def _text_section(config: Mapping[str, object]) -> Mapping[str, Any]:
-    """Return the part of a config that describes what writes the text."""
-    section = config.get("text_config")
-    return section if isinstance(section, dict) else config
-
-
 def _first_number(config: Mapping[str, Any], keys: tuple[str, ...], default: int) -> int:
     """Return the first of several entries that is a number."""
     return next((int(config[key]) for key in keys if isinstance(config.get(key), int)), default)
 
 
-def _token_of(generation: Mapping[str, object], config: Mapping[str, object], key: str, default: object = 0) -> Any:
-    """Return a special token: a number, or a list of them."""
-    value = generation.get(key)
-    value = _text_section(config).get(key, config.get(key)) if value is None else value
-    return default if value is None else value
+def _special_tokens(generation: Mapping[str, object], config: Mapping[str, object]) -> dict[str, Any]:
+    """Return the special tokens: numbers, or a list of end tokens. The first of these stands for missing ones."""
+
+    def token(key: str, default: object) -> Any:
+        value = generation.get(key)
+        value = text_section(config).get(key, config.get(key)) if value is None else value
+        return default if value is None else value
+
+    ends = token("eos_token_id", 0)
+    return {
+        "bos_token_id": token("bos_token_id", _first_token(ends)),
+        "eos_token_id": ends,
+        "pad_token_id": _first_token(token("pad_token_id", _first_token(ends))),
+    }
 
 
-def single(value: object) -> Any:
+def _first_token(value: object) -> Any:
     """Return the first token of a list, and any other value as it is."""
     return value[0] if isinstance(value, list) and value else value
 
@@ -102,21 +104,12 @@ def _read_config(path: Path | None, name: str) -> dict[str, Any]:
     """
     if path is None:
         return {}
-    try:
-        record = read_json_file(path)
-    except JsonError as error:
-        raise InputError(f"{path}: {error}", hint=error.hint) from error
+    record = read_source(path)
     if not isinstance(record, dict):
         raise InputError(
             f"{path}: is not a {name}: expected a JSON object", hint="Copy the file of the checkpoint again."
         )
     return record
-
-
-# --- Describes a model that writes what it hears for onnxruntime-genai: an encoder of recordings, and a decoder.
-#
-# genai knows one kind, which it calls ``whisper``: thirty seconds of sound in 3000 frames, whose keys and values the
-# encoder computes once. Any two graphs with these inputs are of it, whatever the model is called.
 
 
 _SPEECH_TYPE = "whisper"
@@ -133,7 +126,10 @@ _PROCESSOR_FIELDS = ("n_fft", "hop_length", "chunk_length", "feature_size")
 def _speech_config(
     encoder: tuple[Path, str], decoder: tuple[Path, str], config: Mapping[str, object], generation: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return ``genai_config.json`` of a model that writes what it hears.
+    """Return ``genai_config.json`` of a speech recognition model: an encoder of recordings, and a decoder.
+
+    genai knows one kind, which it calls ``whisper``: thirty seconds of sound in 3000 frames, whose keys and values the
+    encoder computes once. Any two graphs with these inputs are of it, whatever the model is called.
 
     Args:
         encoder: The ONNX file, and its name in the folder.
@@ -165,12 +161,9 @@ def _speech_config(
         "num_hidden_layers": layers,
         "num_key_value_heads": heads,
     }
-    eos = _token_of(generation, config, "eos_token_id")
     described = {
         "type": _SPEECH_TYPE,
-        "bos_token_id": _token_of(generation, config, "bos_token_id", default=single(eos)),
-        "eos_token_id": eos,
-        "pad_token_id": single(_token_of(generation, config, "pad_token_id", default=single(eos))),
+        **_special_tokens(generation, config),
         "vocab_size": _first_number(config, ("vocab_size",), vocabulary if isinstance(vocabulary, int) else 0),
         "context_length": context,
         "encoder": {
@@ -335,7 +328,7 @@ def genai_config(
     graph = read_structure(model).graph
     inputs = {value.name: value for value in required_inputs(graph)}
     caches = _caches(model, inputs, [value.name for value in graph.output])
-    text = _text_section(config)
+    text = text_section(config)
     limit = next((text[key] for key in ("max_position_embeddings", "n_positions", "seq_length") if text.get(key)), None)
     context = int(limit or _DEFAULT_CONTEXT)
     heads = _first_number(text, ("num_attention_heads", "n_head", "num_heads"), caches.heads)
@@ -358,12 +351,9 @@ def genai_config(
         "num_hidden_layers": caches.layers,
         "num_key_value_heads": caches.heads,
     }
-    eos = _token_of(generation, config, "eos_token_id")
     described = {
         "type": _TYPE,
-        "bos_token_id": _token_of(generation, config, "bos_token_id", default=single(eos)),
-        "eos_token_id": eos,
-        "pad_token_id": single(_token_of(generation, config, "pad_token_id", default=single(eos))),
+        **_special_tokens(generation, config),
         "vocab_size": _first_number(text, ("vocab_size",), _vocabulary(graph)),
         "context_length": context,
         "decoder": decoder,

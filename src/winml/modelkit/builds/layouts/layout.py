@@ -122,13 +122,22 @@ def rewritten_tokenizer(
     path = sources.get(TOKENIZER_CONFIG_NAME)
     if path is None or TOKENIZER_NAME not in sources:
         return {}
-    try:
-        record = read_json_file(path)
-    except JsonError as error:
-        raise InputError(f"{path}: {error}", hint=error.hint) from error
+    record = read_source(path)
     if not isinstance(record, dict) or (changed := change(record)) == record:
         return {}
     return {TOKENIZER_CONFIG_NAME: json.dumps(changed, indent=2, ensure_ascii=False) + "\n"}
+
+
+def read_source(path: Path) -> Any:
+    """Read a JSON file of the checkpoint.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    try:
+        return read_json_file(path)
+    except JsonError as error:
+        raise InputError(f"{path}: {error}", hint=error.hint) from error
 
 
 def find_layout(name: str | None) -> Layout:
@@ -138,9 +147,6 @@ def find_layout(name: str | None) -> Layout:
         UsageError: no layout has this name, as that of a plug-in that was removed since.
     """
     return PLAIN if name is None else LAYOUTS.find(name, "--layout")
-
-
-# --- What does config.json say of a model before it is exported?
 
 
 _IMAGE_TOKENS = ("image_token_id", "image_token_index")
@@ -161,14 +167,19 @@ def is_vision_language(config: Mapping[str, Any], task: str | None) -> bool:
     return "vision_config" in config and any(key in config for key in _IMAGE_TOKENS) and task in _TASKS_WITH_IMAGES
 
 
+def text_section(config: Mapping[str, object]) -> Mapping[str, Any]:
+    """Return the part of a config that describes the decoder of text."""
+    section = config.get("text_config")
+    return section if isinstance(section, dict) else config
+
+
 def has_recurrent_layers(config: Mapping[str, Any]) -> bool:
     """Return True for a decoder with states that are computed from token to token.
 
     Args:
         config: ``config.json`` of the checkpoint.
     """
-    text = config.get("text_config")
-    text = text if isinstance(text, dict) else config
+    text = text_section(config)
     layers = text.get("layer_types") or text.get("layers_block_type")
     if isinstance(layers, list):
         return any(isinstance(kind, str) and kind in _RECURRENT_LAYERS for kind in layers)

@@ -16,6 +16,7 @@ from winml.modelkit.builds.layouts.layout import (
     LayoutFiles,
     has_recurrent_layers,
     is_vision_language,
+    read_source,
     rewritten_tokenizer,
 )
 from winml.modelkit.builds.layouts.transformers_js_types import TYPES
@@ -50,13 +51,6 @@ def _model_stem(part: str, of_several: bool) -> str:
     return _STEMS.get(part, part) if of_several else "model"
 
 
-# --- Does optimum make an empty cache of the sizes that a graph takes?
-#
-# Before the first token, optimum gives a decoder keys and values of no token. Their number of heads and the size of one
-# come from ``config.json``, by a rule of optimum's own: models whose heads have a size of their own are a list of types
-# there. Reads JSON and the inputs of graphs only.
-
-
 _WITH_HEAD_SIZE = frozenset({"gemma", "gemma3_text", "gemma3", "gpt_oss", "nemotron"})
 _WITH_KEY_HEADS = frozenset(
     {
@@ -75,7 +69,10 @@ _SECTIONS = ("decoder", "text_config")
 
 
 def unfit_cache_words(config: Path, inputs: Mapping[str, Sequence[int | str | None]]) -> str:
-    """Say which cache optimum gives and which one a graph takes; empty where both are the same, or nobody knows.
+    """Describe the empty caches that optimum makes and a graph takes; ``""`` if both are equal or unknown.
+
+    Before the first token, optimum gives a decoder keys and values of no token. It finds the number of heads and their
+    size in ``config.json``; model types whose heads have a size of their own are a list there.
 
     Args:
         config: ``config.json`` of the checkpoint.
@@ -120,9 +117,6 @@ def _first(record: Mapping[str, Any], keys: Iterable[str]) -> int | None:
     return next((record[key] for key in keys if isinstance(record.get(key), int)), None)
 
 
-# --- Writes the tokenizer's config in the words of transformers 4, which optimum pins; what it holds stays the same.
-
-
 _CLASS = "tokenizer_class"
 _NEW_CLASS, _OLD_CLASS = "TokenizersBackend", "PreTrainedTokenizerFast"
 """Specified: how transformers 5 calls what reads ``tokenizer.json``, and how earlier ones and itself do."""
@@ -141,9 +135,6 @@ def _as_before_transformers_5(record: Mapping[str, Any]) -> dict[str, object]:
     return changed
 
 
-# --- Copies the settings of an image processor or feature extractor to where readers look for them.
-
-
 _PREPROCESSOR_NAME, _PROCESSOR_NAME = "preprocessor_config.json", "processor_config.json"
 """Specified: the file that both readers take, and the one that holds it as a section if a processor of transformers 5
 wrote it."""
@@ -159,10 +150,7 @@ def _preprocessor(sources: Mapping[str, Path]) -> dict[str, str]:
     path = sources.get(_PROCESSOR_NAME)
     if path is None or _PREPROCESSOR_NAME in sources:
         return {}
-    try:
-        record = read_json_file(path)
-    except JsonError as error:
-        raise InputError(f"{path}: {error}", hint=error.hint) from error
+    record = read_source(path)
     sections = [record[name] for name in _PROCESSOR_SECTIONS if isinstance(record, dict) and name in record]
     settings = {key: value for section in sections if isinstance(section, dict) for key, value in section.items()}
     if not settings:
@@ -170,9 +158,6 @@ def _preprocessor(sources: Mapping[str, Path]) -> dict[str, str]:
     if "processor_class" in record:
         settings["processor_class"] = record["processor_class"]
     return {_PREPROCESSOR_NAME: json.dumps(settings, indent=2, ensure_ascii=False) + "\n"}
-
-
-# --- For which models is there no class?
 
 
 _RECURRENT = "a decoder with recurrent states, of which a graph reads one token in each run"
@@ -247,17 +232,14 @@ def _model_name(part: str, of_several: bool, precision: str) -> str:
     return f"onnx/{_model_stem(part, of_several)}{_SUFFIXES[precision]}.onnx"
 
 
-# --- Tells transformers.js in ``config.json`` which models keep weights in files of their own.
-#
-# A browser knows no folder: it fetches the files that the config counts. Everything else of the config stays as it is.
-
-
 _SECTION, _COUNTS = "transformers.js_config", "use_external_data_format"
 """Specified: what transformers.js reads for itself; model file → number of its data files."""
 
 
 def _config_naming_data(source: Path, counts: Mapping[str, int]) -> str:
-    """Return the text of a config; that of the checkpoint itself where all weights are inside the models.
+    """Return the text of a config that counts the data files of each model, which a browser then fetches.
+
+    It is the text of the checkpoint if all weights are inside the models.
 
     Args:
         source: ``config.json`` of the checkpoint.
@@ -266,11 +248,7 @@ def _config_naming_data(source: Path, counts: Mapping[str, int]) -> str:
     Raises:
         InputError: it is damaged.
     """
-    try:
-        record = read_json_file(source)
-        text = source.read_text(encoding="utf-8")
-    except JsonError as error:
-        raise InputError(f"{source}: {error}", hint=error.hint) from error
+    record = read_source(source)
     outside = {name: count for name, count in counts.items() if count}
     if not isinstance(record, dict) or not isinstance(record.get(_SECTION, {}), dict):
         raise InputError(f"{source}: is no config: {_SECTION!r} or the whole is no JSON object")
@@ -278,7 +256,7 @@ def _config_naming_data(source: Path, counts: Mapping[str, int]) -> str:
     if outside:
         section[_COUNTS] = outside
     if section == record.get(_SECTION, {}):
-        return text
+        return source.read_text(encoding="utf-8")
     return json.dumps({**record, _SECTION: section}, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -10,7 +10,6 @@ import ast
 import contextlib
 import ctypes
 import inspect
-import itertools
 import keyword
 import os
 import re
@@ -30,7 +29,14 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import _AttrProxy, _ModuleStackTracer
 
 from winml.modelkit.errors import ExportError, error_chain, first_line
-from winml.modelkit.export.capture import Capture, CaptureOptions, name_by_module, name_open_sizes, place_operands
+from winml.modelkit.export.capture import (
+    Capture,
+    CaptureOptions,
+    accepted_names,
+    name_by_module,
+    name_open_sizes,
+    place_operands,
+)
 from winml.modelkit.export.complex_pairs import complex_as_pairs
 from winml.modelkit.export.config import DYNAMO_OPSET
 from winml.modelkit.export.dynamo.example_values import ExportedLoops, decided_by_examples
@@ -54,11 +60,6 @@ from winml.modelkit.ort.shared_settings import attribute_replaced
 from winml.modelkit.tags.torch_modules import module_of_error
 from winml.modelkit.tags.tree import ModuleTree
 
-# --- Translates the exceptions of torch's dynamo exporter into an ExportError with operator and module.
-#
-# Reads the failed node from the stack frames of the exceptions.
-
-
 _FIXED_AXIS = re.compile(r"(?:L\['(\w+)'\]\.size\(\)|inputs\['(\w+)'\]\.shape)\[(\d+)\]")
 """How torch names a size in messages about constraints."""
 _MISSING_OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.]+)'")
@@ -78,17 +79,20 @@ def export_error(
     stacks: ModuleStacks,
     axes: Mapping[tuple[str, int], tuple[str, str]],
 ) -> ExportError:
-    """Return our error for what torch raised.
+    """Return an ExportError with operator and module for an exception of torch, read from its stack frames.
 
     Args:
-        error: What torch raised.
+        error: The exception.
         model: The module that was exported.
         stacks: Reads the modules of torch's nodes.
         axes: ``(argument, axis)`` → name of the dimension to leave open, and of the input.
     """
     chain = tuple(error_chain(error, with_context=False))
     node = _first_not_none(_failed_node(link) for link in chain)
-    module = _module_of_node(node, stacks) if node is not None else None
+    module = None
+    if node is not None:
+        paths = stacks.decode(name for name, _class in node.meta.get("nn_module_stack", {}).values())
+        module = paths[-1] if paths else None
     if module is None:
         module = _first_not_none(module_of_error(link, model) for link in chain)
     place = f" in module {module or '(the root)'}" if module is not None else ""
@@ -153,11 +157,6 @@ def _failed_node(error: BaseException) -> torch.fx.Node | None:
     return failed_node
 
 
-def _module_of_node(node: torch.fx.Node, stacks: ModuleStacks) -> str | None:
-    paths = stacks.decode(name for name, _class in node.meta.get("nn_module_stack", {}).values())
-    return paths[-1] if paths else None
-
-
 def _operator_of(node: torch.fx.Node | None) -> str | None:
     if node is None or node.op != "call_function":
         return None
@@ -189,9 +188,6 @@ def _line_of(chain: Sequence[BaseException]) -> str:
     return ""
 
 
-# --- Removes the empty cache folder that torch's compiler makes among the temporary files when it is imported.
-
-
 _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 """Environment variable of torch that names the folder; torch sets it where nobody has."""
 _NAME_START = "torchinductor_"
@@ -202,7 +198,8 @@ _NAME_START = "torchinductor_"
 def _without_empty_inductor_cache() -> Iterator[None]:
     """Remove torch's cache folder after the block, where torch chose the place and nothing is in it.
 
-    An export compiles nothing. A cache that somebody uses is not empty, and torch makes the folder again when needed.
+    torch's compiler makes it among the temporary files when it is imported, and an export compiles nothing. A cache
+    that somebody uses is not empty, and torch makes the folder again when needed.
     """
     try:
         yield
@@ -213,19 +210,17 @@ def _without_empty_inductor_cache() -> Iterator[None]:
                 folder.rmdir()
 
 
-# --- Stops a block of Python after a time limit.
-#
-# torch computes dynamic sizes by symbolic algebra, whose expressions can grow without bound. The block is stopped as by
-# Ctrl-C; a call into compiled code ends first.
-
-
 class TimeIsUpError(BaseException):
     """The time limit is exceeded. Not an ``Exception``: libraries catch those and continue."""
 
 
 @contextmanager
 def time_limit(seconds: float | None) -> Iterator[None]:
-    """Raise :class:`TimeIsUpError` in the block when it takes longer than ``seconds``; None: no limit."""
+    """Raise :class:`TimeIsUpError` in the block when it takes longer than ``seconds``; None: no limit.
+
+    torch computes dynamic sizes by symbolic algebra, whose expressions can grow without bound. The block is stopped as
+    by Ctrl-C; a call into compiled code ends first.
+    """
     if seconds is None:
         yield
         return
@@ -403,19 +398,15 @@ _cast, _embedding_bag = nn.Module.to, nn.functional.embedding_bag
 
 
 def _set_at(original: Callable[..., None], tensor: torch.Tensor, places: Any, values: Any) -> None:
-    original(tensor, _with_stacked(places), values)
-
-
-def _with_stacked(places: Any) -> Any:
-    """Return places with one tensor for a row of single numbers, whose values torch would read (for: UDOP)."""
-    if not isinstance(places, tuple):
-        return places
-    return tuple(
-        torch.stack(list(item))
-        if isinstance(item, (list, tuple)) and item and all(isinstance(each, torch.Tensor) for each in item)
-        else item
-        for item in places
-    )
+    """Write at places with one tensor for a row of single numbers, whose values torch would read (for: UDOP)."""
+    if isinstance(places, tuple):
+        places = tuple(
+            torch.stack(list(item))
+            if isinstance(item, (list, tuple)) and item and all(isinstance(each, torch.Tensor) for each in item)
+            else item
+            for item in places
+        )
+    original(tensor, places, values)
 
 
 def _cast_if_other(module: nn.Module, *args: Any, **options: Any) -> nn.Module:
@@ -452,11 +443,8 @@ def _function_as_forward(model: nn.Module, forward: FlatForward, loops: Exported
     forward_function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # read by inspect.signature
         [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in _argument_names(forward)]
     )
-    model.forward = forward_function
-    try:
+    with attribute_replaced(model, "forward", forward_function):
         yield
-    finally:
-        model.forward = forward
 
 
 def _distinct_outputs(outputs: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -470,15 +458,8 @@ def _distinct_outputs(outputs: tuple[torch.Tensor, ...], inputs: tuple[torch.Ten
 
 
 def _argument_names(forward: FlatForward) -> list[str]:
-    """Return the names of the inputs; those that are no valid Python parameter names are replaced by free ones."""
-    taken = set(forward.input_names)
-    names = []
-    for position, name in enumerate(forward.input_names):
-        if not name.isidentifier() or keyword.iskeyword(name):
-            name = next(free for count in itertools.count(position) if (free := f"input_{count}") not in taken)
-        taken.add(name)
-        names.append(name)
-    return names
+    """Return the names of the inputs as valid names of Python parameters."""
+    return accepted_names(forward.input_names, lambda name: name.isidentifier() and not keyword.iskeyword(name))
 
 
 def _named_axes(forward: FlatForward, axes: Mapping[str, Mapping[int, str]]) -> dict[tuple[str, int], tuple[str, str]]:
@@ -561,11 +542,8 @@ class ModuleStacks:
             # torch wraps the root and leaves the wrapper out of the path itself.
             return self._first_paths.get(base) or path_of_module(tracer, module)
 
-        _ModuleStackTracer.path_of_module = first_path  # type: ignore[method-assign,assignment]
-        try:
+        with attribute_replaced(_ModuleStackTracer, "path_of_module", first_path):
             yield
-        finally:
-            _ModuleStackTracer.path_of_module = path_of_module  # type: ignore[method-assign]
 
     def read(self, node: ir.Node) -> tuple[str, ...]:
         """Return the paths of the modules a node ran in, outermost first; empty where the exporter recorded none."""

@@ -110,11 +110,8 @@ def _fixes_keeping_stacks(exporter: Any) -> Iterator[Callable[[str, torch.fx.Gra
         with _inherited_stacks():
             apply_fixes(backend, module)
 
-    exporter.apply_fx_node_fixes = apply_keeping_stacks
-    try:
+    with attribute_replaced(exporter, "apply_fx_node_fixes", apply_keeping_stacks):
         yield apply_keeping_stacks
-    finally:
-        exporter.apply_fx_node_fixes = apply_fixes
 
 
 @contextmanager
@@ -179,11 +176,8 @@ def _attention_over_low_values(original: Callable[..., torch.Tensor]) -> Iterato
             attended_values,
         )
 
-    nn.functional.scaled_dot_product_attention = attention
-    try:
+    with attribute_replaced(nn.functional, "scaled_dot_product_attention", attention):
         yield
-    finally:
-        nn.functional.scaled_dot_product_attention = patched
 
 
 def _masked_scatter(self: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:

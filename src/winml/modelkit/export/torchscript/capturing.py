@@ -42,6 +42,7 @@ from winml.modelkit.export.capture import (
     Capture,
     CaptureOptions,
     Scope,
+    accepted_names,
     name_by_module,
     name_open_sizes,
     place_operands,
@@ -68,12 +69,6 @@ from winml.modelkit.onnx.assumptions import Assumption, branch_taken, size_taken
 from winml.modelkit.tags.torch_modules import module_of_error
 from winml.modelkit.tags.tree import ModuleTree
 
-# --- Merges equal computations of one call of a module in a captured graph.
-#
-# torch's exporter merges on its own graph across modules and calls, where nothing tells afterwards whose work was
-# merged.
-
-
 _RANDOM = frozenset(
     {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
@@ -87,7 +82,8 @@ def _merge_equal_nodes(
 ) -> None:
     """Let one node stand for all that compute the same of the same values in the same module, in place.
 
-    Each module keeps its own work, so that equal modules have equal nodes and each can be cut out.
+    Each module keeps its own work, so that equal modules have equal nodes and each can be cut out. torch's own pass
+    merges across modules and calls.
 
     Args:
         model: A captured graph.
@@ -286,14 +282,7 @@ def _attach_parameters(
 
 def _names_for_torch(forward: FlatForward) -> list[str]:
     """Return the names of the inputs, without dots: torch counts a name that ends in a number on, past parameters'."""
-    taken = set(forward.input_names)
-    names = []
-    for position, name in enumerate(forward.input_names):
-        if "." in name:
-            name = next(free for count in itertools.count(position) if (free := f"input_{count}") not in taken)
-        taken.add(name)
-        names.append(name)
-    return names
+    return accepted_names(forward.input_names, lambda name: "." not in name)
 
 
 def _name_inputs(graph: ir.Graph, forward: FlatForward) -> None:

@@ -36,9 +36,6 @@ from winml.modelkit.ort.shared_settings import attribute_replaced
 from winml.modelkit.progress import count_progress
 from winml.modelkit.tags.torch_modules import module_of_error
 
-# --- Which lines take a traced tensor for a number: ``if n > 3``, ``range(n)``, ``len(x)``? Is it a value, or a size?
-
-
 _ASKED_FOR_NUMBERS = ("__bool__", "__float__", "__index__", "__int__", "__iter__", "__len__", "item")
 """Methods of a tensor that return what Python decides by. Of those that take all values torch warns."""
 _OF_SHAPES = frozenset({"aten::size", "aten::numel", "aten::len", "aten::sym_size", "aten::sym_numel"})
@@ -53,7 +50,7 @@ _WRAPPERS = (*_PATCHES, torch.Tensor.__contains__.__code__.co_filename)
 
 @dataclass
 class NumbersTaken:
-    """The lines of the user's Python that did so in one trace."""
+    """Lines of the user's Python that take a traced tensor for a number in one trace, such as ``if n > 3``."""
 
     input_names: tuple[str, ...]
     """Inputs of the model, in order."""
@@ -166,12 +163,6 @@ def _is_subscript(frame: FrameType) -> bool:
     return "SUBSCR" in name or "SLICE" in name
 
 
-# --- Replaces Python bools by numbers in calls of torch functions during tracing.
-#
-# TorchScript's tracer records a bool as an operand of a signature that does not exist, and fails with an internal
-# error. Where the result is the same, such a bool is replaced by 1 or 0.
-
-
 _OF_TENSORS = (
     *("fill_", "fill_diagonal_", "index_fill", "index_fill_", "masked_fill", "masked_fill_", "new_full"),
     *("scatter", "scatter_"),
@@ -183,41 +174,28 @@ _NAMES_OF_NUMBERS = ("fill_value", "value")
 
 @contextmanager
 def booleans_as_numbers() -> Iterator[None]:
-    """Pass 1 and 0 instead of True and False to the functions above, for the time of the block; patches torch."""
+    """Pass 1 and 0 instead of True and False to the functions above, for the time of the block; patches torch.
+
+    TorchScript's tracer records a bool as an operand of a signature that does not exist, and fails with an internal
+    error.
+    """
     with ExitStack() as stack:
-        for name in _OF_TENSORS:
-            stack.enter_context(_taking_numbers(torch.Tensor, name))
-        for name in _OF_TORCH:
-            stack.enter_context(_taking_numbers(torch, name))
+        for owner, names in ((torch.Tensor, _OF_TENSORS), (torch, _OF_TORCH)):
+            for name in names:
+                stack.enter_context(call_replaced(owner, name, _call_with_numbers))
         yield
 
 
-@contextmanager
-def _taking_numbers(owner: object, name: str) -> Iterator[None]:
-    original: Callable[..., Any] = getattr(owner, name)
-
-    @functools.wraps(original)
-    def call(*args: object, **options: object) -> Any:
-        numbers = {key: options[key] for key in _NAMES_OF_NUMBERS if key in options}
-        if name == "full" and any(isinstance(value, bool) for value in (*args, *numbers.values())):
-            # The only one whose dtype follows from the number.
-            options["dtype"] = options.get("dtype") or torch.bool
-        return original(
-            *map(_as_number, args), **{**options, **{key: _as_number(value) for key, value in numbers.items()}}
-        )
-
-    with attribute_replaced(owner, name, call):
-        yield
+def _call_with_numbers(original: Callable[..., Any], *args: object, **options: object) -> Any:
+    numbers = {key: options[key] for key in _NAMES_OF_NUMBERS if key in options}
+    if original.__name__ == "full" and any(isinstance(value, bool) for value in (*args, *numbers.values())):
+        # The only function whose dtype follows from the number.
+        options["dtype"] = options.get("dtype") or torch.bool
+    return original(*map(_as_number, args), **{**options, **{key: _as_number(value) for key, value in numbers.items()}})
 
 
 def _as_number(value: object) -> Any:
     return int(value) if isinstance(value, bool) else value
-
-
-# --- Lets transformers make masks of several conditions in a form that TorchScript records.
-#
-# Where a mask joins conditions of its own, transformers asks them for one pair of tokens and maps that over all pairs
-# with ``torch.vmap``, which the tracer cannot record. The same conditions, asked for all pairs at once, give the same.
 
 
 _MODULE = "transformers.masking_utils"
@@ -227,17 +205,17 @@ _MAPPED, _INDEXING = "_vmap_expansion_sdpa", "TransformGetItemToIndex"
 
 @contextmanager
 def masks_without_vmap() -> Iterator[None]:
-    """Ask conditions of masks for all pairs of tokens at once, for the time of the block; patches transformers."""
-    module: Any = sys.modules.get(_MODULE)
-    own = {name: getattr(module, name) for name in (_MAPPED, _INDEXING) if hasattr(module, name)}
-    for name, replacement in {_MAPPED: _mask_conditions, _INDEXING: nullcontext}.items():
-        if name in own:
-            setattr(module, name, replacement)
-    try:
+    """Compute masks for all pairs of tokens at once, for the time of the block; patches transformers.
+
+    transformers computes a mask with conditions of its own for one pair of tokens, and maps that over all pairs with
+    ``torch.vmap``, which the tracer cannot record.
+    """
+    module = sys.modules.get(_MODULE)
+    with ExitStack() as stack:
+        for name, replacement in ((_MAPPED, _mask_conditions), (_INDEXING, nullcontext)):
+            if hasattr(module, name):
+                stack.enter_context(attribute_replaced(module, name, replacement))
         yield
-    finally:
-        for name, value in own.items():
-            setattr(module, name, value)
 
 
 def _mask_conditions(condition: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -253,11 +231,6 @@ def _mask_conditions(condition: Callable[..., torch.Tensor]) -> Callable[..., to
     return mask
 
 
-# --- Supports ``round()`` of numbers computed from sizes during a TorchScript trace.
-#
-# In a trace a size is a tensor, and tensors have no ``__round__``; it is added for the time of the block.
-
-
 _DIGITS = 6
 """Specified: how many decimal digits 32 bits keep for certain (``FLT_DIG``)."""
 
@@ -266,16 +239,12 @@ _DIGITS = 6
 def tensors_rounded_as_numbers() -> Iterator[None]:
     """Let ``round()`` accept tensors of one element inside the block; patches torch.
 
-    The result is a Python number, as without a trace: it becomes a constant of the graph, as with ``int()``.
+    In a trace a size is a tensor, and tensors have no ``__round__``. The result is a Python number, as without a
+    trace: it becomes a constant of the graph, as with ``int()``.
     """
-    if hasattr(torch.Tensor, "__round__"):
+    has_own = hasattr(torch.Tensor, "__round__")
+    with nullcontext() if has_own else attribute_replaced(torch.Tensor, "__round__", _round_tensor):
         yield
-        return
-    torch.Tensor.__round__ = _round_tensor  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        del torch.Tensor.__round__  # type: ignore[attr-defined]
 
 
 def _round_tensor(values: torch.Tensor, digits: int | None = None) -> int | float:
@@ -286,15 +255,13 @@ def _round_tensor(values: torch.Tensor, digits: int | None = None) -> int | floa
     return round(number, digits)
 
 
-# --- Counts the places of loops whose rounds depend on values (``value_loops.py``).
-#
-# NOTE: asks the tracer what a tensor is computed from (docs/decisions/0004-private-seams.md).
-# ``tests/unit/export/torchscript/test_traced_loops.py`` fails when that moves.
-
-
 @dataclass
 class TracedLoops(ValueLoops):
-    """The loops of one trace by TorchScript: over what is computed from an input, and not from weights alone."""
+    """The loops of one trace by TorchScript: over what is computed from an input, and not from weights alone.
+
+    NOTE: asks the tracer what a tensor is computed from (docs/decisions/0004-private-seams.md).
+    ``tests/unit/export/torchscript/test_traced_loops.py`` fails when that moves.
+    """
 
     input_count: int
     """How many inputs the model has."""
@@ -371,11 +338,8 @@ def untraced_shape_computation() -> Iterator[None]:
         finally:
             _set_tracing_state(tracing)
 
-    FakeTensorMode.dispatch = dispatch_untraced  # type: ignore[method-assign,assignment]
-    try:
+    with attribute_replaced(FakeTensorMode, "dispatch", dispatch_untraced):
         yield
-    finally:
-        FakeTensorMode.dispatch = dispatch  # type: ignore[method-assign]
 
 
 def _set_tracing_state(state: object) -> None:

@@ -1,0 +1,176 @@
+"""Stages of builds that change the exported graph in memory, so that no file holds it as it was exported.
+
+A graph whose weights are quantized one by one goes from the checkpoint to one file. So does that of a checkpoint with
+quantized weights, and a decoder that is fused for a runtime and not compared (docs/decisions/0010-no-float-copy.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from winml.modelkit.builds.config import quantize_options, requested_quantization
+from winml.modelkit.builds.layouts.layout import find_layout
+from winml.modelkit.builds.manifest_records import StageName, StageRecord
+from winml.modelkit.builds.plan import BuildPlan, has_coded_weights
+from winml.modelkit.builds.stages import Stage, StageOutcome, StageTask, external_from_bytes, run_export
+from winml.modelkit.quantize.precisions import MODES
+
+if TYPE_CHECKING:
+    from winml.modelkit.export.records import ExportedPart
+    from winml.modelkit.quantize.file_quantization import Quantization
+    from winml.modelkit.transform.graph_file import GraphHandover, GraphWork
+
+
+def handed_over_stages(stages: Sequence[Stage], plan: BuildPlan) -> tuple[Stage, ...]:
+    """Return the stages of a build, with those before ``quantize`` or ``optimize`` as part of it if done in memory.
+
+    Args:
+        stages: The stages of every build.
+        plan: The build.
+    """
+    by_name = {stage.name: stage for stage in stages}
+    name = _fused_stage_name(plan)
+    if name is None or not {"export", name} <= by_name.keys():
+        return tuple(stages)
+    before = [stage for stage in stages[: list(by_name).index(name)] if getattr(plan.config, stage.section) is not None]
+    fused = by_name[name]
+
+    def options(plan: BuildPlan) -> dict[str, object]:
+        return {key: value for stage in (*before, fused) for key, value in stage.options(plan).items()}
+
+    def undo_resolution(options: dict[str, object], earlier: StageRecord) -> dict[str, object]:
+        return {**options, **by_name["export"].undo_resolution(options, earlier)}
+
+    changed = {stage.name: replace(stage, makes_graph=False, handed_to=name) for stage in before}
+    changed[name] = replace(
+        fused,
+        libraries=tuple(dict.fromkeys(library for stage in (*before, fused) for library in stage.libraries)),
+        options=options,
+        work=_run_quantize if name == "quantize" else _run_optimize,
+        makes_graph=True,
+        undo_resolution=undo_resolution,
+        relevant=by_name["export"].relevant,
+    )
+    return tuple(changed.get(stage.name, stage) for stage in stages)
+
+
+def _fused_stage_name(plan: BuildPlan) -> StageName | None:
+    """Return the stage that changes the exported graph in memory; None where the export writes a file."""
+    if plan.onnx_path is not None:
+        return None
+    options = requested_quantization(plan.config)
+    # Ranges of activations and scales of a cache are measured on a file.
+    if (
+        options is not None
+        and not options.needs_ranges
+        and options.kv_cache is None
+        and all(MODES[mode].is_by_tensor for _, mode in options.requested_modes())
+    ):
+        return "quantize"
+    if plan.config.optim is not None:
+        is_fused = find_layout(plan.config.layout).for_onnxruntime and not plan.verify
+        return "optimize" if is_fused or has_coded_weights(plan.request) else None
+    return None
+
+
+def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
+    names: list[str] = []
+
+    def claim(parts: Sequence[str]) -> None:
+        names[:] = parts
+        task.claim_parts(parts)
+
+    assert task.plan.config.quant is not None  # the graph is handed to it
+    words = quantize_options(task.plan.config.quant).words
+    with contextlib.ExitStack() as stack:  # what finds weights with samples holds them until they are written
+        quantizations: dict[str, Quantization] = {}
+        handover = _handover_to_quantize(task.plan, stack, names, quantizations)
+        outcomes = run_export(replace(task, claim_parts=claim), handover, partial(_summary, words))
+    searches = [quantizations[outcome.files[0].name].search for outcome in outcomes]
+    return tuple(
+        outcome if search is None else replace(outcome, notes=(search.note, *outcome.notes))
+        for outcome, search in zip(outcomes, searches, strict=True)
+    )
+
+
+def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
+    return run_export(task, _handover_to_optimize(task.plan), partial(_summary, ""))
+
+
+def _handover_to_quantize(
+    plan: BuildPlan, stack: contextlib.ExitStack, names: Sequence[str], quantizations: dict[str, Quantization]
+) -> GraphHandover:
+    """Return the works of a build.
+
+    Args:
+        plan: The build.
+        stack: Ends when the files are written.
+        names: Those of all parts, once they are known.
+        quantizations: Gets the quantization of each part, by the name of its file.
+    """
+    from winml.modelkit.models.request import processor_folder
+    from winml.modelkit.quantize.file_quantization import Quantization, SampleSource, equipped
+    from winml.modelkit.transform.graph_file import GraphHandover, is_external
+
+    quant = plan.config.quant
+    assert quant is not None  # the graph is handed to it
+    options = quantize_options(quant)
+    processors = processor_folder(plan.request)
+    external = external_from_bytes(plan, "quantize")
+
+    def works(path: Path, model: ir.Model) -> Sequence[GraphWork[Any]]:
+        folder = processors or path.parent
+        place = SampleSource(
+            folder, None, plan.request.seed, path, is_external=partial(is_external, from_bytes=external)
+        )
+        others = [work for name, work in quantizations.items() if name != path.name]
+        # Of several parts, those that keep a limit stay in float, unless all do.
+        all_stay = len(others) + 1 == len(names) and all(work.stays_float for work in others)
+        work = Quantization(path, options, {}, may_stay_float=not all_stay)
+        quantizations[path.name] = stack.enter_context(equipped(work, place))
+        return [*_optimization(plan, model), quantizations[path.name]]
+
+    return GraphHandover(works, external_from_bytes=external, processors=processors)
+
+
+def _handover_to_optimize(plan: BuildPlan) -> GraphHandover:
+    from winml.modelkit.export.coded_checkpoints import handover_of_codes
+    from winml.modelkit.transform.graph_file import GraphHandover
+
+    export = plan.config.export
+    assert export is not None  # an export is planned
+    codes = handover_of_codes(plan.request, export) if has_coded_weights(plan.request) else None
+
+    def works(path: Path, model: ir.Model) -> Sequence[GraphWork[Any]]:
+        return [*(codes.works(path, model) if codes is not None else ()), *_optimization(plan, model)]
+
+    external = external_from_bytes(plan, "optimize")
+    processors = None if codes is None else codes.processors
+    return GraphHandover(works, external, processors, lowers_precision=codes is not None)
+
+
+def _optimization(plan: BuildPlan, model: ir.Model) -> list[GraphWork[Any]]:
+    """Return the optimization of a graph as a work; ``[]`` if nothing is requested."""
+    from winml.modelkit.builds.decoder_fusions import optimization_of
+    from winml.modelkit.optimize.file_optimization import SingleOptimization
+
+    if plan.config.optim is None:
+        return []
+    options = optimization_of(plan.config.optim, model, plan)
+    return [] if options.is_empty else [SingleOptimization(options, {})]
+
+
+def _summary(quantized: str, part: ExportedPart) -> str:
+    """Return what was done to a part in a few words; ``quantized`` names the precision, and is empty without one."""
+    from winml.modelkit.compare.words import fidelity_words
+
+    compared = "not compared with PyTorch" if part.fidelity is None else fidelity_words(part.fidelity)
+    precision = f", {quantized}" if quantized else ""
+    return "; ".join((f"opset {part.opset_produced}{precision}", *part.done, compared))
