@@ -106,7 +106,10 @@ def command(context: click.Context, /, **options: Any) -> None:
             "--format table requires --dry-run, since a config is JSON", hint="Add --dry-run, or omit --format."
         )
     if options["schema"]:
-        print_json_text(plain_json_text(_json_schema()))
+        from winml.modelkit.builds.config import WinMLBuildConfig
+
+        dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+        print_json_text(plain_json_text({**dialect, **WinMLBuildConfig.model_json_schema()}))
     elif options["check"] is not None:
         _check_config(options["check"])
     elif not makes_config:
@@ -116,12 +119,6 @@ def command(context: click.Context, /, **options: Any) -> None:
         )
     else:
         _write_config(context, options)
-
-
-def _json_schema() -> dict[str, object]:
-    from winml.modelkit.builds.config import WinMLBuildConfig
-
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **WinMLBuildConfig.model_json_schema()}
 
 
 def _check_config(place: str) -> None:

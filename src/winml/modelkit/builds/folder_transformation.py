@@ -110,12 +110,12 @@ def transform_folder(
         text = _manifest_text(found, output, described, started, time.perf_counter() - clock)
         manifest.write_text(text, encoding="utf-8", newline="\n")
         size_bytes = sum(files.commit(overwrite=task.overwrite).values())
-    unchanged = {part: _why_unchanged(part, found) for part in found.parts if part not in records}
+    unchanged = {
+        part: "none of its modules is selected" if part in found.chosen else f"--submodel {' '.join(found.chosen)}"
+        for part in found.parts
+        if part not in records
+    }
     return TransformedFolder(found.path, output, records, unchanged, tuple(found.companions), size_bytes)
-
-
-def _why_unchanged(part: str, found: FoundFolder) -> str:
-    return "none of its modules is selected" if part in found.chosen else f"--submodel {' '.join(found.chosen)}"
 
 
 def _described(name: str, staged: Iterable[Path]) -> tuple[FileRecord, ...]:

@@ -42,7 +42,6 @@ _QUANT_CHOICES = {
     "op_types_to_quantize": "Remove it; include and exclude choose modules.",
     "fp16_op_block_list": "Exclude modules: exclude, a list of selectors.",
 }
-_COMPILE_KEYS = {"device", "ep"}
 _BITS = re.compile(r"^u?int(\d+)$")
 
 
@@ -212,13 +211,9 @@ def _way_and_precision(quant: Section, source: str) -> tuple[str, Section]:
 
 def _read_compile(section: Section, source: str) -> list[str]:  # noqa: ARG001  # as the others
     provider = section.pop("execution_provider", None)
-    return _unread(section, _COMPILE_KEYS, {"ep": provider} if provider else {})
-
-
-def _unread(section: Section, known: set[str], read: Section) -> list[str]:
-    """Keep the known keys and those read; return a note that names the rest, which no stage would read."""
-    rest = [key for key in section if key not in known]
+    rest = [key for key in section if key not in _PLACE]
     for key in rest:
         del section[key]
-    section.update(read)
+    if provider:
+        section["ep"] = provider
     return [f"{', '.join(rest)}: ignored, no stage reads them yet"] if rest else []

@@ -43,7 +43,7 @@ from winml.modelkit.registries import installed_sources
 from winml.modelkit.samples.processors import processor_files
 
 if TYPE_CHECKING:
-    from winml.modelkit.builds.config import OptimSection, WinMLBuildConfig
+    from winml.modelkit.builds.config import WinMLBuildConfig
     from winml.modelkit.export.records import ExportedPart, ExportResult
     from winml.modelkit.models.resolution import ResolvedModel
     from winml.modelkit.optimize.options import OptimizeOptions
@@ -279,7 +279,12 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
     section = task.plan.config.optim
     assert section is not None  # skipped otherwise
     assert task.source is not None  # an export ran before, or the build starts from an ONNX file
-    options = _optimization_of(section, task)
+    options: OptimizeOptions = section
+    if task.plan.onnx_path is None or find_layout(task.plan.config.layout).for_onnxruntime:
+        from winml.modelkit.builds.decoder_fusions import optimization_of
+        from winml.modelkit.onnx.files.graph_reading import load_by_reference
+
+        options = optimization_of(section, load_by_reference(task.source), task.plan)
     # Files of this build may share data and name each other; the user's file must stay free to be changed.
     is_ours = task.source != task.plan.onnx_path
     skips = task.plan.skip_pre_normalization
@@ -306,17 +311,6 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
     summary = f"from {result.before.nodes}{f': {fired}' if fired else ''}"
     notes = (*((_IGNORED_SKIP,) if skips else ()), *result.notes)
     return (StageOutcome(files, result.normalizations, summary, notes=notes),)
-
-
-def _optimization_of(section: OptimSection, task: StageTask) -> OptimizeOptions:
-    """Return what is done to a file: what the config asks for, and what is added where only ONNX Runtime runs it."""
-    if not find_layout(task.plan.config.layout).for_onnxruntime and task.plan.onnx_path is not None:
-        return section
-    from winml.modelkit.builds.decoder_fusions import optimization_of
-    from winml.modelkit.onnx.files.graph_reading import load_by_reference
-
-    assert task.source is not None  # there is a graph to optimize
-    return optimization_of(section, load_by_reference(task.source), task.plan)
 
 
 _IGNORED_SKIP = "--skip-pre-normalization is ignored: the requested optimizations need the plain form."

@@ -228,7 +228,8 @@ def load_for_export(
         ExportError: the answer is to be compared with PyTorch's, and memory cannot hold the weights.
     """
     loaded, use = _load(request, config, is_handed_over=is_handed_over, check=check)
-    closing = _closing_sizes_by_default(loaded) if _needs_fixed_sizes(config) else {}
+    takes_dynamic = config.ep is None or config.allow_dynamic or find_execution_provider(config.ep).takes_dynamic
+    closing = {} if takes_dynamic else _closing_sizes_by_default(loaded)
     if not closing:
         return loaded, use
     fixed = request.with_sizes({**closing, **request.fixed_sizes_of})
@@ -291,10 +292,6 @@ _KEYS = frozenset({
     "height", "width", "num_channels", "num_frames", "num_mel_bins", "audio_length",
 })  # fmt: skip
 """Dimensions that a key of ``--shape-config`` of the same name fixes."""
-
-
-def _needs_fixed_sizes(config: WinMLExportConfig) -> bool:
-    return config.ep is not None and not config.allow_dynamic and not find_execution_provider(config.ep).takes_dynamic
 
 
 def _closing_sizes_by_default(loaded: LoadedModel) -> dict[str, int]:

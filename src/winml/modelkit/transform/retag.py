@@ -195,7 +195,7 @@ def _refuse_unrelated(before: Path, after: Path, report: CarryReport) -> None:
 def _node_metadata(model: ir.Model) -> tuple[list[Mapping[str, str]], list[Mapping[str, str]]]:
     """Return the metadata of every node in the order of the file: those of the graph, and those of functions."""
     functions = [node.metadata_props for function in model.functions.values() for node, _ in walk(function)]
-    return [node.metadata_props for node, _ in walk(model.graph)], functions
+    return [node.metadata_props for node, _ in walk(model.graph)], list(functions)
 
 
 def _sharing_notes(target: Path, after: Path, shared: tuple[Path, ...]) -> tuple[str, ...]:

@@ -328,6 +328,7 @@ def genai_config(
     graph = read_structure(model).graph
     inputs = {value.name: value for value in required_inputs(graph)}
     caches = _caches(model, inputs, [value.name for value in graph.output])
+    vocabulary = _value_sizes(next(value for value in graph.output if value.name == "logits"))[-1]
     text = text_section(config)
     limit = next((text[key] for key in ("max_position_embeddings", "n_positions", "seq_length") if text.get(key)), None)
     context = int(limit or _DEFAULT_CONTEXT)
@@ -354,7 +355,7 @@ def genai_config(
     described = {
         "type": _TYPE,
         **_special_tokens(generation, config),
-        "vocab_size": _first_number(text, ("vocab_size",), _vocabulary(graph)),
+        "vocab_size": _first_number(text, ("vocab_size",), vocabulary if isinstance(vocabulary, int) else 0),
         "context_length": context,
         "decoder": decoder,
     }
@@ -384,12 +385,6 @@ def _caches(model: Path, inputs: Mapping[str, onnx.ValueInfoProto], outputs: lis
     present = {match[3][1:]: f"{match[1]}%d{match[3]}" for name in outputs if (match := _CACHE.fullmatch(name))}
     layers = len({int(match[2]) for match in found.values()})
     return _Caches(past, present, layers, int(heads), int(head_size))
-
-
-def _vocabulary(graph: onnx.GraphProto) -> int:
-    logits = next(value for value in graph.output if value.name == "logits")
-    size = _value_sizes(logits)[-1]
-    return size if isinstance(size, int) else 0
 
 
 def _shares_buffers(graph: onnx.GraphProto, caches: _Caches) -> bool:

@@ -385,7 +385,8 @@ def _refuse_missing_constants(graph: Any) -> None:
         ExportError: there is one.
     """
     for node in graph.nodes():
-        if node.kind() == "prim::Constant" and _holds_no_values(node):
+        has_tensor = node.kind() == "prim::Constant" and node.hasAttribute("value") and node.kindOf("value") == "t"
+        if has_tensor and is_fake(node.t("value")):
             shape = list(node.t("value").shape)
             raise ExportError(
                 f"TorchScript recorded no computation of a tensor {shape}, and the weights are not in memory",
@@ -393,10 +394,6 @@ def _refuse_missing_constants(graph: Any) -> None:
             )
         for block in node.blocks():
             _refuse_missing_constants(block)
-
-
-def _holds_no_values(constant: Any) -> bool:
-    return constant.hasAttribute("value") and constant.kindOf("value") == "t" and is_fake(constant.t("value"))
 
 
 _SEGMENT = re.compile(r"m(\d+)(?:_\d+)?")
