@@ -106,14 +106,14 @@ def _replace_operators(graph: torch.fx.Graph) -> None:
 
 
 _aten = torch.ops.aten
-_LEFT_TO_TORCH = (operator.getitem, _aten._assert_tensor_metadata.default)
+_LEFT_TO_TORCH = (operator.getitem, torch.ops.aten._assert_tensor_metadata.default)
 """Operators that torch translates without a form, or removes."""
 
 
 def _cast(x: torch.fx.Node, *_args: Any, out: torch.Tensor, copy: bool = False, **_options: Any) -> Any:
     if x.meta["val"].dtype == out.dtype:
         return _copy(x) if copy else x
-    return _aten._to_copy.default, (x,), {"dtype": out.dtype}
+    return torch.ops.aten._to_copy.default, (x,), {"dtype": out.dtype}
 
 
 def _copy(x: torch.fx.Node, *_args: Any, **_options: Any) -> _Form:
