@@ -115,7 +115,6 @@ class FoundPairs:
             WinMLError: see :func:`compare_models`.
         """
         from winml.modelkit.compare import comparing as flow
-        from winml.modelkit.compare.comparing import compare_parts
 
         passed: dict[str, object] = {
             "step": options.step,
@@ -127,7 +126,7 @@ class FoundPairs:
             [name for name, value in passed.items() if value is not None] + (["names"] if options.names else [])
         )
         if self.are_several:
-            return compare_parts(self.parts, self.names, options, self.notes)
+            return flow.compare_parts(self.parts, self.names, options, self.notes)
         (pair,) = self.parts.values()
         result = flow.compare_models(*pair, options, inputs=inputs)
         return replace(result, notes=(*result.notes, *self.notes))
