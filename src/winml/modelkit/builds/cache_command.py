@@ -9,7 +9,7 @@ import click
 from winml.modelkit.builds.cache_verb import CleanRequest, plan_cleaning, run_cleaning
 from winml.modelkit.cli._errors import WinMLCommand, WinMLGroup
 from winml.modelkit.cli._folders import show_plan
-from winml.modelkit.cli._options import debug_option, format_option, request_options
+from winml.modelkit.cli._options import request_options, result_options
 from winml.modelkit.cli._requests import stated_fields
 from winml.modelkit.cli._streams import show_result
 
@@ -31,8 +31,7 @@ def command() -> None:
 
 
 @command.command(name="ls", cls=WinMLCommand)
-@format_option
-@debug_option
+@result_options(quiet="")
 def _list(**options: object) -> None:
     """List the builds in the cache with the space that removing each one frees, latest first."""
     from winml.modelkit.builds.cache import list_cache
@@ -44,8 +43,7 @@ def _list(**options: object) -> None:
 
 @command.command(name="clean", cls=WinMLCommand)
 @request_options(CleanRequest)
-@format_option
-@debug_option
+@result_options(quiet="")
 def _clean(**options: Any) -> None:
     """Remove all builds, or old ones, from the cache. Builds in use are skipped."""
     from winml.modelkit.builds.machine_table import removed_document

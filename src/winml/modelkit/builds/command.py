@@ -14,15 +14,11 @@ from winml.modelkit.cli._endings import Interrupted, resuming_words
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import show_plan
 from winml.modelkit.cli._options import (
+    checkpoint_options,
     declared_options_of,
-    dynamic_options,
-    input_options,
     model_option,
-    output_options,
-    random_options,
     request_options,
-    source_options,
-    weight_options,
+    result_options,
 )
 from winml.modelkit.cli._requests import (
     config_option,
@@ -33,7 +29,7 @@ from winml.modelkit.cli._requests import (
     stated_fields,
     with_sizes,
 )
-from winml.modelkit.cli._streams import library_output_to_stderr, show_result, silence_library_warnings, tell
+from winml.modelkit.cli._streams import library_output_to_stderr, show_result, tell
 from winml.modelkit.errors import TaskError, UsageError, rename_options
 from winml.modelkit.fields import fields_of
 from winml.modelkit.file_names import DECODER
@@ -127,12 +123,8 @@ Examples:
     [*PRECISIONS, "auto"],
     "Precision of the quantized modules. auto: the usual one of the device in the config.",
 )
-@source_options
-@weight_options
-@random_options
-@input_options
-@dynamic_options
-@output_options
+@checkpoint_options
+@result_options(verbose="Show more detail: every step of a stage.")
 @click.pass_context
 def command(context: click.Context, /, **options: Any) -> None:
     """Export, optimize, quantize and compile a model into one folder.
@@ -142,7 +134,6 @@ def command(context: click.Context, /, **options: Any) -> None:
     Exit codes: 0 success, 1 failure, 2 usage error, 3 a stage changed the outputs beyond tolerance, or the result
     misses a limit of the eval section.
     """
-    silence_library_warnings(debug=options["debug"])
     request = _read_request(context, options)
     with library_output_to_stderr():
         plan = plan_requested_build(request)

@@ -11,15 +11,11 @@ from winml.modelkit.builds.config_verb import ConfigRequest, plan_config, run_co
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import show_plan
 from winml.modelkit.cli._options import (
+    checkpoint_options,
     debug_option,
-    dynamic_options,
     grouped_option,
-    input_options,
     model_option,
-    random_options,
     request_options,
-    source_options,
-    weight_options,
 )
 from winml.modelkit.cli._requests import (
     config_option,
@@ -36,7 +32,6 @@ from winml.modelkit.cli._streams import (
     plain_json_text,
     print_json,
     print_json_text,
-    silence_library_warnings,
     tell,
     write_files,
 )
@@ -63,11 +58,7 @@ STDIN = "-"
     "file.py:function or package.module:function.",
 )
 @config_option("Build config to start from. A file or JSON text; options take precedence over it.")
-@source_options
-@weight_options
-@random_options
-@input_options
-@dynamic_options
+@checkpoint_options
 @request_options(ConfigRequest)
 @grouped_option("--schema", is_flag=True, group=OUTPUT, is_common=True, help="Print the JSON Schema of configs.")
 @grouped_option("--check", metavar="FILE", group=MODEL, is_common=True, help="Validate this config; - reads stdin.")
@@ -141,7 +132,6 @@ def _check_config(place: str) -> None:
 
 
 def _write_config(context: click.Context, options: dict[str, Any]) -> None:
-    silence_library_warnings(debug=options["debug"])
     request = _read_request(context, options)
     plan = plan_config(request)
     if options["dry_run"]:

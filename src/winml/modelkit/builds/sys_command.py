@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._options import debug_option, format_option
+from winml.modelkit.cli._options import result_options
 from winml.modelkit.cli._streams import show_result
 
 EPILOG = """\b
@@ -16,8 +16,7 @@ Examples:
 
 
 @click.command(name="sys", cls=WinMLCommand, epilog=EPILOG)
-@format_option
-@debug_option
+@result_options(quiet="")
 def command(**options: object) -> None:
     """Show versions, execution providers, devices and memory.
 

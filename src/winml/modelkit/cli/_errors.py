@@ -7,6 +7,7 @@ import functools
 import math
 import os
 import traceback
+import warnings
 from typing import Any
 
 import click
@@ -134,7 +135,10 @@ class WinMLCommand(click.Command):
         write_help(self, ctx, formatter)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the verb."""
+        """Run the verb. Without its option ``--debug``, no warning of Python is printed."""
+        if ctx.params.get("debug") is False:
+            # Libraries warn about their own future; what a user can act on comes as a note or an error of ours.
+            warnings.simplefilter("ignore")
         try:
             self._name_libraries(ctx)
             return super().invoke(ctx)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from winml.modelkit.cli._progress import show_step
-from winml.modelkit.cli._streams import library_output_to_stderr, show_result, silence_library_warnings
+from winml.modelkit.cli._streams import library_output_to_stderr, show_result
 
 if TYPE_CHECKING:
     from winml.modelkit.options import Options
@@ -80,7 +80,6 @@ def run_verb(
     Raises:
         WinMLError: the request is refused, or the work failed.
     """
-    silence_library_warnings(debug=options["debug"])
     with library_output_to_stderr():
         plan = verb.plan(request)
         if options["dry_run"]:

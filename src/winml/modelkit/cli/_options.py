@@ -53,6 +53,19 @@ def model_option(*, required: bool, help: str) -> Callable[[_F], _F]:
     return grouped_option("-m", "--model", required=required, metavar="MODEL", group=MODEL, is_common=True, help=help)
 
 
+def model_argument(help: str) -> Callable[[_F], _F]:
+    """Return the argument MODEL, and the option ``-m``, which may name the model instead.
+
+    Args:
+        help: The kinds of models; the help adds the form of a file on the Hub.
+    """
+    help = f"{help} A file on the Hub is OWNER/NAME/PATH.onnx."
+    return _all_of(
+        grouped_argument("target", required=False, metavar="[MODEL]", help=help),
+        model_option(required=False, help="Same as the argument MODEL."),
+    )
+
+
 def _load_options(offered_with: Group) -> Callable[[_F], _F]:
     """Return the options that models/load_options.py declares as offered together."""
     return declared_options_of(option for option in declared_options() if option.offered_with == offered_with)
@@ -164,7 +177,7 @@ source_options = _load_options("source")
 """Adds the options that state how the model is loaded."""
 random_options = _load_options("random")
 """Adds the options that state what is drawn at random."""
-weight_options = _load_options("weights")
+_weight_options = _load_options("weights")
 """Adds the options that state the type of the weights."""
 input_options = _all_of(
     grouped_option(
@@ -192,7 +205,7 @@ input_options = _all_of(
     ),
 )
 """Adds the options that state the inputs and their sizes."""
-dynamic_options = _all_of(
+_dynamic_options = _all_of(
     declared_options_of(fields_of(DynamicFields)),
     grouped_option(
         "--dynamic-axes",
@@ -203,11 +216,8 @@ dynamic_options = _all_of(
     ),
 )
 """Adds the options that make dimensions dynamic."""
-
-
-def verbose_option(help: str) -> Callable[[_F], _F]:
-    """Return the option that requests more detail."""
-    return grouped_option("-v", "--verbose", is_flag=True, group=OUTPUT, help=help)
+checkpoint_options = _all_of(source_options, _weight_options, random_options, input_options, _dynamic_options)
+"""Adds the options that state how a checkpoint is loaded and exported."""
 
 
 def tree_options(help: str) -> Callable[[_F], _F]:
@@ -225,22 +235,21 @@ def tree_options(help: str) -> Callable[[_F], _F]:
     )
 
 
-def quiet_option(help: str) -> Callable[[_F], _F]:
-    """Return the option that requests less output."""
-    return grouped_option("-q", "--quiet", is_flag=True, group=OUTPUT, help=help)
+def _format_option(*formats: str) -> Callable[[_F], _F]:
+    return grouped_option(
+        "-f",
+        "--format",
+        "format_",
+        type=click.Choice(formats),
+        default=formats[0],
+        show_default=True,
+        group=OUTPUT,
+        is_common=True,
+        help="Output format.",
+    )
 
 
-format_option = grouped_option(
-    "-f",
-    "--format",
-    "format_",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    group=OUTPUT,
-    is_common=True,
-    help="Output format.",
-)
+format_option = _format_option("table", "json")
 """Adds the option that states the output format."""
 device_option = grouped_option(
     "-d",
@@ -255,7 +264,21 @@ debug_option = grouped_option(
     "--debug", is_flag=True, group=GENERAL, help="Show warnings of libraries, and the traceback of a failure."
 )
 """Adds the option that shows warnings of libraries and tracebacks."""
-result_options = _all_of(quiet_option("Print errors only."), format_option, debug_option)
-"""Adds the options that state in which format the result is shown."""
-output_options = _all_of(verbose_option("Show more detail: every step of a stage."), result_options)
-"""Adds the options that state how much is shown, and in which format."""
+
+
+def result_options(
+    *, quiet: str = "Print errors only.", verbose: str = "", formats: tuple[str, ...] = ("table", "json")
+) -> Callable[[_F], _F]:
+    """Return the options that state how much of the result is printed and in which format, and ``--debug``.
+
+    Args:
+        quiet: Help of ``--quiet``; empty: the command does not have it.
+        verbose: Help of ``--verbose``; empty: the command does not have it.
+        formats: Values of ``--format``; the first is the default.
+    """
+    flags = (("-v", "--verbose", verbose), ("-q", "--quiet", quiet))
+    return _all_of(
+        *(grouped_option(short, name, is_flag=True, group=OUTPUT, help=help) for short, name, help in flags if help),
+        _format_option(*formats),
+        debug_option,
+    )

@@ -267,6 +267,29 @@ def model_name(options: Mapping[str, Any], taken: str) -> str:
     return passed[0]
 
 
+def found_model(name: str, options: Mapping[str, Any], refused: Iterable[str] = FOR_CHECKPOINTS) -> FoundModel:
+    """Return the ONNX file or the checkpoint that a name means, after checks that need no heavy import.
+
+    Args:
+        name: The model.
+        options: Values by the name of the option.
+        refused: Options that do not apply to an ONNX file.
+
+    Raises:
+        UsageError: nothing is at the path, or an option does not apply to an ONNX file.
+    """
+    from winml.modelkit.builds.found_models import FoundModel, onnx_file
+    from winml.modelkit.models.request import resolve_source
+
+    path = onnx_file(name)
+    if path is not None:
+        refuse_checkpoint_options(path, options, refused)
+        return FoundModel(name, path)
+    request = model_request({**options, "model": name})
+    resolve_source(request)
+    return FoundModel(name, request=request)
+
+
 def runnable_model(options: Mapping[str, Any]) -> tuple[FoundModel, dict[str, Any]]:
     """Return the model, and the fields of its ``RunOptions`` that say what it is fed.
 
@@ -279,24 +302,16 @@ def runnable_model(options: Mapping[str, Any]) -> tuple[FoundModel, dict[str, An
         UsageError: no model or two, nothing at its path, or an option that has no meaning for an ONNX file.
     """
     name = model_name(options, "an ONNX file, a build folder, a Hub id, a checkpoint folder or file.py:factory")
-    from winml.modelkit.builds.found_models import FoundModel, onnx_file
     from winml.modelkit.onnx.files.named_paths import refuse_missing_values
 
     input_data = Path(options["input_data"]) if options["input_data"] else None
     refuse_missing_values(input_data)
     common = {"shown": name, "seed": options["seed"], "input_data": input_data}
-    path = onnx_file(name)
-    if path is None:
-        from winml.modelkit.models.request import resolve_source
-
-        model = model_request({**options, "model": name})
-        resolve_source(model)
-        return FoundModel(name, request=model), {"is_exported": True, **common}
-    hint = "Omit it, or specify the checkpoint that the file was exported from."
-    refuse_checkpoint_options(path, options, FOR_CHECKPOINTS, hint)
-
+    model = found_model(name, options)
+    if model.path is None:
+        return model, {"is_exported": True, **common}
     sizes = sizes_by_name({**options, "batch_size": None})
-    return FoundModel(name, path), {"sizes": sizes, "batch_size": options["batch_size"], **common}
+    return model, {"sizes": sizes, "batch_size": options["batch_size"], **common}
 
 
 def exported_path(model: FoundModel, on_step: Callable[[StepEvent], None] | None) -> Path:
@@ -331,7 +346,12 @@ def exported_path(model: FoundModel, on_step: Callable[[StepEvent], None] | None
     return path
 
 
-def refuse_checkpoint_options(path: Path, options: Mapping[str, object], names: Iterable[str], hint: str) -> None:
+def refuse_checkpoint_options(
+    path: Path,
+    options: Mapping[str, object],
+    names: Iterable[str],
+    hint: str = "Omit it, or specify the checkpoint that the file was exported from.",
+) -> None:
     """Refuse the options that say how a checkpoint becomes a graph, which an ONNX file already is.
 
     Raises:

@@ -13,8 +13,8 @@ import io
 import os
 import select
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -135,15 +135,6 @@ def tell(message: str, *, start: str = "", end: str = "\n") -> None:
         stream.flush()
 
 
-def silence_library_warnings(*, debug: bool) -> None:
-    """Silence Python's warnings for the rest of the command, unless ``--debug`` was given.
-
-    Libraries warn about their own future; what a user can act on comes as a note or an error of ours.
-    """
-    if not debug:
-        warnings.simplefilter("ignore")
-
-
 @contextlib.contextmanager
 def library_output_to_stderr() -> Iterator[None]:
     """Send what is printed inside the block to stderr, also by code that writes to the descriptor itself.
@@ -254,6 +245,24 @@ def show_result(
     from winml.modelkit.report.terminal import console_for, print_document
 
     print_document(describe(), console_for(sys.stdout), verbose=bool(options.get("verbose")))
+
+
+def write_answer(
+    files: Mapping[str, Sequence[Path]], texts: Mapping[str, Callable[[Path], str]], *, overwrite: bool
+) -> list[Path]:
+    """Write the files of an answer, all or none of them; return their paths.
+
+    Args:
+        files: Option → the files that it names.
+        texts: Option → function that returns the text of one of these files.
+        overwrite: Replace files that are there.
+
+    Raises:
+        WriteError: one cannot be written.
+    """
+    return write_files(
+        {path: partial(texts[option], path) for option, paths in files.items() for path in paths}, overwrite=overwrite
+    )
 
 
 def write_files(texts: Mapping[Path, Callable[[], str]], *, overwrite: bool) -> list[Path]:

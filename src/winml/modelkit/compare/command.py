@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +10,10 @@ import click
 
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import show_plan
-from winml.modelkit.cli._options import debug_option, format_option, request_options, verbose_option
+from winml.modelkit.cli._options import request_options, result_options
 from winml.modelkit.cli._progress import shown_wait
 from winml.modelkit.cli._requests import stated_fields
-from winml.modelkit.cli._streams import (
-    json_text,
-    library_output_to_stderr,
-    show_result,
-    silence_library_warnings,
-    write_files,
-)
+from winml.modelkit.cli._streams import json_text, library_output_to_stderr, show_result, write_answer
 from winml.modelkit.compare.verb import CompareRequest, plan_comparison, run_comparison
 from winml.modelkit.file_names import ONLY_PART
 
@@ -43,9 +36,7 @@ Examples:
 
 @click.command(name="compare", cls=WinMLCommand, epilog=EPILOG)
 @request_options(CompareRequest)
-@verbose_option("Show more detail: every module.")
-@format_option
-@debug_option
+@result_options(quiet="", verbose="Show more detail: every module.")
 def command(**options: Any) -> None:
     """Run two models on the same inputs and find the first module whose outputs diverge.
 
@@ -54,7 +45,6 @@ def command(**options: Any) -> None:
 
     Exit codes: 0 success, 1 failure, 2 usage error, 3 the error of an output exceeds --threshold.
     """
-    silence_library_warnings(debug=options["debug"])
     request = CompareRequest(**stated_fields(CompareRequest, options))
     plan = plan_comparison(request)
     if options["dry_run"]:
@@ -76,20 +66,18 @@ def _write(result: ModelComparison, files: Mapping[str, Sequence[Path]], request
     depth = request.depth
     parts = list((result.parts or {ONLY_PART: result}).values())
 
-    def page(number: int) -> str:
+    def page(path: Path) -> str:
+        number = files["report"].index(path)
+        # The answer is one file for all parts.
         beside = {option: paths[number : number + 1] or paths for option, paths in files.items()}
-        return page_text(comparison_document(parts[number], depth=depth), files["report"][number], beside)
+        return page_text(comparison_document(parts[number], depth=depth), path, beside)
 
-    texts_of: dict[str, Callable[[int], str]] = {
+    texts = {
         "output": lambda _: f"{json_text(result.as_record(depth=depth))}\n",
         "report": page,
-        "node_data": lambda number: comparison_node_data(parts[number]),
+        "node_data": lambda path: comparison_node_data(parts[files["node_data"].index(path)]),
     }
-    # The answer is one file for all parts.
-    texts = {
-        path: partial(texts_of[option], number) for option, paths in files.items() for number, path in enumerate(paths)
-    }
-    return write_files(texts, overwrite=request.overwrite)
+    return write_answer(files, texts, overwrite=request.overwrite)
 
 
 def _show(result: ModelComparison, written: list[Path], depth: int | None, options: Mapping[str, Any]) -> None:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import show_plan
-from winml.modelkit.cli._options import debug_option, grouped_option, request_options, verbose_option
+from winml.modelkit.cli._options import grouped_option, request_options, result_options
 from winml.modelkit.cli._progress import shown_wait
 from winml.modelkit.cli._requests import stated_fields
-from winml.modelkit.cli._streams import json_text, show_result, write_files
+from winml.modelkit.cli._streams import json_text, show_result, write_answer
 from winml.modelkit.compare.diff_verb import DiffRequest, plan_diff, run_diff
 from winml.modelkit.fields import OUTPUT
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from winml.modelkit.compare.records import StructureDiff
 
 EPILOG = """\b
@@ -35,19 +31,11 @@ Examples:
 @grouped_option(
     "--exit-zero", is_flag=True, group=OUTPUT, is_common=True, help="Exit with 0 even if the models differ."
 )
-@grouped_option(
-    "-f",
-    "--format",
-    "format_",
-    type=click.Choice(["table", "json", "markdown"]),
-    default="table",
-    show_default=True,
-    group=OUTPUT,
-    is_common=True,
-    help="Output format.",
+@result_options(
+    quiet="",
+    verbose="Show more detail: every module, and names of weights.",
+    formats=("table", "json", "markdown"),
 )
-@verbose_option("Show more detail: every module, and names of weights.")
-@debug_option
 def command(**options: Any) -> None:
     """Show the changes between two ONNX models by module: operators, weights, types and sizes.
 
@@ -61,35 +49,21 @@ def command(**options: Any) -> None:
         return
     with shown_wait("comparing"):
         diff = run_diff(plan)
-    texts_of: dict[str, Callable[[Path], str]] = {
-        "output": partial(_file_text, diff),
-        "report": partial(_page_text, diff, plan.files),
-    }
-    texts = {path: partial(texts_of[option], path) for option, paths in plan.files.items() for path in paths}
-    _show(diff, write_files(texts, overwrite=options["overwrite"]), options)
-    if not (diff.is_same or options["exit_zero"]):
-        click.get_current_context().exit(NEGATIVE_RESULT)
-
-
-def _file_text(diff: StructureDiff, output: Path) -> str:
-    return _markdown(diff) if output.suffix == ".md" else f"{json_text(diff.as_record())}\n"
-
-
-def _page_text(diff: StructureDiff, files: Mapping[str, Sequence[Path]], page: Path) -> str:
     from winml.modelkit.cli._pages import page_text
     from winml.modelkit.compare.diff_table import diff_document
 
-    return page_text(diff_document(diff, folds=False), page, files)
-
-
-def _show(diff: StructureDiff, written: list[Path], options: Mapping[str, Any]) -> None:
-    from winml.modelkit.compare.diff_table import diff_document
-
+    texts = {
+        "output": lambda path: _markdown(diff) if path.suffix == ".md" else f"{json_text(diff.as_record())}\n",
+        "report": lambda path: page_text(diff_document(diff, folds=False), path, plan.files),
+    }
+    written = write_answer(plan.files, texts, overwrite=options["overwrite"])
     if options["format_"] == "markdown":
         click.echo(_markdown(diff), nl=False)
     else:
         document = diff_document(diff, folds=not options["verbose"])
         show_result(diff.as_record(), options, lambda: document.with_files(written))
+    if not (diff.is_same or options["exit_zero"]):
+        click.get_current_context().exit(NEGATIVE_RESULT)
 
 
 def _markdown(diff: StructureDiff) -> str:

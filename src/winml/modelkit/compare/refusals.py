@@ -163,11 +163,6 @@ def refuse_random_outputs(pair: SidePair, worst: OutputFidelity, tolerance: floa
             )
 
 
-# --- Says where two models have few modules in common, so that their answers may be those of two models.
-#
-# A module is on both sides where path and class are the same, as far as a file tells the class.
-
-
 _FEW = 0.5
 """Chosen: other forms of a model, such as optimized and quantized files, keep all modules in their metadata. A tree of
 node names also holds modules of torch.nn, so the side with fewer modules is the one to ask."""
@@ -202,10 +197,6 @@ def _shared(left: Mapping[str, str], right: Mapping[str, str]) -> int:
     return sum(left[path] == right[path] or not (left[path] and right[path]) for path in common)
 
 
-# --- What are two models fed from a data set? The samples, as what lies beside one of the models makes arrays of
-# them.
-
-
 def folder_of_processors(
     models: Sequence[Path | ModelRequest | nn.Module], request: DataSetRequest | None
 ) -> Path | None:
@@ -226,9 +217,6 @@ def folder_of_processors(
             hint="Pass inputs in an .npz file.",
         )
     return next((folder for folder in folders if processor_files(folder)), next(iter(folders), None))
-
-
-# --- Which files of values does a path mean? One ``.npz`` file is one set of values, a folder of them several.
 
 
 def value_files(path: Path, option: str = "--input-data") -> list[Path]:

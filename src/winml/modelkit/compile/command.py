@@ -8,7 +8,7 @@ import click
 
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import run_verb
-from winml.modelkit.cli._options import grouped_option, request_options, result_options, verbose_option
+from winml.modelkit.cli._options import grouped_option, request_options, result_options
 from winml.modelkit.cli._requests import read_request
 from winml.modelkit.cli._streams import show_result
 from winml.modelkit.compile.verb import COMPILE, CompileRequest
@@ -38,8 +38,7 @@ Examples:
     is_common=True,
     help="List the execution providers that compile models, and which are installed.",
 )
-@verbose_option("Show more detail: every module and node.")
-@result_options
+@result_options(verbose="Show more detail: every module and node.")
 def command(**options: Any) -> None:
     """Compile an ONNX model for an execution provider. Tags are preserved.
 

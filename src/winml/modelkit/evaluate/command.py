@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,24 +11,10 @@ import click
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import show_plan
 from winml.modelkit.cli._measuring import live_progress
-from winml.modelkit.cli._options import (
-    debug_option,
-    format_option,
-    grouped_argument,
-    model_option,
-    quiet_option,
-    request_options,
-    source_options,
-)
+from winml.modelkit.cli._options import model_argument, request_options, result_options, source_options
 from winml.modelkit.cli._progress import show_step
-from winml.modelkit.cli._requests import model_name, refuse_checkpoint_options, stated_fields
-from winml.modelkit.cli._streams import (
-    json_text,
-    library_output_to_stderr,
-    show_result,
-    silence_library_warnings,
-    write_files,
-)
+from winml.modelkit.cli._requests import found_model, model_name, stated_fields
+from winml.modelkit.cli._streams import json_text, library_output_to_stderr, show_result, write_answer
 from winml.modelkit.evaluate.verb import EvalRequest, plan_evaluation, run_evaluation
 
 if TYPE_CHECKING:
@@ -46,18 +31,10 @@ Examples:
 
 
 @click.command(name="eval", cls=WinMLCommand, epilog=EPILOG)
-@grouped_argument(
-    "target",
-    required=False,
-    metavar="[MODEL]",
-    help="ONNX file, build folder, or a checkpoint, which PyTorch runs. A file on the Hub is OWNER/NAME/PATH.onnx.",
-)
-@model_option(required=False, help="Same as the argument MODEL.")
+@model_argument("ONNX file, build folder, or a checkpoint, which PyTorch runs.")
 @request_options(EvalRequest)
 @source_options
-@quiet_option("Do not show progress.")
-@format_option
-@debug_option
+@result_options(quiet="Do not show progress.")
 def command(**options: Any) -> None:
     """Evaluate a model on a dataset and compare it with its source model.
 
@@ -65,7 +42,6 @@ def command(**options: Any) -> None:
 
     Exit codes: 0 success, 1 failure, 2 usage error, 3 a limit (--min, --max, --max-drop) is not met.
     """
-    silence_library_warnings(debug=options["debug"])
     request = _read_request(options)
     plan = plan_evaluation(request)
     if options["dry_run"]:
@@ -83,33 +59,22 @@ def _write_and_show(result: Evaluation, files: Mapping[str, Sequence[Path]], opt
     from winml.modelkit.evaluate.table import evaluation_document
 
     record, document = result.as_record(), evaluation_document(result)
-    texts_of: dict[str, Callable[[Path], str]] = {
+    texts = {
         "output": lambda _: f"{json_text(record)}\n",
         "report": lambda page: page_text(document, page, files),
     }
-    texts = {path: partial(texts_of[option], path) for option, paths in files.items() for path in paths}
-    written = write_files(texts, overwrite=options["overwrite"])
+    written = write_answer(files, texts, overwrite=options["overwrite"])
     show_result(record, options, lambda: document.with_files(written), is_answer=True)
 
 
 def _read_request(options: Mapping[str, Any]) -> EvalRequest:
     """Return what the command line requests."""
-    from winml.modelkit.builds.found_models import FoundModel, onnx_file
-    from winml.modelkit.models.request import ModelRequest, resolve_source
-
     name = model_name(options, "an ONNX file, a build folder, or a checkpoint")
-    path = onnx_file(name)
-    if path is None:
-        model = ModelRequest(model=name, task=options["task"], trust_remote_code=options["trust_remote_code"])
-        resolve_source(model)
-        found = FoundModel(name, request=model)
-    else:
-        hint = "Omit it, or specify the checkpoint that the file was exported from."
-        refuse_checkpoint_options(path, options, ("model_class", "revision", "trust_remote_code"), hint)
-        found = FoundModel(name, path)
+    # The other options of the command have other meanings than those of a checkpoint, such as --batch-size.
+    load = {key: options[key] for key in ("model_class", "revision", "trust_remote_code")}
     return EvalRequest(
-        model=found,
+        model=found_model(name, {"task": options["task"], **load}, load),
         task=options["task"],
-        load={key: options[key] for key in ("model_class", "revision", "trust_remote_code")},
+        load=load,
         **stated_fields(EvalRequest, options),
     )

@@ -1,4 +1,8 @@
-"""Opens what is judged: which task it is for, and where its config and processors lie, is decided here."""
+"""Opens the evaluated model and its baseline: decides the task, and the folder of the config and the processors.
+
+Both models are fed the arrays that the tokenizer of the evaluated model makes, and both outputs are read with its
+labels. A baseline with other labels or another vocabulary is refused.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +24,6 @@ from winml.modelkit.samples.processors import kinds_for, open_config, open_proce
 
 if TYPE_CHECKING:
     from winml.modelkit.models.parts import LoadedModel
-
-# --- Refuses a baseline that would read other numbers out of the same samples, or mean other classes by the same
-# numbers.
-#
-# Both models are fed the arrays that the judged model's tokenizer makes, and both answers are read with its labels.
 
 
 _LABELED_TASKS = frozenset(

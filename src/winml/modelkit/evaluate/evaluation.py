@@ -22,6 +22,7 @@ from winml.modelkit.evaluate.tasks.table import chosen_metrics, refuse_missing_l
 from winml.modelkit.evaluate.tasks.task import Evaluator, EvaluatorContext, Sample, TaskDefinition
 from winml.modelkit.options import Drop, drop_at, drop_words
 from winml.modelkit.ort.sessions import onnxruntime_version
+from winml.modelkit.profile.latency import Progress
 from winml.modelkit.profile.statistics import are_disturbed, summarize
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.samples.columns import match_columns
@@ -29,8 +30,6 @@ from winml.modelkit.samples.data_sets import DataSet, DataSetRequest, open_data_
 from winml.modelkit.samples.media import Recording
 from winml.modelkit.samples.preprocessing import Batch, Preprocessor, Row
 from winml.modelkit.version import __version__
-
-# --- What a model has to reach: refused where the task has no such metric, and judged at the end.
 
 
 def check_limits(task: TaskDefinition, options: EvaluationOptions) -> None:
@@ -119,18 +118,10 @@ def _measured_limits(
     )
 
 
-# --- Runs models over the samples of a data set, and keeps of each sample what metrics need.
-#
-# Batches are run in groups, first all by one model and then all by the other: threads of ONNX Runtime go on spinning
-# for a while after a run, and would take the processor from PyTorch.
-
-
 GROUP = 16
 """Batches that one model runs before the other does. Chosen: what spins ends long before, and little is in memory."""
 GROUP_BYTES = 256_000_000
 """Arrays and pictures in memory at a time, from which on a group ends. Chosen: small beside a model."""
-_SampleProgress = Callable[[int], None]
-"""Called between groups with the number of samples that are done."""
 
 
 @dataclass
@@ -226,9 +217,12 @@ def _score_samples(
     evaluator: Evaluator,
     sides: Sequence[Side],
     batch_size: int | None,
-    progress: _SampleProgress | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Scores:
     """Run all sides on all samples.
+
+    Batches run in groups, all of a group on one model before the next model: threads of ONNX Runtime spin for a while
+    after a run, and would take the processor from PyTorch.
 
     Args:
         samples: Roles → values; each is read when its turn comes.
@@ -236,7 +230,7 @@ def _score_samples(
         evaluator: Makes predictions of answers.
         sides: One model, or a model and a baseline.
         batch_size: Rows of one run, where the graph leaves that open.
-        progress: Told how many samples are done.
+        progress: Called between groups with the number of samples that are done.
 
     Raises:
         UsageError: samples are not what the model takes.
@@ -343,8 +337,6 @@ def _finish(scores: Scores, evaluator: Evaluator, waiting: dict[int, Sample], *,
             scores.agreements.append(evaluator.agreement(*predictions))
 
 
-Progress = Callable[[int, float], None]
-"""Called with the number and the share of finished samples."""
 _MODEL, _DATA, _BASELINE, _SAMPLES, _METRICS = "model", "data set", "baseline", "samples", "metrics"
 
 

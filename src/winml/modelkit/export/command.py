@@ -12,16 +12,12 @@ import click
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import show_plan
 from winml.modelkit.cli._options import (
-    dynamic_options,
+    checkpoint_options,
     grouped_option,
-    input_options,
     model_option,
-    random_options,
     request_options,
     result_options,
-    source_options,
     tree_options,
-    weight_options,
 )
 from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._requests import (
@@ -36,7 +32,7 @@ from winml.modelkit.cli._requests import (
     stated_fields,
     with_sizes,
 )
-from winml.modelkit.cli._streams import library_output_to_stderr, show_result, silence_library_warnings, tell
+from winml.modelkit.cli._streams import library_output_to_stderr, show_result, tell
 from winml.modelkit.errors import ConfigError, UsageError, rename_options
 from winml.modelkit.export.declared_options import DynamicFields, ExportFields
 from winml.modelkit.export.verb import PIN, ExportRequest, PinRequest, plan_export, refuse_unloadable, run_export
@@ -142,11 +138,7 @@ Examples:
     "file.py:function or package.module:function. An ONNX file is exported with fixed sizes. "
     "Without -m, --config names the model.",
 )
-@source_options
-@random_options
-@input_options
-@weight_options
-@dynamic_options
+@checkpoint_options
 @request_options(ExportRequest)
 @grouped_option(
     "--export-config",
@@ -156,7 +148,7 @@ Examples:
 )
 @grouped_option("--clean-onnx", is_flag=True, hidden=True, group=ADVANCED, help="Deprecated: use --no-hierarchy.")
 @tree_options("Show more detail: the module tree with node counts.")
-@result_options
+@result_options()
 @click.pass_context
 def command(context: click.Context, /, **options: Any) -> None:
     """Export a PyTorch or Hugging Face model to ONNX. Every node is tagged with its module.
@@ -165,7 +157,6 @@ def command(context: click.Context, /, **options: Any) -> None:
 
     Exit codes: 0 success, 1 failure, 2 usage error, 3 the outputs differ from PyTorch beyond tolerance.
     """
-    silence_library_warnings(debug=options["debug"])
     if _is_pinning(options):
         pin(options)
         return

@@ -10,10 +10,9 @@ import click
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import named_parts, options_of_part, parts_record, show_plan
 from winml.modelkit.cli._options import (
-    grouped_argument,
     grouped_option,
     input_options,
-    model_option,
+    model_argument,
     random_options,
     request_options,
     result_options,
@@ -23,7 +22,6 @@ from winml.modelkit.cli._requests import exported_path, files_read, runnable_mod
 from winml.modelkit.cli._streams import (
     library_output_to_stderr,
     show_result,
-    silence_library_warnings,
     tell,
 )
 from winml.modelkit.extract.verb import ExtractPlan, ExtractRequest, plan_extraction, run_extraction
@@ -45,14 +43,9 @@ Examples:
 
 
 @click.command(name="extract", cls=WinMLCommand, epilog=EPILOG)
-@grouped_argument(
-    "target",
-    required=False,
-    metavar="[MODEL]",
-    help="ONNX file, build folder, Hub id, checkpoint or factory. A factory is file.py:function or "
-    "package.module:function. A file on the Hub is OWNER/NAME/PATH.onnx.",
+@model_argument(
+    "ONNX file, build folder, Hub id, checkpoint or factory. A factory is file.py:function or package.module:function."
 )
-@model_option(required=False, help="Same as the argument MODEL.")
 @request_options(ExtractRequest)
 @source_options
 @random_options
@@ -64,7 +57,7 @@ Examples:
     default_words="random values",
     help="Inputs of the whole model: an .npz file with one array per input.",
 )
-@result_options
+@result_options()
 @click.pass_context
 def command(context: click.Context, /, **options: Any) -> None:
     """Extract modules of a model as separate ONNX models.
@@ -75,7 +68,6 @@ def command(context: click.Context, /, **options: Any) -> None:
     Exit codes: 0 success, 1 failure, or a module could not be extracted, 2 usage error, 3 the outputs of an extracted
     model differ beyond tolerance.
     """
-    silence_library_warnings(debug=options["debug"])
     plans = {part: plan_extraction(_request(requested)) for part, requested in _options_by_part(options).items()}
     if options["dry_run"]:
         _show_plans(plans, options)

@@ -12,15 +12,9 @@ import click
 
 from winml.modelkit.cli._errors import WinMLCommand, report_error
 from winml.modelkit.cli._measuring import provider_options, refuse_unknown_ep
-from winml.modelkit.cli._options import (
-    debug_option,
-    format_option,
-    grouped_argument,
-    grouped_option,
-    quiet_option,
-)
+from winml.modelkit.cli._options import grouped_argument, grouped_option, result_options
 from winml.modelkit.cli._progress import shown_wait
-from winml.modelkit.cli._streams import library_output_to_stderr, print_json, silence_library_warnings, tell
+from winml.modelkit.cli._streams import library_output_to_stderr, print_json, tell
 from winml.modelkit.errors import UsageError, VerificationError
 from winml.modelkit.fields import GENERATION, INPUTS, MODEL, RECORDED, VERIFICATION
 from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, ONLY_PART, PROMPT, VISION
@@ -125,9 +119,7 @@ _sampling = partial(grouped_option, group=GENERATION, is_common=True)
     "model. Without a value: the local checkpoint that the model was exported from.",
 )
 @provider_options
-@quiet_option("Print the generated text only.")
-@format_option
-@debug_option
+@result_options(quiet="Print the generated text only.")
 def command(**options: Any) -> None:
     """Generate text with a built model.
 
@@ -139,7 +131,6 @@ def command(**options: Any) -> None:
     adapter = _adapter(files, options["adapter"])
     checkpoint = _checkpoint(files, options["reference"], options["adapter"])
     texts = [_text_on_stdin() if text == STDIN else text for text in options["prompt"]] or [None]
-    silence_library_warnings(debug=options["debug"])
     prompts = [_prepare(files, text, options) for text in texts]
     if options["reference"] is not None and prompts[0].settings.step.is_sampled:
         raise UsageError(

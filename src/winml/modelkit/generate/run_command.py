@@ -11,22 +11,14 @@ import click
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import show_plan
 from winml.modelkit.cli._options import (
-    debug_option,
-    format_option,
-    grouped_argument,
     grouped_option,
-    model_option,
-    quiet_option,
+    model_argument,
     request_options,
+    result_options,
     source_options,
 )
-from winml.modelkit.cli._requests import model_name, model_request, refuse_checkpoint_options, stated_fields
-from winml.modelkit.cli._streams import (
-    json_text,
-    library_output_to_stderr,
-    show_result,
-    silence_library_warnings,
-)
+from winml.modelkit.cli._requests import found_model, model_name, refuse_checkpoint_options, stated_fields
+from winml.modelkit.cli._streams import json_text, library_output_to_stderr, show_result
 from winml.modelkit.fields import RECORDED, VERIFICATION
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.generate.run_verb import RunRequest, plan_run, run_model, run_schema
@@ -68,13 +60,7 @@ Examples:
 
 
 @click.command(name="run", cls=_RunCommand, epilog=EPILOG)
-@grouped_argument(
-    "target",
-    required=False,
-    metavar="[MODEL]",
-    help="ONNX file, build folder, Hub id or checkpoint folder. A file on the Hub is OWNER/NAME/PATH.onnx.",
-)
-@model_option(required=False, help="Same as the argument MODEL.")
+@model_argument("ONNX file, build folder, Hub id or checkpoint folder.")
 @source_options
 @request_options(RunRequest)
 @grouped_option(
@@ -87,9 +73,7 @@ Examples:
     help="Also run PyTorch on the same inputs and compare. Without a value: the local checkpoint that the model was "
     "exported from.",
 )
-@quiet_option("Print the result only.")
-@format_option
-@debug_option
+@result_options(quiet="Print the result only.")
 def command(**options: Any) -> None:
     """Run a model on text, an image, audio or tensors, and print the result.
 
@@ -97,7 +81,6 @@ def command(**options: Any) -> None:
 
     Exit codes: 0 success, 1 failure, 2 usage error, 3 the result differs from PyTorch (--reference).
     """
-    silence_library_warnings(debug=options["debug"])
     request = _read_request(options)
     plan = plan_run(request)
     if options["dry_run"]:
@@ -120,23 +103,18 @@ def command(**options: Any) -> None:
 
 def _read_request(options: Mapping[str, Any]) -> RunRequest:
     """Return what the command line requests."""
-    from winml.modelkit.builds.found_models import onnx_file, part_files
-    from winml.modelkit.models.request import resolve_source
+    from winml.modelkit.builds.found_models import part_files
 
     name = model_name(options, "an ONNX file, a build folder, or a checkpoint")
+    loading = ("model_class", "revision", "trust_remote_code")
     files: Mapping[str, Path] = part_files(name)
     checkpoint = None
-    if not files:
-        path = onnx_file(name)
-        files = {} if path is None else {ONLY_PART: path}
     if files:
-        hint = "Omit it, or specify the checkpoint that the file was exported from."
-        refuse_checkpoint_options(
-            next(iter(files.values())), options, ("model_class", "revision", "trust_remote_code"), hint
-        )
+        refuse_checkpoint_options(next(iter(files.values())), options, loading)
     else:
-        checkpoint = model_request({**options, "model": name})
-        resolve_source(checkpoint)
+        found = found_model(name, options, loading)
+        checkpoint = found.request
+        files = {} if found.path is None else {ONLY_PART: found.path}
     return RunRequest(
         name=name,
         files=files,

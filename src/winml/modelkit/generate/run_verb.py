@@ -142,9 +142,6 @@ def plan_run(request: RunRequest) -> AnswerPlan[RunSubject]:
     return plan
 
 
-# --- What is passed, and to which task?
-
-
 def _subject(request: RunRequest) -> RunSubject:
     named = _named_values(request)
     tensors: tuple[str, ...] = ()
@@ -312,9 +309,6 @@ def _refuse_save(request: RunRequest, definition: RunTask, what: str) -> None:
         )
 
 
-# --- What does it take?
-
-
 def example_command(
     name: str, task: str, definition: RunTask | None, files: Mapping[str, Path] | None = None
 ) -> str | None:
@@ -444,9 +438,6 @@ def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:
     example = example_command(request.name, task or "", definition, request.files)
     example = example or f"winml run {_commanded(request)} {by_name}"
     return RunSchema(request.name, task, inputs, tuple(tensors), tuple(outputs), example, bounds)
-
-
-# --- The run.
 
 
 def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[InferenceResult, Mapping[Path, Any]]:

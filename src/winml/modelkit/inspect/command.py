@@ -13,19 +13,17 @@ from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import named_parts, options_of_part, parts_record
 from winml.modelkit.cli._measuring import refuse_unknown_ep
 from winml.modelkit.cli._options import (
-    debug_option,
     device_option,
-    format_option,
-    grouped_argument,
     grouped_option,
     input_options,
-    model_option,
+    model_argument,
+    result_options,
     source_options,
     tree_options,
 )
 from winml.modelkit.cli._progress import show_step, shown_wait
 from winml.modelkit.cli._requests import exported_path, model_request, refuse_checkpoint_options
-from winml.modelkit.cli._streams import library_output_to_stderr, show_result, silence_library_warnings
+from winml.modelkit.cli._streams import library_output_to_stderr, show_result
 from winml.modelkit.errors import UsageError
 from winml.modelkit.fields import DEVICE, MODEL, OUTPUT
 from winml.modelkit.models.load_options import declared_options
@@ -61,14 +59,9 @@ FOR_CHECKPOINTS = (
 
 
 @click.command(name="inspect", cls=WinMLCommand, epilog=EPILOG)
-@grouped_argument(
-    "target",
-    required=False,
-    metavar="[MODEL]",
-    help="ONNX file, build folder, Hub id, checkpoint or factory. A factory is file.py:function or "
-    "package.module:function. A file on the Hub is OWNER/NAME/PATH.onnx.",
+@model_argument(
+    "ONNX file, build folder, Hub id, checkpoint or factory. A factory is file.py:function or package.module:function."
 )
-@model_option(required=False, help="Same as the argument MODEL.")
 @grouped_option(
     "--model-type", group=MODEL, is_common=True, metavar="TYPE", help="Architecture, such as bert, instead of a model."
 )
@@ -101,8 +94,7 @@ FOR_CHECKPOINTS = (
 @grouped_option(
     "--ep-options", multiple=True, metavar="KEY=VALUE", group=DEVICE, help="Option of the execution provider."
 )
-@format_option
-@debug_option
+@result_options(quiet="")
 def command(**options: object) -> None:
     """Show the contents of an ONNX model, or the planned export of a checkpoint.
 
@@ -294,7 +286,6 @@ def _list_all_tasks(options: dict[str, object]) -> None:
 
 def _inspect_model(model: str | None, options: Mapping[str, Any]) -> None:
     request = model_request({**options, "model": model or ""})
-    silence_library_warnings(debug=options["debug"])
     from winml.modelkit.inspect.model_inspection import inspect_model, list_tasks
     from winml.modelkit.inspect.table import model_inspection_document, tasks_document
 

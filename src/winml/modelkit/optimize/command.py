@@ -10,9 +10,9 @@ import click
 
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import parts_record, run_verb
-from winml.modelkit.cli._options import grouped_option, request_options, result_options, verbose_option
+from winml.modelkit.cli._options import grouped_option, request_options, result_options
 from winml.modelkit.cli._requests import read_request
-from winml.modelkit.cli._streams import show_result, silence_library_warnings
+from winml.modelkit.cli._streams import show_result
 from winml.modelkit.errors import UsageError
 from winml.modelkit.optimize.capabilities import CAPABILITIES, LEVELS
 from winml.modelkit.optimize.declared_options import OPTIMIZATION
@@ -58,8 +58,7 @@ _NO_FLAGS: dict[str, None] = dict.fromkeys(CAPABILITIES)
     is_common=True,
     help="List the optimizations, with level and execution providers.",
 )
-@verbose_option("Show more detail: the changes of every module.")
-@result_options
+@result_options(verbose="Show more detail: the changes of every module.")
 def command(**options: Any) -> None:
     """Optimize an ONNX model without changing its outputs. Tags are preserved.
 
@@ -122,7 +121,6 @@ def _check_files(request: OptimizeRequest, options: Mapping[str, Any]) -> None:
     if isinstance(source, Path) and not source.is_file():
         raise UsageError(f"{source}: no such file", hint="Specify an ONNX file with --model.")
     paths = {"": source} if isinstance(source, Path) else {part: source.parts[part] for part in source.chosen}
-    silence_library_warnings(debug=options["debug"])
     from winml.modelkit.cli._streams import library_output_to_stderr
     from winml.modelkit.optimize.file_optimization import check_optimization
 

@@ -51,7 +51,7 @@ from winml.modelkit.ort.opened_model import (
     run_at_fitting_sizes,
 )
 from winml.modelkit.ort.sessions import onnxruntime_version
-from winml.modelkit.profile.latency import LatencyOptions, LatencyResult, measure_latency
+from winml.modelkit.profile.latency import LatencyOptions, LatencyResult, Progress, measure_latency
 from winml.modelkit.profile.module_profile import (
     ModuleProfile,
     NodeWork,
@@ -69,15 +69,6 @@ from winml.modelkit.tags.tagging import NodeTag, all_nodes, clear_tag, listed_mo
 from winml.modelkit.version import __version__
 from winml.modelkit.words import count_noun, time_words
 
-# --- Charges the kernels that stand for nodes of several modules to the module that does the work.
-#
-# ONNX Runtime fuses across modules: a convolution takes in the batch norm and the activation behind it. The tag of such
-# a node is that of the module around all of them; here it becomes that of the convolution. Works on the graph as
-# executed, in memory; no file keeps these tags.
-
-
-Progress = Callable[[int, float], None]
-
 _LABEL = "#"
 """Marks the position of a node where a module path stands otherwise, which never begins with it."""
 
@@ -92,6 +83,10 @@ def _charge_fused_kernels(
     sizes: Mapping[str, Sequence[int]],
 ) -> dict[str, frozenset[str]]:
     """Give each node that stands for several modules the tag of the one that does the work, in place.
+
+    ONNX Runtime fuses across modules: a convolution takes in the batch norm and the activation behind it. The tag of
+    such a node is that of the module around all of them; here it becomes the tag of the convolution. No file contains
+    these tags.
 
     Args:
         measured_file: The file that was run.
@@ -212,7 +207,7 @@ def profile_model(
     options: RunOptions,
     latency: LatencyOptions,
     *,
-    progress: Callable[[int, float], None] | None = None,
+    progress: Progress | None = None,
 ) -> ProfiledModules | ProfiledDecoder:
     """Measure a model by module; of a decoder with a cache a prompt and a step, each in a session of its own.
 
@@ -243,7 +238,7 @@ def profile_modules(
     options: RunOptions,
     latency: LatencyOptions,
     *,
-    progress: Callable[[int, float], None] | None = None,
+    progress: Progress | None = None,
 ) -> ProfiledModules:
     """Measure a model, then again with ONNX Runtime's profiling on, and charge every kernel to its module.
 
@@ -283,10 +278,6 @@ def profile_modules(
     return _charge_to_modules(result, (before, executed), path, tree, measured)
 
 
-# --- Of a graph that a provider compiles when it is opened, ONNX Runtime sees one kernel. The provider says what each
-# node took, by its name in the file.
-
-
 _PROFILE = "device.csv"
 
 
@@ -297,9 +288,11 @@ def _profile_on_device(
     structure: onnx.ModelProto,
     tree: OnnxTree,
     provider: ChosenProvider,
-    progress: Callable[[int, float], None] | None,
+    progress: Progress | None,
 ) -> ProfiledModules:
     """Measure a model with the provider's own profiling on, and charge what each node took to its module.
+
+    The provider compiles the graph when it is opened, so that ONNX Runtime runs one kernel.
 
     Raises:
         UsageError: the provider records no time by node.

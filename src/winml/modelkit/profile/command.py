@@ -14,15 +14,12 @@ from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import named_parts, options_of_part, parts_record, show_plan
 from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._options import (
-    debug_option,
-    format_option,
-    grouped_argument,
     grouped_option,
     input_options,
-    model_option,
-    quiet_option,
+    model_argument,
     random_options,
     request_options,
+    result_options,
     source_options,
 )
 from winml.modelkit.cli._progress import show_step
@@ -31,17 +28,15 @@ from winml.modelkit.cli._streams import (
     json_text,
     library_output_to_stderr,
     show_result,
-    silence_library_warnings,
     tell,
     write_and_print_result,
-    write_files,
+    write_answer,
 )
 from winml.modelkit.fields import INPUTS
 from winml.modelkit.file_names import ENCODER, ONLY_PART
 from winml.modelkit.profile.verb import PerfRequest, PerfSubject, plan_perf
 
 if TYPE_CHECKING:
-    from winml.modelkit.profile.latency import LatencyOptions
     from winml.modelkit.profile.module_records import ModulePerfResult, ProfiledDecoder, ProfiledModules
     from winml.modelkit.profile.records import PerfResult
 
@@ -62,14 +57,9 @@ Examples:
 
 
 @click.command(name="perf", cls=WinMLCommand, epilog=EPILOG)
-@grouped_argument(
-    "target",
-    required=False,
-    metavar="[MODEL]",
-    help="ONNX file, build folder, Hub id, checkpoint or factory. A factory is file.py:function or "
-    "package.module:function. A file on the Hub is OWNER/NAME/PATH.onnx.",
+@model_argument(
+    "ONNX file, build folder, Hub id, checkpoint or factory. A factory is file.py:function or package.module:function."
 )
-@model_option(required=False, help="Same as the argument MODEL.")
 @source_options
 @random_options
 @input_options
@@ -81,9 +71,7 @@ Examples:
     help="Inputs to run on: an .npz file with one array per input.",
 )
 @request_options(PerfRequest)
-@quiet_option("Do not show progress.")
-@format_option
-@debug_option
+@result_options(quiet="Do not show progress.")
 def command(**options: Any) -> None:
     """Measure the latency and memory of a model, in total or by module.
 
@@ -91,7 +79,6 @@ def command(**options: Any) -> None:
 
     Exit codes: 0 success, 1 failure, 2 usage error.
     """
-    silence_library_warnings(debug=options["debug"])
     request = _read_request(options)
     plan = plan_perf(request)
     if options["dry_run"]:
@@ -132,25 +119,18 @@ def _path(subject: PerfSubject, part: str, options: Mapping[str, object]) -> Pat
     return exported_path(subject.models[part], None if options["quiet"] else show_step)
 
 
-# --- A whole model, or every part of it.
-
-
 def _show_perf(subject: PerfSubject, options: Mapping[str, Any]) -> None:
     from winml.modelkit.profile.perf import PerfOptions, measure_model
     from winml.modelkit.profile.table import perf_document
 
     results: dict[str, PerfResult] = {}
+    tell_baseline = None if options["quiet"] else lambda words: tell(f"baseline: {words}")
     with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
         for part, run in subject.runs.items():
             requested = PerfOptions(run, subject.latency, subject.baseline)
             path = _path(subject, part, options)
-            results[part] = measure_model(path, requested, progress=progress, tell=_tell(options))
+            results[part] = measure_model(path, requested, progress=progress, tell=tell_baseline)
     _show_parts(results, subject, options, perf_document)
-
-
-def _tell(options: Mapping[str, object]) -> Callable[[str], None] | None:
-    """Return what says on stderr how the baseline comes along; None where nothing is to be said."""
-    return None if options["quiet"] else lambda words: tell(f"baseline: {words}")
 
 
 def _show_parts(
@@ -167,14 +147,6 @@ def _show_parts(
     write_and_print_result(record, options, lambda: parts_document(results, describe))
 
 
-# --- ``winml perf --generation``: how fast does a decoder begin, and how fast does it go on?
-
-
-def _few_runs(latency: LatencyOptions, iterations: int | None) -> LatencyOptions:
-    """Return how often each length is measured: seldom, unless ``--iterations`` says otherwise."""
-    return replace(latency, iterations=iterations or _RUNS, warmup=min(latency.warmup, _WARMUP))
-
-
 def _show_generation(request: PerfRequest, subject: PerfSubject, options: Mapping[str, object]) -> None:
     from winml.modelkit.generate.generation.measurement import (
         measure_encoder_decoder_generation,
@@ -182,7 +154,8 @@ def _show_generation(request: PerfRequest, subject: PerfSubject, options: Mappin
     )
     from winml.modelkit.profile.table import generation_perf_document
 
-    latency = _few_runs(subject.latency, request.iterations)
+    warmup = min(subject.latency.warmup, _WARMUP)
+    latency = replace(subject.latency, iterations=request.iterations or _RUNS, warmup=warmup)
     with library_output_to_stderr():
         if len(subject.models) > 1:
             paths = {part: _path(subject, part, options) for part in subject.models}
@@ -194,48 +167,34 @@ def _show_generation(request: PerfRequest, subject: PerfSubject, options: Mappin
     write_and_print_result(result.as_record(), options, lambda: generation_perf_document(result))
 
 
-# --- ``winml perf --module``: how fast is each module on its own?
-
-
 def _show_modules(selector: str, subject: PerfSubject, options: Mapping[str, object]) -> None:
     """Measure the modules in the parts that have them, show the tables, and exit with 1 where an instance failed."""
     from winml.modelkit.builds.folder_transformation import part_modules, parts_with_module
+    from winml.modelkit.profile.by_module import measure_modules
     from winml.modelkit.profile.module_table import module_perf_document
 
     parts = list(subject.models)
     if len(parts) > 1:
         paths = {part: _path(subject, part, options) for part in parts}
         parts = parts_with_module(part_modules(paths), selector)
-    results = {part: _module_perf(subject, part, selector, options) for part in parts}
+    results: dict[str, ModulePerfResult] = {}
+    for part in parts:
+        with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
+            results[part] = measure_modules(
+                _path(subject, part, options),
+                selector,
+                subject.runs[part],
+                subject.latency,
+                on_step=None if options["quiet"] else show_step,
+                progress=progress,
+            )
     _show_parts(results, subject, options, module_perf_document)
-    _refuse_failed_instances(list(results.values()))
-
-
-def _module_perf(subject: PerfSubject, part: str, selector: str, options: Mapping[str, Any]) -> ModulePerfResult:
-    from winml.modelkit.profile.by_module import measure_modules
-
-    with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
-        return measure_modules(
-            _path(subject, part, options),
-            selector,
-            subject.runs[part],
-            subject.latency,
-            on_step=None if options["quiet"] else show_step,
-            progress=progress,
-        )
-
-
-def _refuse_failed_instances(results: Sequence[ModulePerfResult]) -> None:
-    """Leave with exit code 1 where an instance of a module could not be measured, or there was none."""
-    failed = sum(len(result.failed) for result in results)
-    instances = sum(len(result.instances) for result in results)
+    failed = sum(len(result.failed) for result in results.values())
+    instances = sum(len(result.instances) for result in results.values())
     if failed or not instances:
         what = f"{failed} of {instances} instances could not be measured" if failed else "nothing to measure"
         tell(f"error: {what}")
         click.get_current_context().exit(1)
-
-
-# --- ``winml perf --by-module``: which module takes the time, as a table and as files for other tools.
 
 
 def _show_by_module(
@@ -265,11 +224,10 @@ def _write_files(
     from winml.modelkit.profile.module_table import profile_document
     from winml.modelkit.profile.node_data import profile_node_data
 
-    texts_of: dict[str, Callable[[Path], str]] = {
+    texts: dict[str, Callable[[Path], str]] = {
         "output": lambda _: f"{json_text(measured.as_record(depth=request.depth))}\n",
         "report": lambda page: page_text(profile_document(measured), page, files),
         "node_data": lambda _: profile_node_data(measured),
         "trace": lambda _: chrome_trace_json(measured),
     }
-    texts = {path: partial(texts_of[option], path) for option, paths in files.items() for path in paths}
-    return write_files(texts, overwrite=request.overwrite)
+    return write_answer(files, texts, overwrite=request.overwrite)

@@ -24,10 +24,6 @@ from winml.modelkit.ort.opened_model import (
 from winml.modelkit.profile.latency import LatencyOptions, Run, measure_alternating, measure_latency
 from winml.modelkit.profile.records import BaselineResult, MemoryUse, PerfResult, perf_result
 
-# --- Runs the PyTorch model that an ONNX file was exported from, on the same values.
-#
-# Loads it as the export does and calls it with the same tensors, gradients off.
-
 
 @contextmanager
 def pytorch_run(
@@ -88,12 +84,6 @@ def pytorch_run(
                 hint="Set supported sizes with --shape-config.",
             ) from error
         yield run
-
-
-# --- What does ``winml perf`` do? Opens a file, gives it values, and measures it, alternating with a baseline if
-# asked.
-#
-# Imports PyTorch only for a baseline that needs it.
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import click
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import run_verb, show_plan
 from winml.modelkit.cli._measuring import live_progress
-from winml.modelkit.cli._options import request_options, result_options, verbose_option
+from winml.modelkit.cli._options import request_options, result_options
 from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._requests import read_request
 from winml.modelkit.cli._streams import (
@@ -19,7 +19,6 @@ from winml.modelkit.cli._streams import (
     library_output_to_stderr,
     plain_json_text,
     show_result,
-    silence_library_warnings,
     tell,
     write_files,
 )
@@ -54,8 +53,7 @@ Examples:
 
 @click.command(name="quantize", cls=WinMLCommand, epilog=EPILOG)
 @request_options(QuantizeRequest)
-@verbose_option("Show more detail: every module.")
-@result_options
+@result_options(verbose="Show more detail: every module.")
 def command(**options: Any) -> None:
     """Quantize an ONNX model, module by module. Tags are preserved.
 
@@ -95,13 +93,14 @@ def _measure(request: QuantizeRequest, options: Mapping[str, Any]) -> None:
             refuse_unrun_sensitivity(plan)
         show_plan(plan, options)
         return
-    silence_library_warnings(debug=options["debug"])
     with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
         result = run_sensitivity(plan, None if options["quiet"] else show_step, progress)
         written = _write_files(result, options)
     if plan.sensitivity.measured is not None:
         plan.sensitivity.measured.unlink(missing_ok=True)  # the answer is written
-    _show(result, written, options)
+    from winml.modelkit.quantize.sensitivity_table import sensitivity_document
+
+    show_result(result.as_record(), options, lambda: sensitivity_document(result).with_files(written))
     if result.exclude_list is not None and not result.exclude_list.is_met:
         tell(f"--target {request.target} was not met: {result.unmet_words}")
         click.get_current_context().exit(NEGATIVE_RESULT)
@@ -125,9 +124,3 @@ def _write_files(result: QuantizationSensitivity, options: Mapping[str, Any]) ->
         renderers["exclude_list"] = lambda: f"{plain_json_text(listed.rules)}\n"
     texts = {options[name]: text for name, text in renderers.items() if options[name]}
     return write_files(texts, overwrite=options["overwrite"])
-
-
-def _show(result: QuantizationSensitivity, written: list[Path], options: Mapping[str, object]) -> None:
-    from winml.modelkit.quantize.sensitivity_table import sensitivity_document
-
-    show_result(result.as_record(), options, lambda: sensitivity_document(result).with_files(written))

@@ -231,14 +231,13 @@ def _refuse_other_file(option: str, path: Path, plan: FilePlan[QuantizeRequest, 
         UsageError: names the option.
     """
     for role, paths in (("read", plan.reads), ("written", tuple(file.path for file in plan.writes))):
-        if any(path.absolute() == other.absolute() or _is_same_file(path, other) for other in paths):
+        is_same = (path.exists() and other.exists() and path.samefile(other) for other in paths)
+        if path.absolute() in {other.absolute() for other in paths} or any(is_same):
             raise UsageError(
                 f"{option} {path}: the file is also {role} by a different option", hint="Name another file."
             )
 
 
-def _is_same_file(path: Path, other: Path) -> bool:
-    return path.exists() and other.exists() and path.samefile(other)
 
 
 QUANTIZE = _Quantize()

@@ -87,9 +87,6 @@ def made_values(inputs: Sequence[GraphInput], folder: Path, count: int, run: Run
     return tuple(Values(tuple(inputs), batch.feeds) for batch in batches)
 
 
-# --- The runs of a decoder.
-
-
 _PROMPT_TOKENS = 24
 NEW_TOKENS = 8
 """Tokens of a text that are read, and generated after them. Chosen: keys and values of 32 places. What a model

@@ -9,10 +9,10 @@ import click
 from winml.modelkit.cli._endings import Interrupted
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import show_plan
-from winml.modelkit.cli._options import debug_option, format_option, quiet_option, request_options
+from winml.modelkit.cli._options import request_options, result_options
 from winml.modelkit.cli._progress import sweep_progress
 from winml.modelkit.cli._requests import stated_fields
-from winml.modelkit.cli._streams import show_result, silence_library_warnings, tell
+from winml.modelkit.cli._streams import show_result, tell
 from winml.modelkit.errors import WinMLError
 from winml.modelkit.sweep.verb import SweepRequest, plan_sweep, run_planned_sweep
 
@@ -32,9 +32,7 @@ Examples:
 
 @click.command(name="sweep", cls=WinMLCommand, epilog=EPILOG)
 @request_options(SweepRequest)
-@quiet_option("Show neither progress nor the table.")
-@format_option
-@debug_option
+@result_options(quiet="Show neither progress nor the table.")
 def command(**options: Any) -> None:
     """Build, measure and compare many models in many configurations.
 
@@ -43,7 +41,6 @@ def command(**options: Any) -> None:
 
     Exit codes: 0 success, 1 a configuration failed, 2 usage error, 3 a limit (--min, --max) is not met.
     """
-    silence_library_warnings(debug=options["debug"])
     request = SweepRequest(**stated_fields(SweepRequest, options))
     plan = plan_sweep(request)
     if options["dry_run"]:

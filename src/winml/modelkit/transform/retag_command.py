@@ -20,7 +20,7 @@ Examples:
 
 @click.command(name="retag", cls=WinMLCommand, epilog=EPILOG)
 @request_options(RetagRequest)
-@result_options
+@result_options()
 def command(**options: object) -> None:
     """Transfer the module tags of BEFORE to AFTER, which another tool made from it.
 

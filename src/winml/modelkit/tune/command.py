@@ -11,24 +11,9 @@ from winml.modelkit.cli._endings import Interrupted
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import show_plan
 from winml.modelkit.cli._measuring import live_progress
-from winml.modelkit.cli._options import (
-    dynamic_options,
-    input_options,
-    model_option,
-    random_options,
-    request_options,
-    result_options,
-    source_options,
-    weight_options,
-)
-from winml.modelkit.cli._requests import (
-    FOR_CHECKPOINTS,
-    model_request,
-    refuse_checkpoint_options,
-    sizes_by_name,
-    stated_fields,
-)
-from winml.modelkit.cli._streams import library_output_to_stderr, show_result, silence_library_warnings
+from winml.modelkit.cli._options import checkpoint_options, model_option, request_options, result_options
+from winml.modelkit.cli._requests import FOR_CHECKPOINTS, found_model, sizes_by_name, stated_fields
+from winml.modelkit.cli._streams import library_output_to_stderr, show_result
 from winml.modelkit.tune.verb import TuneRequest, plan_tuning, run_tuning
 
 if TYPE_CHECKING:
@@ -48,12 +33,8 @@ _DYNAMIC = ("dynamic_batch", "dynamic_sequence", "dynamic_image_size", "dynamic_
 @click.command(name="tune", cls=WinMLCommand, epilog=EPILOG)
 @model_option(required=True, help="Hub id, checkpoint, Python factory, ONNX file or build folder.")
 @request_options(TuneRequest)
-@source_options
-@weight_options
-@random_options
-@input_options
-@dynamic_options
-@result_options
+@checkpoint_options
+@result_options()
 def command(**options: Any) -> None:
     """Find the fastest variant of a model on this machine within a quality limit.
 
@@ -62,7 +43,6 @@ def command(**options: Any) -> None:
 
     Exit codes: 0 success, 1 failure, 2 usage error.
     """
-    silence_library_warnings(debug=options["debug"])
     request = _read_request(options)
     with library_output_to_stderr():
         plan = plan_tuning(request)
@@ -82,21 +62,14 @@ def command(**options: Any) -> None:
 
 def _read_request(options: Mapping[str, Any]) -> TuneRequest:
     """Return what the command line requests."""
-    from winml.modelkit.builds.found_models import FoundModel, onnx_file
-    from winml.modelkit.models.request import ModelRequest, resolve_source
+    from winml.modelkit.models.request import ModelRequest
 
-    path = onnx_file(options["model"])
+    found = found_model(options["model"], options, (*FOR_CHECKPOINTS, *_DYNAMIC))
     sizes: dict[str, Any] = {"seed": options["seed"]}
-    if path is None:
-        request = model_request(options)
-        resolve_source(request)
-        found = FoundModel(options["model"], request=request)
-    else:
-        hint = "Omit it, or specify the checkpoint that the file was exported from."
-        refuse_checkpoint_options(path, options, (*FOR_CHECKPOINTS, *_DYNAMIC), hint)
-        request, found = ModelRequest(model=str(path)), FoundModel(options["model"], path)
+    if found.path is not None:
         sizes |= {"sizes": sizes_by_name({**options, "batch_size": None}), "batch_size": options["batch_size"]}
-    return TuneRequest(model=request, files=found.files_read(), **sizes, **stated_fields(TuneRequest, options))
+    model = found.request or ModelRequest(model=str(found.path))
+    return TuneRequest(model=model, files=found.files_read(), **sizes, **stated_fields(TuneRequest, options))
 
 
 def _show(result: TuneResult, options: Mapping[str, Any]) -> None:
