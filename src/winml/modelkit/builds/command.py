@@ -178,8 +178,7 @@ def _read_request(context: click.Context, options: dict[str, Any]) -> BuildReque
     with rename_options(words):
         changed: dict[str, Any] = {"quant": _filled_section(config.quant, options)}
         if config.export is not None:
-            open_anyway = {"allow_dynamic": True} if options["allow_dynamic"] else {}
-            changed["export"] = with_sizes(config.export, options).model_copy(update=open_anyway)
+            changed["export"] = with_sizes(config.export, options)
         if options["min_sqnr_db"] is not None and config.compile is not None:
             # The limit of every stage that runs: the compiled file is compared as well.
             changed["compile"] = config.compile.model_copy(update={"min_sqnr_db": options["min_sqnr_db"]})

@@ -165,8 +165,6 @@ def _read_request(context: click.Context, options: dict[str, Any]) -> ConfigRequ
     words = {**configured.words, **export_section_keys(config.export, options, "export.{}")}
     with rename_options(words):
         if config.export is not None:
-            open_anyway = {"allow_dynamic": True} if options["allow_dynamic"] else {}
-            export = with_sizes(config.export, options).model_copy(update=open_anyway)
-            config = config.model_copy(update={"export": export})
+            config = config.model_copy(update={"export": with_sizes(config.export, options)})
         model = model_request({**configured.options, "model": name})
     return ConfigRequest(model=model, config=config, words=words, **stated_fields(ConfigRequest, options))

@@ -1,4 +1,4 @@
-"""How are measurements asked for, and how is one that runs shown? Shared by the verbs that measure."""
+"""Shows how far a running measurement is. Shared by the commands that measure."""
 
 from __future__ import annotations
 
@@ -7,27 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from winml.modelkit.cli._options import declared_options_of
 from winml.modelkit.cli._progress import LINE_S, steps_paused
 from winml.modelkit.cli._streams import own_stderr, tell
-from winml.modelkit.fields import fields_of
-from winml.modelkit.verbs.running import ProviderFields
 from winml.modelkit.words import count_noun
-
-provider_options = declared_options_of(fields_of(ProviderFields))
-"""Adds the options that say where a model runs."""
-
-
-def refuse_unknown_ep(name: str | None) -> None:
-    """Refuse a name no provider has, before anything heavy is imported.
-
-    Raises:
-        UsageError: there is none of this name.
-    """
-    if name is not None:
-        from winml.modelkit.ort.execution_providers import find_execution_provider
-
-        find_execution_provider(name)
 
 
 @contextmanager

@@ -206,10 +206,12 @@ def export_section_keys(export: WinMLExportConfig | None, options: Mapping[str, 
 
 
 def with_sizes(export: WinMLExportConfig, options: Mapping[str, Any]) -> WinMLExportConfig:
-    """Return an export section whose inputs are decided anew where the command line gives sizes.
+    """Return an export section with the sizes and ``--allow-dynamic`` of the command line.
 
-    What the inputs left open stays open, but for the sizes that are given.
+    The inputs of the section are decided anew at these sizes; its other dynamic dimensions stay dynamic.
     """
+    if options["allow_dynamic"]:
+        export = export.model_copy(update={"allow_dynamic": True})
     if export.input_tensors is None or not (options["shape_config"] or options["batch_size"]) or options["input_specs"]:
         return export
     from winml.modelkit.models.inputs.options import parse_shape_config

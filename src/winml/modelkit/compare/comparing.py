@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from winml.modelkit.arrays import Array
 from winml.modelkit.compare.by_module.module_comparison import TOLERANCE, compare_modules, unchanged_modules
 from winml.modelkit.compare.by_module.onnx_side import OnnxSide
 from winml.modelkit.compare.by_module.sides import Side, SidePair
@@ -287,22 +286,18 @@ def _drawn_values(
     """
     if isinstance(right, OnnxSide):
         sizes, notes = fixed_sizes(left, right, options.names, options.run) if isinstance(left, OnnxSide) else ({}, ())
-        return _draws(right.session(), _with_sizes(options, sizes), folder, left), notes
+        run = replace(options.run, sizes={**sizes, **options.run.sizes})
+        return _draws(right.session(), replace(options, run=run), folder, left), notes
     if isinstance(left, OnnxSide):
         samples = _draws(left.session(), options, folder, left)
-        renamed = (replace(draw, feeds=_renamed(draw.feeds, options.names)) for draw in samples.values)
+        renamed = (
+            replace(draw, feeds={options.names.get(name, name): array for name, array in draw.feeds.items()})
+            for draw in samples.values
+        )
         return replace(samples, values=tuple(renamed)), ()
     draws = _torch_draws(_as_torch(right).part, options, folder)
     source: QualitySource = "dataset" if options.data_set else "random" if draws[0].file is None else "file"
     return SampleValues(tuple(draws), source, options.run.seed), ()
-
-
-def _with_sizes(options: CompareOptions, sizes: Mapping[str, int]) -> CompareOptions:
-    return replace(options, run=replace(options.run, sizes={**sizes, **options.run.sizes}))
-
-
-def _renamed(feeds: Mapping[str, Array], names: Mapping[str, str]) -> dict[str, Array]:
-    return {names.get(name, name): array for name, array in feeds.items()}
 
 
 def _draws(session: Session, options: CompareOptions, folder: Path | None, reference: Side) -> SampleValues:
@@ -439,17 +434,14 @@ def _sizes_by_part(
     """
     if not sizes:
         return {name: {} for name in parts}
-    inputs = {name: _inputs_of(sides) for name, sides in parts.items()}
+    # What the candidate leaves open may be fixed in the reference, as in the comparison of two files.
+    files = {name: next(side for side in reversed(sides) if isinstance(side, Path)) for name, sides in parts.items()}
+    inputs = {name: inputs_of_file(file) for name, file in files.items()}
     fitting = {name: {key: size for key, size in sizes.items() if _has(inputs[name], key)} for name in parts}
     for key, size in sizes.items():
         if not any(key in known for known in fitting.values()):
             sizes_by_key([item for items in inputs.values() for item in items], {key: size})  # says what there is
     return fitting
-
-
-def _inputs_of(sides: tuple[NamedSide, NamedSide]) -> tuple[GraphInput, ...]:
-    # What the candidate leaves open may be fixed in the reference, as in the comparison of two files.
-    return next(inputs_of_file(side) for side in reversed(sides) if isinstance(side, Path))
 
 
 def _has(inputs: Sequence[GraphInput], key: str) -> bool:

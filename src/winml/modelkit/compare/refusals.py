@@ -219,7 +219,7 @@ def folder_of_processors(
     return next((folder for folder in folders if processor_files(folder)), next(iter(folders), None))
 
 
-def value_files(path: Path, option: str = "--input-data") -> list[Path]:
+def value_files(path: Path) -> list[Path]:
     """Return the files of a folder that hold values, in their order; of a file, itself.
 
     Raises:
@@ -230,5 +230,5 @@ def value_files(path: Path, option: str = "--input-data") -> list[Path]:
     if files := sorted(path.glob("*.npz")):
         return files
     raise UsageError(
-        f"{option} {path}: no .npz file in this folder", hint="Pass an .npz file, or a folder of .npz files."
+        f"--input-data {path}: no .npz file in this folder", hint="Pass an .npz file, or a folder of .npz files."
     )

@@ -8,11 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.evaluate.declared_options import (
-    DataSetFields,
-    data_set_files,
-    requested_samples,
-)
+from winml.modelkit.evaluate.declared_options import DataSetFields, data_set_files, requested_samples
 from winml.modelkit.fields import DATASET, INPUTS, MODEL, OUTPUT, SIZES, declare, fields_of
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.report.plan import PlannedStep
@@ -133,7 +129,8 @@ def plan_comparison(request: CompareRequest) -> AnswerPlan[FoundPairs]:
     from winml.modelkit.builds.compared_models import found_pairs
     from winml.modelkit.compare.refusals import value_files
 
-    stated = {field.name: field.flag for field in fields_of(CompareRequest) if _is_stated(request, field.name)}
+    fields = fields_of(CompareRequest)
+    stated = {field.name: field.flag for field in fields if getattr(request, field.name) not in (None, (), {})}
     for name in _ONLY_BY_MODULE:
         if name in stated and not request.by_module:
             raise UsageError(f"{stated[name]} shows modules", hint=f"Add --by-module, or omit {stated[name]}.")
@@ -183,10 +180,6 @@ def run_comparison(plan: AnswerPlan[FoundPairs], request: CompareRequest) -> Mod
             names=request.names,
         )
     )
-
-
-def _is_stated(request: CompareRequest, name: str) -> bool:
-    return getattr(request, name) not in (None, (), {})
 
 
 def _files_of(found: FoundPairs) -> Iterator[Path]:

@@ -80,8 +80,9 @@ def _refuse_other_vocabulary(names: Sequence[str], model: Path, baseline: Path, 
     """
     if "tokenizer" not in kinds_for(names):
         return
-    if not all(any(map(_is_of_tokenizer, processor_files(folder))) for folder in (model, baseline)):
-        return
+    for folder in (model, baseline):
+        if not any(path.name.startswith(("tokenizer", "vocab")) for path in processor_files(folder)):
+            return
     fast = [folder / "tokenizer.json" for folder in (model, baseline)]
     if all(path.is_file() for path in fast) and fast[0].read_bytes() == fast[1].read_bytes():
         return
@@ -102,10 +103,6 @@ def _labels(config: Any) -> dict[int, str]:
 def _label_words(labels: Mapping[int, str]) -> str:
     words = ", ".join(f"{number} {name}" for number, name in sorted(labels.items())[:_DISPLAYED])
     return words if len(labels) <= _DISPLAYED else f"{words} and {len(labels) - _DISPLAYED} more"
-
-
-def _is_of_tokenizer(path: Path) -> bool:
-    return path.name.startswith(("tokenizer", "vocab"))
 
 
 _HINT = "Set --baseline to the checkpoint folder, or evaluate the file alone: --baseline none."

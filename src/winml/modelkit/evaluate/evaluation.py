@@ -30,6 +30,7 @@ from winml.modelkit.samples.data_sets import DataSet, DataSetRequest, open_data_
 from winml.modelkit.samples.media import Recording
 from winml.modelkit.samples.preprocessing import Batch, Preprocessor, Row
 from winml.modelkit.version import __version__
+from winml.modelkit.words import count_noun
 
 
 def check_limits(task: TaskDefinition, options: EvaluationOptions) -> None:
@@ -70,11 +71,6 @@ def _refuse_unreachable(options: EvaluationOptions) -> None:
             raise UsageError(
                 f"--max-drop {name}={drop:g}: expected zero or more", hint="State the maximum drop, such as 0.01."
             )
-
-
-def _limited_metrics(options: EvaluationOptions) -> tuple[str, ...]:
-    """Return the metrics that a limit names."""
-    return tuple(name for name in options.limited if name != AGREEMENT)
 
 
 def refuse_limits_without_baseline(options: EvaluationOptions, baseline: Side | None) -> None:
@@ -311,24 +307,14 @@ def _run(side: Side, batch: Batch, evaluator: Evaluator, reported: _SideScores) 
     return trimmed
 
 
-def _reference(evaluator: Evaluator, sample: Sample, number: int) -> Any:
-    """Return what is right for a sample.
-
-    Raises:
-        UsageError: it is a label that the model does not have.
-        InputError: the sample is damaged; names it.
-    """
-    try:
-        return evaluator.reference(sample)
-    except InputError as error:
-        raise InputError(f"sample {number}, counted from 0: {error.message}", hint=error.hint) from error
-
-
 def _finish(scores: Scores, evaluator: Evaluator, waiting: dict[int, Sample], *, before: int) -> None:
     """Make predictions of the samples before one of a number, and forget what is not needed of them."""
     for number in sorted(number for number in waiting if number < before):
         sample = waiting.pop(number)
-        reference = _reference(evaluator, sample, number)
+        try:
+            reference = evaluator.reference(sample)
+        except InputError as error:
+            raise InputError(f"sample {number}, counted from 0: {error.message}", hint=error.hint) from error
         predictions = [evaluator.prediction(side.answers.pop(number), sample) for side in scores.sides]
         scores.references.append(reference)
         for side, prediction in zip(scores.sides, predictions, strict=True):
@@ -415,7 +401,7 @@ def evaluate(
         check_limits(task, options)
         with clock.step(_DATA) as step:
             prepared = prepared_data(model, options, stack)
-            step.summary = f"{(count := len(prepared.data_set))} {'sample' if count == 1 else 'samples'}"
+            step.summary = count_noun(len(prepared.data_set), "sample")
         with clock.step(_BASELINE) as step:
             baseline, baseline_notes = opened_baseline(subject, model, stack)
             step.summary = baseline.name if baseline is not None else "none"
@@ -427,7 +413,7 @@ def evaluate(
             step.summary = f"{len(scores.references)} run"
         with clock.step(_METRICS):
             metrics = _metric_results(prepared.metrics, scores, options.seed)
-        return _evaluation(model, baseline, (prepared, scores), metrics, (options, clock, baseline_notes))
+        return _evaluation(model, baseline, prepared, scores, metrics, options, clock, baseline_notes)
 
 
 def prepared_data(model: EvaluatedModel, options: EvaluationOptions, stack: ExitStack) -> PreparedData:
@@ -443,7 +429,8 @@ def prepared_data(model: EvaluatedModel, options: EvaluationOptions, stack: Exit
         InputError: a file is damaged.
     """
     task = task_definition(model.task)
-    metrics = chosen_metrics(task, options.metrics and (*options.metrics, *_limited_metrics(options)))
+    limited = (name for name in options.limited if name != AGREEMENT)
+    metrics = chosen_metrics(task, options.metrics and (*options.metrics, *limited))
     refuse_missing_libraries(metrics)
     request = DataSetRequest(
         options.dataset, split=options.split, columns=options.columns, samples=options.samples, seed=options.seed
@@ -495,15 +482,15 @@ def _metric_results(metrics: Sequence[Metric], scores: Scores, seed: int) -> tup
 def _evaluation(
     model: EvaluatedModel,
     baseline: Side | None,
-    run: tuple[PreparedData, Scores],
+    prepared: PreparedData,
+    scores: Scores,
     metrics: tuple[MetricResult, ...],
-    reported: tuple[EvaluationOptions, StepClock, tuple[str, ...]],
+    options: EvaluationOptions,
+    clock: StepClock,
+    baseline_notes: tuple[str, ...],
 ) -> Evaluation:
-    (prepared, scores), (options, clock, baseline_notes) = run, reported
     data_set, agreements = prepared.data_set, scores.agreements
     agreement = sum(agreements) / len(agreements) if agreements else None
-    ours = _side_result(model.side, scores, 0)
-    theirs = None if baseline is None else _side_result(baseline, scores, 1)
     notes = (
         *model.notes,
         *baseline_notes,
@@ -514,7 +501,11 @@ def _evaluation(
             for item in metrics
             if math.isinf(item.value)
         ),
-        *(_sentence(note) for note in (*prepared.preprocessor.notes, data_set.unreadable_note) if note),
+        *(
+            f"{note[0].upper()}{note[1:].removesuffix('.')}."
+            for note in (*prepared.preprocessor.notes, data_set.unreadable_note)
+            if note
+        ),
     )
     evaluation = Evaluation(
         task=model.task,
@@ -527,13 +518,13 @@ def _evaluation(
             available=len(data_set),
             unreadable=tuple((item.name, item.reason) for item in data_set.unreadable.values()),
         ),
-        model=ours,
+        model=_side_result(model.side, scores, 0),
         metrics=metrics,
         batch_size=prepared.batch_size,
         seed=options.seed,
         tool_version=__version__,
         onnxruntime_version=onnxruntime_version(),
-        baseline=theirs,
+        baseline=None if baseline is None else _side_result(baseline, scores, 1),
         agreement=agreement,
         quality=None if scores.nearness is None else scores.nearness.record(len(scores.references), options.seed),
         agreement_words=prepared.task.agreement_words,
@@ -543,10 +534,6 @@ def _evaluation(
         notes=notes,
     )
     return replace(evaluation, notes=(*notes, *evaluation.time_notes()))
-
-
-def _sentence(note: str) -> str:
-    return f"{note[0].upper()}{note[1:].removesuffix('.')}."
 
 
 def _side_result(side: Side, scores: Scores, number: int) -> EvaluatedSide:

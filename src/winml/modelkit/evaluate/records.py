@@ -12,6 +12,7 @@ from winml.modelkit.evaluate.metrics import CONFIDENCE, RESAMPLES, Interval
 from winml.modelkit.profile.statistics import DISTURBED, Summary
 from winml.modelkit.progress import StepTiming
 from winml.modelkit.records import Record, entry, recorded
+from winml.modelkit.words import count_noun
 
 SCHEMA_VERSION = 1
 """Layout of the JSON, specified in docs/reference/formats.md."""
@@ -118,7 +119,7 @@ class EvaluatedData(Record):
     @property
     def words(self) -> str:
         """How many samples, for people."""
-        return f"{self.samples} {'sample' if self.samples == 1 else 'samples'}"
+        return count_noun(self.samples, "sample")
 
     @property
     @recorded(entry("unreadable"))

@@ -202,8 +202,6 @@ def _read_request(context: click.Context, options: dict[str, Any]) -> ExportRequ
     stated = stated_fields(ExportFields, options)
     if options["clean_onnx"]:
         stated["hierarchy"] = False
-    if options["allow_dynamic"]:
-        stated["allow_dynamic"] = True
     with rename_options(words):
         config = with_sizes(config, options).model_copy(update=stated)
         model = model_request(configured.options)

@@ -27,6 +27,7 @@ from winml.modelkit.cli._streams import (
 from winml.modelkit.extract.verb import ExtractPlan, ExtractRequest, plan_extraction, run_extraction
 from winml.modelkit.fields import INPUTS, fields_of
 from winml.modelkit.tags.selector import Selector
+from winml.modelkit.words import count_noun
 
 if TYPE_CHECKING:
     from winml.modelkit.extract.records import ExtractResult
@@ -84,9 +85,7 @@ def command(context: click.Context, /, **options: Any) -> None:
     refused, modules = (sum(len(getattr(item, name)) for item in results.values()) for name in ("refused", "modules"))
     if refused or not modules:
         what = (
-            f"{refused} module{'' if refused == 1 else 's'} could not be extracted"
-            if refused
-            else "no module to extract was found"
+            f"{count_noun(refused, 'module')} could not be extracted" if refused else "no module to extract was found"
         )
         tell(f"error: {what}; the remaining ones were written" if modules else f"error: {what}")
         context.exit(1)

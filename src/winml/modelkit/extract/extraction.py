@@ -98,7 +98,8 @@ def plan_cuts(path: Path, selector: str, folder: Path, options: ExtractOptions) 
     state = file_state(path)
     cuts = cut_modules(path, selector)
     stems = tuple(_file_stems([item.identity for item in cuts.calls]))
-    outputs = tuple(_output_paths(folder, stems, with_inputs=options.with_inputs))
+    endings = (".onnx", ".inputs.npz", ".outputs.npz") if options.with_inputs else (".onnx",)
+    outputs = tuple(folder / f"{stem}{ending}" for stem in stems for ending in endings)
     refuse_inputs(outputs, (*files_of_model(path), *options.protected))
     refuse_existing(outputs, overwrite=options.overwrite)
     return PlannedCuts(cuts, stems, outputs, state)
@@ -142,7 +143,16 @@ def extract_modules(
             planned = plan_cuts(path, selector, folder, options)
         cuts, stems = planned.cuts, planned.stems
         step.summary = f"{len(cuts.calls)} of {len(cuts.calls) + len(cuts.refused)}"
-    result = _result_without_modules(options.run.shown, selector, folder, cuts)
+    result = ExtractResult(
+        source=options.run.shown,
+        selector=selector,
+        folder=folder,
+        tool_version=__version__,
+        modules=(),
+        refused=cuts.refused,
+        without_nodes=cuts.without_nodes,
+        notes=(),
+    )
     if not cuts.calls:
         return result
     with clock.step(_STEPS[1]) as step:
@@ -162,25 +172,6 @@ def extract_modules(
             written = files.commit(overwrite=options.overwrite)
             step.summary = f"{len(written)} files"
     return result
-
-
-def _result_without_modules(displayed: str, selector: str, folder: Path, cuts: ModuleCuts) -> ExtractResult:
-    """Return the result as far as it is known before anything is written."""
-    return ExtractResult(
-        source=displayed,
-        selector=selector,
-        folder=folder,
-        tool_version=__version__,
-        modules=(),
-        refused=cuts.refused,
-        without_nodes=cuts.without_nodes,
-        notes=(),
-    )
-
-
-def _output_paths(folder: Path, stems: Iterable[str], *, with_inputs: bool) -> list[Path]:
-    endings = (".onnx", ".inputs.npz", ".outputs.npz") if with_inputs else (".onnx",)
-    return [folder / f"{stem}{ending}" for stem in stems for ending in endings]
 
 
 @dataclass(frozen=True)
@@ -221,7 +212,7 @@ class _CutWriter:
             inputs=written.inputs,
             outputs=written.outputs,
             nodes=len(item.cut.nodes),
-            parameters=_parameter_count(item),
+            parameters=sum(value.const_value.size for value in item.cut.initializers if value.const_value is not None),
             size_bytes=sum(file.stat().st_size for file in written.files),
             drawn_in=_node_names(item.cut.drawn_in),
             left_out=_node_names(item.cut.left_out),
@@ -233,24 +224,16 @@ class _CutWriter:
         """Write what was recorded of some values; returns the name of the file, or None where it is not asked for."""
         if not self.with_inputs:
             return None
-        _write_arrays(self.files.reserve(self.folder / name), self.recording.of(values))
+        # Unlike numpy.savez, whatever the arrays are called.
+        with zipfile.ZipFile(self.files.reserve(self.folder / name), "w") as archive:
+            for array_name, array in self.recording.of(values).items():
+                with archive.open(f"{array_name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
         return name
 
 
 def _node_names(nodes: Iterable[ir.Node]) -> tuple[str, ...]:
     return tuple(node.name or node.op_type for node in nodes)
-
-
-def _parameter_count(item: CutCall) -> int:
-    return sum(value.const_value.size for value in item.cut.initializers if value.const_value is not None)
-
-
-def _write_arrays(path: Path, arrays: Arrays) -> None:
-    """Write an ``.npz`` file; unlike ``numpy.savez``, whatever the arrays are called."""
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
 
 
 def _file_stems(identities: Sequence[ModuleIdentity]) -> list[str]:

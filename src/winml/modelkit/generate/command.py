@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand, report_error
-from winml.modelkit.cli._measuring import provider_options, refuse_unknown_ep
-from winml.modelkit.cli._options import grouped_argument, grouped_option, result_options
+from winml.modelkit.cli._options import declared_options_of, grouped_argument, grouped_option, result_options
 from winml.modelkit.cli._progress import shown_wait
 from winml.modelkit.cli._streams import library_output_to_stderr, print_json, tell
 from winml.modelkit.errors import UsageError, VerificationError
-from winml.modelkit.fields import GENERATION, INPUTS, MODEL, RECORDED, VERIFICATION
+from winml.modelkit.fields import GENERATION, INPUTS, MODEL, RECORDED, VERIFICATION, fields_of
 from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, ONLY_PART, PROMPT, VISION
-from winml.modelkit.ort.execution_providers import parse_ep_options
+from winml.modelkit.ort.execution_providers import find_execution_provider, parse_ep_options
+from winml.modelkit.verbs.running import ProviderFields
 from winml.modelkit.words import terminal_text
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ _sampling = partial(grouped_option, group=GENERATION, is_common=True)
     help="Also run PyTorch and compare the texts. Shows the first token that differs, which is no error of a quantized "
     "model. Without a value: the local checkpoint that the model was exported from.",
 )
-@provider_options
+@declared_options_of(fields_of(ProviderFields))
 @result_options(quiet="Print the generated text only.")
 def command(**options: Any) -> None:
     """Generate text with a built model.
@@ -200,7 +200,8 @@ def _refuse_early(options: Mapping[str, Any]) -> Mapping[str, Path]:
     Raises:
         UsageError: there is no such model, no such execution provider, or nothing to go on with.
     """
-    refuse_unknown_ep(options["ep"])
+    if options["ep"] is not None:
+        find_execution_provider(options["ep"])
     media = [f"--{name}" for name in ("audio", "image") if options[name]]
     if options["prompt"].count(STDIN) > 1:
         raise UsageError("-p -: stdin is specified twice, and can be read once", hint="Use -p - once.")

@@ -454,7 +454,6 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
     from winml.modelkit.generate.auto_model import WinMLAutoModel
     from winml.modelkit.generate.records import InferenceResult
 
-    provider = {name: getattr(request, name) for name in ("ep", "device", "ep_options", "threads")}
     notes: list[str] = []
     if request.checkpoint is not None:
         from winml.modelkit.builds.open_sizes import build_with_open_sizes
@@ -470,7 +469,7 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
         subject = plan.subject
     notes += _damaged_bounds_notes(request.files)
     started = time.perf_counter()
-    model: Any = WinMLAutoModel.open_files(request.files, **provider)
+    model: Any = WinMLAutoModel.open_files(request.files, **request.provider_options)
     session_ms = (time.perf_counter() - started) * 1000
     started = time.perf_counter()
     if subject.task is None:

@@ -11,7 +11,6 @@ import click
 
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import named_parts, options_of_part, parts_record
-from winml.modelkit.cli._measuring import refuse_unknown_ep
 from winml.modelkit.cli._options import (
     device_option,
     grouped_option,
@@ -27,7 +26,7 @@ from winml.modelkit.cli._streams import library_output_to_stderr, show_result
 from winml.modelkit.errors import UsageError
 from winml.modelkit.fields import DEVICE, MODEL, OUTPUT
 from winml.modelkit.models.load_options import declared_options
-from winml.modelkit.ort.execution_providers import parse_ep_options
+from winml.modelkit.ort.execution_providers import find_execution_provider, parse_ep_options
 from winml.modelkit.progress import counted
 
 if TYPE_CHECKING:
@@ -172,7 +171,8 @@ def _refuse_export(request: ModelRequest, options: Mapping[str, Any]) -> None:
 
 def _refuse_provider(options: Mapping[str, Any], model: str | None) -> None:
     """Refuse an unknown provider, options of one without its name, and one without a model."""
-    refuse_unknown_ep(options["ep"])
+    if options["ep"] is not None:
+        find_execution_provider(options["ep"])
     parse_ep_options(options["ep_options"])
     for name in ("device", "ep_options"):
         if options[name] and options["ep"] is None:

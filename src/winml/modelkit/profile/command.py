@@ -167,7 +167,7 @@ def _show_generation(request: PerfRequest, subject: PerfSubject, options: Mappin
     write_and_print_result(result.as_record(), options, lambda: generation_perf_document(result))
 
 
-def _show_modules(selector: str, subject: PerfSubject, options: Mapping[str, object]) -> None:
+def _show_modules(selector: str, subject: PerfSubject, options: Mapping[str, Any]) -> None:
     """Measure the modules in the parts that have them, show the tables, and exit with 1 where an instance failed."""
     from winml.modelkit.builds.folder_transformation import part_modules, parts_with_module
     from winml.modelkit.profile.by_module import measure_modules

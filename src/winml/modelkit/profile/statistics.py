@@ -182,13 +182,13 @@ def compare_pairs(first: Sequence[float], second: Sequence[float], confidence: f
     )
 
 
-def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
+def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
     """Return two of the samples between which the true median lies, as :func:`compare_pairs` does; None of too few.
 
     >>> median_interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0])
     (1.0, 6.0)
     """
-    rank = _interval_rank(len(samples), confidence)
+    rank = _interval_rank(len(samples), CONFIDENCE)
     ordered = sorted(samples)
     return None if rank is None else (ordered[rank], ordered[-1 - rank])
 

@@ -36,7 +36,7 @@ _FEATURE_TYPES = {"image": "Image", "audio": "Audio"}
 """Role → type of the feature that plays it by itself where a data set has one of that type only."""
 
 
-def parse_columns(texts: Iterable[str], option: str = "--columns") -> dict[str, str]:
+def parse_columns(texts: Iterable[str]) -> dict[str, str]:
     """Return role → column of texts ``role=column``; one text may hold several, with a comma between them.
 
     >>> parse_columns(["text=review,label=stars"])
@@ -45,8 +45,8 @@ def parse_columns(texts: Iterable[str], option: str = "--columns") -> dict[str, 
     Raises:
         UsageError: a text without ``=``, a role that is none, or one named twice.
     """
-    columns = read_columns(texts, option, hint=f"Roles: {', '.join(ROLES)}.")
-    refuse_unknown_roles(columns, option)
+    columns = read_columns(texts, "--columns", hint=f"Roles: {', '.join(ROLES)}.")
+    refuse_unknown_roles(columns)
     return columns
 
 

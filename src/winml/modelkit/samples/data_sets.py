@@ -25,7 +25,14 @@ from winml.modelkit.samples.datasets_library import (
     quiet_datasets,
     refuse_missing_datasets,
 )
-from winml.modelkit.samples.local_files import FolderLayout, prepared_splits, read_files, read_layout, read_saved
+from winml.modelkit.samples.local_files import (
+    SPLIT_WORDS,
+    FolderLayout,
+    prepared_splits,
+    read_files,
+    read_layout,
+    read_saved,
+)
 from winml.modelkit.samples.media import Unreadable, open_image, open_recording
 from winml.modelkit.words import first_words
 
@@ -258,13 +265,7 @@ def _is_one_class(folder: Path, layout: FolderLayout) -> bool:
     if any(path.stem == "metadata" for path in files) or len(places) != 1:
         return False
     parts = places.pop().relative_to(folder).parts
-    return len(parts) in (1, 2) and parts[-1].lower() not in _SPLIT_FOLDERS
-
-
-_SPLIT_FOLDERS = frozenset(
-    ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
-)
-"""Specified: names of folders that datasets takes for splits."""
+    return len(parts) in (1, 2) and not any(parts[-1].lower() in words for words in SPLIT_WORDS.values())
 
 
 def _from_hub(request: DataSetRequest, source: DataSource) -> Mapping[str, datasets.Dataset]:

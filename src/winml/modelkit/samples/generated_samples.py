@@ -138,16 +138,20 @@ def decoding_samples(
 
 
 def _runs_of_texts(texts: Iterator[_Text], session: _RecordedSession) -> Iterator[dict[str, Array]]:
-    """Yield what each run of the texts was fed.
+    """Yield what each run of the texts was fed, without runs that have an empty cache.
 
     Raises:
         InputError: a text gave nothing, and the next would not either: the texts do not end.
     """
     for text in texts:
         is_empty = True
-        for feeds in _runs_of_text(text, session):
-            is_empty = False
-            yield feeds
+        for _ in text.read():
+            recorded, session.recorded = session.recorded, []
+            for feeds in recorded:
+                # Nothing is in an empty cache to be measured.
+                if all(array.size for array in feeds.values()):
+                    is_empty = False
+                    yield feeds
         if is_empty:
             raise InputError(f"{session.name}: no run of the decoder fills every tensor of its KV cache")
 
@@ -174,13 +178,6 @@ class _Text:
             scores = decoder.run(tokens, cache=cache)
             yield
             tokens = scores[:, -1:].argmax(axis=-1).astype(np.int64)
-
-
-def _runs_of_text(text: _Text, session: _RecordedSession) -> Iterator[dict[str, Array]]:
-    """Yield what each run of a text was fed, but for those whose cache is empty: nothing is in it to be measured."""
-    for _ in text.read():
-        recorded, session.recorded = session.recorded, []
-        yield from (feeds for feeds in recorded if all(array.size for array in feeds.values()))
 
 
 def _texts(

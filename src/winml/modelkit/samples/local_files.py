@@ -220,10 +220,10 @@ _MOST_CARD_BYTES = 256 * 1024
 """Of ``configs`` and of ``dataset_info``. Chosen: the names of a thousand labels take 40 kB."""
 _METADATA_NAMES = frozenset(("metadata.csv", "metadata.jsonl", "metadata.parquet"))
 """Specified: what says more of the images beside it."""
-_SPLIT_WORDS = {
-    "train": "train|training",
-    "validation": "validation|valid|dev|val",
-    "test": "test|testing|eval|evaluation",
+SPLIT_WORDS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "dev", "val"),
+    "test": ("test", "testing", "eval", "evaluation"),
 }
 """Specified by datasets: split → the words in names of files or folders that mean it."""
 _SHARD = re.compile(r"data/(\w+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
@@ -395,12 +395,12 @@ def _splits_by_names(by_name: Mapping[str, Path]) -> dict[str, tuple[Path, ...]]
         if shard := _SHARD.fullmatch(name):
             shards.setdefault(shard[1], []).append(path)
     if shards:
-        order = [*_SPLIT_WORDS, *sorted(shards.keys() - _SPLIT_WORDS)]
+        order = [*SPLIT_WORDS, *sorted(shards.keys() - SPLIT_WORDS)]
         return {split: tuple(shards[split]) for split in order if split in shards}
     for ending, places in (("(?:[-._ 0-9]|$)", slice(None, -1)), ("[-._ 0-9]", slice(-1, None))):
         found = {}
-        for split, names in _SPLIT_WORDS.items():
-            word = re.compile(f"(?:^|[-._ 0-9])(?:{names}){ending}")
+        for split, names in SPLIT_WORDS.items():
+            word = re.compile(f"(?:^|[-._ 0-9])(?:{'|'.join(names)}){ending}")
             paths = [path for name, path in by_name.items() if any(map(word.search, PurePosixPath(name).parts[places]))]
             if paths:
                 found[split] = tuple(paths)

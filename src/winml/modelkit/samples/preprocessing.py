@@ -101,16 +101,12 @@ class Preprocessor:
         self._image_arguments: dict[str, Any] = {}
 
     @classmethod
-    def of(
-        cls, folder: Path, inputs: Sequence[GraphInput], *, longest_text: int | None = None, option: str = "--dataset"
-    ) -> Preprocessor:
+    def of(cls, folder: Path, inputs: Sequence[GraphInput], *, option: str = "--dataset") -> Preprocessor:
         """Open what lies beside a model, or in its checkpoint.
 
         Args:
             folder: Folder of the ONNX file, or checkpoint folder.
             inputs: Inputs of the graph, by whose names it is known what makes them.
-            longest_text: Tokens after which a text is cut, where the graph leaves the length open. None is what the
-                tokenizer and the config say, at most 512.
             option: What named the data, for messages.
 
         Raises:
@@ -126,7 +122,7 @@ class Preprocessor:
                 hint="Use .npz files with one array per input.",
             )
         processors = {kind: open_processor(kind, folder, option) for kind in kinds}
-        return cls(inputs, processors, longest_text or text_limit(folder, processors.get("tokenizer")), option)
+        return cls(inputs, processors, text_limit(folder, processors.get("tokenizer")), option)
 
     @property
     def notes(self) -> tuple[str, ...]:

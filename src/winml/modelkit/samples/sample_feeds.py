@@ -39,7 +39,8 @@ class SampleFeeds:
             InputError: files are damaged.
         """
         preprocessor = Preprocessor.of(self._folder, inputs, option=self.data_set.request.words)
-        roles = _input_roles(self.data_set, preprocessor)
+        needed = [role for kind in preprocessor.kinds for role in _roles_of(kind, self.data_set)]
+        roles = match_columns(self.data_set, needed, optional=("text_pair",) if "text" in needed else ())
         self._preprocessor, self._roles = preprocessor, roles
         for batch in preprocessor.batches(self.data_set.rows(roles)):
             yield dict(batch.feeds)
@@ -51,29 +52,15 @@ class SampleFeeds:
         columns = ", ".join(f"{role} is {column}" for role, column in guessed.items() if role != column)
         found = f"columns of {self.data_set.name}: {columns}, recognized by name (set others with --columns)"
         created = self._preprocessor.notes if self._preprocessor is not None else ()
-        notes = (
-            *self.data_set.notes,
-            found if columns else "",
-            *created,
-            self.data_set.unreadable_note or "",
-        )
+        notes = (*self.data_set.notes, found if columns else "", *created, self.data_set.unreadable_note or "")
         return tuple(f"{note[0].upper()}{note[1:]}." for note in notes if note)
 
 
-def _input_roles(data_set: DataSet | TextFile, preprocessor: Preprocessor) -> dict[str, str]:
-    """Return the columns that the inputs of a graph are made of: role → column.
-
-    Texts are questions with their contexts, or texts, in pairs where the data set has pairs, or words where it has
-    words only.
-
-    Raises:
-        UsageError: no column plays a role that is needed.
-    """
-    needed = [role for kind in preprocessor.kinds for role in _roles_of(kind, data_set)]
-    return match_columns(data_set, needed, optional=("text_pair",) if "text" in needed else ())
-
-
 def _roles_of(kind: str, data_set: DataSet | TextFile) -> tuple[str, ...]:
+    """Return the roles of columns that a processor reads.
+
+    Texts are questions with their contexts, or texts, or words if the data set has words only.
+    """
     if kind in _ROLES:
         return (_ROLES[kind],)
     for roles in (("question", "context"), ("text",), ("tokens",)):

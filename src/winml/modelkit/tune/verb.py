@@ -7,16 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from winml.modelkit import file_names
 from winml.modelkit.fields import OUTPUT, declare, fields_of
-from winml.modelkit.file_names import (
-    TUNE_CANDIDATES_NAME,
-    TUNE_EXPORT_NAME,
-    TUNE_LOCK_NAME,
-    TUNE_PAGE_NAME,
-    TUNE_RESULT_NAME,
-    TUNE_STATE_NAME,
-    TUNED_NAME,
-)
 from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
 from winml.modelkit.tune.declared_options import TuneFields
 
@@ -70,13 +62,15 @@ def plan_tuning(request: TuneRequest) -> Plan:
     outlook = look_at_tuning(request.model, request.tune_options(), folder, overwrite=request.overwrite)
     values = () if request.input_data is None else (request.input_data,)
     conditions = {
-        TUNE_STATE_NAME: "",
-        TUNE_RESULT_NAME: "",
-        TUNE_PAGE_NAME: "",
-        f"{TUNED_NAME}/*": "the winner is not determined yet",
-        f"{TUNE_CANDIDATES_NAME}/*": "the time limit is reached before all are measured; removed at the end otherwise",
-        f"{TUNE_EXPORT_NAME}/*": "the model cannot be exported twice the same",
-        TUNE_LOCK_NAME: "the lock leaves its file",
+        file_names.TUNE_STATE_NAME: "",
+        file_names.TUNE_RESULT_NAME: "",
+        file_names.TUNE_PAGE_NAME: "",
+        f"{file_names.TUNED_NAME}/*": "the winner is not determined yet",
+        f"{file_names.TUNE_CANDIDATES_NAME}/*": (
+            "the time limit is reached before all are measured; removed at the end otherwise"
+        ),
+        f"{file_names.TUNE_EXPORT_NAME}/*": "the model cannot be exported twice the same",
+        file_names.TUNE_LOCK_NAME: "the lock leaves its file",
     }
     return Plan(
         verb="tune",
@@ -86,7 +80,7 @@ def plan_tuning(request: TuneRequest) -> Plan:
         ),
         steps=tuple(map(PlannedStep, TUNE_STEPS, _steps(outlook, request))),
         notes=(f"{folder} contains a different tuning, whose results are removed.",) if outlook.starts_anew else (),
-        interrupted=interruptions_beside([folder / TUNE_STATE_NAME]),
+        interrupted=interruptions_beside([folder / file_names.TUNE_STATE_NAME]),
     )
 
 
@@ -136,7 +130,7 @@ def _steps(outlook: TuningOutlook, request: TuneRequest) -> tuple[str, ...]:
         if request.ep is not None or "placement" in request.only
         else "not requested (--ep)",
         "of the winner: levels, numbers of threads, fixed sizes and a compiled file, as far as --only names them",
-        f"{folder / TUNE_RESULT_NAME}, {folder / TUNE_PAGE_NAME}",
+        f"{folder / file_names.TUNE_RESULT_NAME}, {folder / file_names.TUNE_PAGE_NAME}",
     )
 
 

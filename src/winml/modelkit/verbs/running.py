@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.fields import DEVICE, declare
-from winml.modelkit.ort.execution_providers import parse_ep_options
+from winml.modelkit.ort.execution_providers import find_execution_provider, parse_ep_options
 
 if TYPE_CHECKING:
     from winml.modelkit.ort.devices import ChosenProvider
@@ -65,8 +65,6 @@ class ProviderFields:
             UsageError: there is none of this name.
         """
         if self.ep is not None:
-            from winml.modelkit.ort.execution_providers import find_execution_provider
-
             find_execution_provider(self.ep)
 
     def choose_provider(self) -> ChosenProvider:
