@@ -28,7 +28,7 @@ from graphs import parse
 from winml.modelkit.errors import WinMLError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.export.exporting import export_pytorch
-from winml.modelkit.models.checkpoints.companion_files import read_processor_files
+from winml.modelkit.models.checkpoints.processor_files import read_processor_files
 from winml.modelkit.models.request import check_folder
 
 EXAMPLES = int(os.environ.get("WINML_DAMAGED_FILES", "80"))

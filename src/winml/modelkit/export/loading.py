@@ -25,12 +25,9 @@ from winml.modelkit.compare.verification.reference_run import (
 from winml.modelkit.errors import ExportError
 from winml.modelkit.export.config import ExporterUse, WinMLExportConfig, configured_request, first_choice
 from winml.modelkit.models.caches.inputs import PAST_KEY
+from winml.modelkit.models.checkpoints.deferred_tensors import DeferredTensor, NotDeferrableError
 from winml.modelkit.models.checkpoints.merging import merge_adapters, swappable_branches
-from winml.modelkit.models.checkpoints.weights import (
-    DeferredTensor,
-    NotDeferrableError,
-    load_checkpoint,
-)
+from winml.modelkit.models.checkpoints.weights import load_checkpoint
 from winml.modelkit.models.model import dtype_notes, load_resolved, model_info
 from winml.modelkit.models.parts import LoadedModel, ModelPart
 from winml.modelkit.models.request import ModelRequest

@@ -28,7 +28,7 @@ from winml.modelkit.inspect.records import (
     StoredParameter,
     WeightsOnDisk,
 )
-from winml.modelkit.models.checkpoints.companion_files import ProcessorClass, find_processor_classes
+from winml.modelkit.models.checkpoints.processor_files import ProcessorClass, find_processor_classes
 from winml.modelkit.models.checkpoints.task import inference_class, tasks_and_variants_for
 from winml.modelkit.models.checkpoints.weight_files import (
     StoredSize,

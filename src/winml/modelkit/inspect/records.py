@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from winml.modelkit.file_names import ONLY_PART
-from winml.modelkit.models.checkpoints.companion_files import ProcessorClass
+from winml.modelkit.models.checkpoints.processor_files import ProcessorClass
 from winml.modelkit.models.checkpoints.weight_files import StoredSize
 from winml.modelkit.models.parts import ModelInfo
 from winml.modelkit.onnx.bundle import only_part

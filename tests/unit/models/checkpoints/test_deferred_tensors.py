@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from winml.modelkit.models.checkpoints.deferred_tensors import DeferredTensor, NotDeferrableError, deferred_entries
 from winml.modelkit.models.checkpoints.weight_files import StoredEntry, stored_entries
-from winml.modelkit.models.checkpoints.weights import DeferredTensor, NotDeferrableError, deferred_entries
 from winml.modelkit.onnx.files.stored_tensors import StoredTensor
 
 Tensors = dict[str, Any]

@@ -16,9 +16,9 @@ from transformers.pytorch_utils import Conv1D
 from adapters import merge_by_formula, save_adapter
 from winml.modelkit.errors import CheckpointError
 from winml.modelkit.models.checkpoints.adapters import Adapter, read_adapters
+from winml.modelkit.models.checkpoints.deferred_tensors import DeferredTensor, deferred_entries
 from winml.modelkit.models.checkpoints.merging import check_adapters, merge_adapters, swappable_branches
 from winml.modelkit.models.checkpoints.weight_files import stored_entries
-from winml.modelkit.models.checkpoints.weights import DeferredTensor, deferred_entries
 
 TARGETS = ("table", "linear", "columns", "image", "signal", "attention", "out_proj", "head")
 # Sums of a few products of float32.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from winml.modelkit.errors import CheckpointError
-from winml.modelkit.models.checkpoints.companion_files import ProcessorClass, find_processor_classes
+from winml.modelkit.models.checkpoints.processor_files import ProcessorClass, find_processor_classes
 from winml.modelkit.models.checkpoints.task import inference_class
 
 

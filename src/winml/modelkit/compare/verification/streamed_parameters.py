@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.models.checkpoints.weights import (
+from winml.modelkit.models.checkpoints.deferred_tensors import (
     DeferredTensor,
     NotDeferrableError,
     RecordedOperation,

@@ -21,7 +21,7 @@ from winml.modelkit.generate.generation.decoder_prompt import PreparedPrompt, re
 from winml.modelkit.generate.generation.loop import GeneratedToken, TokenSource, generate_tokens
 from winml.modelkit.generate.generation.settings import part_position_limit, read_generation_config
 from winml.modelkit.generate.generation.text import TextSegment, TimedText, read_tokenizer
-from winml.modelkit.models.checkpoints.companion_files import read_processor_files
+from winml.modelkit.models.checkpoints.processor_files import read_processor_files
 from winml.modelkit.onnx.files.foreign_files import foreign_parser
 from winml.modelkit.ort.decoding.encoder_decoder import EncoderDecoder
 from winml.modelkit.ort.foreign_libraries import library_folder

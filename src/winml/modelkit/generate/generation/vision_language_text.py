@@ -169,7 +169,7 @@ def _processor_class(folder: Path) -> Any:
     from transformers.models.auto import processing_auto
     from transformers.utils.import_utils import is_torchvision_available
 
-    from winml.modelkit.models.checkpoints.companion_files import find_processor_classes
+    from winml.modelkit.models.checkpoints.processor_files import find_processor_classes
 
     make: Any = transformers.AutoProcessor
     class_of_name: Any = processing_auto.processor_class_from_name

@@ -170,8 +170,7 @@ def read_adapters(requested: Sequence[str]) -> tuple[Adapter, ...]:
 
 
 def _read_adapter(requested: NamedAdapter) -> Adapter:
-    folder = requested.folder
-    config_path, weights_path = _adapter_file(requested, ADAPTER_CONFIG_NAME), folder / _ADAPTER_WEIGHTS_NAME
+    config_path = _adapter_file(requested, ADAPTER_CONFIG_NAME)
     try:
         config = read_json_file(config_path)
     except JsonError as error:
@@ -313,9 +312,10 @@ def _pair(
         )
     scaling = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     if ("magnitude" in parts) != bool(config.get("use_dora")):
-        problem = (
-            "belongs to a DoRA, which the config does not declare" if "magnitude" in parts else "lacks its magnitudes"
-        )
+        if "magnitude" in parts:
+            problem = "belongs to a DoRA, which the config does not declare"
+        else:
+            problem = "lacks its magnitudes"
         raise _tensor_error(requested, tensors, parts.get("magnitude", a), problem)
     return LoraPair(a, b, rank, scaling, is_embedding, parts.get("lora_B.bias"), parts.get("magnitude"))
 
@@ -369,7 +369,9 @@ def adapter_values(adapter: Adapter, inputs: Mapping[str, tuple[str, str]], dtyp
 
     values = {}
     for path, pair in adapter.pairs.items():
-        found = path if path in inputs else next((name for name in inputs if _is_same_module(name, path)), None)
+        # The name of the base model may stand before one of two paths.
+        alike = (name for name in inputs if name.endswith(f".{path}") or path.endswith(f".{name}"))
+        found = path if path in inputs else next(alike, None)
         if found is None:
             raise adapter.error(f"the graph has no inputs for module {path!r}", "Export the model again.")
         a, b = (stored_values(adapter.tensors[name], name).read().astype(np.float32) for name in (pair.a, pair.b))
@@ -377,11 +379,6 @@ def adapter_values(adapter: Adapter, inputs: Mapping[str, tuple[str, str]], dtyp
         values[first] = np.ascontiguousarray(a.T).astype(dtype)
         values[second] = np.ascontiguousarray(b.T * np.float32(pair.scaling)).astype(dtype)
     return values
-
-
-def _is_same_module(path: str, other: str) -> bool:
-    """Say whether two paths differ only by the name of the base model before one of them."""
-    return path.endswith(f".{other}") or other.endswith(f".{path}")
 
 
 def adapter_files(adapters: Sequence[Adapter]) -> dict[str, Path]:

@@ -171,7 +171,14 @@ def _decide_model_type(
     if isinstance(declared, str) and (declared in CONFIG_MAPPING or has_own_code):
         return declared, []
     if declared is not None:
-        raise _unknown_type_error(declared, path, CONFIG_MAPPING.keys())
+        import transformers
+
+        guess = nearest(str(declared), CONFIG_MAPPING.keys())
+        raise CheckpointError(
+            f"{path}: model_type {declared!r} is unknown to transformers {transformers.__version__}",
+            hint=f"{f'Did you mean {guess!r}? ' if guess else ''}A newer transformers may support it; else pass the "
+            "model as file.py:factory.",
+        )
     # Configs older than the key are told by their name, the longest type in it winning, as transformers does.
     last = name.replace("\\", "/").rstrip("/").rpartition("/")[2].removesuffix(".json")
     for model_type in sorted(CONFIG_MAPPING.keys(), key=len, reverse=True):
@@ -180,17 +187,6 @@ def _decide_model_type(
     raise CheckpointError(
         f"{path}: has no model_type, and none is part of the name {last!r}",
         hint='Add "model_type", such as "bert"; only configs of transformers are supported.',
-    )
-
-
-def _unknown_type_error(declared: object, path: Path, model_types: Any) -> CheckpointError:
-    import transformers
-
-    guess = nearest(str(declared), model_types)
-    ending = f"Did you mean {guess!r}? " if guess else ""
-    return CheckpointError(
-        f"{path}: model_type {declared!r} is unknown to transformers {transformers.__version__}",
-        hint=f"{ending}A newer transformers may support it; else pass the model as file.py:factory.",
     )
 
 
@@ -228,30 +224,25 @@ def _build_config(path: Path, content: dict[str, object], model_type: str, refer
 def _built_or_refused(build: Callable[[], object], subject: str) -> Any:
     from huggingface_hub.errors import OfflineModeIsEnabled
 
-    hint = "Correct the value, or download the checkpoint again."
     try:
         with foreign_parser(
             f"{subject} rejects the config",
             error=CheckpointError,
-            hint=hint,
+            hint="Correct the value, or download the checkpoint again.",
             reason=_reason,
             spared=OfflineModeIsEnabled,
         ):
             return build()
     except OfflineModeIsEnabled as error:
+        url = next((word.rstrip(":") for word in str(error).split() if "://" in word), first_line(error))
         raise CheckpointError(
-            f"{subject} requires a part of the config from the Hub ({_requested_url(error)}), but only the folder "
-            "is read",
+            f"{subject} requires a part of the config from the Hub ({url}), but only the folder is read",
             hint="Write that part into the config, such as a backbone as backbone_config.",
         ) from error
 
 
 def _reason(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def _requested_url(error: Exception) -> str:
-    return next((word.rstrip(":") for word in str(error).split() if "://" in word), first_line(error))
 
 
 def own_class(reference: str, root: Path) -> Any:
@@ -299,18 +290,15 @@ def _check_architectures(content: dict[str, object], path: Path) -> None:
         )
 
 
-# --- What does the model card of a checkpoint say the model is for?
-#
-# A card is the ``README.md`` beside the config; facts for programs stand in front of its text. It is a help, never a
-# need: one that cannot be read says nothing.
-
-
 _LONGEST_TAG = 1000
 """Bytes of the line of the tag. Chosen: the longest name of a task has 30 letters."""
 
 
 def card_task(folder: Path | None) -> str | None:
-    """Return the ``pipeline_tag`` of the card in a folder; None where there is no card, or none is named."""
+    """Return the ``pipeline_tag`` of the model card in a folder; None without a readable card, or without the tag.
+
+    A card is the ``README.md`` beside the config. It is a help, never a need: an unreadable card is no error.
+    """
     if folder is None:
         return None
     try:

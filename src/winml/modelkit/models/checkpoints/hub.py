@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from winml.modelkit.errors import CheckpointError, HubError
+from winml.modelkit.errors import CheckpointError, HubError, first_line
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, MODEL_CARD_NAME, MODEL_SUFFIX
 from winml.modelkit.models.checkpoints.companion_files import LARGEST_COMPANION, LARGEST_MODULE_WEIGHTS
 from winml.modelkit.models.checkpoints.weight_files import FORMATS, find_weights
@@ -176,26 +176,19 @@ def cached_snapshot(repository: str, revision: str | None, *, needs_weights: boo
     """Return the folder of the Hub cache where everything that is needed is in it; fetches nothing."""
     import huggingface_hub
 
-    cached = _cached_snapshot(repository, revision, needs_weights)
-    # Code may consist of several files that only the Hub can list: offline, what is cached has to do.
-    if cached is not None and needs_code and not any(cached.glob("*.py")) and not huggingface_hub.is_offline_mode():
-        return None
-    return cached
-
-
-def _cached_snapshot(repository: str, revision: str | None, needs_weights: bool) -> Path | None:
-    """Return the cached snapshot folder if everything needed is in it."""
-    from huggingface_hub import try_to_load_from_cache
-
-    config = try_to_load_from_cache(repository, CHECKPOINT_CONFIG_NAME, revision=revision)
+    config = huggingface_hub.try_to_load_from_cache(repository, CHECKPOINT_CONFIG_NAME, revision=revision)
     if not isinstance(config, str):
         return None
     folder = Path(config).parent
     try:
-        complete = not needs_weights or find_weights(folder) is not None
+        if needs_weights and find_weights(folder) is None:
+            return None
     except CheckpointError:
-        complete = False  # shards are missing: an interrupted download
-    return folder if complete else None
+        return None  # shards are missing: an interrupted download
+    # Code may consist of several files that only the Hub can list: offline, what is cached has to do.
+    if needs_code and not any(folder.glob("*.py")) and not huggingface_hub.is_offline_mode():
+        return None
+    return folder
 
 
 def _fetch_snapshot(
@@ -224,6 +217,8 @@ def _hub_errors(repository: str, revision: str | None, kind: str) -> Iterator[No
     """Raise what the Hub's client raises as :class:`HubError`; ``kind`` is what the name could mean on this disk."""
     from huggingface_hub import errors
 
+    # OSError and the root error of the HTTP library under the client, which has changed more than once.
+    connection_errors: tuple[type[BaseException], ...] = errors.HfHubHTTPError.__bases__
     try:
         yield
     except errors.GatedRepoError as error:
@@ -242,18 +237,11 @@ def _hub_errors(repository: str, revision: str | None, kind: str) -> Iterator[No
         ) from error
     except errors.HFValidationError as error:
         raise HubError(f"{repository}: not a valid Hub id", hint="Pass owner/name, or an existing path.") from error
-    except _connection_errors() as error:
+    except connection_errors as error:
         raise HubError(
-            f"{repository}: no such {kind} here, and the Hub could not be reached: {_first_line(error)}",
+            f"{repository}: no such {kind} here, and the Hub could not be reached: {first_line(error)}",
             hint=f"Check the connection, or pass the path of a local {kind}.",
         ) from error
-
-
-def _connection_errors() -> tuple[type[BaseException], ...]:
-    """Return OSError and the root error of the HTTP library under the Hub client, which has changed more than once."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    return HfHubHTTPError.__bases__
 
 
 def _files_to_fetch(sizes: Mapping[str, int], needs_weights: bool, needs_code: bool) -> list[str]:
@@ -295,8 +283,3 @@ def _is_of_a_module(name: str, size_bytes: int) -> bool:
         return False
     is_small = path.suffix in _SMALL_SUFFIXES and size_bytes <= LARGEST_COMPANION
     return is_small or (path.name in {single for _, single, _ in FORMATS} and 0 < size_bytes <= LARGEST_MODULE_WEIGHTS)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -2,7 +2,8 @@
 
 The formulas are those that peft publishes: W + scaling · B · A, transposed for tables and for transformers' ``Conv1D``;
 with DoRA, each row scaled to a length of its own afterwards. Sums are computed in float32 and cast once. Weights that
-are not read yet stay unread: what is done with them is recorded (``weights.py``), and computed one tensor at a time.
+are not read yet stay unread: operations on them are recorded (``deferred_tensors.py``) and computed one tensor at a
+time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 
 from winml.modelkit.models.checkpoints.adapters import Adapter, LoraPair
-from winml.modelkit.models.checkpoints.weights import DeferredTensor, deferred_entries
+from winml.modelkit.models.checkpoints.deferred_tensors import DeferredTensor, deferred_entries
 from winml.modelkit.onnx.coded_weights import CodedTensor
 from winml.modelkit.onnx.lora_branches import LoraBranch, lora_names
 from winml.modelkit.options import nearest
@@ -69,8 +70,9 @@ def merge_adapters(model: nn.Module, adapters: Sequence[Adapter], *, retains_cod
             continue
         tensors = deferred_entries(adapter.tensors)
         for name, tensor in adapter.replaced.items():
-            module, attribute = _place(model, name)
-            _set(module, attribute, _cast(tensors[tensor], getattr(module, attribute).dtype))
+            path, _, attribute = name.rpartition(".")
+            module = model.get_submodule(_module_path(model, path) or "")
+            _set(module, attribute, tensors[tensor].to(getattr(module, attribute).dtype))
         for path, pair in adapter.pairs.items():
             module, attribute = _target(model, path)
             weight: Any = getattr(module, attribute)
@@ -80,7 +82,7 @@ def merge_adapters(model: nn.Module, adapters: Sequence[Adapter], *, retains_cod
                 _set(module, attribute, _merged(module, weight, pair, tensors))
             if pair.bias is not None:
                 bias: Any = module.bias
-                _set(module, "bias", _cast(_float(bias) + _value(tensors[pair.bias], bias) * pair.scaling, bias.dtype))
+                _set(module, "bias", (_float(bias) + _value(tensors[pair.bias], bias) * pair.scaling).to(bias.dtype))
     return branches
 
 
@@ -118,14 +120,6 @@ def swappable_branches(model: nn.Module, adapters: Sequence[Adapter]) -> list[Lo
     return branches
 
 
-def _factors(pair: LoraPair, tensors: dict[str, DeferredTensor]) -> tuple[DeferredTensor, DeferredTensor]:
-    """Return both matrices as a branch multiplies with them, the scaling in the second."""
-    a, b = tensors[pair.a].to(torch.float32), tensors[pair.b].to(torch.float32)
-    first: Any = a.t()
-    second: Any = b.t() * pair.scaling
-    return first, second
-
-
 def _branch(
     adapter: Adapter, module: nn.Module, path: str, pair: LoraPair, tensors: dict[str, DeferredTensor]
 ) -> LoraBranch:
@@ -134,7 +128,10 @@ def _branch(
             f"the weight of {path} is quantized, and a DoRA scales the rows of the weight",
             "Merge it into the model that was quantized, or use an adapter without DoRA.",
         )
-    a, b = (item.by_reference(name) for item, name in zip(_factors(pair, tensors), lora_names(path), strict=True))
+    # As a branch multiplies with them, the scaling in the second.
+    first: Any = tensors[pair.a].to(torch.float32).t()
+    second: Any = tensors[pair.b].to(torch.float32).t() * pair.scaling
+    a, b = (item.by_reference(name) for item, name in zip((first, second), lora_names(path), strict=True))
     return LoraBranch(path, *_channels(module), is_table=pair.is_embedding, a=a, b=b)
 
 
@@ -143,11 +140,7 @@ def _merged(
 ) -> torch.Tensor:
     """Return a weight with an adapter merged, in the type of the weight."""
     a, b = _float(_value(tensors[pair.a], weight)), _float(_value(tensors[pair.b], weight))
-    rank = pair.rank
-    if a.dim() == 2:
-        delta = b @ a
-    else:
-        delta = b.reshape(-1, rank) @ a.reshape(rank, -1)
+    delta = b.reshape(-1, pair.rank) @ a.reshape(pair.rank, -1)
     if pair.is_embedding or _is_transposed(module):
         delta = delta.t()
     merged = _float(weight) + delta.reshape(weight.shape) * pair.scaling
@@ -156,7 +149,7 @@ def _merged(
         length = torch.linalg.vector_norm(merged, dim=rows, keepdim=True)
         magnitude = _float(_value(tensors[pair.magnitude], weight)).reshape(length.shape)
         merged = merged * (magnitude / length)
-    return _cast(merged, weight.dtype)
+    return merged.to(weight.dtype)
 
 
 def _value(tensor: DeferredTensor, like: torch.Tensor) -> torch.Tensor:
@@ -168,19 +161,12 @@ def _float(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to(torch.float32)
 
 
-def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return tensor.to(dtype)
-
-
 def _set(module: nn.Module, attribute: str, values: torch.Tensor) -> None:
     before = getattr(module, attribute)
     if isinstance(values, DeferredTensor) and not isinstance(before, DeferredTensor):
         values = values.realized()
     is_parameter = attribute in dict(module.named_parameters(recurse=False))
     setattr(module, attribute, nn.Parameter(values, requires_grad=False) if is_parameter else values)
-
-
-# --- Where is what an adapter names?
 
 
 def _module_path(model: nn.Module, path: str) -> str | None:
@@ -197,12 +183,6 @@ def _target(model: nn.Module, path: str) -> tuple[nn.Module, str]:
     """Return the module that an adapter changes, and its weight's name."""
     module = model.get_submodule(_module_path(model, path) or "")
     return module, "in_proj_weight" if isinstance(module, nn.MultiheadAttention) else "weight"
-
-
-def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Return the module that holds a parameter which an adapter replaces, and its name there."""
-    path, _, attribute = name.rpartition(".")
-    return model.get_submodule(_module_path(model, path) or ""), attribute
 
 
 def _is_transposed(module: nn.Module) -> bool:

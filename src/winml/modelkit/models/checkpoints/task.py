@@ -154,7 +154,10 @@ def canonical_word(name: str) -> str:
 
 def tasks_for(model_type: str) -> dict[str, tuple[str, ...]]:
     """Return every task of a model type with its classes, in the order of :data:`TASKS`."""
-    classes_by_task = {task: tuple(dict.fromkeys(_classes_of_task(task, model_type))) for task in TASKS}
+    classes_by_task = {
+        task: tuple(dict.fromkeys(name for part in parts for name in _table_entries(part, model_type)))
+        for task, parts in TASKS.items()
+    }
     return {task: classes for task, classes in classes_by_task.items() if classes}
 
 
@@ -449,11 +452,6 @@ def _auto_classes(task: str) -> Iterator[str]:
     for part in TASKS[task]:
         words = part.replace("_", " ").title().replace(" ", "")
         yield _AUTO_CLASS_PARTS.get(part) or f"AutoModelFor{words}"
-
-
-def _classes_of_task(task: str, model_type: str) -> Iterator[str]:
-    for part in TASKS[task]:
-        yield from _table_entries(part, model_type)
 
 
 def _table_entries(part: str, model_type: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,10 +83,10 @@ def check_index(folder: Path) -> None:
     index = folder / name
     if (folder / single).is_file() or not index.is_file():
         return
-    held: dict[str, dict[str, tuple[int, ...]]] = {}
+    held: dict[str, Collection[str]] = {}
     for tensor, file in _weight_map(index).items():
         if file not in held:
-            held[file] = tensor_shapes(folder / file)
+            held[file] = stored_entries([folder / file])
         if tensor not in held[file]:
             raise CheckpointError(
                 f"{index}: lists tensor {tensor!r} in {file}, which does not contain it",
@@ -100,16 +100,6 @@ def _weight_map(index: Path) -> dict[str, str]:
     Raises:
         CheckpointError: the index is malformed or empty, or leads out of its folder; names the entry.
     """
-    entries = _index_entries(index)
-    if not entries:
-        raise CheckpointError(f"{index}: its weight_map is empty", hint=_RESAVE)
-    # Of each file, the first tensor that is said to be in it.
-    for file, tensor in {file: tensor for tensor, file in reversed(entries.items())}.items():
-        file_within(index.parent, file, f"{index}: tensor {tensor!r}", missing_ok=True, error=CheckpointError)
-    return entries
-
-
-def _index_entries(index: Path) -> dict[str, str]:
     try:
         content = read_json_file(index)
     except (JsonError, FileNotFoundError) as error:
@@ -117,6 +107,11 @@ def _index_entries(index: Path) -> dict[str, str]:
     entries = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(entries, dict) or not all(isinstance(file, str) for file in entries.values()):
         raise CheckpointError(f"{index}: has no weight_map from tensors to files", hint=_RESAVE)
+    if not entries:
+        raise CheckpointError(f"{index}: its weight_map is empty", hint=_RESAVE)
+    # Of each file, the first tensor that is said to be in it.
+    for file, tensor in {file: tensor for tensor, file in reversed(entries.items())}.items():
+        file_within(index.parent, file, f"{index}: tensor {tensor!r}", missing_ok=True, error=CheckpointError)
     return entries
 
 
@@ -188,11 +183,6 @@ def stored_entries(files: Iterable[Path]) -> dict[str, StoredEntry]:
         for header, start in [_read_header(file)]
         for name, entry in header.items()
     }
-
-
-def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor of a safetensors file, from its header."""
-    return {name: tuple(entry["shape"]) for name, entry in _read_header(path)[0].items()}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Which axis of which input has which name?
 
 Collects names from every option that may give them and refuses those that contradict each other, do not exist, or name
-an axis that cannot vary. Chooses no sizes (``trace_sizes.py``).
+an axis that cannot vary. Chooses no sizes (``sizes.py``).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class AxisNames:
     names: dict[Axis, str] = field(default_factory=dict)
     origins: dict[Axis, str] = field(default_factory=dict)
     unnamed: dict[Axis, str] = field(default_factory=dict)
-    """Axes that are left open without a name, and by which option; ``alike_axes.py`` names them."""
+    """Axes that are left open without a name, and by which option; :func:`name_the_unnamed` names them."""
 
     @property
     def decision(self) -> InputDecision:

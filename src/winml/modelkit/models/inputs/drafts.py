@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.models.checkpoints.companion_files import ProcessorInfo
+from winml.modelkit.models.checkpoints.processor_files import ProcessorInfo
 from winml.modelkit.models.inputs.sizes import InputSize, InputSizes, SizeBounds
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.default_sizes import BATCH

@@ -16,13 +16,11 @@ from winml.modelkit.models.checkpoints.quantized.floats import (
     scales_by_rows,
     small_float,
 )
-from winml.modelkit.models.checkpoints.quantized.integers import group_order, reordered
-from winml.modelkit.models.checkpoints.quantized.stored import BlockLayout, CodedEntries, StoredTensors
+from winml.modelkit.models.checkpoints.quantized.integers import WORD, group_order, reordered
+from winml.modelkit.models.checkpoints.quantized.stored import FLOATS, BlockLayout, CodedEntries, StoredTensors
 from winml.modelkit.onnx.coded_weights import CodedParts, CodedTensor, CodedWeight, unpack_codes
 
 SOURCE = "compressed-tensors"
-_FLOATS = ("float16", "bfloat16", "float32")
-_WORD = 32
 
 
 def read_compressed(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
@@ -130,23 +128,22 @@ def _packed(stored: StoredTensors, module: str, config: Mapping[str, Any]) -> Co
     """Return a weight of integers that are packed along the input channels, zero points along the output channels."""
     names = {part: f"{module}.weight_{part}" for part in ("packed", "scale", "zero_point", "shape", "g_idx")}
     rows, words = stored.entry(names["packed"], ("int32",), 2).shape
-    stored.entry(names["shape"], ("int64", "int32"), 1)
-    stored.refuse_shape(names["shape"], (2,), names["packed"])
+    stored.refuse_other(names["shape"], ("int64", "int32"), (2,), names["packed"])
     height, depth = (int(size) for size in stored.read(names["shape"]))
-    bits = next((bits for bits in (2, 4, 8) if math.ceil(depth * bits / _WORD) == words), None)
+    bits = next((bits for bits in (2, 4, 8) if math.ceil(depth * bits / WORD) == words), None)
     if height != rows or bits is None:
         raise stored.error(
             names["packed"],
             f"has shape {[rows, words]}, and no 2, 4 or 8 bits make that of the {height} × {depth} of {names['shape']}",
         )
     _refuse_others(stored, {**names, "codes": names["packed"]}, config, bits)
-    scales = stored.entry(names["scale"], _FLOATS, 2)
+    scales = stored.entry(names["scale"], FLOATS, 2)
     groups = scales.shape[1]
     stored.refuse_shape(names["scale"], (rows, groups), names["packed"])
     has_zero_points = names["zero_point"] in stored.entries
     if has_zero_points:
-        stored.entry(names["zero_point"], ("int32",), 2)
-        stored.refuse_shape(names["zero_point"], (math.ceil(rows * bits / _WORD), groups), names["scale"])
+        shape = (math.ceil(rows * bits / WORD), groups)
+        stored.refuse_other(names["zero_point"], ("int32",), shape, names["scale"])
     group_size = math.ceil(depth / groups)
     _refuse_other_groups(stored, names["scale"], config, group_size, depth)
     layout = BlockLayout.of(stored, module, group_size, depth)
@@ -173,8 +170,7 @@ def _plain(stored: StoredTensors, module: str, block: tuple[int, int] | None, co
     names = {part: f"{module}.weight{part}" for part in ("", "_scale", "_zero_point")}
     rows, depth = stored.entry(names[""], ("int8",), 2).shape
     _refuse_others(stored, {"codes": names[""], "zero_point": names["_zero_point"]}, config, None)
-    stored.entry(names["_scale"], _FLOATS)
-    shape = stored.entries[names["_scale"]].shape
+    shape = stored.entry(names["_scale"], FLOATS).shape
     count = math.prod(shape)
     by_block = block is not None and count == math.ceil(rows / block[0]) * math.ceil(depth / block[1])
     if not (count in (1, rows) or by_block or count % rows == 0):
@@ -187,11 +183,11 @@ def _plain(stored: StoredTensors, module: str, block: tuple[int, int] | None, co
         stored.refuse_shape(names["_zero_point"], shape, names["_scale"])
 
     def read() -> CodedParts:
-        scales, _ = scales_by_rows(stored.read_float(names["_scale"]), rows, depth, block)
+        scales = scales_by_rows(stored.read_float(names["_scale"]), rows, depth, block)
         points = None
         if has_zero_points:
-            found, _ = scales_by_rows(stored.read_float(names["_zero_point"]), rows, depth, block)
-            points = (found + 128).astype(np.uint8)
+            signed = scales_by_rows(stored.read_float(names["_zero_point"]), rows, depth, block)
+            points = (signed + 128).astype(np.uint8)
         return layout.parts(stored.read(names[""]).view(np.uint8) ^ np.uint8(128), scales, points)
 
     weight = CodedWeight(

@@ -11,21 +11,20 @@ from typing import Any
 import numpy as np
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.models.checkpoints.quantized.stored import BlockLayout, CodedEntries, StoredTensors
+from winml.modelkit.models.checkpoints.quantized.stored import FLOATS, BlockLayout, CodedEntries, StoredTensors
 from winml.modelkit.onnx.coded_weights import CodedParts, CodedTensor, CodedWeight, CodeKind, stacked
 from winml.modelkit.words import count_noun
 
 FLOAT8: Mapping[str, CodeKind] = {"float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2"}
 """Name of a stored type → the kind of its codes."""
-_FLOATS = ("float16", "bfloat16", "float32")
 _EXPONENTS = ("uint8", "f8_e8m0", "float8_e8m0fnu")
 """Scales that are exponents of two: E8M0."""
 _NESTED = "nested_absmax"
 _STATE = ".quant_state.bitsandbytes__"
 
 
-def scales_by_rows(values: Array, rows: int, depth: int, block: tuple[int, int] | None) -> tuple[Array, int]:
-    """Return a scale for each row and group of it, and how many values share one.
+def scales_by_rows(values: Array, rows: int, depth: int, block: tuple[int, int] | None) -> Array:
+    """Return a scale for each row and group of values of the row.
 
     Args:
         values: float32: one scale, one for each row, one for each group of a row, or one for each block of rows and
@@ -35,13 +34,14 @@ def scales_by_rows(values: Array, rows: int, depth: int, block: tuple[int, int] 
         block: Rows and columns of a block, where the checkpoint says them.
     """
     if values.size == 1:
-        return np.full((rows, 1), values.reshape(-1)[0], np.float32), depth
+        return np.full((rows, 1), values.reshape(-1)[0], np.float32)
     values = values.reshape(len(values), -1)
     high, wide = values.shape
-    size = (math.ceil(rows / high), math.ceil(depth / wide))
+    height = math.ceil(rows / high)
     if block is not None and (high, wide) == (math.ceil(rows / block[0]), math.ceil(depth / block[1])):
-        size = block
-    return np.repeat(values, size[0], axis=0)[:rows], depth if wide == 1 else size[1]
+        height = block[0]
+    scales: Array = np.repeat(values, height, axis=0)[:rows]
+    return scales
 
 
 def _exponents_as_floats(values: Array) -> Array:
@@ -70,7 +70,7 @@ def small_float(
         raise stored.error(codes, f"has {len(entry.shape)} axes, expected 2, or 3 for experts")
     rows, depth = entry.shape[-2:]
     experts = entry.shape[0] if len(entry.shape) == 3 else 1
-    places = stored.entry(scale, (*_FLOATS, *_EXPONENTS))
+    places = stored.entry(scale, (*FLOATS, *_EXPONENTS))
     count = math.prod(places.shape) // experts
     by_block = block is not None and count == math.ceil(rows / block[0]) * math.ceil(depth / block[1])
     is_known = count in (1, rows) or by_block or (count % rows == 0 and depth % (count // rows) == 0)
@@ -86,8 +86,8 @@ def small_float(
     def read(expert: int | None) -> CodedParts:
         raw = stored.read_part(scale, expert if len(places.shape) > 1 or experts == 1 else None)
         numbers = _exponents_as_floats(raw) if by_exponent else raw.astype(np.float32)
-        found, _ = scales_by_rows(np.atleast_1d(numbers), rows, depth, block)
-        return layout.parts(stored.read_part(codes, expert).view(np.uint8), found)
+        scales = scales_by_rows(np.atleast_1d(numbers), rows, depth, block)
+        return layout.parts(stored.read_part(codes, expert).view(np.uint8), scales)
 
     kind = FLOAT8[entry.dtype]
     members = [
@@ -153,8 +153,7 @@ def read_mxfp4(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries
     for parameter in stored.modules("_blocks"):
         blocks, scales = f"{parameter}_blocks", f"{parameter}_scales"
         experts, rows, count, width = stored.entry(blocks, ("uint8",), 4).shape
-        stored.entry(scales, _EXPONENTS, 3)
-        stored.refuse_shape(scales, (experts, rows, count), blocks)
+        stored.refuse_other(scales, _EXPONENTS, (experts, rows, count), blocks)
 
         def read(expert: int, blocks: str = blocks, scales: str = scales) -> CodedParts:
             codes = stored.read_part(blocks, expert)
@@ -191,10 +190,10 @@ def packed_e2m1(
         CheckpointError: the tensors do not fit together.
     """
     rows, width = stored.entry(codes, ("uint8",), 2).shape
-    places = stored.entry(scale, (*FLOAT8, *_FLOATS, *_EXPONENTS), 2)
+    places = stored.entry(scale, (*FLOAT8, *FLOATS, *_EXPONENTS), 2)
     stored.refuse_shape(scale, (rows, places.shape[1]), codes)
     if whole is not None:
-        stored.entry(whole, _FLOATS)
+        stored.entry(whole, FLOATS)
     layout = BlockLayout.of(stored, module, math.ceil(2 * width / places.shape[1]), 2 * width)
     by_exponent = places.dtype in _EXPONENTS
 
@@ -218,19 +217,15 @@ def read_modelopt(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntr
     Raises:
         CheckpointError: tensors of a module do not fit together.
     """
-    found = read_fp8(_stored_floats(stored), config)
+    # Scales of 8-bit floats that have a second one belong to codes of 4 bits.
+    plain = {name: entry for name, entry in stored.entries.items() if f"{name}_2" not in stored.entries}
+    found = read_fp8(StoredTensors(plain, stored.folder, stored.format), config)
     for module in stored.modules(".weight_scale_2"):
         names = (f"{module}.weight", f"{module}.weight_scale", f"{module}.weight_scale_2")
         found.tensors[names[0]] = packed_e2m1(stored, "nvfp4", module, *names, divides=False)
         found.consumed.update(names)
     consume_activation_scales(stored, found)
     return found
-
-
-def _stored_floats(stored: StoredTensors) -> StoredTensors:
-    """Return the tensors without scales of 8-bit floats that belong to codes of 4 bits."""
-    plain = {name: entry for name, entry in stored.entries.items() if f"{name}_2" not in stored.entries}
-    return StoredTensors(plain, stored.folder, stored.format)
 
 
 def read_bitsandbytes(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
@@ -250,8 +245,7 @@ def read_bitsandbytes(stored: StoredTensors, config: Mapping[str, Any]) -> Coded
     for module in stored.modules(".SCB"):
         weight, scales = f"{module}.weight", f"{module}.SCB"
         rows, depth = stored.entry(weight, ("int8",), 2).shape
-        stored.entry(scales, ("float32",), 1)
-        stored.refuse_shape(scales, (rows,), weight)
+        stored.refuse_other(scales, ("float32",), (rows,), weight)
         layout = BlockLayout.of(stored, module, depth, depth)
 
         def read(weight: str = weight, scales: str = scales, layout: BlockLayout = layout) -> CodedParts:
@@ -285,11 +279,9 @@ def _four_bits(stored: StoredTensors, parameter: str, state_name: str, kind: str
             "have no operator",
         )
     is_nested = f"{parameter}.{_NESTED}" in stored.entries
-    stored.entry(absmax, ("uint8",) if is_nested else ("float32",), 1)
-    stored.refuse_shape(absmax, (rows * depth // block_size,), state_name)
+    stored.refuse_other(absmax, ("uint8",) if is_nested else ("float32",), (rows * depth // block_size,), state_name)
     if is_nested:
-        stored.entry(f"{parameter}.nested_quant_map", ("float32",), 1)
-        stored.refuse_shape(f"{parameter}.nested_quant_map", (256,), absmax)
+        stored.refuse_other(f"{parameter}.nested_quant_map", ("float32",), (256,), absmax)
         stored.entry(f"{parameter}.{_NESTED}", ("float32",), 1)
         if nested_size < 1:
             raise stored.error(state_name, f"has nested_blocksize {nested_size}, expected 1 or more")

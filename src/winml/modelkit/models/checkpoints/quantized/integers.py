@@ -14,11 +14,10 @@ import numpy as np
 import torch
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.models.checkpoints.quantized.stored import BlockLayout, CodedEntries, StoredTensors
+from winml.modelkit.models.checkpoints.quantized.stored import FLOATS, BlockLayout, CodedEntries, StoredTensors
 from winml.modelkit.onnx.coded_weights import CodedParts, CodedTensor, CodedWeight, pack_codes, unpack_codes
 
-_FLOATS = ("float16", "bfloat16", "float32")
-_WORD = 32
+WORD = 32
 """Specified: GPTQ, AWQ and compressed-tensors pack codes into int32."""
 _BITS = (2, 4, 8)
 """Bits for which ONNX Runtime has operators."""
@@ -44,7 +43,7 @@ def read_gptq(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
     for module in stored.modules(".qweight"):
         names = {part: f"{module}.{part}" for part in ("qweight", "qzeros", "scales", "g_idx")}
         packed = stored.entry(names["qweight"], ("int32",), 2)
-        groups, rows = stored.entry(names["scales"], _FLOATS, 2).shape
+        groups, rows = stored.entry(names["scales"], FLOATS, 2).shape
         has_index = names["g_idx"] in stored.entries
         if config.get("desc_act") and not has_index:
             raise stored.error(
@@ -53,11 +52,10 @@ def read_gptq(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
         if has_index:
             depth = stored.entry(names["g_idx"], ("int32", "int64"), 1).shape[0]
         else:
-            depth = packed.shape[0] * _WORD // _declared_bits(stored, module, config)
-        bits = _refuse_bits(stored, names["qweight"], packed.shape[0] * _WORD / depth)
-        stored.refuse_shape(names["qweight"], (depth * bits // _WORD, rows), f"{module}.scales")
-        stored.entry(names["qzeros"], ("int32",), 2)
-        stored.refuse_shape(names["qzeros"], (groups, rows * bits // _WORD), f"{module}.scales")
+            depth = packed.shape[0] * WORD // _declared_bits(stored, module, config)
+        bits = _refuse_bits(stored, names["qweight"], packed.shape[0] * WORD / depth)
+        stored.refuse_shape(names["qweight"], (depth * bits // WORD, rows), f"{module}.scales")
+        stored.refuse_other(names["qzeros"], ("int32",), (groups, rows * bits // WORD), f"{module}.scales")
         group_size = math.ceil(depth / groups)
         _refuse_other_sizes(stored, module, config, bits, group_size, depth)
         order = group_order(stored, names["g_idx"], group_size) if has_index else None
@@ -130,13 +128,12 @@ def read_awq(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
     for module in stored.modules(".qweight"):
         names = {part: f"{module}.{part}" for part in ("qweight", "qzeros", "scales")}
         depth, words = stored.entry(names["qweight"], ("int32",), 2).shape
-        rows = words * _WORD // bits
-        groups = stored.entry(names["scales"], _FLOATS, 2).shape[0]
+        rows = words * WORD // bits
+        groups = stored.entry(names["scales"], FLOATS, 2).shape[0]
         stored.refuse_shape(names["scales"], (groups, rows), f"{module}.qweight in the layout gemm, 4 bits")
         has_zero_points = names["qzeros"] in stored.entries
         if has_zero_points or config.get("zero_point", True):
-            stored.entry(names["qzeros"], ("int32",), 2)
-            stored.refuse_shape(names["qzeros"], (groups, words), f"{module}.qweight")
+            stored.refuse_other(names["qzeros"], ("int32",), (groups, words), f"{module}.qweight")
         group_size = math.ceil(depth / groups)
         _refuse_other_sizes(stored, module, config, bits, group_size, depth)
         layout = BlockLayout.of(stored, module, group_size, depth)

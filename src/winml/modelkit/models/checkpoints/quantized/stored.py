@@ -22,6 +22,8 @@ from winml.modelkit.onnx.files.stored_tensors import StoredValues
 
 LEAST_BLOCK_SIZE, MOST_BLOCK_SIZE = 16, 256
 """Specified: values of a row that share a scale in operators of ONNX Runtime, a power of two."""
+FLOATS = ("float16", "bfloat16", "float32")
+"""Types of scales."""
 _USUAL_BLOCK_SIZE = 128
 """Chosen: block of a row that has one scale altogether."""
 
@@ -108,6 +110,15 @@ class StoredTensors:
                 f"{list(expected)} by {because}",
                 hint=_RESAVE,
             )
+
+    def refuse_other(self, name: str, dtypes: Collection[str], shape: Sequence[int], because: str) -> None:
+        """Refuse a tensor that is missing, or of another type or shape than others say.
+
+        Raises:
+            CheckpointError: names it, and the expected type or shape.
+        """
+        self.entry(name, dtypes, len(shape))
+        self.refuse_shape(name, shape, because)
 
     def error(self, name: str, problem: str) -> CheckpointError:
         """Return the error for a tensor that cannot be read."""

@@ -1,0 +1,125 @@
+"""Builds a model with seeded random weights from a config alone.
+
+Its outputs still show mistakes: no two tensors are equal by being constant, and activations neither fade nor explode
+through a deep stack. Reads no checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from winml.modelkit.models.checkpoints.config import build_error
+from winml.modelkit.models.inputs.shape_run import REFUSALS
+
+_MODEL_ERRORS = (*REFUSALS, OSError)
+"""What model classes raise when a config makes no sense to them, or their inputs do not."""
+_CONSTANT_SPREAD = 0.02
+"""Standard deviation added to constant parameters: that of transformers' own initial weights."""
+_SAME = 1e-6
+"""Chosen: values this close are as good as equal; SAM's config asks for weights of 1e-10, which let nothing through."""
+_SMALLEST_SCALE = 0.5
+"""Chosen: half of what a trained normalization scales by, ten times what those that start near zero begin with."""
+_VARIANCE_FLOOR = 0.01
+"""Smallest running variance set, as a share of the layer's mean: a dead channel would be scaled by a thousand."""
+_TINY = 1e-12
+
+
+def build_random_model(
+    model_class: Any, config: object, seed: int, *, dtype: torch.dtype | None = None
+) -> torch.nn.Module:
+    """Build a model of ``model_class`` with seeded random weights, in evaluation mode.
+
+    Initialized as transformers does for training, then constant parameters (zero biases, unit scales, tiny layer
+    scales) get a spread: exporters merge equal constants, and a branch scaled by 1e-6 proves nothing. The caller's
+    random state is left as it was.
+
+    Raises:
+        CheckpointError: the config holds values the class refuses, or the class needs a missing package.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model: torch.nn.Module = model_class._from_config(config, **({} if dtype is None else {"dtype": dtype}))
+            _lift_scales(model)
+            _spread_constants(model)
+    except _MODEL_ERRORS as error:
+        raise build_error(model_class, error) from error
+    return model.eval()
+
+
+@torch.no_grad()
+def _lift_scales(model: torch.nn.Module) -> None:
+    """Bring the scales of normalizations that begin near zero to one, in place.
+
+    They train well from there, but untrained a stack of them lets nothing through.
+    """
+    for module in model.modules():
+        scale = getattr(module, "weight", None)
+        is_norm = isinstance(module, (torch.nn.LayerNorm, torch.nn.GroupNorm)) or _tracks_statistics(module)
+        if is_norm and isinstance(scale, torch.Tensor) and float(scale.abs().mean()) < _SMALLEST_SCALE:
+            scale.normal_(1.0, _CONSTANT_SPREAD)
+
+
+@torch.no_grad()
+def _spread_constants(model: torch.nn.Module) -> None:
+    for tensor in (*model.parameters(), *_learned_tables(model)):
+        if not tensor.is_floating_point() or tensor.numel() < 2:
+            continue
+        if float((tensor - tensor.flatten()[0]).abs().max()) <= _SAME:
+            tensor.add_(torch.randn_like(tensor), alpha=_CONSTANT_SPREAD)
+
+
+def _learned_tables(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the buffers that a checkpoint fills as it does parameters: codebooks, of which each row is an entry."""
+    stored = model.state_dict(keep_vars=True)
+    for name, buffer in model.named_buffers():
+        if name in stored and buffer.dim() > 1:
+            yield buffer
+
+
+@torch.no_grad()
+def calibrate_batch_norms(
+    model: torch.nn.Module, draws: Sequence[Mapping[str, torch.Tensor]], keywords: Mapping[str, object]
+) -> None:
+    """Set the running statistics of every batch norm, in place, to those of the values that reach it in one forward.
+
+    With the initial statistics (mean 0, variance 1) a deep random network fades to nothing. With those of one image it
+    explodes on the next: its last layers see a handful of pixels. So all draws go through it side by side, or the first
+    alone where it takes no such batch. A model that refuses even that is left as it is; whoever runs it tells why.
+    """
+    norms = [module for module in model.modules() if _tracks_statistics(module)]
+    if not norms:
+        return
+    together = {name: torch.cat([draw[name] for draw in draws]) for name in draws[0]}
+    handles = [module.register_forward_pre_hook(_take_statistics) for module in norms]
+    try:
+        for feeds in (together, draws[0]):
+            with contextlib.suppress(*_MODEL_ERRORS):
+                model(**feeds, **keywords)
+                return
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _tracks_statistics(module: torch.nn.Module) -> bool:
+    """Say whether a module is a batch norm, frozen ones of a library's own class included."""
+    return all(isinstance(getattr(module, name, None), torch.Tensor) for name in ("running_mean", "running_var"))
+
+
+def _take_statistics(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+    values: torch.Tensor = arguments[0].float()
+    dimensions = [0, *range(2, values.dim())]
+    mean, square = values.mean(dimensions), values.square().mean(dimensions)
+    running_mean: Any = module.running_mean
+    running_var: Any = module.running_var
+    if values.numel() == values.shape[1]:
+        # One value per channel: subtracting it would leave nothing, so only the scale is kept.
+        mean, square = torch.zeros_like(mean), square.mean().expand_as(square)
+    running_mean.copy_(mean)
+    variance = (square - mean.square()).clamp_min(_TINY)
+    running_var.copy_(variance.clamp_min(_VARIANCE_FLOOR * float(variance.mean())))
