@@ -109,7 +109,7 @@ SEAMS: dict[str, dict[str, str]] = {
     "models.caches.finding": {
         "._base": f"{_LOAD}/caches/test_after_others.py::test_mask_that_is_widened_is_no_input",
     },
-    "models.checkpoints.weights": {
+    "models.checkpoints.deferred_tensors": {
         "torch.Tensor._make_wrapper_subclass": f"{_LOAD}/checkpoints/test_deferred_tensors.py::"
         "test_deferred_tensors_say_shape_type_and_device_and_give_their_values",
         "torch._C": f"{_LOAD}/checkpoints/test_deferred_tensors.py::"
@@ -129,9 +129,8 @@ SEAMS: dict[str, dict[str, str]] = {
         ("torch.jit._script", "torch.jit._trace"),
         "tests/integration/test_programs.py::test_program_is_refused_with_what_to_pass_instead",
     ),
-    "models.model": {
-        "._from_config": f"{_LOAD}/checkpoints/test_random_weights.py::"
-        "test_random_weights_are_seeded_and_leave_the_callers_state",
+    "models.random_weights": {
+        "._from_config": f"{_LOAD}/test_random_weights.py::test_random_weights_are_seeded_and_leave_the_callers_state",
     },
     "models.families.image_grids": {
         "._attn_implementation": "tests/integration/test_vision_language_models.py::"

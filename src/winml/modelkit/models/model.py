@@ -12,11 +12,11 @@ import torch
 
 from winml.modelkit.models.checkpoints.companion_files import companion_files
 from winml.modelkit.models.checkpoints.merging import merge_adapters, swappable_branches
-from winml.modelkit.models.checkpoints.random_weights import build_random_model, calibrate_batch_norms
 from winml.modelkit.models.checkpoints.weights import load_checkpoint
 from winml.modelkit.models.families.input_decisions import decide_parts
 from winml.modelkit.models.live_module import refuse_without_values
 from winml.modelkit.models.parts import LoadedModel, ModelInfo, ModelPart
+from winml.modelkit.models.random_weights import build_random_model, calibrate_batch_norms
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.models.resolution import ResolvedModel, requested_dtype, resolve_model, with_plain_outputs
 from winml.modelkit.onnx.specs import DynamicDimension, InputTensorSpec

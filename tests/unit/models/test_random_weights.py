@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from winml.modelkit.errors import CheckpointError
-from winml.modelkit.models.checkpoints.random_weights import build_random_model, calibrate_batch_norms
+from winml.modelkit.models.random_weights import build_random_model, calibrate_batch_norms
 
 SMALL = {
     "vocab_size": 40,
