@@ -238,8 +238,6 @@ def _refuse_other_file(option: str, path: Path, plan: FilePlan[QuantizeRequest, 
             )
 
 
-
-
 QUANTIZE = _Quantize()
 """The verb: its :meth:`~FileVerb.plan` and :meth:`~FileVerb.run`."""
 
