@@ -241,11 +241,6 @@ def _prediction_count(candidates: Sequence[_Division], traced: Sizes, symbol: st
     return len({item.at(sizes, offset) for item in candidates for offset in (item.low, item.high)})
 
 
-# --- Describes the outputs of a model with dynamic sizes, from runs on fake tensors at a few sizes.
-#
-# The expressions for sizes are fitted in ``output_shapes``, as for an export.
-
-
 Outputs = Mapping[str, torch.Tensor]
 
 

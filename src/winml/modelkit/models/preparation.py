@@ -19,33 +19,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 from torch.jit._script import RecursiveScriptModule  # not public; torch.jit.script returns it
 
 from winml.modelkit.errors import ExportError
+from winml.modelkit.models.inputs.nested_arguments import NestedArguments
 from winml.modelkit.ort.shared_settings import attribute_replaced
 from winml.modelkit.tags.torch_modules import without_compilation
-
-
-class ArgumentBuilder(Protocol):
-    """What puts flat tensors into the containers a forward takes them in."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of the arguments, in order."""
-
-    def build(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, Any]:
-        """Return the arguments by name.
-
-        Args:
-            tensors: By input name.
-        """
-
-    def results(self, outputs: object) -> Any:
-        """Return what the forward returned in the form whose tensors become outputs."""
 
 
 class FlatForward:
@@ -53,6 +36,7 @@ class FlatForward:
 
     Attributes:
         output_names: Names of the returned tensors, known after the first call.
+        unflattened: The forward as the module has it.
     """
 
     def __init__(
@@ -60,7 +44,7 @@ class FlatForward:
         forward: Callable[..., object],
         input_names: Sequence[str],
         options: Mapping[str, object] | None = None,
-        arguments: ArgumentBuilder | None = None,
+        arguments: NestedArguments | None = None,
     ) -> None:
         """Flatten ``forward``.
 
@@ -74,7 +58,7 @@ class FlatForward:
         self.output_names: tuple[str, ...] = ()
         self._requested_names: tuple[str, ...] = ()
         self._tensor_names: frozenset[str] = frozenset()
-        self._forward = forward
+        self.unflattened = forward
         self._options = dict(options or {})
         self._arguments = arguments
         self._is_by_name = _takes_names(forward, self.input_names if arguments is None else arguments.names)
@@ -89,9 +73,9 @@ class FlatForward:
         if self._arguments is not None:
             named = self._arguments.build(named)
         if self._is_by_name:
-            outputs = self._forward(**{**self._options, **named})
+            outputs = self.unflattened(**{**self._options, **named})
         else:
-            outputs = self._forward(*named.values(), **self._options)
+            outputs = self.unflattened(*named.values(), **self._options)
         if self._arguments is not None:
             outputs = self._arguments.results(outputs)
         flat = flatten_outputs(outputs, used_names=self.input_names)
@@ -116,11 +100,6 @@ class FlatForward:
         self.output_names = self._requested_names if len(self._requested_names) == len(flat) else tuple(flat)
         return tuple(flat.values())
 
-    @property
-    def unflattened(self) -> Callable[..., Any]:
-        """The forward as the module has it."""
-        return self._forward
-
     def rename_outputs(self, names: Sequence[str]) -> None:
         """Rename the returned tensors, now and in every later call; one name per tensor."""
         self._requested_names = self.output_names = tuple(names)
@@ -134,7 +113,7 @@ def prepared_for_export(
     *,
     path: str = "",
     entry: Callable[[nn.Module], Callable[..., object]] | None = None,
-    arguments: ArgumentBuilder | None = None,
+    arguments: NestedArguments | None = None,
     plain_attention: bool = True,
 ) -> Iterator[FlatForward]:
     """Replace the forward of ``model`` by its :class:`FlatForward`; in place, undone at the end.
@@ -170,23 +149,14 @@ def prepared_for_export(
         model.eval()
         try:
             if plain_attention:
-                replaced.enter_context(_without_fast_path())
+                mha = torch.backends.mha
+                replaced.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
+                mha.set_fastpath_enabled(False)
             with torch.no_grad(), without_compilation(model):
                 yield flat
         finally:
             for module, was_training in training.items():
                 module.training = was_training
-
-
-@contextmanager
-def _without_fast_path() -> Iterator[None]:
-    """Switch off the fast path of torch.nn's attention in evaluation mode, for the time of the block."""
-    was_enabled = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(was_enabled)
 
 
 def _modules_on(model: nn.Module, path: str) -> list[nn.Module]:

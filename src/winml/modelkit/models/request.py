@@ -269,30 +269,8 @@ def _check_flags(source: ModelSource, request: ModelRequest) -> None:
             f"--revision {request.revision}: {source.name} is local and has no revisions",
             hint="Remove --revision, or pass a Hub id.",
         )
-    if source.kind == "script" and request.random_weights:
-        raise UsageError(
-            f"--random-weights: {source.name} is a factory, which creates the weights", hint="Remove --random-weights."
-        )
-    if source.kind == "script" and request.dtype is not None:
-        raise UsageError(
-            f"--dtype {request.dtype}: {source.name} is a factory, which creates the weights",
-            hint="Remove --dtype, and return the model in that type.",
-        )
-    if source.kind == "script" and request.task is not None:
-        raise UsageError(
-            f"--task {request.task}: {source.name} is a factory, which determines the model", hint="Remove --task."
-        )
-    if source.kind == "script" and request.input_specs is None and (request.shape_config or request.batch_size):
-        option = "--shape-config" if request.shape_config else "--batch-size"
-        raise UsageError(
-            f"{option}: {source.name} is a factory, whose input sizes are fixed by its code",
-            hint="Describe its inputs with --input-specs, or change its example_inputs().",
-        )
-    if source.kind == "script" and request.adapter:
-        raise UsageError(
-            f"--adapter {request.adapter[0]}: {source.name} is a factory, which creates the weights",
-            hint="Remove --adapter, and return the model with the adapter merged.",
-        )
+    if source.kind == "script":
+        _refuse_flags_of_checkpoints(source, request)
     read_adapters(request.adapter)
     if request.task is not None:
         canonical_task(request.task)
@@ -304,6 +282,25 @@ def _check_flags(source: ModelSource, request: ModelRequest) -> None:
             f"--batch-size {request.batch_size}: --shape-config sets batch_size {batch_size}",
             hint="Pass one of them.",
         )
+
+
+def _refuse_flags_of_checkpoints(source: ModelSource, request: ModelRequest) -> None:
+    option, reason, hint = "", "which creates the weights", ""
+    if request.random_weights:
+        option, hint = "--random-weights", "Remove --random-weights."
+    elif request.dtype is not None:
+        option, hint = f"--dtype {request.dtype}", "Remove --dtype, and return the model in that type."
+    elif request.task is not None:
+        option, reason, hint = f"--task {request.task}", "which determines the model", "Remove --task."
+    elif request.input_specs is None and (request.shape_config or request.batch_size):
+        option = "--shape-config" if request.shape_config else "--batch-size"
+        reason = "whose input sizes are fixed by its code"
+        hint = "Describe its inputs with --input-specs, or change its example_inputs()."
+    elif request.adapter:
+        option = f"--adapter {request.adapter[0]}"
+        hint = "Remove --adapter, and return the model with the adapter merged."
+    if option:
+        raise UsageError(f"{option}: {source.name} is a factory, {reason}", hint=hint)
 
 
 def check_folder(folder: Path, *, needs_weights: bool) -> WeightFiles | None:
@@ -390,9 +387,6 @@ def processor_folder(model: Path | ModelRequest) -> Path | None:
     return path if path.is_dir() else path.absolute().parent
 
 
-# --- Which checkpoint was an ONNX file exported from? By what the file says of itself.
-
-
 _HINT = "Pass the model: -m with a Hub id, checkpoint folder or file.py:factory, and --baseline pytorch."
 _SHARE = "\\\\"
 """Start of the drive of a path on another machine, which Windows asks for."""
@@ -412,10 +406,15 @@ def reference_checkpoint(
     Raises:
         UsageError: the file does not name a checkpoint on this machine, and the user named none.
     """
+    from winml.modelkit.onnx.bundle import model_record  # by those who read a file
+
     hint = "Pass the checkpoint: --reference CHECKPOINT"
     is_recorded = checkpoint == RECORDED
     request = exported_from(metadata, displayed, hint, "--reference") if is_recorded else ModelRequest(checkpoint)
-    return replace(with_recorded_seed(request, metadata), adapter=_recorded_adapters(metadata, active))
+    # Adapters that a model in PyTorch needs to answer as the file does: they are merged.
+    adapters = map(named_adapter, map(str, model_record(metadata).get("adapters", ())))
+    merged = tuple(str(item.folder) for item in adapters if item.name in (None, active))
+    return replace(with_recorded_seed(request, metadata), adapter=merged)
 
 
 def with_recorded_seed(request: ModelRequest, metadata: Mapping[str, str]) -> ModelRequest:
@@ -429,23 +428,6 @@ def with_recorded_seed(request: ModelRequest, metadata: Mapping[str, str]) -> Mo
 
     seed = model_record(metadata).get("seed")
     return replace(request, seed=seed) if seed is not None and 0 <= seed <= LARGEST_SEED else request
-
-
-def _recorded_adapters(metadata: Mapping[str, str], active: str | None = None) -> tuple[str, ...]:
-    """Return the adapters that a model in PyTorch needs to answer as a file does, to be merged.
-
-    Args:
-        metadata: What the file says about itself.
-        active: Name of the adapter that is active in the file; None: none is.
-    """
-    from winml.modelkit.onnx.bundle import model_record  # by those who read a file
-
-    merged = []
-    for text in map(str, model_record(metadata).get("adapters", ())):
-        item = named_adapter(text)
-        if item.name in (None, active):
-            merged.append(str(item.folder))
-    return tuple(merged)
 
 
 def exported_from(

@@ -57,6 +57,7 @@ from winml.modelkit.models.inputs.axis_names import accepts_shapes
 from winml.modelkit.models.inputs.decision import InputDecision, check_input_specs, forward_keywords
 from winml.modelkit.models.inputs.dynamic_axes import fitting_example, open_axes
 from winml.modelkit.models.inputs.nested_arguments import NestedArguments, arguments_of_names
+from winml.modelkit.models.inputs.shape_run import REFUSALS
 from winml.modelkit.models.inputs.sizes import INPUT_SPECS_OPTION, SEPARATOR
 from winml.modelkit.models.library_access import import_losses
 from winml.modelkit.models.live_module import (
@@ -82,10 +83,7 @@ _MOST_PARAMETERS = 10**14
 
 _DTYPES: Mapping[Dtype, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
-_BUILD_ERRORS = (
-    ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, AssertionError,
-    MemoryError, OSError,
-)  # fmt: skip
+_BUILD_ERRORS = (*REFUSALS, MemoryError, OSError)
 """What a model class raises when its config makes no sense."""
 
 
@@ -184,11 +182,17 @@ def resolve_model(
         decision = _decide_task_and_class(checkpoint, request)
         model_class = _model_class(checkpoint, decision)
         checkpoint = with_config_of_class(checkpoint, model_class)
-        folder = _folder_of_weights(source, request, checkpoint.config)
+        has_weights = source.kind in ("folder", "hub") and not request.random_weights
+        folder = source.path if has_weights else None
+        if folder is not None:
+            refuse_foreign_weights(checkpoint.config, folder)
         coded = _coded_weights(checkpoint, folder, source)
+        dtype = _floating_dtype(checkpoint.config, folder, requested_dtype(request))
         # What codes stand for is exact in float32 alone.
-        widens_halves = widens_halves or coded is not None
-        dtype, is_widened = _read_dtype(checkpoint.config, folder, request, widens_halves=widens_halves)
+        widens_halves = request.dtype is None and (widens_halves or coded is not None)
+        is_widened = widens_halves and dtype in (torch.float16, torch.bfloat16)
+        if is_widened:
+            dtype = torch.float32
         model = _build_without_storage(model_class, checkpoint.config, dtype)
         adapters = read_adapters(request.adapter)
         check_adapters(model, adapters)
@@ -312,14 +316,6 @@ def _model_class(checkpoint: CheckpointConfig, decision: TaskDecision) -> Any:
     return model_class
 
 
-def _folder_of_weights(source: ModelSource, request: ModelRequest, config: object) -> Path | None:
-    """Return the folder whose weights are read; None where there are none."""
-    if source.kind not in ("folder", "hub") or request.random_weights or source.path is None:
-        return None
-    refuse_foreign_weights(config, source.path)
-    return source.path
-
-
 def _coded_weights(checkpoint: CheckpointConfig, folder: Path | None, source: ModelSource) -> CodedCheckpoint | None:
     """Find the weights of few bits, where a checkpoint says that it has some.
 
@@ -341,15 +337,6 @@ def _coded_weights(checkpoint: CheckpointConfig, folder: Path | None, source: Mo
             hint="Save the checkpoint as safetensors.",
         )
     return read_coded_checkpoint(checkpoint.quantization, stored_entries(weights.files), folder, weights.files)
-
-
-def _read_dtype(
-    config: object, folder: Path | None, request: ModelRequest, *, widens_halves: bool
-) -> tuple[torch.dtype | None, bool]:
-    """Return the type that weights are read in, and whether it is float32 in place of 16 bits."""
-    dtype = _floating_dtype(config, folder, requested_dtype(request))
-    is_widened = widens_halves and request.dtype is None and dtype in (torch.float16, torch.bfloat16)
-    return torch.float32 if is_widened else dtype, is_widened
 
 
 def _floating_dtype(config: object, folder: Path | None, requested: torch.dtype | None) -> torch.dtype | None:
@@ -499,7 +486,9 @@ def _load_script(source: ModelSource, seed: int, *, is_example_needed: bool) -> 
         torch.manual_seed(seed)
         module = _import_script(source)
         factory = _find_factory(module, source)
-        returned = factory if isinstance(factory, torch.nn.Module) else _call_user_code(factory, source.name, module)
+        file = getattr(module, "__file__", None)
+        is_model = isinstance(factory, torch.nn.Module)
+        returned = factory if is_model else _guard_user_code(factory, source.name, file)
         model, inputs = _model_and_inputs(returned, source)
         refuse_programs(model, source.name)
         model = uncompiled(model)
@@ -509,7 +498,7 @@ def _load_script(source: ModelSource, seed: int, *, is_example_needed: bool) -> 
         try:
             if inputs is None and (function := _example_function(module, source)) is not None:
                 origin = f"{function.name}() of {source.name}"
-                inputs = _call_user_code(function.call, origin, module)
+                inputs = _guard_user_code(function.call, origin, file)
             example = None if inputs is None else name_examples(inputs, model, origin)
         except WinMLError as error:
             if is_example_needed:
@@ -638,10 +627,6 @@ def _hint_of_functions(name: str, holder: object) -> str:
     own = [key for key in own if not key.startswith(_EXAMPLE_INPUTS)]
     found = f" It has: {', '.join(own[:_DISPLAYED_FUNCTIONS])}." if own else ""
     return f"Pass a function in it that returns the model.{found}"
-
-
-def _call_user_code(function: Callable[[], object], displayed: str, module: ModuleType) -> Any:
-    return _guard_user_code(function, displayed, getattr(module, "__file__", None))
 
 
 def _guard_user_code(function: Callable[[], _ResultT], displayed: str, file: str | None) -> _ResultT:

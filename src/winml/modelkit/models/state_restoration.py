@@ -467,18 +467,16 @@ def _are_same(now: list[object], before: list[object]) -> bool:
     return list(map(identity, now)) == list(map(identity, before))
 
 
-# --- Suppresses the messages of torch and transformers during an export.
-#
-# They concern internals of the libraries and missing optional packages, so the user cannot act on them. Failures are
-# raised as our errors.
-
-
 _LIBRARIES = ("torch", "transformers", "onnxscript", "onnx_ir")
 
 
 @contextmanager
 def quiet_torch() -> Iterator[None]:
-    """Suppress warnings and log messages of the exporting libraries for the time of the block."""
+    """Suppress warnings and log messages of the exporting libraries for the time of the block.
+
+    They concern internals of the libraries and missing optional packages, so the user cannot act on them. Failures are
+    raised as our errors.
+    """
     handlers = _log_handlers()
     for handler in handlers:
         handler.addFilter(_is_for_the_user)
@@ -497,15 +495,11 @@ def unprinted_failures() -> Iterator[None]:
     # Half a second to import: by those who export with it only.
     from torch.export import _trace as export_trace
 
-    vars(export_trace)["print"] = _print_nothing
+    vars(export_trace)["print"] = lambda *_values, **_options: None
     try:
         yield
     finally:
         del vars(export_trace)["print"]
-
-
-def _print_nothing(*_values: object, **_options: object) -> None:
-    return
 
 
 def _is_for_the_user(log_record: logging.LogRecord) -> bool:

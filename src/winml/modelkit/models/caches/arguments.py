@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -13,138 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from winml.modelkit.models.caches.layout import CacheLayout, EncoderDecoderLayout, ModuleState, Way, cache_field
+from winml.modelkit.models.caches.custom_caches import held_tensors, with_tensors
+from winml.modelkit.models.caches.layout import CacheLayout, EncoderDecoderLayout, ModuleState, cache_field
 from winml.modelkit.models.inputs.nested_arguments import NestedArguments
-
-# --- Caches of other classes than transformers' own: which tensors do they hold, and how is one made that holds
-# others?
-#
-# A list of states, or an object with lists and dicts of them. What is in it is found by looking, and no class is known
-# by name. Layers of transformers' own in such an object are looked at by ``finding.py``.
-
-
-_LAYERS = "layers"
-"""Attribute of a cache of transformers that holds its layers."""
-_PLAIN = (bool, int, float, complex, str)
-
-
-def held_tensors(cache: object) -> dict[Way, torch.Tensor]:
-    """Return the tensors that a cache holds outside of its layers, each with the way to it."""
-    return {way: value for way, value in _leaves(cache, ()) if isinstance(value, torch.Tensor)}
-
-
-def held_values(cache: object) -> dict[Way, object]:
-    """Return what else a cache holds outside of its layers: numbers, truth values, text and None, each with its way."""
-    return {way: value for way, value in _leaves(cache, ()) if value is None or isinstance(value, _PLAIN)}
-
-
-def with_tensors(cache: object, tensors: Mapping[Way, object], layers: Sequence[object] = ()) -> Any:
-    """Return a copy of a cache that holds other tensors; what is not among them is as it was.
-
-    Args:
-        cache: A cache of the same model.
-        tensors: What it is to hold.
-        layers: Its layers, where it has some.
-    """
-
-    def replaced(value: object, way: Way) -> Any:
-        if way in tensors:
-            return tensors[way]
-        if isinstance(value, torch.Tensor):
-            return value.clone()
-        return _mapped(value, way, replaced)
-
-    created = replaced(cache, ())
-    if layers:
-        created.layers = list(layers)
-    return created
-
-
-def unread(value: object) -> Any:
-    """Return what stands for a number or a tensor of numbers that is counted on and never read: reading it raises."""
-    return value.as_subclass(_UnreadTensor) if isinstance(value, torch.Tensor) else _UnreadNumber()
-
-
-class _ReadError(RuntimeError):
-    """A count is read. No ``TypeError``: of that, Python and torch make another attempt in comparisons."""
-
-
-class _UnreadNumber:
-    """A number that a number can be added to, and nothing else be done with."""
-
-    def __add__(self, other: object) -> _UnreadNumber:
-        _refuse_unless_number(other)
-        return self
-
-    __radd__ = __add__
-
-    def _read(self, *_others: object) -> Any:
-        raise _ReadError("a count is read")
-
-    # What Python gives to every object; all that a number has beyond it raises, since there is none here.
-    __bool__ = __eq__ = __ne__ = __hash__ = __repr__ = __format__ = _read
-    __int__ = __index__ = __lt__ = __le__ = __gt__ = __ge__ = _read
-
-
-class _UnreadTensor(torch.Tensor):
-    """Numbers that a number can be added to, and nothing else be done with."""
-
-    @classmethod
-    def __torch_function__(cls, func: object, types: Any, args: Any = (), kwargs: object = None) -> Any:
-        if func not in _ADDING:
-            raise _ReadError(f"{func} reads a count")
-        _refuse_unless_number(args[1])
-        return args[0]
-
-
-_ADDING = (torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.__iadd__, torch.Tensor.add_, torch.Tensor.add)
-
-
-def _refuse_unless_number(value: object) -> None:
-    if not isinstance(value, int):
-        raise _ReadError(f"{type(value).__name__} is added to a count")
-
-
-def _leaves(value: object, way: Way) -> Iterator[tuple[Way, Any]]:
-    items = _items(value, way)
-    if not items:
-        yield way, value
-    for key, item in items:
-        yield from _leaves(item, (*way, key))
-
-
-def _items(value: object, way: Way) -> Sequence[tuple[str | int, Any]]:
-    """Return what a container holds, or the cache itself."""
-    if isinstance(value, torch.Tensor):
-        return ()
-    if isinstance(value, Mapping):
-        return tuple(value.items())
-    if isinstance(value, (list, tuple)):
-        return tuple(enumerate(value))
-    if way or not hasattr(value, "__dict__"):
-        # An object inside, such as a config, is no state.
-        return ()
-    return tuple((name, item) for name, item in vars(value).items() if name != _LAYERS)
-
-
-def _mapped(value: Any, way: Way, change: Callable[[object, Way], Any]) -> Any:
-    items = {key: change(item, (*way, key)) for key, item in _items(value, way)}
-    if isinstance(value, Mapping):
-        return items
-    if isinstance(value, (list, tuple)):
-        return type(value)(items.values())
-    if not items:
-        return value
-    created = copy.copy(value)
-    vars(created).update(items)
-    return created
-
-
-# --- States that modules keep in attributes of their own from run to run, beside the cache that a forward is given.
-#
-# Found by running the forward on shapes and looking which attributes hold tensors afterwards. No model is known by
-# name.
-
 
 _STATES = "states_of_modules"
 """Chosen: name of the argument that takes the states of modules, and of the result that holds them afterwards."""
@@ -185,6 +55,9 @@ def forward_with_states(states: tuple[ModuleState, ...], argument: str) -> Calla
 
     def entry(model: nn.Module) -> Callable[..., Any]:
         forward = model.forward
+        signature = inspect.signature(forward)
+        further = inspect.Parameter(_STATES, inspect.Parameter.KEYWORD_ONLY, default=None)
+        parameters = sorted([*signature.parameters.values(), further], key=lambda parameter: parameter.kind)
 
         @functools.wraps(forward)
         def call(*args: object, **arguments: Any) -> Any:
@@ -200,17 +73,10 @@ def forward_with_states(states: tuple[ModuleState, ...], argument: str) -> Calla
             }
             return {**outputs, argument: arguments[argument], _STATES: retained}
 
-        call.__signature__ = _with_parameter(inspect.signature(forward), _STATES)  # type: ignore[attr-defined]
+        call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return call
 
     return entry
-
-
-def _with_parameter(signature: inspect.Signature, name: str) -> inspect.Signature:
-    """Return a signature with one more keyword."""
-    further = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
-    parameters = sorted([*signature.parameters.values(), further], key=lambda parameter: parameter.kind)
-    return signature.replace(parameters=parameters)
 
 
 DECODER_TOKENS, _MASK, _POSITIONS = "decoder_input_ids", "attention_mask", "position_ids"
@@ -427,9 +293,9 @@ def cache_of(layout: CacheLayout, tensors: Mapping[str, torch.Tensor]) -> Any:
     held = {*(state for _, state in layout.held), *(item.state for item in layout.of_modules)}
     layers: list[Any] = []
     for layer, name in enumerate(layout.layer_classes):
-        states = {place: item for place, item in layout.states_of(layer).items() if item not in held}
-        values = {place: tensors[item.input] for place, item in states.items()}
-        window = next((item.window for item in states.values() if item.window), None)
+        states = [item for item in layout.states if item.layer == layer and item not in held]
+        values = {(item.kind, item.index): tensors[item.input] for item in states}
+        window = next((item.window for item in states if item.window), None)
         if window in layout.dropping_windows:
             layers.append(DroppingLayer(values, window))
         else:
@@ -465,11 +331,8 @@ def _states_of(
     """Return the states of a cache, and those of modules, by the names of the outputs."""
     from winml.modelkit.models.caches.traced_layers import layer_tensors
 
-    if layout.template is not None:
-        tensors = held_tensors(cache)
-        found = {state: tensors[way] for way, state in layout.held}
-    else:
-        found = {}
+    tensors = held_tensors(cache) if layout.held else {}
+    found = {state: tensors[way] for way, state in layout.held}
     found |= {item.state: of_modules[item.path, item.attribute] for item in layout.of_modules}
     layers = [layer_tensors(layer) for layer in getattr(cache, "layers", ())]
     return {

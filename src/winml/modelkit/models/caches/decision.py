@@ -64,14 +64,7 @@ def decision_with_cache(
         _refuse_logits(request, "the graph has no cache")
         described_none = f"The graph has no cache, {request.specs_origin} describes none: every run reads all tokens."
         return InputDecision((), (described_none if request.cache else NO_CACHE_REQUESTED,))
-    plain = decide_inputs(
-        model,
-        checkpoint.config,
-        checkpoint.root,
-        task=task,
-        shape=_without_past(request),
-        batch_size=request.batch_size,
-    )
+    plain = decide_plain_inputs(model, checkpoint, task, request)
     if request.task is not None:
         plain = _text_only(plain, forward_parameters(model))
     layout = find_cache(model, plain.inputs, cached_keywords(model, request))
@@ -79,6 +72,26 @@ def decision_with_cache(
         _refuse_logits(request, "the graph has no cache")
         return InputDecision((), (f"The graph has no cache, since {layout}: every run reads all tokens.",))
     return open_cached_inputs(plain, layout, model, checkpoint.config, request)
+
+
+def decide_plain_inputs(
+    model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
+) -> InputDecision:
+    """Decide the inputs of a forward without a cache.
+
+    Args:
+        model: The model; its parameters may be on the ``meta`` device.
+        checkpoint: Its config and files.
+        task: Canonical task.
+        request: What the user asked for; the size of the cache is ignored.
+
+    Raises:
+        UsageError: a size the model refuses, or the forward needs an input that no modality knows.
+    """
+    shape = request.shape_config and request.shape_config.model_copy(update={PAST_KEY: None})
+    return decide_inputs(
+        model, checkpoint.config, checkpoint.root, task=task, shape=shape, batch_size=request.batch_size
+    )
 
 
 def _text_only(plain: InputDecision, parameters: Mapping[str, inspect.Parameter]) -> InputDecision:
@@ -167,11 +180,6 @@ def _as_described(decision: InputDecision, request: ModelRequest) -> InputDecisi
         meanings=AxisMeanings(),
         requested_by=request.specs_origin,
     )
-
-
-def _without_past(request: ModelRequest) -> Any:
-    """Return the sizes the user wants without that of the cache, which the plain inputs do not have."""
-    return request.shape_config and request.shape_config.model_copy(update={PAST_KEY: None})
 
 
 def _refuse_logits(request: ModelRequest, reason: str) -> None:

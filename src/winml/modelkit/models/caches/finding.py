@@ -23,11 +23,8 @@ from winml.modelkit.models.caches.arguments import (
     DECODER_TOKENS,
     cache_of,
     found_states,
-    held_tensors,
-    held_values,
-    unread,
-    with_tensors,
 )
+from winml.modelkit.models.caches.custom_caches import held_tensors, held_values, unread, with_tensors
 from winml.modelkit.models.caches.layout import (
     EMBEDDED,
     CacheLayout,
@@ -43,13 +40,6 @@ from winml.modelkit.models.caches.layout import (
 from winml.modelkit.models.inputs.shape_run import run_on_shapes
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.shared_settings import attribute_replaced
-
-# --- How does a forward read tokens after others? Found by running it once more on shapes, with a cache that holds
-# some.
-#
-# What is looked at: whether it reads several tokens at once, and whether it takes the mask as it is. Beside that, which
-# windows masks know, so that what these do not reach is hidden. No model is known by name.
-
 
 MASK = "attention_mask"
 """Specified by transformers: what says which tokens are no padding."""
@@ -93,25 +83,28 @@ class _MaskUse(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         """Look at what is made of the mask."""
         output = func(*args, **(kwargs or {}))
-        passed = [value for value in _tensors_in((args, kwargs)) if id(value) in self._followed]
+        passed = [value for value in tensors_in((args, kwargs)) if id(value) in self._followed]
         if passed and func not in _CONTRACTING | _ALLOCATING:
-            for created in _tensors_in((output, _written_into(func, args, output))):
-                self.is_widened |= any(_is_wider(created, mask) for mask in passed)
+            for created in tensors_in((output, _written_into(func, args, output))):
+                # No tensor is made of one column by repeating it.
+                self.is_widened |= any(
+                    created.shape[:-1] == mask.shape[:-1] and 1 < mask.shape[-1] < created.shape[-1] for mask in passed
+                )
                 if created.dim() and created.shape[-1] == self._columns:
                     # Kept, so that no other tensor gets its id.
                     self._followed[id(created)] = created
         return output
 
 
-def _tensors_in(values: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors in arguments or in an answer."""
+def tensors_in(values: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested arguments or outputs of a function."""
     if isinstance(values, torch.Tensor):
         yield values
     elif isinstance(values, (list, tuple)):
         for value in values:
-            yield from _tensors_in(value)
+            yield from tensors_in(value)
     elif isinstance(values, Mapping):
-        yield from _tensors_in(list(values.values()))
+        yield from tensors_in(list(values.values()))
 
 
 def _written_into(func: object, args: Any, output: object) -> torch.Tensor | None:
@@ -120,11 +113,6 @@ def _written_into(func: object, args: Any, output: object) -> torch.Tensor | Non
         target: torch.Tensor = args[0]
         return target
     return output._base if isinstance(output, torch.Tensor) and args and output is args[0] else None
-
-
-def _is_wider(created: torch.Tensor, mask: torch.Tensor) -> bool:
-    """Say whether a tensor is as a mask but for more columns; none is made of one column by repeating it."""
-    return created.shape[:-1] == mask.shape[:-1] and 1 < mask.shape[-1] < created.shape[-1]
 
 
 def _as_read_after(layout: CacheLayout, rows: int, past: int, run: Callable[..., object]) -> CacheLayout | None:
@@ -271,7 +259,10 @@ def find_cache(
                 raise _cache_refusal(name, "its forward reads only one token after cached ones")
             return read
         step = outputs_of(RUN_ROWS, 1, **{argument: with_tensors(value, {})})
-        return layout if step is None else replace(layout, is_of_one_row=_mixes_rows(step))
+        # Of one token in each row, unless the forward mixes up the rows.
+        scores = None if step is None else step.get("logits")
+        is_mixed = isinstance(scores, torch.Tensor) and tuple(scores.shape[:2]) != (RUN_ROWS, 1)
+        return replace(layout, is_of_one_row=is_mixed)
     if layout := _layout_with_modules(model, parameters, run):
         return layout
     # What transformers' generate() gives a forward that keeps a cache.
@@ -355,19 +346,30 @@ def _layout_with_modules(
     name = type(model).__name__
     states: list[ModuleState] = []
     for (path, attribute), value in found.items():
-        sizes = list(value.shape)[1:]
-        shapes = [list(tensor.shape) for tensor in (value, other.get((path, attribute))) if tensor is not None]
-        if shapes != [[RUN_ROWS, *sizes], [RUN_ROWS + 1, *sizes]]:
-            raise _cache_refusal(name, f"{path}.{attribute} has shape {shapes[0]}, expected one state per row")
         layer = next((int(part) for part in path.split(".") if part.isdecimal()), 0)
         index = sum(item.state.layer == layer for item in states)
-        dtype = str(value.dtype).removeprefix("torch.")
-        state = CacheState(layer, "recurrent", tuple(sizes), dtype, index=index, value_range=_SUMS)
+        state = _state_of_rows(name, f"{path}.{attribute}", value, other.get((path, attribute)), layer, index)
         states.append(ModuleState(path, attribute, type(model.get_submodule(path)).__name__, state))
     attended = _layout_of(name, argument, cache)
     layers = attended or CacheLayout(argument, (EMPTY_LAYER,) * len(cache.layers), ())
     all_states = (*(item.state for item in states), *layers.states)
     return replace(layers, states=all_states, of_modules=tuple(states))
+
+
+def _state_of_rows(
+    model_name: str, place: str, value: torch.Tensor, other: torch.Tensor | None, layer: int, index: int | None
+) -> CacheState:
+    """Return the state that a tensor is, by its values after a run and after a run of one row more.
+
+    Raises:
+        UsageError: its sizes depend on the tokens, or only one of the runs has it.
+    """
+    shapes = [list(tensor.shape) for tensor in (value, other) if tensor is not None]
+    sizes = shapes[0][1:]
+    if shapes != [[RUN_ROWS, *sizes], [RUN_ROWS + 1, *sizes]]:
+        raise _cache_refusal(model_name, f"{place} has shape {shapes[0]}, expected one state per row")
+    dtype = str(value.dtype).removeprefix("torch.")
+    return CacheState(layer, "recurrent", tuple(sizes), dtype, index=index, value_range=_SUMS)
 
 
 def _held_states(model_name: str, argument: str, cache: object, outputs_of: Callable[..., Any]) -> _HeldStates:
@@ -393,34 +395,22 @@ def _held_states(model_name: str, argument: str, cache: object, outputs_of: Call
     counts = _values_that_differ(cache, other_cache)
     states: list[tuple[Way, CacheState]] = []
     for way, value in tensors.items():
-        shapes = [list(found.shape) for found in (value, others.get(way)) if found is not None]
-        if len(shapes) == 2 and shapes[0] == shapes[1] and not (value.is_meta or others[way].is_meta):
-            if not torch.equal(value, others[way]):
+        other = others.get(way)
+        if other is not None and value.shape == other.shape and not (value.is_meta or other.is_meta):
+            if not torch.equal(value, other):
                 counts[way] = value
             # Else the same whatever was read.
             continue
-        if shapes != [[RUN_ROWS, *shapes[0][1:]], [RUN_ROWS + 1, *shapes[0][1:]]]:
-            place = ".".join(map(str, (argument, *way)))
-            raise _cache_refusal(
-                model_name, f"{place} of a {type(cache).__name__} has shape {shapes[0]}, expected one state per row"
-            )
-        layer, index = _place_of(way)
-        dtype = str(value.dtype).removeprefix("torch.")
-        state = CacheState(layer, "recurrent", tuple(shapes[0][1:]), dtype, index=index, value_range=_SUMS)
+        state = _state_of_rows(model_name, _place_words(argument, way, cache), value, other, *_layer_and_index(way))
         states.append((way, state))
     if counts:
         # A forward may have a branch of its own for the one token of a step.
         for tokens in (RUN_TOKENS, 1):
             counted = with_tensors(cache, {way: unread(value) for way, value in counts.items()})
             if outputs_of(RUN_ROWS, tokens, **{argument: counted}) is None:
-                raise _changing_value(model_name, argument, next(iter(counts)), cache)
+                place = _place_words(argument, next(iter(counts)), cache)
+                raise _cache_refusal(model_name, f"{place} depends on the tokens read, but is not a state")
     return tuple(states)
-
-
-def _mixes_rows(outputs: Mapping[str, object]) -> bool:
-    """Say whether scores of one token in each of several rows are of another number of tokens."""
-    scores = outputs.get("logits")
-    return isinstance(scores, torch.Tensor) and tuple(scores.shape[:2]) != (RUN_ROWS, 1)
 
 
 def _values_that_differ(cache: object, other: object) -> dict[Way, Any]:
@@ -432,14 +422,11 @@ def _values_that_differ(cache: object, other: object) -> dict[Way, Any]:
     }
 
 
-def _changing_value(model_name: str, argument: str, way: Way, cache: object) -> UsageError:
-    place = ".".join(map(str, (argument, *way)))
-    return _cache_refusal(
-        model_name, f"{place} of a {type(cache).__name__} depends on the tokens read, but is not a state"
-    )
+def _place_words(argument: str, way: Way, cache: object) -> str:
+    return f"{'.'.join(map(str, (argument, *way)))} of a {type(cache).__name__}"
 
 
-def _place_of(way: Way) -> tuple[int, int | None]:
+def _layer_and_index(way: Way) -> tuple[int, int | None]:
     """Return layer and index of a tensor: the first two positions on the way; in a bare list the index alone."""
     numbers = [key for key in way if isinstance(key, int)]
     if len(way) == 1:
@@ -519,9 +506,6 @@ def _state(state: CacheState, value: torch.Tensor, tokens: int) -> CacheState | 
 def _cache_refusal(model_name: str, what: str) -> UsageError:
     """Return the error for a cache that cannot be flattened, which says what stops it."""
     return UsageError(f"{model_name} has a cache that a graph cannot represent: {what}", hint=NO_CACHE_HINT)
-
-
-# --- Which caches does an encoder-decoder keep? Found by running its forward once, on shapes alone.
 
 
 ENCODER_OUTPUT = "encoder_last_hidden_state"

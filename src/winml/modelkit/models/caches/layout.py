@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.onnx.bundle import PartFeed
 from winml.modelkit.onnx.specs import CacheSlot
 
@@ -139,13 +138,8 @@ class CacheLayout:
         """Whether some state is computed from token to token, so that a graph reads one of them in each run."""
         return any(state.kind == "recurrent" for state in self.states)
 
-    @property
-    def feeds(self) -> tuple[PartFeed, ...]:
-        """Which outputs of the graph become which of its inputs in the next run."""
-        return self.feeds_to(ONLY_PART)
-
     def feeds_to(self, part: str) -> tuple[PartFeed, ...]:
-        """Return which outputs become which inputs of a part."""
+        """Return which outputs become which inputs of a part; of the graph itself, in its next run."""
         return tuple(PartFeed(state.output, part, state.input) for state in self.states)
 
     @property
@@ -153,7 +147,8 @@ class CacheLayout:
         """What it holds, for people: ``2 layers, key and value``."""
         kinds = list(dict.fromkeys(state.kind for state in self.states))
         layers = len({state.layer for state in self.states})
-        return f"{layers} layer{'' if layers == 1 else 's'}, {_joined(kinds)}"
+        listed = " and ".join(filter(None, [", ".join(kinds[:-1]), *kinds[-1:]]))
+        return f"{layers} layer{'' if layers == 1 else 's'}, {listed}"
 
     def class_of(self, layer: int) -> str:
         """Return the class that keeps the states of a layer."""
@@ -162,10 +157,6 @@ class CacheLayout:
                 return item.class_name
         is_held = any(state.layer == layer for _, state in self.held)
         return type(self.template).__name__ if is_held else self.layer_classes[layer]
-
-    def states_of(self, layer: int) -> Mapping[tuple[StateKind, int | None], CacheState]:
-        """Return the states of one layer by kind and index."""
-        return {(state.kind, state.index): state for state in self.states if state.layer == layer}
 
 
 @dataclass(frozen=True)
@@ -191,20 +182,13 @@ class EncoderDecoderLayout:
         return replace(self.own, states=(*self.own.states, *self.cross.states))
 
 
-def _joined(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
-
-
-# --- What does transformers call the cache, as an argument of a forward and as a field of its result?
-#
-# ``cache`` since transformers 5.24, ``past_key_values`` or ``cache_params`` before. The forward of a checkpoint with
-# code of its own may have an older name than the installed version, which then renames the field of its result. So no
-# version is asked for: names are looked up in the signature, the result and the generation loop. Names of graph inputs
-# (``past_key_values.N.key``) do not depend on it.
-
-
 CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
-"""Specified by transformers, the newest first."""
+"""Specified by transformers: arguments of a forward, and fields of its result, that hold the cache, the newest first.
+
+``cache`` is the name since transformers 5.24. The forward of a checkpoint with code of its own may have an older name
+than the installed version, which then renames the field of its result. So no version is asked for: names are looked up
+in the signature, the result and the generation loop. Names of graph inputs (``past_key_values.N.key``) do not depend on
+it."""
 
 
 def cache_argument(names: Collection[str]) -> str | None:

@@ -6,11 +6,10 @@ models these are is found by running the forward on shapes.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,7 @@ from winml.modelkit.models.caches.arguments import (
     own_decoder_arguments,
     self_feeding_decoder_arguments,
 )
-from winml.modelkit.models.caches.decision import NO_CACHE_REQUESTED, cached_keywords
+from winml.modelkit.models.caches.decision import NO_CACHE_REQUESTED, cached_keywords, decide_plain_inputs
 from winml.modelkit.models.caches.finding import (
     ENCODER_OUTPUT,
     RUN_ROWS,
@@ -43,15 +42,13 @@ from winml.modelkit.models.caches.finding import (
 from winml.modelkit.models.caches.inputs import PAST_KEY, refuse_beyond_positions
 from winml.modelkit.models.caches.layout import CacheLayout, EncoderDecoderLayout, cache_field
 from winml.modelkit.models.checkpoints.config import CheckpointConfig
-from winml.modelkit.models.families.family import FoundParts, PartAxes, divided_axes, part_of_decision
+from winml.modelkit.models.families.family import FoundParts, PartAxes, divided_axes, open_keys, part_of_decision
 from winml.modelkit.models.inputs.decision import (
     AxisMeanings,
     InputDecision,
-    decide_inputs,
     forward_keywords,
     forward_parameters,
 )
-from winml.modelkit.models.inputs.dynamic_axes import open_axes
 from winml.modelkit.models.inputs.shape_run import run_on_shapes
 from winml.modelkit.models.inputs.sizes import SizeBounds
 from winml.modelkit.models.parts import ModelPart
@@ -62,15 +59,7 @@ from winml.modelkit.ort.shared_settings import attribute_replaced
 if TYPE_CHECKING:
     from winml.modelkit.models.request import ModelRequest
 
-# --- A decoder inside a model, which attends to what the rest of the model makes of a picture or a recording.
-#
-# The forward of the model runs it and returns no cache; its own ``generate()`` runs the rest once and lets the decoder
-# generate. Found by running both on shapes: the module that generates by itself and is given states of an encoder.
-
-
 _MASK = "attention_mask"
-_WITH_CACHE = {"use_cache": True}
-_SEQUENCE_KEY, _INNER_TOKENS_KEY = "sequence_length", "decoder_sequence_length"
 _STEP_ARGUMENTS = frozenset({TOKENS, _MASK, ENCODER_STATES, ENCODER_MASK})
 """What a decoder may be given: the first two say something of its own tokens, the others of what was encoded."""
 
@@ -85,7 +74,11 @@ class _Call:
 
 @dataclass(frozen=True)
 class _InnerDecoder:
-    """A decoder inside a model."""
+    """A decoder inside a model, which attends to what the rest of the model makes of a picture or a recording.
+
+    The forward of the model runs it and returns no cache; its own ``generate()`` runs the rest once and lets the
+    decoder generate. Found by running both on shapes: a module that generates by itself and is given encoder states.
+    """
 
     path: str
     """Where it is."""
@@ -184,10 +177,10 @@ def _as_encoder_decoder(plain: InputDecision) -> InputDecision:
     meanings = plain.meanings
     keys = {spec.name: meanings.keys[spec.name] for spec in media if spec.name in meanings.keys}
     keys[DECODER_TOKENS] = tuple(
-        _INNER_TOKENS_KEY if key == _SEQUENCE_KEY else key for key in meanings.keys.get(TOKENS, (None, None))
+        _TOKENS_KEY if key == _TEXT_KEY else key for key in meanings.keys.get(TOKENS, (None, None))
     )
     sizes, bounds = (
-        {_INNER_TOKENS_KEY if key == _SEQUENCE_KEY else key: value for key, value in values.items()}
+        {_TOKENS_KEY if key == _TEXT_KEY else key: value for key, value in values.items()}
         for values in (meanings.sizes, meanings.bounds)
     )
     return replace(plain, inputs=(*media, named), meanings=AxisMeanings(keys, sizes, bounds))  # type: ignore[arg-type]
@@ -205,8 +198,12 @@ def _text_tokens(model: Any, path: str, plain: InputDecision) -> TextTokens | No
         passed.update({TOKENS: args[0]} if args else {}, **named)
         raise _Reached
 
+    def generate(**tensors: torch.Tensor) -> None:
+        with suppress(_Reached):
+            model.generate(**tensors)
+
     with attribute_replaced(decoder, "generate", look):
-        run_on_shapes(lambda **tensors: _until_reached(model.generate, tensors), media)
+        run_on_shapes(generate, media)
     first, ends = passed.get(TOKENS), passed.get("eos_token_id")
     if not isinstance(first, torch.Tensor) or first.is_meta or first.dim() != 2 or first.shape[1] != 1:
         return None
@@ -218,13 +215,6 @@ class _Reached(Exception):  # noqa: N818  # no error, and none of those that mea
     """A model told its decoder how to generate."""
 
 
-def _until_reached(generate: Callable[..., object], tensors: Mapping[str, torch.Tensor]) -> None:
-    try:
-        generate(**tensors)
-    except _Reached:
-        return
-
-
 @contextmanager
 def _recorded_decoder_calls(decoder: torch.nn.Module) -> Iterator[list[_Call]]:
     """Yield a list that takes the calls of a decoder, each of which is asked for a cache."""
@@ -233,7 +223,7 @@ def _recorded_decoder_calls(decoder: torch.nn.Module) -> Iterator[list[_Call]]:
     names = list(inspect.signature(forward).parameters)
 
     def call(*args: object, **named: object) -> Any:
-        output = forward(*args, **{**named, **_WITH_CACHE})
+        output = forward(*args, **{**named, "use_cache": True})
         calls.append(_Call({**dict(zip(names, args, strict=False)), **named}, output))
         return output
 
@@ -265,10 +255,7 @@ def encoder_decoder_parts(
     """
     if task not in _TASKS:
         return FoundParts()
-    shape = request.shape_config and request.shape_config.model_copy(update={PAST_KEY: None})
-    plain = decide_inputs(
-        model, checkpoint.config, checkpoint.root, task=task, shape=shape, batch_size=request.batch_size
-    )
+    plain = decide_plain_inputs(model, checkpoint, task, request)
     inner: _InnerDecoder | str | None = None
     if all(spec.name != DECODER_TOKENS for spec in plain.inputs):
         inner = _find_inner_decoder(model, plain, request)
@@ -290,7 +277,7 @@ def encoder_decoder_parts(
     return FoundParts(_Divided(model, plain if inner is None else inner.plain, layout, request, inner).parts())
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Divided:
     """A model that encodes once and decodes token by token."""
 
@@ -390,7 +377,7 @@ def _with_encoder_mask(model: torch.nn.Module) -> Callable[..., Any]:
     return encoded
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Sizes:
     """What the user said of sizes, by key of ``--shape-config``."""
 
@@ -419,12 +406,7 @@ class _Sizes:
 
     def opened(self, keys: tuple[str, ...], decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
         """Return inputs with axes left open: those of these keys unless a number was given, and what was asked for."""
-        own = {key for axes in decision.meanings.keys.values() for key in axes if key is not None}
-        by_default = {key: OpenSize() for key in keys if key in own and key not in self.given}
-        requested = {key: size for key, size in self.left_open.items() if key in own}
-        firm = frozenset(key for key in self.given if key in own)
-        unasked = by_default.keys() - requested.keys()
-        opened = open_axes(decision, dynamic, {**by_default, **requested}, by_default=unasked, firm_keys=firm)
+        opened = open_keys(decision, dynamic, keys, self.given, self.left_open)
         written = {own: key for key, own in self.renamed.items()}
         names = {name: written.get(key, key) for name, key in opened.open_by_default.items()}
         return replace(opened, open_by_default=names)
@@ -433,7 +415,7 @@ class _Sizes:
 def _encoder_axes(plain: InputDecision, layout: EncoderDecoderLayout, sizes: _Sizes) -> PartAxes:
     inputs = tuple(spec for spec in plain.inputs if spec.name != DECODER_TOKENS)
     keys = {spec.name: plain.meanings.keys.get(spec.name, ()) for spec in inputs}
-    decision = dataclasses.replace(plain, inputs=inputs, meanings=dataclasses.replace(plain.meanings, keys=keys))
+    decision = replace(plain, inputs=inputs, meanings=replace(plain.meanings, keys=keys))
     outputs = frozenset(state.output for state in layout.cross.states)
     # A decoder that reads a mask made by the encoder takes as many entries as that answers, of any recording.
     recorded = _RECORDED_KEYS if layout.mask_dtype is not None else ()
@@ -495,8 +477,10 @@ def _decoder_axes(
         for spec in _state_specs(cache, batch, length):
             inputs.append(spec)
             keys[spec.name] = (_BATCH_KEY, None, key, None)
+    # The caches of one layer side by side, the decoder's own first.
+    in_layers = sorted(inputs, key=lambda spec: -1 if spec.cache is None else spec.cache.layer)
     key_sizes = {**plain.meanings.sizes, **start, _BATCH_KEY: batch}
-    decision = InputDecision(_in_layers(inputs), meanings=AxisMeanings(keys, key_sizes, bounds))
+    decision = InputDecision(tuple(in_layers), meanings=AxisMeanings(keys, key_sizes, bounds))
     # What the model calls tokens are those that are encoded; so is the mask.
     renamed = {DECODER_TOKENS: TOKENS, _MASK: ENCODER_MASK}
     hidden = {TOKENS, _MASK} & {spec.name for spec in encoder.inputs}
@@ -522,11 +506,6 @@ def _state_specs(cache: CacheLayout, batch: int, length: int | str) -> list[Inpu
         )
         for state in cache.states
     ]
-
-
-def _in_layers(inputs: list[InputTensorSpec]) -> tuple[InputTensorSpec, ...]:
-    """Return inputs with the caches of one layer side by side, the decoder's own first."""
-    return tuple(sorted(inputs, key=lambda spec: -1 if spec.cache is None else spec.cache.layer))
 
 
 def _start_token(model: Any, plain: InputDecision) -> int:

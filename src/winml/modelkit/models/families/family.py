@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -22,7 +22,7 @@ from winml.modelkit.models.inputs.decision import (
 from winml.modelkit.models.inputs.dynamic_axes import open_axes
 from winml.modelkit.models.inputs.nested_arguments import NestedArguments, arguments_of_names
 from winml.modelkit.models.parts import ModelPart
-from winml.modelkit.onnx.specs import DynamicRequest
+from winml.modelkit.onnx.specs import DynamicRequest, OpenSize
 from winml.modelkit.options import nearest
 
 if TYPE_CHECKING:
@@ -71,10 +71,6 @@ def part_of_decision(
         notes=decision.notes,
         **others,
     )
-
-
-# --- Which part of a model leaves open what the user asked for by the name of an input, by meaning, or bounded by
-# name?
 
 
 @dataclass(frozen=True)
@@ -150,9 +146,6 @@ def divided_axes(parts: Sequence[PartAxes], request: DynamicRequest) -> list[Inp
     ]
 
 
-# --- Any other model: one part, whose forward is called with no cache.
-
-
 def single_part_model(
     model: torch.nn.Module,
     checkpoint: CheckpointConfig,
@@ -203,6 +196,31 @@ def decide_model_inputs(
     notes = unused_size_notes(request)
     decision = InputDecision(request.input_specs, notes, meanings, requested_by=request.specs_origin)
     return open_axes(decision, request.dynamic, are_sizes_firm=True)
+
+
+def open_keys(
+    decision: InputDecision,
+    dynamic: DynamicRequest,
+    by_default: Collection[str],
+    fixed: Collection[str],
+    left_open: Mapping[str, OpenSize],
+) -> InputDecision:
+    """Leave sizes of a part open: those that the user asked for, and by default some that the user gave no number for.
+
+    Args:
+        decision: The inputs of the part; keys that are none of theirs are ignored.
+        dynamic: What the user asked for, of this part.
+        by_default: Keys of ``--shape-config`` to leave open by default.
+        fixed: Keys that the user gave a number for.
+        left_open: Keys that the user leaves open.
+
+    Raises:
+        UsageError: sizes do not fit.
+    """
+    own = {key for axes in decision.meanings.keys.values() for key in axes}
+    requested = {key: size for key, size in left_open.items() if key in own}
+    opened = {**{key: OpenSize() for key in by_default if key in own and key not in fixed}, **requested}
+    return open_axes(decision, dynamic, opened, by_default=opened.keys() - requested.keys(), firm_keys=frozenset(fixed))
 
 
 def firm_keys(request: ModelRequest) -> frozenset[str]:

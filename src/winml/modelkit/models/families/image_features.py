@@ -21,13 +21,6 @@ from winml.modelkit.models.inputs.shape_run import run_on_shapes
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.shared_settings import attribute_replaced
 
-# --- Vectors of images that a language model adds to those of tokens after some of its layers, besides the first
-# ones.
-#
-# Beside the vectors of images, a method returns lists of further ones, each as many. The language model is given them
-# with a mask that says which tokens they belong to. The graphs hand them on as vectors of all tokens, zero where a
-# token stands for no image: so a decoder needs no mask, and a step without images is one with zeros.
-
 
 @dataclass(frozen=True)
 class _ImageFeatures:
@@ -51,7 +44,12 @@ class ListedVectors:
 
 @dataclass(frozen=True)
 class LayeredVectors:
-    """How further vectors come from the images into the language model."""
+    """Vectors of images that a language model adds to those of tokens after some of its layers.
+
+    A method returns them in lists beside the vectors of images, and the language model is given them with a mask of the
+    tokens they belong to. The graphs pass them on as vectors of all tokens, zero where a token stands for no image: so
+    a decoder needs no mask, and a step without images is one with zeros.
+    """
 
     field: str
     """Of the record that the method returns: a list with an entry for each layer."""
@@ -284,7 +282,10 @@ class ImageCode:
         ) -> dict[str, torch.Tensor]:
             passed = [image_features.flatten(0, -2)] if self.produced_by is not None else image_features
             listed = {} if self.layered is None else self.layered.listed(further)
-            with _replaced_features(module, passed, listed), calls_of(language_model) as calls:
+            with (
+                attribute_replaced(module, FEATURES_METHOD, lambda *_args, **_named: _record_of(passed, listed)),
+                calls_of(language_model) as calls,
+            ):
                 # That there are images is all that is asked of these.
                 forward(**{"input_ids": input_ids, carrier: image_features})
             layered = {} if self.layered is None else self.layered.of_tokens(calls[-1])
@@ -421,13 +422,6 @@ def _module_outputs(module: torch.nn.Module) -> Iterator[list[tuple[str, Any]]]:
 
             hooks.callback(inner.register_forward_hook(keep).remove)
         yield outputs
-
-
-@contextmanager
-def _replaced_features(module: torch.nn.Module, passed: object, listed: Mapping[str, object]) -> Iterator[None]:
-    """Let the method of a module return these vectors, for the time of the block."""
-    with attribute_replaced(module, FEATURES_METHOD, lambda *_args, **_named: _record_of(passed, listed)):
-        yield
 
 
 def _record_of(vectors: Any, listed: Mapping[str, object]) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -169,18 +169,15 @@ class _TensorRepeats(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         """Compute it by counting how many entries end before each place."""
         kwargs = kwargs or {}
-        if func in _REPEATING and not kwargs and _are_entries_and_counts(args):
+        # One row of entries and how often each comes; of more rows, torch makes one first.
+        are_rows = len(args) == 2 and all(isinstance(item, torch.Tensor) and item.dim() == 1 for item in args)
+        if func in _REPEATING and not kwargs and are_rows:
             return args[0][_entry_of_each(args[1])]
         if func is torch.Tensor.tolist and args[0].dim() == 1:
             return _UnreadCounts([0])
         if func in _DIVIDING and len(args) > 1 and isinstance(args[1], _UnreadCounts):
             return (args[0],)
         return func(*args, **kwargs)
-
-
-def _are_entries_and_counts(args: Sequence[Any]) -> bool:
-    """Say whether these are one row of entries and how often each comes; of more rows, torch makes one first."""
-    return len(args) == 2 and all(isinstance(item, torch.Tensor) and item.dim() == 1 for item in args)
 
 
 def _entry_of_each(counts: torch.Tensor) -> torch.Tensor:

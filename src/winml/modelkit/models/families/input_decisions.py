@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from types import FunctionType
@@ -13,9 +13,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.file_names import DECODER, PROMPT
+from winml.modelkit.file_names import DECODER, ONLY_PART, PROMPT
 from winml.modelkit.models.caches.arguments import arguments_with_cache, forward_with_states
 from winml.modelkit.models.caches.decision import cached_keywords, decision_with_cache
+from winml.modelkit.models.caches.finding import tensors_in
 from winml.modelkit.models.checkpoints.config import CheckpointConfig
 from winml.modelkit.models.checkpoints.task import canonical_task
 from winml.modelkit.models.families.encoder_decoder import encoder_decoder_parts
@@ -39,13 +40,11 @@ from winml.modelkit.registries import Registry
 if TYPE_CHECKING:
     from winml.modelkit.models.request import ModelRequest
 
-# --- A decoder that generates: one part with a cache, which serves the prompt and every step after it.
-
 
 def _decoder_parts(
     model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
 ) -> FoundParts:
-    """Return the only part of a decoder that keeps a cache.
+    """Return the only part of a decoder that keeps a cache: it serves the prompt and every step after it.
 
     Raises:
         UsageError: the cache is of a kind that no graph can take, or sizes do not fit it.
@@ -60,7 +59,7 @@ def _decoder_parts(
         decision,
         cached_keywords(model, request),
         arguments_with_cache(cache, others),
-        feeds=cache.feeds,
+        feeds=cache.feeds_to(ONLY_PART),
         cache=cache,
         entry=forward_with_states(cache.of_modules, cache.argument) if cache.of_modules else None,
     )
@@ -73,12 +72,6 @@ def _decoder_parts(
     longer = decision_with_cache(model, checkpoint, task, sized)
     prompt = replace(part, name=PROMPT, inputs=longer.inputs, feeds=cache.feeds_to(DECODER))
     return FoundParts((prompt, replace(part, name=DECODER, feeds=cache.feeds_to(DECODER))))
-
-
-# --- An encoder for text and one for images or recordings in one model: a graph of each, where these are asked for.
-#
-# Which models these are is said by the methods they have: each encoder's answers, pooled and projected, are what its
-# method returns. The whole model is one graph, as long as no part of it is asked for.
 
 
 @dataclass(frozen=True)
@@ -103,6 +96,9 @@ def _dual_encoder_parts(
     model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
 ) -> FoundParts:
     """Return an encoder of text and one of another medium, where one of them is asked for.
+
+    The method of an encoder returns its answers, pooled and projected. The whole model is one graph as long as no part
+    of it is asked for.
 
     Raises:
         UsageError: sizes or inputs that the model does not take.
@@ -167,14 +163,9 @@ class _Reads(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, and note what it is given."""
         if getattr(func, "__name__", "") != "__get__":
-            passed = _flat([*args, *(kwargs or {}).values()])
+            passed = tensors_in((args, kwargs))
             self._read.update(self._names[id(item)] for item in passed if id(item) in self._names)
         return func(*args, **(kwargs or {}))
-
-
-def _flat(values: Iterable[object]) -> Iterator[Any]:
-    for value in values:
-        yield from _flat(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _inputs_among(complete: InputDecision, names: frozenset[str]) -> InputDecision:

@@ -18,12 +18,24 @@ import torch
 from winml.modelkit.errors import UsageError
 from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
 from winml.modelkit.models.caches.arguments import arguments_with_cache
-from winml.modelkit.models.caches.decision import NO_CACHE_REQUESTED, cached_keywords, open_cached_inputs
+from winml.modelkit.models.caches.decision import (
+    NO_CACHE_REQUESTED,
+    cached_keywords,
+    decide_plain_inputs,
+    open_cached_inputs,
+)
 from winml.modelkit.models.caches.finding import NO_CACHE_HINT, find_cache, is_of_tokens
-from winml.modelkit.models.caches.inputs import PAST_KEY, several_positions
+from winml.modelkit.models.caches.inputs import several_positions
 from winml.modelkit.models.caches.layout import EMBEDDED, CacheLayout
 from winml.modelkit.models.checkpoints.config import CheckpointConfig
-from winml.modelkit.models.families.family import FoundParts, PartAxes, divided_axes, firm_keys, part_of_decision
+from winml.modelkit.models.families.family import (
+    FoundParts,
+    PartAxes,
+    divided_axes,
+    firm_keys,
+    open_keys,
+    part_of_decision,
+)
 from winml.modelkit.models.families.image_features import (
     FEATURES,
     FEATURES_METHOD,
@@ -33,26 +45,17 @@ from winml.modelkit.models.families.image_features import (
     has_image_code,
 )
 from winml.modelkit.models.families.image_grids import reads_grids, with_open_grids
-from winml.modelkit.models.inputs.decision import InputDecision, decide_inputs
-from winml.modelkit.models.inputs.dynamic_axes import open_axes
+from winml.modelkit.models.inputs.decision import InputDecision
 from winml.modelkit.models.inputs.nested_arguments import NestedArguments
 from winml.modelkit.models.inputs.shape_run import run_on_shapes
 from winml.modelkit.models.inputs.sizes import SHAPE_CONFIG_OPTION
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.onnx.bundle import PartFeed
-from winml.modelkit.onnx.specs import DynamicRequest, InputTensorSpec, OpenSize
+from winml.modelkit.onnx.specs import DynamicRequest, InputTensorSpec
 
 if TYPE_CHECKING:
     from winml.modelkit.models.request import ModelRequest
 
-# --- What is a language model that is shown images told of each token, besides its vector?
-#
-# Its positions, counted from a first one of its own, and a mask that follows from the kinds of tokens: those of an
-# image see each other, also ahead. Found by running the model on shapes, in which masks and positions have their
-# values.
-
-
-_KIND_MASK, _KIND_POSITIONS = "attention_mask", "position_ids"
 _VALUES = (0, 1)
 """Specified by transformers: kinds of tokens; which of them stands for text differs from model to model."""
 _MARKED = 2
@@ -92,11 +95,11 @@ def _find_kinds(model: object, name: str, inputs: Mapping[str, InputTensorSpec])
         inputs: What the forward takes, with sizes.
     """
     # A mask would hide tokens for reasons of its own.
-    others = {key: spec for key, spec in inputs.items() if key != _KIND_MASK}
+    others = {key: spec for key, spec in inputs.items() if key != _MASK}
     seen = {}
     for value in _VALUES:
         spec = inputs[name].model_copy(update={"first_values": (), "value_range": (value, value)})
-        seen[value] = _sees_ahead(_last_call(model, {**others, name: spec}).get(_KIND_MASK))
+        seen[value] = _sees_ahead(_last_call(model, {**others, name: spec}).get(_MASK))
     plain = [value for value, ahead in seen.items() if ahead is False]
     if None in seen.values() or len(plain) != 1:
         return f"{type(model).__name__} takes {name} besides tokens and images"
@@ -110,9 +113,7 @@ def _find_first_position(model: object, inputs: Mapping[str, InputTensorSpec]) -
         model: The model; its parameters may be on the ``meta`` device.
         inputs: What the forward takes, with sizes.
     """
-    positions = _last_call(model, {name: spec for name, spec in inputs.items() if name != _KIND_MASK}).get(
-        _KIND_POSITIONS
-    )
+    positions = _last_call(model, {name: spec for name, spec in inputs.items() if name != _MASK}).get(_POSITIONS)
     if positions is None:
         return 0
     if isinstance(positions, torch.Tensor) and not positions.is_meta and positions.dim() == 2:
@@ -193,10 +194,7 @@ def _undivided_notes(model: Any, task: str, request: ModelRequest) -> tuple[str,
 
 
 def _find_parts(model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest) -> FoundParts:
-    shape = request.shape_config and request.shape_config.model_copy(update={PAST_KEY: None})
-    plain = decide_inputs(
-        model, checkpoint.config, checkpoint.root, task=task, shape=shape, batch_size=request.batch_size
-    )
+    plain = decide_plain_inputs(model, checkpoint, task, request)
     inputs = {spec.name: spec for spec in plain.inputs}
     if "decoder_input_ids" in inputs:
         return FoundParts()
@@ -378,7 +376,7 @@ class _Found:
     @property
     def decoder_inputs(self) -> InputDecision:
         """The inputs of the language model without a cache."""
-        plain = self._among([name for name in (_TOKENS, _MASK) if name in self._names])
+        plain = self._among([_TOKENS, _MASK])
         tokens = plain.inputs[0]
         shape = (*tokens.shape, self.code.feature_shape[-1])
         names = (EMBEDDED, *self.code.layered_names)
@@ -415,10 +413,6 @@ class _Found:
             )
 
     @property
-    def _names(self) -> list[str]:
-        return [spec.name for spec in self.plain.inputs]
-
-    @property
     def _rows(self) -> int:
         """How many rows the images were counted for."""
         return self.plain.meanings.sizes.get(_BATCH_KEY, 1)
@@ -438,10 +432,5 @@ class _Found:
 
     def _opened(self, decision: InputDecision, by_default: tuple[str, ...], dynamic: DynamicRequest) -> InputDecision:
         """Return inputs with rows and tokens left open, as far as the user gave no number, and what was asked for."""
-        firm = firm_keys(self.request)
-        own = {key for axes in decision.meanings.keys.values() for key in axes}
-        requested = self.request.shape_config.left_open() if self.request.shape_config else {}
-        left_open = {key: OpenSize() for key in by_default if key not in firm}
-        left_open |= {key: size for key, size in requested.items() if key in own}
-        unasked = left_open.keys() - requested.keys()
-        return open_axes(decision, dynamic, left_open, by_default=unasked, firm_keys=firm)
+        left_open = self.request.shape_config.left_open() if self.request.shape_config else {}
+        return open_keys(decision, dynamic, by_default, firm_keys(self.request), left_open)

@@ -64,19 +64,10 @@ class AxisKeys:
     def keys_opened_by(self, meaning: str) -> list[str]:
         """Return the keys an option leaves open; frames of pictures are no sequence that a model reads."""
         keys = [key.name for key in SHAPE_KEYS.values() if key.opened_by == meaning]
-        return [key for key in keys if meaning != "sequence" or not self._is_of_images(key)]
-
-    def _is_of_images(self, key: str) -> bool:
-        keys = self.decision.meanings.keys
-        return any("height" in keys.get(name, ()) for name, _ in self.axes_of(key))
-
-    def described_inputs(self) -> str:
-        """Return the inputs and their shapes, for people."""
-        return ", ".join(f"{spec.name} {list(spec.shape)}" for spec in self.decision.inputs)
-
-    def described_keys(self) -> str:
-        """Return the keys the inputs have, for people."""
-        return ", ".join(self.decision.meanings.sizes) or "not known"
+        if meaning != "sequence":
+            return keys
+        images = {name for name, own in self.decision.meanings.keys.items() if "height" in own}
+        return [key for key in keys if not any(name in images for name, _ in self.axes_of(key))]
 
 
 @dataclass
@@ -140,7 +131,7 @@ class AxisNames:
             if not axes:
                 raise UsageError(
                     f"{SHAPE_CONFIG_OPTION}: {key} cannot be dynamic: it does not apply to this model",
-                    hint=f"Sizes of its inputs: {self.axis_keys.described_keys()}.",
+                    hint=f"Sizes of its inputs: {', '.join(self.decision.meanings.sizes) or 'not known'}.",
                 )
             for axis in axes:
                 if size.name is not None:
@@ -167,8 +158,9 @@ class AxisNames:
         if not axes and meaning == "batch":
             axes = [("batch_size", axis) for axis in self.axis_keys.first_axes()]
         if not axes:
+            inputs = ", ".join(f"{spec.name} {list(spec.shape)}" for spec in self.decision.inputs)
             raise UsageError(
-                f"{option}: the inputs of this model have no {description}: {self.axis_keys.described_inputs()}",
+                f"{option}: the inputs of this model have no {description}: {inputs}",
                 hint=f"Remove it, or name the axes with {DYNAMIC_AXES_OPTION}.",
             )
         self._refuse_fixed(option, axes)
@@ -289,12 +281,6 @@ def _refuse_contradictions(naming: AxisNames) -> None:
             )
 
 
-# --- Which axes vary together, where place and size are all that is known of them?
-#
-# Names axes that were left open without a name, and finds the axes that have to be open beside those that were asked
-# for (the mask beside the tokens) for inputs of which no modality knows anything.
-
-
 AcceptsShapes = Callable[[Sequence[InputTensorSpec]], bool]
 """Says whether a forward runs on inputs of these fixed shapes."""
 
@@ -344,9 +330,10 @@ def _free_name(naming: AxisNames, axis: Axis) -> str:
 def bring_along_by_size(naming: AxisNames, accepts: AcceptsShapes | None) -> list[str]:
     """Name, in place, the axes without which the model does not take other sizes; return notes that say which.
 
-    Candidates are axes in inputs that nothing is known of: all those named in an input of the same shape, and first
-    axes of the same size. They are brought along where the model runs with them and not without them, or where they
-    are of size 1 and would only be broadcast.
+    Such as the mask beside the tokens, of a model whose inputs no modality knows. Candidates are axes in inputs that
+    nothing is known of: all those named in an input of the same shape, and first axes of the same size. They are
+    brought along where the model runs with them and not without them, or where they are of size 1 and would only be
+    broadcast.
 
     Args:
         naming: The names so far.

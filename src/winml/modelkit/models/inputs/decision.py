@@ -9,7 +9,6 @@ without values. Makes no values (``ort/feeds.py`` does).
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -60,7 +59,7 @@ def _with_rows_apart(inputs: _DraftedInputs, context: InputContext, media: Seque
     if not _scores_pairs(inputs.drafts, keys, counts, context.structure):
         return inputs
     rows = {key: context.sizes.choose(key, context.batch.value) for key in counts}
-    return dataclasses.replace(inputs, drafts=tuple(_of_rows(draft, rows[keys[draft.name]]) for draft in inputs.drafts))
+    return replace(inputs, drafts=tuple(_of_rows(draft, rows[keys[draft.name]]) for draft in inputs.drafts))
 
 
 def _scores_pairs(
@@ -75,7 +74,7 @@ def _scores_pairs(
 
 
 def _of_rows(draft: InputDraft, rows: InputSize) -> InputDraft:
-    return dataclasses.replace(draft, shape=(rows, *draft.shape[1:]))
+    return replace(draft, shape=(rows, *draft.shape[1:]))
 
 
 _FIXED_KEYWORDS = {"use_cache": False, "return_dict": True}
@@ -492,19 +491,12 @@ def _with_places(medium: DecidedMedium, layout: InputLayout, method: Callable[..
     if count:
         notes += (f"input_ids: each row begins with {count} placeholder tokens for {modality.description}",)
         reason = f"each row has {count} placeholder tokens for {modality.description} of one size"
-        bounds = {key: SizeBounds(fixed=reason) for key in _keys_of(layout.drafts) if key in modality.place_keys}
+        keys = {size.key for draft in layout.drafts.values() for size in draft.shape}
+        bounds = {key: SizeBounds(fixed=reason) for key in modality.place_keys if key in keys}
     drafts = layout.drafts
     if method is not None:
         drafts = modality.fit_to_features(drafts, _accepted_drafts(method, drafts).keys(), count)
     return replace(medium, drafts=drafts, bounds={**bounds, **layout.bounds}, notes=notes)
-
-
-def _keys_of(drafts: Mapping[str, InputDraft]) -> list[str]:
-    sizes: Iterator[InputSize] = (size for draft in drafts.values() for size in draft.shape)
-    return list(dict.fromkeys(size.key for size in sizes if size.key is not None))
-
-
-# --- Tokens in another form: positions made outside of the graph, and tokens of several codebooks.
 
 
 _POSITIONS = "position_ids"
@@ -544,7 +536,7 @@ def _with_positions(inputs: _DraftedInputs, context: InputContext) -> _DraftedIn
     by_name[_POSITIONS] = InputDraft(_POSITIONS, shape, "int64", index_range(length.value))
     note = f"{_POSITIONS}: computed outside the graph, by {_POSITION_METHOD} of the model"
     drafts = tuple(by_name[name] for name in context.parameters if name in by_name)
-    return dataclasses.replace(inputs, drafts=drafts, notes=(*inputs.notes, note))
+    return replace(inputs, drafts=drafts, notes=(*inputs.notes, note))
 
 
 def _with_codebook_tokens(inputs: _DraftedInputs, context: InputContext) -> _DraftedInputs:
@@ -579,8 +571,8 @@ def _with_codebook_tokens(inputs: _DraftedInputs, context: InputContext) -> _Dra
 
 def _of_one_row(draft: InputDraft) -> InputDraft:
     sizes = (1 if size.key == "batch_size" else size for size in draft.shape)
-    return dataclasses.replace(draft, shape=input_shape(*sizes))
+    return replace(draft, shape=input_shape(*sizes))
 
 
 def _with_shape(drafts: Sequence[InputDraft], name: str, shape: tuple[InputSize, ...]) -> tuple[InputDraft, ...]:
-    return tuple(dataclasses.replace(draft, shape=shape) if draft.name == name else draft for draft in drafts)
+    return tuple(replace(draft, shape=shape) if draft.name == name else draft for draft in drafts)

@@ -94,9 +94,6 @@ def value_runs(values: Iterable[int | InputSize]) -> tuple[tuple[int, int], ...]
     return tuple((value, len(list(group))) for value, group in itertools.groupby(numbers))
 
 
-# --- What every decision about the inputs of one model is made from: one frozen record, passed on as it is.
-
-
 _DECODER_TASKS = frozenset(
     {"feature-extraction", "text2text-generation", "automatic-speech-recognition", "image-to-text", "pretraining",
      "fill-mask", "text-to-audio", "image-text-to-text", "document-question-answering", "visual-question-answering"}

@@ -199,12 +199,6 @@ def _deep_copy_with(template: Any, members: Mapping[str, object]) -> Any:
     return copied
 
 
-# --- Which containers do the names of inputs stand for, where no example shows them?
-#
-# ``features.input_ids`` is a value of the dict ``features``, ``images.0`` the first of the list ``images``. What the
-# annotations of the forward call otherwise (a tuple, a NamedTuple, a dataclass) is made of that class.
-
-
 def arguments_of_names(
     model: torch.nn.Module | type[torch.nn.Module],
     names: Sequence[str],
@@ -212,6 +206,9 @@ def arguments_of_names(
     constants: Mapping[str, object] | None = None,
 ) -> NestedArguments | None:
     """Return how inputs of these names become the arguments of a forward; None where each is one.
+
+    ``features.input_ids`` is a value of the dict ``features``, ``images.0`` the first of the list ``images``. An
+    annotation of the forward may name another container: a tuple, a NamedTuple, a dataclass.
 
     Args:
         model: Whose forward takes the arguments.

@@ -76,12 +76,6 @@ class InputSizes:
         )
 
 
-# --- Chooses the sizes that dynamic dimensions are traced with.
-#
-# Pure arithmetic. A size of 1 is traced as a constant, and two dimensions of one size hide that one was taken
-# for the other; so sizes are at least 2, and apart from each other wherever nobody asked otherwise.
-
-
 _SMALLEST = 2
 _SHARE_OF_LIMIT = 0.75
 """Chosen: leaves room above the traced size, where a table cut to that size would show."""
@@ -108,7 +102,8 @@ class SizeWish:
 def choose_trace_sizes(wishes: Sequence[SizeWish]) -> dict[str, int]:
     """Return a size per dimension: in its bounds, at least 2 unless the bounds forbid it, distinct if possible.
 
-    Firm sizes are taken first, so that others make way for them.
+    A size of 1 is traced as a constant, and two dimensions of one size hide that one was taken for the other. Firm
+    sizes are taken first, so that others make way for them.
     """
     chosen: dict[str, int] = {}
     for wish in sorted(wishes, key=lambda wish: not wish.is_firm):
@@ -134,19 +129,10 @@ def _candidate_sizes(wish: SizeWish) -> Iterator[int]:
     yield from range(first + wish.step, min(top, first + _MOST_STEPS * wish.step) + 1, wish.step)
 
 
-# --- Reads numbers out of a transformers config by the names of its attributes, never by the name of a model.
-
-
 def sub_config(config: object, *names: str) -> Any:
     """Return the first sub-config of one of these names, else the config itself."""
-    return next(_sub_configs(config, names), config)
-
-
-def _sub_configs(config: object, names: tuple[str, ...]) -> Iterator[Any]:
-    for name in names:
-        value = getattr(config, name, None)
-        if hasattr(value, "model_type"):
-            yield value
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if hasattr(value, "model_type")), config)
 
 
 def first_int(config: object, names: tuple[str, ...]) -> int | None:
@@ -180,9 +166,6 @@ def edge_pair(value: object) -> tuple[int, int] | None:
     return None
 
 
-# --- How is an input called that stands inside a container? Imports nothing.
-
-
 SEPARATOR = "."
 """Between the names of containers and keys: ``features.input_ids``, ``images.0``."""
 
@@ -194,9 +177,6 @@ def argument_of(input_name: str) -> str:
     'features'
     """
     return input_name.partition(SEPARATOR)[0]
-
-
-# --- How are the options spelled that describe inputs? For messages; imports nothing.
 
 
 SHAPE_CONFIG_OPTION = "--shape-config"

@@ -167,7 +167,8 @@ def _feature_sizes(context: InputContext) -> list[tuple[InputSize | int, ...]]:
         UsageError: the model refuses the frames or features the user wants.
     """
     audio, sizes = _audio_config(context), context.sizes
-    step = _frame_step(context.config)
+    window = first_int_anywhere(context.config, ("n_window",))
+    step = 2 * window if window else 1
     frames = sizes.choose("num_frames", -(-AUDIO_FRAMES // step) * step)
     per_frame = first_int(audio, _FRAME_FEATURES)
     if per_frame is not None:
@@ -198,12 +199,6 @@ def _features_of_several_frames(context: InputContext, features: int) -> int | N
     layers = (layer for layer in context.structure.modules() if isinstance(layer, torch.nn.Linear))
     first = next(layers, None)
     return first.in_features if first is not None and first.in_features % features == 0 else None
-
-
-def _frame_step(config: object) -> int:
-    """Return what the number of frames is a multiple of."""
-    window = first_int_anywhere(config, ("n_window",))
-    return 2 * window if window else 1
 
 
 def _receptive_field(kernels: Sequence[int], strides: Sequence[int]) -> int:

@@ -72,8 +72,11 @@ class Text(Modality):
     def draft_dependent(self, name: str, context: InputContext, media: Sequence[DecidedMedium]) -> InputDraft | None:
         """Return one of the parameters of text."""
         if name == "decoder_input_ids":
+            # A decoder may have a vocabulary of its own.
+            decoder = sub_config(context.config, "decoder", "decoder_config", "text_config")
+            vocabulary = first_int(decoder, _DECODER_VOCABULARY_SIZES) or _vocabulary_size(context)
             shape = input_shape(context.batch, decoder_sequence(context))
-            return InputDraft(name, shape, "int64", index_range(_decoder_vocabulary_size(context)))
+            return InputDraft(name, shape, "int64", index_range(vocabulary))
         shape = _token_shape(context, media)
         if name == "attention_mask":
             return InputDraft(name, shape, "int64", (0, 1))
@@ -134,12 +137,6 @@ def _vocabulary_size(context: InputContext) -> int:
     configs = (text_config(context), context.config)
     declared = next((size for config in configs if (size := first_int(config, _VOCABULARY_SIZES))), None)
     return declared or _embedded_tokens(context)
-
-
-def _decoder_vocabulary_size(context: InputContext) -> int:
-    """Return the number of tokens of the decoder, which may have a vocabulary of its own."""
-    decoder = sub_config(context.config, "decoder", "decoder_config", "text_config")
-    return first_int(decoder, _DECODER_VOCABULARY_SIZES) or _vocabulary_size(context)
 
 
 def _embedded_tokens(context: InputContext) -> int:

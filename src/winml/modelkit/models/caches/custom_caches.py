@@ -1,0 +1,131 @@
+"""Reads and replaces the tensors of caches whose class is not transformers' own.
+
+Such a cache is a list of states, or an object with lists and dicts of states. Its contents are found by looking: no
+class is known by name. ``finding.py`` reads the layers of transformers inside such an object.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from winml.modelkit.models.caches.layout import Way
+
+_LAYERS = "layers"
+"""Attribute of a cache of transformers that holds its layers."""
+_PLAIN = (bool, int, float, complex, str)
+
+
+def held_tensors(cache: object) -> dict[Way, torch.Tensor]:
+    """Return the tensors that a cache holds outside of its layers, each with the way to it."""
+    return {way: value for way, value in _leaves(cache, ()) if isinstance(value, torch.Tensor)}
+
+
+def held_values(cache: object) -> dict[Way, object]:
+    """Return what else a cache holds outside of its layers: numbers, truth values, text and None, each with its way."""
+    return {way: value for way, value in _leaves(cache, ()) if value is None or isinstance(value, _PLAIN)}
+
+
+def with_tensors(cache: object, tensors: Mapping[Way, object], layers: Sequence[object] = ()) -> Any:
+    """Return a copy of a cache that holds other tensors; what is not among them is as it was.
+
+    Args:
+        cache: A cache of the same model.
+        tensors: What it is to hold.
+        layers: Its layers, where it has some.
+    """
+
+    def replaced(value: object, way: Way) -> Any:
+        if way in tensors:
+            return tensors[way]
+        if isinstance(value, torch.Tensor):
+            return value.clone()
+        return _mapped(value, way, replaced)
+
+    created = replaced(cache, ())
+    if layers:
+        created.layers = list(layers)
+    return created
+
+
+def unread(value: object) -> Any:
+    """Return what stands for a number or a tensor of numbers that is counted on and never read: reading it raises."""
+    return value.as_subclass(_UnreadTensor) if isinstance(value, torch.Tensor) else _UnreadNumber()
+
+
+class _ReadError(RuntimeError):
+    """A count is read. No ``TypeError``: of that, Python and torch make another attempt in comparisons."""
+
+
+class _UnreadNumber:
+    """A number that a number can be added to, and nothing else be done with."""
+
+    def __add__(self, other: object) -> _UnreadNumber:
+        _refuse_unless_number(other)
+        return self
+
+    __radd__ = __add__
+
+    def _read(self, *_others: object) -> Any:
+        raise _ReadError("a count is read")
+
+    # What Python gives to every object; all that a number has beyond it raises, since there is none here.
+    __bool__ = __eq__ = __ne__ = __hash__ = __repr__ = __format__ = _read
+    __int__ = __index__ = __lt__ = __le__ = __gt__ = __ge__ = _read
+
+
+class _UnreadTensor(torch.Tensor):
+    """Numbers that a number can be added to, and nothing else be done with."""
+
+    @classmethod
+    def __torch_function__(cls, func: object, types: Any, args: Any = (), kwargs: object = None) -> Any:
+        if func not in _ADDING:
+            raise _ReadError(f"{func} reads a count")
+        _refuse_unless_number(args[1])
+        return args[0]
+
+
+_ADDING = (torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.__iadd__, torch.Tensor.add_, torch.Tensor.add)
+
+
+def _refuse_unless_number(value: object) -> None:
+    if not isinstance(value, int):
+        raise _ReadError(f"{type(value).__name__} is added to a count")
+
+
+def _leaves(value: object, way: Way) -> Iterator[tuple[Way, Any]]:
+    items = _items(value, way)
+    if not items:
+        yield way, value
+    for key, item in items:
+        yield from _leaves(item, (*way, key))
+
+
+def _items(value: object, way: Way) -> Sequence[tuple[str | int, Any]]:
+    """Return what a container holds, or the cache itself."""
+    if isinstance(value, torch.Tensor):
+        return ()
+    if isinstance(value, Mapping):
+        return tuple(value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(enumerate(value))
+    if way or not hasattr(value, "__dict__"):
+        # An object inside, such as a config, is no state.
+        return ()
+    return tuple((name, item) for name, item in vars(value).items() if name != _LAYERS)
+
+
+def _mapped(value: Any, way: Way, change: Callable[[object, Way], Any]) -> Any:
+    items = {key: change(item, (*way, key)) for key, item in _items(value, way)}
+    if isinstance(value, Mapping):
+        return items
+    if isinstance(value, (list, tuple)):
+        return type(value)(items.values())
+    if not items:
+        return value
+    created = copy.copy(value)
+    vars(created).update(items)
+    return created
