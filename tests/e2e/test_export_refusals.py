@@ -39,7 +39,6 @@ MODELS = {
     "a folder of checkpoints": ("./parent", ("parent", "config.json", "inner")),
     "a folder without weights": ("./weightless", ("has no weights", "model.safetensors", "--random-weights")),
     "a config alone": ("./weightless/config.json", ("without weights", "--random-weights")),
-    "an ONNX file": ("./model.onnx", ("model.onnx", "is an ONNX file")),
     "a missing script": ("net.py:build", ("net.py", "no such file")),
     "a script without factory": ("script.py", ("script.py", "script.py:NAME_OF_THE_FUNCTION")),
     "neither path nor id": ("what is this?", ("what is this?", "Hub id")),
@@ -51,6 +50,12 @@ MODELS = {
 def test_model_that_is_none_is_refused_before_torch(light: Workplace, model: str, words: tuple[str, ...]) -> None:
     """What ``-m`` cannot mean costs no import, and is told with what it could mean."""
     light.refuse("-m", model, "-o", "out.onnx", code=2, words=words)
+
+
+def test_onnx_file_without_a_size_is_refused(workplace: Workplace) -> None:
+    """A damaged one, too, whose dimensions cannot be named."""
+    (workplace.folder / "model.onnx").write_bytes(b"earlier model")
+    workplace.refuse("-m", "./model.onnx", "-o", "out.onnx", code=2, words=("model.onnx", "is an ONNX file"))
 
 
 OPTIONS = {

@@ -33,7 +33,7 @@ from winml.modelkit.cli._requests import (
     with_sizes,
 )
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result, tell
-from winml.modelkit.errors import ConfigError, UsageError, rename_options
+from winml.modelkit.errors import ConfigError, InputError, UsageError, rename_options
 from winml.modelkit.export.declared_options import DynamicFields, ExportFields
 from winml.modelkit.export.verb import PIN, ExportRequest, PinRequest, plan_export, refuse_unloadable, run_export
 from winml.modelkit.fields import ADVANCED, fields_of
@@ -68,7 +68,10 @@ def _sizes_hint(path: Path) -> str:
     from winml.modelkit.onnx.files.reading import read_structure
     from winml.modelkit.onnx.specs import stated_bounds
 
-    model = read_structure(path)
+    try:
+        model = read_structure(path)
+    except InputError:  # damaged: the request is wrong whatever is in it
+        return "Export its source:"
     shapes = (value.type.tensor_type.shape for value in model.graph.input)
     name = next((size.dim_param for shape in shapes for size in shape.dim if size.dim_param), None)
     if name is None:

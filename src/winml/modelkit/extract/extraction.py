@@ -224,12 +224,16 @@ class _CutWriter:
         """Write what was recorded of some values; returns the name of the file, or None where it is not asked for."""
         if not self.with_inputs:
             return None
-        # Unlike numpy.savez, whatever the arrays are called.
-        with zipfile.ZipFile(self.files.reserve(self.folder / name), "w") as archive:
-            for array_name, array in self.recording.of(values).items():
-                with archive.open(f"{array_name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
+        _write_arrays(self.files.reserve(self.folder / name), self.recording.of(values))
         return name
+
+
+def _write_arrays(path: Path, arrays: Arrays) -> None:
+    """Write an ``.npz`` file; unlike ``numpy.savez``, whatever the arrays are called."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
 
 
 def _node_names(nodes: Iterable[ir.Node]) -> tuple[str, ...]:
