@@ -158,9 +158,6 @@ def unknown_key_message(key: str, keys: Iterable[str], label: str) -> str:
     return f"{label}: unknown key {key!r}; {ending}"
 
 
-# --- By how much may a metric be worse? One form for every verb: a number, or a share of the value before.
-
-
 Drop = Annotated[float, pydantic.Field(allow_inf_nan=False)] | Annotated[str, pydantic.Field(pattern=r"^[\d.]+%$")]
 """The most by which a metric may be worse: a number, or a share of the baseline, such as ``5%``."""
 

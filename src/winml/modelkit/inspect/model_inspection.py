@@ -52,11 +52,9 @@ from winml.modelkit.tags.torch_modules import CallTrace, TracedModule, joined_tr
 from winml.modelkit.tags.tree import build_tree
 from winml.modelkit.words import count_words, size_words
 
-# --- Runs a forward pass on tensors that have a shape and a dtype but no values.
-#
-# Finds which modules run and the shapes of the outputs, at a cost that does not grow with the weights. The meta device
-# is the quicker one; where a forward mixes it with tensors of its own, fake tensors on the CPU are. A forward that
-# depends on values cannot run this way; the result says so. Does not know where the module came from.
+# A forward pass on tensors that have a shape and a dtype but no values finds which modules run and the shapes of the
+# outputs, at a cost that does not grow with the weights. The meta device is the quicker one; where a forward mixes it
+# with tensors of its own, fake tensors on the CPU are. A forward that depends on values cannot run this way.
 
 
 _TORCH_LOG = "torch._subclasses.fake_tensor"
