@@ -1,6 +1,6 @@
 """Which files does a model name refer to? A file, those of a build or an export, or a PyTorch model.
 
-Flows take paths; this is where a name becomes one. Builds nothing: ``builds.build_model`` exports a PyTorch model.
+Work takes paths; this is where a name becomes one. Builds nothing: ``builds.build_model`` exports a PyTorch model.
 """
 
 from __future__ import annotations

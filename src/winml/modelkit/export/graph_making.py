@@ -291,7 +291,7 @@ def make_tagged_graph(
         stated = {item.name: item.max for item in part.dimensions if item.max is not None}
         limits = {
             name: rows
-            for name, rows in table_limits(model.graph).items()
+            for name, rows in (table_limits(model.graph) if draw.sizes else {}).items()
             if name not in capture.bounds and rows < stated.get(name, math.inf)
         }
         extended, of_tables = limited_by_tables(proof, draw.sizes, limits, run_at, _parameter_count(prepared))
