@@ -82,6 +82,11 @@ class Field:
         """The option of the command: ``--trust-remote-code``."""
         return self.spelling.partition(" ")[0].partition("/")[0] or f"--{self.name.replace('_', '-')}"
 
+    def spelled(self, value: object) -> str:
+        """Return the spelling that states a value on the command line, without the value: ``--no-verify`` for False."""
+        on, _, off = (self.spelling or f"{self.flag}/--no-{self.flag[2:]}").partition("/")
+        return (off if value is False else on).split()[0]
+
     @property
     def description(self) -> str:
         """What it does and what applies by default, for the schema of a config."""
@@ -104,6 +109,37 @@ class Field:
     def is_switch(self) -> bool:
         """Whether it is on or off, or left open."""
         return bool in (self.annotation, *get_args(self.annotation))
+
+
+def stated_options(record: object, declaring: type | None = None) -> dict[str, str]:
+    """Return the options of a record that differ from their defaults: name → spelling on the command line.
+
+    Args:
+        record: A request, or a record of options.
+        declaring: The dataclass that declares the options; None: the type of the record.
+    """
+    values = ((field, getattr(record, field.name)) for field in fields_of(declaring or type(record)))
+    return {field.name: field.spelled(value) for field, value in values if value != field.default}
+
+
+def refuse_stated(
+    record: object, names: Iterable[str], words: str, hint: str, *, declaring: type | None = None
+) -> None:
+    """Refuse the first of some options that a record states.
+
+    Args:
+        record: A request, or a record of options.
+        names: Names of the options.
+        words: The error, with ``{}`` for the spelling of the option on the command line.
+        hint: The hint of the error, with the same.
+        declaring: The dataclass that declares the options; None: the type of the record.
+
+    Raises:
+        UsageError: one of the options differs from its default.
+    """
+    stated = stated_options(record, declaring)
+    for flag in (stated[name] for name in names if name in stated):
+        raise UsageError(words.replace("{}", flag), hint=hint.replace("{}", flag))
 
 
 def declare(default: Any, help: str, group: str, **details: Any) -> Any:

@@ -8,6 +8,7 @@ character). Does not know what the options mean.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import difflib
 import inspect
 import json
@@ -36,7 +37,19 @@ _INHERITED = ("/dev/fd/", "/dev/stdin", "/proc/")
 
 
 class _NamedErrors(type(pydantic.BaseModel)):  # type: ignore[misc]  # pydantic's own metaclass has no public name
-    """Tells a caller in Python what is wrong with a value as it is told to a user of the command."""
+    """Replaces bases that declare options by validated fields, and names wrong values to callers in Python."""
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **settings: Any) -> Any:
+        """Create a record; a base whose fields :func:`winml.modelkit.fields.declare` made is no base at run time."""
+        declaring = [base for base in bases if dataclasses.is_dataclass(base)]
+        fields = {field.name: field for base in declaring for field in fields_of(base)}
+        declared = {
+            name: pydantic.Field(description=field.description, **_default(field)) for name, field in fields.items()
+        }
+        types = {name: _limited(field) for name, field in fields.items()}
+        members = {**declared, **namespace, "__annotations__": {**types, **namespace.get("__annotations__", {})}}
+        records = tuple(base for base in bases if base not in declaring)
+        return super().__new__(mcs, name, records, members, **settings)
 
     def __call__(cls, *args: object, **values: Any) -> Any:
         try:
@@ -101,21 +114,6 @@ def _field_docstrings(kind: type) -> Iterator[tuple[str, str]]:
 
 
 _OptionsT = TypeVar("_OptionsT", bound=pydantic.BaseModel)
-
-
-def record_of(*declaring: type) -> type[Options]:
-    """Return the validated record of the options that dataclasses declare, to derive from.
-
-    Args:
-        declaring: Dataclasses of :func:`winml.modelkit.fields.declare`.
-    """
-    fields: dict[str, Any] = {
-        field.name: (_limited(field), pydantic.Field(description=field.description, **_default(field)))
-        for kind in declaring
-        for field in fields_of(kind)
-    }
-    first = declaring[0]
-    return pydantic.create_model(first.__name__, __base__=Options, __module__=first.__module__, **fields)
 
 
 def _default(field: Field) -> dict[str, Any]:

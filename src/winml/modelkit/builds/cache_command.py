@@ -8,25 +8,23 @@ import click
 
 from winml.modelkit.builds.cache_verb import CleanRequest, plan_cleaning, run_cleaning
 from winml.modelkit.cli._errors import WinMLCommand, WinMLGroup
-from winml.modelkit.cli._folders import show_plan
+from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._options import request_options, result_options
 from winml.modelkit.cli._requests import stated_fields
 from winml.modelkit.cli._streams import show_result
 
-EPILOG = """\b
-Examples:
-  winml cache ls
-  winml cache clean --older-than 30
-  winml cache clean --dry-run
-"""
 
-
-@click.group(name="cache", cls=WinMLGroup, epilog=EPILOG, no_args_is_help=True)
+@click.group(name="cache", cls=WinMLGroup, no_args_is_help=True)
 def command() -> None:
     """List or remove builds in the cache.
 
     The cache stores builds and exports, so that no model is exported twice. It is in the cache folder of the user,
     or in the folder of the variable WINML_CACHE. Removing it is always safe.
+
+    Examples:
+      winml cache ls
+      winml cache clean --older-than 30
+      winml cache clean --dry-run
     """
 
 
@@ -49,8 +47,6 @@ def _clean(**options: Any) -> None:
     from winml.modelkit.builds.machine_table import removed_document
 
     plan = plan_cleaning(CleanRequest(**stated_fields(CleanRequest, options)))
-    if options["dry_run"]:
-        show_plan(plan, options)
-        return
+    end_dry_run(plan, options)
     removed = run_cleaning(plan)
     show_result(removed.as_record(), options, lambda: removed_document(removed))

@@ -12,7 +12,7 @@ import click
 from winml.modelkit.builds.verb import BuildRequest, plan_requested_build, refuse_unloadable, run_planned_build
 from winml.modelkit.cli._endings import Interrupted, resuming_words
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
-from winml.modelkit.cli._folders import show_plan
+from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._options import (
     checkpoint_options,
     declared_options_of,
@@ -23,14 +23,14 @@ from winml.modelkit.cli._options import (
 from winml.modelkit.cli._requests import (
     config_option,
     configured_options,
-    export_section_keys,
     model_request,
+    name_section_keys,
     read_build_config,
     stated_fields,
     with_sizes,
 )
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result, tell
-from winml.modelkit.errors import TaskError, UsageError, rename_options
+from winml.modelkit.errors import TaskError, UsageError
 from winml.modelkit.fields import fields_of
 from winml.modelkit.file_names import DECODER
 from winml.modelkit.quantize.declared_options import QuantizeFields
@@ -100,18 +100,7 @@ def _stated(options: Mapping[str, object]) -> list[Any]:
     return [field for field in _FIELDS if options.get(field.name) not in (None, ())]
 
 
-EPILOG = """\b
-Examples:
-  winml build -m sentence-transformers/all-MiniLM-L6-v2 -o built --level basic
-  winml config -m ./checkpoint -o config.json && winml build -c config.json -o built
-  winml build -m model.onnx -o built --level extended --ep dml
-  winml build -m ./checkpoint -o built --ep qnn --ep-options soc_model=60
-  winml build -m ./checkpoint -o built --precision int8 --exclude BertPooler
-  winml build -m ./checkpoint --use-cache --format json
-"""
-
-
-@click.command(name="build", cls=WinMLCommand, epilog=EPILOG)
+@click.command(name="build", cls=WinMLCommand)
 @model_option(
     required=False,
     help="Hub id, checkpoint, Python factory or ONNX file. A checkpoint is a folder or its config.json; a factory is "
@@ -133,15 +122,19 @@ def command(context: click.Context, /, **options: Any) -> None:
 
     Exit codes: 0 success, 1 failure, 2 usage error, 3 a stage changed the outputs beyond tolerance, or the result
     misses a limit of the eval section.
+
+    Examples:
+      winml build -m sentence-transformers/all-MiniLM-L6-v2 -o built --level basic
+      winml config -m ./checkpoint -o config.json && winml build -c config.json -o built
+      winml build -m model.onnx -o built --level extended --ep dml
+      winml build -m ./checkpoint -o built --ep qnn --ep-options soc_model=60
+      winml build -m ./checkpoint -o built --precision int8 --exclude BertPooler
+      winml build -m ./checkpoint --use-cache --format json
     """
-    request = _read_request(context, options)
+    request = _read_request(options)
     with library_output_to_stderr():
         plan = plan_requested_build(request)
-    if options["dry_run"]:
-        with library_output_to_stderr():
-            refuse_unloadable(plan, request)
-        show_plan(plan, options)
-        return
+    end_dry_run(plan, options, refuse_unloadable)
     retained: list[str] = []
     try:
         with library_output_to_stderr():
@@ -158,13 +151,14 @@ def command(context: click.Context, /, **options: Any) -> None:
         context.exit(NEGATIVE_RESULT)
 
 
-def _read_request(context: click.Context, options: dict[str, Any]) -> BuildRequest:
+def _read_request(options: Mapping[str, Any]) -> BuildRequest:
     """Return what the command line requests, over the config."""
     from winml.modelkit.builds.plan import is_onnx_path, refuse_sizes
+    from winml.modelkit.export.config import COMMAND_OPTIONS
 
     config = read_build_config(options["config"])
-    configured = configured_options(context, options, config)
-    model = configured.options["model"]
+    configured = configured_options(options, config)
+    model = configured["model"]
     if not model:
         raise UsageError("no model is specified", hint="Use -m, or a config whose loader section names a model.")
     # Before its text is read: the names of an ONNX file are not the keys of a checkpoint.
@@ -174,20 +168,19 @@ def _read_request(context: click.Context, options: dict[str, Any]) -> BuildReque
     if options["quant"] is False:
         names_provider = options["ep"] or (config.compile is not None and config.compile.ep)
         _refuse_flags_without_stage(options, may_compile=bool(names_provider))
-    words = {**configured.words, **export_section_keys(config.export, options, "export.{}")}
-    with rename_options(words):
-        changed: dict[str, Any] = {"quant": _filled_section(config.quant, options)}
-        if config.export is not None:
-            changed["export"] = with_sizes(config.export, options)
-        if options["min_sqnr_db"] is not None and config.compile is not None:
-            # The limit of every stage that runs: the compiled file is compared as well.
-            changed["compile"] = config.compile.model_copy(update={"min_sqnr_db": options["min_sqnr_db"]})
-        return BuildRequest(
-            model=model_request(configured.options),
-            config=config.model_copy(update=changed),
-            words=words,
-            **stated_fields(BuildRequest, options),
-        )
+    name_section_keys(config.export, COMMAND_OPTIONS, options, "export.{}")
+    name_section_keys(config.compile, {"ep": "--ep", "ep_options": "--ep-options"}, options, "compile.{}")
+    changed: dict[str, Any] = {"quant": _filled_section(config.quant, options)}
+    if config.export is not None:
+        changed["export"] = with_sizes(config.export, options)
+    if options["min_sqnr_db"] is not None and config.compile is not None:
+        # The limit of every stage that runs: the compiled file is compared as well.
+        changed["compile"] = config.compile.model_copy(update={"min_sqnr_db": options["min_sqnr_db"]})
+    return BuildRequest(
+        model=model_request(configured),
+        config=config.model_copy(update=changed),
+        **stated_fields(BuildRequest, options),
+    )
 
 
 def _listener(options: Mapping[str, object], retained: list[str]) -> BuildListener:

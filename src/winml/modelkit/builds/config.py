@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import pydantic
 
@@ -18,7 +18,7 @@ from winml.modelkit.compile.options import CompileOptions
 from winml.modelkit.errors import ConfigError
 from winml.modelkit.evaluate.options import EvaluationOptions
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.models.load_options import declared_options
+from winml.modelkit.models.load_options import LoadOptions, declared_options
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.options import Options, parse_options, unknown_key_message
@@ -44,19 +44,8 @@ class _ModelSection(Options):
     """Hub id, checkpoint folder, `config.json`, `file.py:factory` or `package.module:factory`."""
 
 
-if TYPE_CHECKING:
-    LoaderSection = _ModelSection
-else:
-    # What a request holds is declared in models/load_options.py, once; the keys of the section are made from it.
-    LoaderSection = pydantic.create_model(
-        "LoaderSection",
-        __base__=_ModelSection,
-        __doc__="Which model it is.",
-        **{
-            option.name: (option.annotation, pydantic.Field(option.default, description=option.description))
-            for option in declared_options()
-        },
-    )
+class LoaderSection(LoadOptions, _ModelSection):  # type: ignore[misc]  # Options is frozen by its config
+    """Which model it is."""
 
 
 def loader_section(request: ModelRequest, **decided: object) -> LoaderSection:

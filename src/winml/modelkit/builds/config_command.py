@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from winml.modelkit.builds.config_verb import ConfigRequest, plan_config, run_config
 from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._folders import show_plan
+from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._options import (
     checkpoint_options,
     debug_option,
@@ -20,8 +21,8 @@ from winml.modelkit.cli._options import (
 from winml.modelkit.cli._requests import (
     config_option,
     configured_options,
-    export_section_keys,
     model_request,
+    name_section_keys,
     read_build_config,
     stated_fields,
     with_sizes,
@@ -35,23 +36,14 @@ from winml.modelkit.cli._streams import (
     tell,
     write_files,
 )
-from winml.modelkit.errors import UsageError, rename_options
+from winml.modelkit.errors import UsageError
 from winml.modelkit.fields import MODEL, OUTPUT
 from winml.modelkit.words import printable
-
-EPILOG = """\b
-Examples:
-  winml config -m sentence-transformers/all-MiniLM-L6-v2 -o config.json
-  winml config -m ./checkpoint --task text-classification --no-quant
-  winml config -c config.json --batch-size 4 -o config4.json
-  winml config -m ./checkpoint | winml config --check -
-  winml config --schema
-"""
 
 STDIN = "-"
 
 
-@click.command(name="config", cls=WinMLCommand, epilog=EPILOG)
+@click.command(name="config", cls=WinMLCommand)
 @model_option(
     required=False,
     help="Hub id, checkpoint, Python factory or ONNX file. A checkpoint is a folder or its config.json; a factory is "
@@ -72,13 +64,19 @@ STDIN = "-"
     help="Output format of --dry-run; a config is always JSON.",
 )
 @debug_option
-@click.pass_context
-def command(context: click.Context, /, **options: Any) -> None:
+def command(**options: Any) -> None:
     """Write the build config of a model as JSON.
 
     Task, class, inputs and opset are chosen as in winml export. No weights are read.
 
     Exit codes: 0 success, 1 invalid files, 2 usage error or invalid config.
+
+    Examples:
+      winml config -m sentence-transformers/all-MiniLM-L6-v2 -o config.json
+      winml config -m ./checkpoint --task text-classification --no-quant
+      winml config -c config.json --batch-size 4 -o config4.json
+      winml config -m ./checkpoint | winml config --check -
+      winml config --schema
     """
     makes_config = any(options[name] for name in ("model", "model_type", "config"))
     exclusive = [name for name in ("model", "model_type", "check", "schema") if options[name]]
@@ -109,7 +107,7 @@ def command(context: click.Context, /, **options: Any) -> None:
             hint="Use -m or --model-type; or --check FILE to validate a config, or --schema for the schema.",
         )
     else:
-        _write_config(context, options)
+        _write_config(options)
 
 
 def _check_config(place: str) -> None:
@@ -131,12 +129,10 @@ def _check_config(place: str) -> None:
     click.echo(f"skipped: {', '.join(skipped) or 'none'}")
 
 
-def _write_config(context: click.Context, options: dict[str, Any]) -> None:
-    request = _read_request(context, options)
+def _write_config(options: dict[str, Any]) -> None:
+    request = _read_request(options)
     plan = plan_config(request)
-    if options["dry_run"]:
-        show_plan(plan, {**options, "format_": options["format_"] or "table"})
-        return
+    end_dry_run(plan, {**options, "format_": options["format_"] or "table"})
     for note in plan.notes:
         tell(f"note: {note}")
     with library_output_to_stderr():
@@ -150,21 +146,22 @@ def _write_config(context: click.Context, options: dict[str, Any]) -> None:
     tell(f"wrote {request.output}")
 
 
-def _read_request(context: click.Context, options: dict[str, Any]) -> ConfigRequest:
+def _read_request(options: Mapping[str, Any]) -> ConfigRequest:
     """Return what the command line requests, over the config.
 
     Raises:
         UsageError: nothing names a model.
         ConfigError: the config or a size is wrong.
     """
+    from winml.modelkit.export.config import COMMAND_OPTIONS
+
     config = read_build_config(options["config"])
-    configured = configured_options(context, options, config)
-    if not options["model_type"] and not configured.options["model"]:
+    configured = configured_options(options, config)
+    if not options["model_type"] and not configured["model"]:
         raise UsageError("no model is specified", hint="Use -m or --model-type: the config names no model.")
-    name = "" if options["model_type"] else configured.options["model"]
-    words = {**configured.words, **export_section_keys(config.export, options, "export.{}")}
-    with rename_options(words):
-        if config.export is not None:
-            config = config.model_copy(update={"export": with_sizes(config.export, options)})
-        model = model_request({**configured.options, "model": name})
-    return ConfigRequest(model=model, config=config, words=words, **stated_fields(ConfigRequest, options))
+    name = "" if options["model_type"] else configured["model"]
+    name_section_keys(config.export, COMMAND_OPTIONS, options, "export.{}")
+    if config.export is not None:
+        config = config.model_copy(update={"export": with_sizes(config.export, options)})
+    model = model_request({**configured, "model": name})
+    return ConfigRequest(model=model, config=config, **stated_fields(ConfigRequest, options))

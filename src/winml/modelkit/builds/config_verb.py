@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from winml.modelkit.errors import UsageError, rename_options
+from winml.modelkit.errors import UsageError
 from winml.modelkit.fields import DEVICE, MODEL, OUTPUT, QUANTIZATION, declare
 from winml.modelkit.quantize.precisions import PRECISIONS
 from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
@@ -25,8 +24,6 @@ class ConfigRequest:
     """Which model; without a name where ``model_type`` stands in its place."""
     config: WinMLBuildConfig
     """The config to begin with, before the options below are laid over it."""
-    words: Mapping[str, str] = field(default_factory=dict)
-    """Option → the key of the config that stands in its place, for messages."""
 
     model_type: str | None = declare(
         None, "Architecture, such as bert, instead of a model.", MODEL, metavar="TYPE", is_common=True
@@ -71,9 +68,8 @@ def plan_config(request: ConfigRequest) -> ConfigPlan:
     """
     from winml.modelkit.onnx.files.output_files import refuse_existing, refuse_inputs
 
-    with rename_options(request.words):
-        config, notes = _config_of(request)
-        reads = _files_read(request, config)
+    config, notes = _config_of(request)
+    reads = _files_read(request, config)
     outputs = [] if request.output is None else [request.output]
     if outputs:
         refuse_inputs(outputs, reads)
@@ -107,15 +103,14 @@ def run_config(plan: ConfigPlan) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
 
     plan.recover()
     request = plan.request
-    with rename_options(request.words):
-        if is_onnx_path(request.model.model):
-            from winml.modelkit.builds.stages import without_idle_stages
+    if is_onnx_path(request.model.model):
+        from winml.modelkit.builds.stages import without_idle_stages
 
-            # Decided by the file alone: nothing of it has to be read.
-            return without_idle_stages(plan_build(plan.config, request.model).config)
-        from winml.modelkit.builds.config_resolution import resolve_build_config
+        # Decided by the file alone: nothing of it has to be read.
+        return without_idle_stages(plan_build(plan.config, request.model).config)
+    from winml.modelkit.builds.config_resolution import resolve_build_config
 
-        return resolve_build_config(plan.config, request.model, model_type=request.model_type)
+    return resolve_build_config(plan.config, request.model, model_type=request.model_type)
 
 
 def _files_read(request: ConfigRequest, config: WinMLBuildConfig) -> tuple[Path, ...]:

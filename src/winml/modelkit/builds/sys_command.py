@@ -8,19 +8,17 @@ from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import result_options
 from winml.modelkit.cli._streams import show_result
 
-EPILOG = """\b
-Examples:
-  winml sys
-  winml sys --format json
-"""
 
-
-@click.command(name="sys", cls=WinMLCommand, epilog=EPILOG)
+@click.command(name="sys", cls=WinMLCommand)
 @result_options(quiet="")
 def command(**options: object) -> None:
     """Show versions, execution providers, devices and memory.
 
     The output is meant for bug reports. It contains no paths, user names or host names.
+
+    Examples:
+      winml sys
+      winml sys --format json
     """
     from winml.modelkit.ort.machine import look_at_machine
 

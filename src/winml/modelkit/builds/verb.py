@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.layouts.layout import LAYOUTS
-from winml.modelkit.errors import UsageError, rename_options
+from winml.modelkit.errors import UsageError
 from winml.modelkit.export.declared_options import ACCEPT_ASSUMPTIONS, EXPORTER, ExporterChoice
 from winml.modelkit.fields import DEVICE, OUTPUT, VERIFICATION, declare
 from winml.modelkit.optimize.capabilities import LEVELS
@@ -38,8 +37,6 @@ class BuildRequest:
     model: ModelRequest
     config: WinMLBuildConfig
     """What every stage is to do, before the options below are laid over it."""
-    words: Mapping[str, str] = field(default_factory=dict)
-    """Option → the key of the config that stands in its place, for messages."""
 
     output: Path | None = declare(None, "Folder to build in.", OUTPUT, short="-o", is_common=True)
     use_cache: bool = declare(False, "Build in the cache. It has one folder per model and config.", OUTPUT)
@@ -117,15 +114,14 @@ def plan_requested_build(request: BuildRequest) -> PlannedBuild:
     if (request.output is None) != request.use_cache:
         both = "-o and --use-cache cannot be combined" if request.use_cache else "no output folder is specified"
         raise UsageError(both, hint="Use -o FOLDER or --use-cache.")
-    with rename_options(_build_words(request)):
-        plan = _refused_early(request)
-        from winml.modelkit.builds.open_sizes import opened_first
-        from winml.modelkit.builds.planned_build import planned_build
+    plan = _refused_early(request)
+    from winml.modelkit.builds.open_sizes import opened_first
+    from winml.modelkit.builds.planned_build import planned_build
 
-        return planned_build(opened_first(plan), request.output, rebuild=request.rebuild, requested=plan)
+    return planned_build(opened_first(plan), request.output, rebuild=request.rebuild, requested=plan)
 
 
-def refuse_unloadable(plan: PlannedBuild, request: BuildRequest) -> None:
+def refuse_unloadable(plan: PlannedBuild) -> None:
     """Refuse a model that the build refuses before it loads weights, for a plan that is not run.
 
     A factory is not called. Of a Hub id that is not on this machine, the small files are fetched.
@@ -143,8 +139,7 @@ def refuse_unloadable(plan: PlannedBuild, request: BuildRequest) -> None:
     from winml.modelkit.builds.stages import refuse_resolved
     from winml.modelkit.export.loading import resolve_for_export
 
-    with rename_options(_build_words(request)):
-        resolve_for_export(plan.build.request, config.export, partial(refuse_resolved, plan.build))
+    resolve_for_export(plan.build.request, config.export, partial(refuse_resolved, plan.build))
 
 
 def run_planned_build(plan: PlannedBuild, request: BuildRequest, listener: BuildListener) -> BuildResult:
@@ -169,19 +164,7 @@ def run_planned_build(plan: PlannedBuild, request: BuildRequest, listener: Build
             return build_in_cache(planned, rebuild=request.rebuild, listener=listener)
         return run_build(planned, request.output, rebuild=request.rebuild, listener=listener)
 
-    with rename_options(_build_words(request)):
-        return build_most_open(plan.build, build) if is_free_to_open(plan.build) else build(plan.build)
-
-
-def _build_words(request: BuildRequest) -> dict[str, str]:
-    """Return option → the key of the config that stands in its place, for messages."""
-    section = request.config.compile
-    place = {
-        option: f"compile.{key}"
-        for option, key in _PLACE.items()
-        if not getattr(request, key) and section is not None and getattr(section, key)
-    }
-    return {**request.words, **place}
+    return build_most_open(plan.build, build) if is_free_to_open(plan.build) else build(plan.build)
 
 
 def _refused_early(request: BuildRequest) -> BuildPlan:

@@ -13,9 +13,9 @@ from typing import Any
 import click
 
 from winml.modelkit.cli._completion import complete_arguments, complete_values
-from winml.modelkit.cli._help import HELP_SETTINGS, GroupedOption, help_all_option, write_help
+from winml.modelkit.cli._help import DocumentedCommand, GroupedOption
 from winml.modelkit.cli._streams import print_json, tell
-from winml.modelkit.errors import WinMLError, error_chain, first_line
+from winml.modelkit.errors import WinMLError, error_chain, first_line, rename_options
 from winml.modelkit.fields import DEVICE
 from winml.modelkit.words import printable
 
@@ -35,6 +35,12 @@ _named_paths: list[str] = []
 """What the command was given to read, for an error that names no file itself."""
 
 
+def named_options(context: click.Context) -> dict[str, str]:
+    """Return the names that errors of the running command use: option → key of the config that stands in its place."""
+    names: dict[str, str] = context.meta.setdefault(f"{__name__}.named_options", {})
+    return names
+
+
 def _problem_of(value: object) -> str:
     """Return what is wrong with a value whatever its option means; empty where nothing is."""
     if isinstance(value, str) and not value.strip():
@@ -51,15 +57,13 @@ def _problem_of(value: object) -> str:
     return ""
 
 
-class WinMLCommand(click.Command):
+class WinMLCommand(DocumentedCommand):
     """A verb: the errors we name end it with their sentence and exit code."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         """Take what any command of click takes."""
         super().__init__(*arguments, **settings)
         self._add_libraries()
-        self.params.append(help_all_option())
-        self.context_settings = {**HELP_SETTINGS, **self.context_settings}
         complete_values(self.params)
 
     def _add_libraries(self) -> None:
@@ -130,18 +134,15 @@ class WinMLCommand(click.Command):
         os.environ[LIBRARY_VARIABLE] = named
         ctx.call_on_close(lambda: os.environ.update({LIBRARY_VARIABLE: before}))
 
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the help: the common options in groups, or all of them for ``--help-all``."""
-        write_help(self, ctx, formatter)
-
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb. Without its option ``--debug``, no warning of Python is printed."""
         if ctx.params.get("debug") is False:
             # Libraries warn about their own future; what a user can act on comes as a note or an error of ours.
             warnings.simplefilter("ignore")
         try:
-            self._name_libraries(ctx)
-            return super().invoke(ctx)
+            with rename_options(named_options(ctx)):
+                self._name_libraries(ctx)
+                return super().invoke(ctx)
         except WinMLError as error:
             if ctx.params.get("debug"):
                 traceback.print_exc()
@@ -150,18 +151,8 @@ class WinMLCommand(click.Command):
             ctx.exit(report_error(error))
 
 
-class WinMLGroup(click.Group):
+class WinMLGroup(DocumentedCommand, click.Group):
     """A verb of several commands, with the same help."""
-
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        """Take what any group of click takes."""
-        super().__init__(*arguments, **settings)
-        self.params.append(help_all_option())
-        self.context_settings = {**HELP_SETTINGS, **self.context_settings}
-
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the help: the commands; for ``--help-all`` with the options of each."""
-        write_help(self, ctx, formatter)
 
 
 def report_error(error: WinMLError) -> int:

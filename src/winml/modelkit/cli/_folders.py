@@ -7,17 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import click
+
 from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result
 
 if TYPE_CHECKING:
-    from winml.modelkit.options import Options
     from winml.modelkit.report.document import Document
     from winml.modelkit.report.plan import Plan
     from winml.modelkit.transform.records import RecordT, TransformedFolder
     from winml.modelkit.verbs.file_to_file import FileRequest, FileVerb
 
-    OptionsT = TypeVar("OptionsT", bound=Options)
+PlanT = TypeVar("PlanT", bound="Plan")
 
 
 def _folder_document(result: TransformedFolder[RecordT], describe: Callable[[RecordT], Document]) -> Document:
@@ -61,6 +62,24 @@ def parts_record(options: Mapping[str, object], records: Mapping[str, Mapping[st
     return {"schema_version": 1, "model": options["target"] or options["model"], "parts": dict(records)}
 
 
+def end_dry_run(plan: PlanT, options: Mapping[str, Any], refuse: Callable[[PlanT], None] = lambda _plan: None) -> None:
+    """Print a plan and end the command, if ``--dry-run`` is specified.
+
+    Args:
+        plan: The plan of the command.
+        options: Options of the command.
+        refuse: Raises an error of the run that shows before weights are read.
+    """
+    if not options["dry_run"]:
+        return
+    from winml.modelkit.report.plan_table import plan_document
+
+    with library_output_to_stderr():
+        refuse(plan)
+    show_result(plan.as_record(), options, lambda: plan_document(plan), is_answer=True)
+    click.get_current_context().exit()
+
+
 def run_verb(
     verb: FileVerb[Any, Any, Any, RecordT],
     request: FileRequest[Any],
@@ -82,11 +101,7 @@ def run_verb(
     """
     with library_output_to_stderr():
         plan = verb.plan(request)
-        if options["dry_run"]:
-            verb.refuse_unrun(plan)
-    if options["dry_run"]:
-        show_plan(plan, options)
-        return
+    end_dry_run(plan, options, verb.refuse_unrun)
     from winml.modelkit.transform.records import TransformedFolder
 
     with library_output_to_stderr():
@@ -97,10 +112,3 @@ def run_verb(
         show_result(result.as_record(), options, lambda: _folder_document(result, describe).with_files(written))
     else:
         show_result(result.as_record(), options, lambda: describe(result).with_files(written))
-
-
-def show_plan(plan: Plan, options: Mapping[str, object]) -> None:
-    """Print what a verb would do, in the form that is asked for."""
-    from winml.modelkit.report.plan_table import plan_document
-
-    show_result(plan.as_record(), options, lambda: plan_document(plan), is_answer=True)

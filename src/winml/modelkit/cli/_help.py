@@ -10,7 +10,7 @@ import inspect
 import os
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -133,17 +133,21 @@ class GroupedArgument(click.Argument):
         return self.make_metavar(ctx), _words(self._words, ctx, is_brief=is_brief)
 
 
-def help_all_option() -> click.Option:
-    """Return the option that shows every option."""
-    return GroupedOption(
-        [_HELP_ALL],
-        group=GENERAL,
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_show_all,
-        help="Show every option and exit.",
-    )
+class DocumentedCommand(click.Command):
+    """A command whose help is its docstring and its options in groups; lines after ``Examples:`` are the epilog."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        """Take what any command of click takes."""
+        super().__init__(*arguments, **settings)
+        description, _, self.epilog = inspect.cleandoc(self.help or "").partition("\n\nExamples:\n")
+        self.help = description
+        show_all = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _show_all}
+        self.params.append(GroupedOption([_HELP_ALL], group=GENERAL, help="Show every option and exit.", **show_all))
+        self.context_settings = {**HELP_SETTINGS, **self.context_settings}
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help: the common options in groups, or all of them for ``--help-all``."""
+        _write_help(self, ctx, formatter)
 
 
 def _show_all(ctx: click.Context, _param: click.Parameter, is_requested: bool) -> None:
@@ -174,11 +178,11 @@ def option_row(param: click.Parameter, ctx: click.Context, *, is_brief: bool = F
     return record
 
 
-def write_help(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+def _write_help(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
     """Write the help of a verb: the common options, or all where ``--help-all`` requested it."""
     is_whole = bool(ctx.meta.get(_IS_WHOLE))
     command.format_usage(ctx, formatter)
-    description = inspect.cleandoc(command.help or "")
+    description = command.help or ""
     _write_text(formatter, description if is_whole else description.partition("\n\n")[0])
     hidden: list[str] = []
     groups = grouped_options(command, ctx)
@@ -191,8 +195,9 @@ def write_help(command: click.Command, ctx: click.Context, formatter: click.Help
             _write_rows(formatter, [option_row(param, ctx, is_brief=not is_whole) for param in listed])
     if isinstance(command, click.Group):
         _write_verbs(command, ctx, formatter, is_whole=is_whole)
-    examples = inspect.cleandoc(command.epilog or "").splitlines()
-    _write_text(formatter, "\n".join(examples if is_whole else _first_examples(examples)))
+    examples = (command.epilog or "").splitlines()
+    if examples:
+        _write_text(formatter, "\n".join(["\b", "Examples:", *(examples if is_whole else examples[:_EXAMPLES])]))
     if not is_whole:
         count = sum(map(len, groups.values()))
         also = f"; also: {', '.join(hidden)}" if hidden else ""
@@ -218,14 +223,6 @@ def _write_rows(formatter: click.HelpFormatter, rows: Sequence[tuple[str, str]])
 def _heading(group: str) -> str:
     """Return a heading, bold on a terminal; click removes the style elsewhere."""
     return group if os.environ.get("NO_COLOR") else click.style(group, bold=True)
-
-
-def _first_examples(lines: Sequence[str]) -> Iterator[str]:
-    examples = 0
-    for line in lines:
-        examples += line.startswith(" ")
-        if examples <= _EXAMPLES:
-            yield line
 
 
 def _write_text(formatter: click.HelpFormatter, text: str) -> None:

@@ -13,7 +13,7 @@ from winml.modelkit.cli._help import GroupedArgument, GroupedOption
 from winml.modelkit.errors import ModelPathError
 from winml.modelkit.export.declared_options import DynamicFields
 from winml.modelkit.fields import DEVICE, GENERAL, MODEL, OUTPUT, SIZES, Field, fields_of
-from winml.modelkit.models.load_options import Group, declared_options
+from winml.modelkit.models.load_options import Group, InputFields, declared_options
 from winml.modelkit.onnx.files.named_paths import named_path
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -179,31 +179,7 @@ random_options = _load_options("random")
 """Adds the options that state what is drawn at random."""
 _weight_options = _load_options("weights")
 """Adds the options that state the type of the weights."""
-input_options = _all_of(
-    grouped_option(
-        "--shape-config",
-        group=SIZES,
-        is_common=True,
-        metavar="JSON",
-        help='Sizes of dimensions, such as {"sequence_length": 64}. A file or JSON text. A name instead of a '
-        "number makes the dimension dynamic.",
-    ),
-    grouped_option(
-        "--batch-size",
-        group=SIZES,
-        type=click.IntRange(min=1),
-        metavar="N",
-        default_words="1",
-        help="Batch size.",
-    ),
-    grouped_option(
-        "--input-specs",
-        group=SIZES,
-        metavar="JSON",
-        help="Name, shape, dtype and value range of every input: a file or JSON text. Takes precedence over "
-        "--shape-config.",
-    ),
-)
+input_options = declared_options_of(fields_of(InputFields))
 """Adds the options that state the inputs and their sizes."""
 _dynamic_options = _all_of(
     declared_options_of(fields_of(DynamicFields)),

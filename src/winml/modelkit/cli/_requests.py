@@ -6,13 +6,13 @@ An option takes precedence over the build config.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
+from winml.modelkit.cli._errors import named_options
 from winml.modelkit.cli._options import grouped_option
 from winml.modelkit.cli._streams import tell
 from winml.modelkit.errors import ConfigError, UsageError
@@ -34,6 +34,8 @@ _RequestT = TypeVar("_RequestT", bound=FileRequest[Any])
 
 _DECIDES_THE_SAME = {"task": "model_class", "model_class": "task"}
 """Key of the loader section → the key that a user who gives this one did not speak of."""
+_OPTION_OF_KEY = {"input_tensors": "input_specs"}
+"""Key of the export section → the option that states the same, if their names differ."""
 FOR_CHECKPOINTS = (*(option.name for option in declared_options() if not option.is_for_onnx), "input_specs")
 """Options that say how a checkpoint becomes a graph, which an ONNX file already is."""
 
@@ -86,15 +88,6 @@ def sizes_by_name(options: Mapping[str, Any]) -> dict[str, int]:
             )
         value = {**value, "batch_size": options["batch_size"]}
     return value
-
-
-@dataclass(frozen=True)
-class ConfiguredOptions:
-    """The options of a verb, completed by the loader section of a config."""
-
-    options: dict[str, Any]
-    words: Mapping[str, str]
-    """Option → the key of the config that stands in its place, for messages."""
 
 
 def config_option(help: str) -> Callable[[_F], _F]:
@@ -173,36 +166,35 @@ def is_stated(context: click.Context, name: str) -> bool:
     return context.get_parameter_source(name) not in (None, ParameterSource.DEFAULT)
 
 
-def configured_options(
-    context: click.Context, options: dict[str, object], config: WinMLBuildConfig
-) -> ConfiguredOptions:
-    """Return the options, with what the command line leaves open taken from the loader section."""
+def configured_options(options: Mapping[str, Any], config: WinMLBuildConfig) -> dict[str, Any]:
+    """Return the options; the loader section of a config replaces those that the command line does not state.
+
+    Errors of the command then name keys of the section.
+    """
+    context = click.get_current_context()
     loader = config.loader.model_dump() if config.loader is not None else {}
     passed = {name for name in loader if is_stated(context, name)}
     passed |= {_DECIDES_THE_SAME[name] for name in passed & set(_DECIDES_THE_SAME)}
     taken = {name: value for name, value in loader.items() if name in options and name not in passed}
-    words = {
-        f"--{name.replace('_', '-')}": f"loader.{name}" for name, value in taken.items() if value not in (None, False)
-    }
-    return ConfiguredOptions({**options, **taken}, words)
+    named_options(context).update(
+        {f"--{name.replace('_', '-')}": f"loader.{name}" for name, value in taken.items() if value not in (None, False)}
+    )
+    return {**options, **taken}
 
 
-def export_section_keys(export: WinMLExportConfig | None, options: Mapping[str, object], words: str) -> dict[str, str]:
-    """Return option → the key of an export section that was given in its place.
+def name_section_keys(section: object, flags: Mapping[str, str], options: Mapping[str, object], key_words: str) -> None:
+    """Let errors of the command name keys of a config section in place of options that are not specified.
 
     Args:
-        export: The section.
-        options: Those of the verb; where one was given, it is the one that counts.
-        words: Where the key stands, with ``{}`` for it: ``export.{}``.
+        section: The section, or None.
+        flags: Key → the option that errors name.
+        options: Options of the command.
+        key_words: Name of a key, with ``{}`` for the key: ``export.{}``.
     """
-    from winml.modelkit.export.config import COMMAND_OPTIONS
-
-    passed = {"input_tensors": "input_specs"}
-    return {
-        flag: words.format(key)
-        for key, flag in COMMAND_OPTIONS.items()
-        if export is not None and getattr(export, key) and not options.get(passed.get(key, key))
-    }
+    names = named_options(click.get_current_context())
+    for key, flag in flags.items():
+        if getattr(section, key, None) and not options.get(_OPTION_OF_KEY.get(key, key)):
+            names[flag] = key_words.format(key)
 
 
 def with_sizes(export: WinMLExportConfig, options: Mapping[str, Any]) -> WinMLExportConfig:

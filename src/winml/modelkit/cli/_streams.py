@@ -206,19 +206,27 @@ def plain_json_text(value: Mapping[str, object]) -> str:
     return json_printable(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def write_and_print_result(
-    record: Mapping[str, object], options: Mapping[str, Any], describe: Callable[[], Document]
+def show_answer(
+    record: Mapping[str, object],
+    files: Mapping[str, Sequence[Path]],
+    options: Mapping[str, Any],
+    describe: Callable[[], Document],
+    **texts: Callable[[Path], str],
 ) -> None:
-    """Write a record to the file of ``--output``, if one is named, and to stdout in the requested format.
+    """Write the files of an answer, all or none of them, and print the answer in the requested format.
 
     Args:
         record: The answer.
-        options: Those of the verb: ``output``, ``overwrite`` and ``format_``.
+        files: Option → the files that it names.
+        options: Options of the command, ``overwrite`` and ``format_`` among them.
         describe: Describes the answer for people.
+        texts: Option other than ``output`` → function that returns the text of one of its files.
+
+    Raises:
+        WriteError: a file cannot be written.
     """
-    output: Path | None = options["output"]
-    texts = {} if output is None else {output: lambda: f"{json_text(record)}\n"}
-    written = write_files(texts, overwrite=options["overwrite"])
+    texts = {"output": lambda _path: f"{json_text(record)}\n", **texts}
+    written = write_answer(files, texts, overwrite=options["overwrite"])
     show_result(record, options, lambda: describe().with_files(written), is_answer=True)
 
 

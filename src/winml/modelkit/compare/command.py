@@ -9,32 +9,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
-from winml.modelkit.cli._folders import show_plan
+from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._options import request_options, result_options
 from winml.modelkit.cli._progress import shown_wait
 from winml.modelkit.cli._requests import stated_fields
-from winml.modelkit.cli._streams import json_text, library_output_to_stderr, show_result, write_answer
+from winml.modelkit.cli._streams import library_output_to_stderr, show_answer
 from winml.modelkit.compare.verb import CompareRequest, plan_comparison, run_comparison
 from winml.modelkit.file_names import ONLY_PART
 
 if TYPE_CHECKING:
     from winml.modelkit.compare.records import ModelComparison
 
-EPILOG = """\b
-Examples:
-  winml compare model.onnx int8.onnx
-  winml compare ./checkpoint model.onnx --by-module
-  winml compare model.onnx fp16.onnx --by-module --input-data sample.npz -o where.json
-  winml compare model.onnx int8.onnx --by-module --depth 4 --report where.html
-  winml compare model.onnx int8.onnx --dataset sentences.parquet --samples 32
-  winml compare model.onnx int8.onnx --threshold 0.2
-  winml compare ./checkpoint ./finetuned --by-module
-  winml compare ./checkpoint int4.onnx --by-module --step 8
-  winml compare built built_int8 --submodel decoder
-"""
 
-
-@click.command(name="compare", cls=WinMLCommand, epilog=EPILOG)
+@click.command(name="compare", cls=WinMLCommand)
 @request_options(CompareRequest)
 @result_options(quiet="", verbose="Show more detail: every module.")
 def command(**options: Any) -> None:
@@ -44,26 +31,36 @@ def command(**options: Any) -> None:
     parts, parts of the same name are compared.
 
     Exit codes: 0 success, 1 failure, 2 usage error, 3 the error of an output exceeds --threshold.
+
+    Examples:
+      winml compare model.onnx int8.onnx
+      winml compare ./checkpoint model.onnx --by-module
+      winml compare model.onnx fp16.onnx --by-module --input-data sample.npz -o where.json
+      winml compare model.onnx int8.onnx --by-module --depth 4 --report where.html
+      winml compare model.onnx int8.onnx --dataset sentences.parquet --samples 32
+      winml compare model.onnx int8.onnx --threshold 0.2
+      winml compare ./checkpoint ./finetuned --by-module
+      winml compare ./checkpoint int4.onnx --by-module --step 8
+      winml compare built built_int8 --submodel decoder
     """
     request = CompareRequest(**stated_fields(CompareRequest, options))
     plan = plan_comparison(request)
-    if options["dry_run"]:
-        show_plan(plan, options)
-        return
+    end_dry_run(plan, options)
     with library_output_to_stderr(), shown_wait("comparing"):
         result = run_comparison(plan, request)
-    _show(result, _write(result, plan.files, request), request.depth, options)
+    _show(result, plan.files, request.depth, options)
     if not result.is_within:
         click.get_current_context().exit(NEGATIVE_RESULT)
 
 
-def _write(result: ModelComparison, files: Mapping[str, Sequence[Path]], request: CompareRequest) -> list[Path]:
-    """Write the files that are requested: the answer, and of every part what shows its modules."""
+def _show(
+    result: ModelComparison, files: Mapping[str, Sequence[Path]], depth: int | None, options: Mapping[str, Any]
+) -> None:
+    """Write the files that are requested, and print the answer: each part has files of its modules."""
     from winml.modelkit.cli._pages import page_text
     from winml.modelkit.compare.table import comparison_document
     from winml.modelkit.profile.node_data import comparison_node_data
 
-    depth = request.depth
     parts = list((result.parts or {ONLY_PART: result}).values())
 
     def page(path: Path) -> str:
@@ -72,16 +69,11 @@ def _write(result: ModelComparison, files: Mapping[str, Sequence[Path]], request
         beside = {option: paths[number : number + 1] or paths for option, paths in files.items()}
         return page_text(comparison_document(parts[number], depth=depth), path, beside)
 
-    texts = {
-        "output": lambda _: f"{json_text(result.as_record(depth=depth))}\n",
-        "report": page,
-        "node_data": lambda path: comparison_node_data(parts[files["node_data"].index(path)]),
-    }
-    return write_answer(files, texts, overwrite=request.overwrite)
-
-
-def _show(result: ModelComparison, written: list[Path], depth: int | None, options: Mapping[str, Any]) -> None:
-    from winml.modelkit.compare.table import comparison_document
-
-    record = result.as_record(depth=depth)
-    show_result(record, options, lambda: comparison_document(result, depth=depth).with_files(written))
+    show_answer(
+        result.as_record(depth=depth),
+        files,
+        options,
+        lambda: comparison_document(result, depth=depth),
+        report=page,
+        node_data=lambda path: comparison_node_data(parts[files["node_data"].index(path)]),
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
-from winml.modelkit.cli._folders import show_plan
+from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._options import grouped_option, request_options, result_options
 from winml.modelkit.cli._progress import shown_wait
 from winml.modelkit.cli._requests import stated_fields
@@ -18,15 +18,8 @@ from winml.modelkit.fields import OUTPUT
 if TYPE_CHECKING:
     from winml.modelkit.compare.records import StructureDiff
 
-EPILOG = """\b
-Examples:
-  winml diff export.onnx optimized.onnx
-  winml diff old.onnx new.onnx --format markdown > comment.md
-  winml diff old.onnx new.onnx --exit-zero -o changes.json --report changes.html
-"""
 
-
-@click.command(name="diff", cls=WinMLCommand, epilog=EPILOG)
+@click.command(name="diff", cls=WinMLCommand)
 @request_options(DiffRequest)
 @grouped_option(
     "--exit-zero", is_flag=True, group=OUTPUT, is_common=True, help="Exit with 0 even if the models differ."
@@ -42,11 +35,14 @@ def command(**options: Any) -> None:
     The models are not run. Weights are compared by content; their values are not shown.
 
     Exit codes: 0 equal, 1 invalid files, 2 usage error, 3 different.
+
+    Examples:
+      winml diff export.onnx optimized.onnx
+      winml diff old.onnx new.onnx --format markdown > comment.md
+      winml diff old.onnx new.onnx --exit-zero -o changes.json --report changes.html
     """
     plan = plan_diff(DiffRequest(**stated_fields(DiffRequest, options)))
-    if options["dry_run"]:
-        show_plan(plan, options)
-        return
+    end_dry_run(plan, options)
     with shown_wait("comparing"):
         diff = run_diff(plan)
     from winml.modelkit.cli._pages import page_text

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.declared_options import DataSetFields, data_set_files, requested_samples
-from winml.modelkit.fields import DATASET, INPUTS, MODEL, OUTPUT, SIZES, declare, fields_of
+from winml.modelkit.fields import DATASET, INPUTS, MODEL, OUTPUT, SIZES, declare, refuse_stated, stated_options
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.report.plan import PlannedStep
 from winml.modelkit.verbs.answers import AnswerPlan, ModuleAnswerRequest, plan_answer
@@ -129,14 +129,12 @@ def plan_comparison(request: CompareRequest) -> AnswerPlan[FoundPairs]:
     from winml.modelkit.builds.compared_models import found_pairs
     from winml.modelkit.compare.refusals import value_files
 
-    fields = fields_of(CompareRequest)
-    stated = {field.name: field.flag for field in fields if getattr(request, field.name) not in (None, (), {})}
-    for name in _ONLY_BY_MODULE:
-        if name in stated and not request.by_module:
-            raise UsageError(f"{stated[name]} shows modules", hint=f"Add --by-module, or omit {stated[name]}.")
+    if not request.by_module:
+        refuse_stated(request, _ONLY_BY_MODULE, "{} shows modules", "Add --by-module, or omit {}.")
     found = found_pairs(request.reference, request.candidate, request.submodel)
     if request.node_data and not found.files:
         raise UsageError("--node-data requires an ONNX file, and both models are PyTorch models", hint="Omit it.")
+    stated = stated_options(request)
     found.refuse_values([stated[name] for name in _OF_ONE_GRAPH if name in stated])
     data_set = requested_samples(request, most=MOST_SAMPLES, seed=request.seed)
     if data_set is not None and request.input_data is not None:

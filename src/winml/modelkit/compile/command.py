@@ -18,17 +18,8 @@ if TYPE_CHECKING:
     from winml.modelkit.compile.records import CompiledFile
     from winml.modelkit.report.document import Document
 
-EPILOG = """\b
-Examples:
-  winml compile -m model.onnx -o fast.onnx --ep cpu
-  winml compile -m model.onnx -o npu.onnx --ep qnn
-  winml compile -m built -o built-cpu --ep cpu
-  winml compile -m model.onnx -o npu.onnx --ep qnn --embed --ep-options htp_arch=73
-  winml compile --list
-"""
 
-
-@click.command(name="compile", cls=WinMLCommand, epilog=EPILOG)
+@click.command(name="compile", cls=WinMLCommand)
 @request_options(CompileRequest)
 @grouped_option(
     "--list",
@@ -47,6 +38,13 @@ def command(**options: Any) -> None:
 
     Exit codes: 0 success, 1 invalid files, 2 usage error, 3 the result does not load, or its outputs differ from those
     of the source beyond tolerance.
+
+    Examples:
+      winml compile -m model.onnx -o fast.onnx --ep cpu
+      winml compile -m model.onnx -o npu.onnx --ep qnn
+      winml compile -m built -o built-cpu --ep cpu
+      winml compile -m model.onnx -o npu.onnx --ep qnn --embed --ep-options htp_arch=73
+      winml compile --list
     """
     if options["list_"]:
         _list_providers(options)

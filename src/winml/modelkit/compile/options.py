@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from winml.modelkit.compile.declared_options import CompileFields
-from winml.modelkit.options import Options, record_of
-
-if TYPE_CHECKING:
-
-    class _Fields(CompileFields, Options):
-        pass
-else:
-    _Fields = record_of(CompileFields)
+from winml.modelkit.options import Options
 
 
-class CompileOptions(_Fields):
+class CompileOptions(CompileFields, Options):
     """What a graph is compiled for."""

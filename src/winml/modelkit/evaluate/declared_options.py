@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.errors import UsageError
-from winml.modelkit.fields import DATASET, declare
+from winml.modelkit.fields import DATASET, declare, refuse_stated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,9 +80,7 @@ def requested_samples(request: DataSetFields, *, most: int, seed: int) -> DataSe
         UsageError: there is no such data set, or something is said of one that is not given.
     """
     if request.dataset is None:
-        if request.columns or request.split is not None:
-            passed = "--columns" if request.columns else "--split"
-            raise UsageError(f"{passed} requires --dataset", hint="Omit it, or pass a dataset.")
+        refuse_stated(request, ("columns", "split"), "{} requires --dataset", "Omit it, or pass a dataset.")
         return None
     from winml.modelkit.samples.data_sets import DataSetRequest
     from winml.modelkit.samples.data_sources import find_source

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.declared_options import DataSetFields, data_set_files, declare_limits
-from winml.modelkit.fields import DATASET, LIMITS, declare
+from winml.modelkit.fields import DATASET, LIMITS, declare, refuse_stated
 from winml.modelkit.options import Drop
 from winml.modelkit.report.plan import PlannedStep
 from winml.modelkit.verbs.answers import AnswerPlan, PageAnswerRequest, plan_answer
@@ -88,7 +87,12 @@ def plan_evaluation(request: EvalRequest) -> AnswerPlan[EvaluationOptions]:
 
     request.refuse_unknown_provider()
     if request.model.path is None:
-        _refuse_run_options(request)
+        refuse_stated(
+            request,
+            request.provider_options,
+            "{} requires an ONNX file, and the model is a checkpoint, which PyTorch runs",
+            "Omit it, or export the checkpoint first.",
+        )
     find_source(str(request.dataset))
     options = EvaluationOptions(**{name: getattr(request, name) for name in EvaluationOptions.model_fields})
     path = request.model.path
@@ -129,12 +133,3 @@ def run_evaluation(
     run = RunOptions(request.model.name, **request.provider_options)
     subject = named_subject(request.model.name, plan.subject, run, **request.load)
     return evaluate(subject, plan.subject, on_step=on_step, progress=progress)
-
-
-def _refuse_run_options(request: EvalRequest) -> None:
-    for name, value in request.provider_options.items():
-        if value:
-            raise UsageError(
-                f"--{name.replace('_', '-')} requires an ONNX file, and the model is a checkpoint, which PyTorch runs",
-                hint="Omit it, or export the checkpoint first.",
-            )

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._folders import show_plan
+from winml.modelkit.cli._errors import WinMLCommand, named_options
+from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._options import (
     checkpoint_options,
     grouped_option,
@@ -21,19 +21,18 @@ from winml.modelkit.cli._options import (
 )
 from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._requests import (
-    ConfiguredOptions,
     configured_options,
     export_section,
-    export_section_keys,
     is_stated,
     model_request,
+    name_section_keys,
     read_build_config,
     sizes_by_name,
     stated_fields,
     with_sizes,
 )
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result, tell
-from winml.modelkit.errors import ConfigError, InputError, UsageError, rename_options
+from winml.modelkit.errors import ConfigError, InputError, UsageError
 from winml.modelkit.export.declared_options import DynamicFields, ExportFields
 from winml.modelkit.export.verb import PIN, ExportRequest, PinRequest, plan_export, refuse_unloadable, run_export
 from winml.modelkit.fields import ADVANCED, fields_of
@@ -112,29 +111,17 @@ def pin(options: Mapping[str, Any]) -> None:
         seed=options["seed"],
         sizes=sizes_by_name(options),
     )
-    with rename_options({} if options["shape_config"] else {"--shape-config": "--batch-size"}):
-        plan = PIN.plan_file(request)
-        if options["dry_run"]:
-            show_plan(plan, options)
-            return
-        result: PinnedModel = PIN.run_file(plan)
+    if not options["shape_config"]:
+        named_options(context)["--shape-config"] = "--batch-size"
+    plan = PIN.plan_file(request)
+    end_dry_run(plan, options)
+    result: PinnedModel = PIN.run_file(plan)
     from winml.modelkit.transform.table import pinned_document
 
     show_result(result.as_record(), options, lambda: pinned_document(result, options["model"]))
 
 
-EPILOG = """\b
-Examples:
-  winml export -m sentence-transformers/all-MiniLM-L6-v2 -o model.onnx -v
-  winml export -m ./checkpoint -o model.onnx --shape-config '{"sequence_length": 64}'
-  winml export -m ./checkpoint -o model.onnx --dynamic-batch --dynamic-seq-len
-  winml export -m model.py:build -o model.onnx --input-specs inputs.json
-  winml export -c config.json -o model.onnx --opset 18
-  winml export -m dynamic.onnx -o static.onnx --shape-config '{"batch_size": 1}'
-"""
-
-
-@click.command(name="export", cls=WinMLCommand, epilog=EPILOG)
+@click.command(name="export", cls=WinMLCommand)
 @model_option(
     required=False,
     help="Hub id, checkpoint or Python factory. A checkpoint is a folder or its config.json; a factory is "
@@ -152,31 +139,34 @@ Examples:
 @grouped_option("--clean-onnx", is_flag=True, hidden=True, group=ADVANCED, help="Deprecated: use --no-hierarchy.")
 @tree_options("Show more detail: the module tree with node counts.")
 @result_options()
-@click.pass_context
-def command(context: click.Context, /, **options: Any) -> None:
+def command(**options: Any) -> None:
     """Export a PyTorch or Hugging Face model to ONNX. Every node is tagged with its module.
 
     The outputs of the file are compared with PyTorch before it is written.
 
     Exit codes: 0 success, 1 failure, 2 usage error, 3 the outputs differ from PyTorch beyond tolerance.
+
+    Examples:
+      winml export -m sentence-transformers/all-MiniLM-L6-v2 -o model.onnx -v
+      winml export -m ./checkpoint -o model.onnx --shape-config '{"sequence_length": 64}'
+      winml export -m ./checkpoint -o model.onnx --dynamic-batch --dynamic-seq-len
+      winml export -m model.py:build -o model.onnx --input-specs inputs.json
+      winml export -c config.json -o model.onnx --opset 18
+      winml export -m dynamic.onnx -o static.onnx --shape-config '{"batch_size": 1}'
     """
     if _is_pinning(options):
         pin(options)
         return
-    plan = plan_export(_read_request(context, options))
+    plan = plan_export(_read_request(options))
     if options["clean_onnx"] and not options["quiet"]:
         tell("warning: --clean-onnx is deprecated; use --no-hierarchy")
-    if options["dry_run"]:
-        with library_output_to_stderr():
-            refuse_unloadable(plan)
-        show_plan(plan, options)
-        return
+    end_dry_run(plan, options, refuse_unloadable)
     with library_output_to_stderr():
         result = run_export(plan, None if options["quiet"] else show_step)
     _show_result(result, options)
 
 
-def _read_request(context: click.Context, options: dict[str, Any]) -> ExportRequest:
+def _read_request(options: Mapping[str, Any]) -> ExportRequest:
     """Return what the command line requests, over the config.
 
     Raises:
@@ -185,31 +175,28 @@ def _read_request(context: click.Context, options: dict[str, Any]) -> ExportRequ
     """
     if options["depth"] is not None and not options["verbose"]:
         raise UsageError(f"--depth {options['depth']} applies to the module tree, which -v shows", hint="Add -v.")
-    if options["config"]:
-        build_config = read_build_config(options["config"], section="export")
-        configured = configured_options(context, options, build_config)
-        config = export_section(build_config)
-    else:
-        # A build config has the options of all stages, which take long to import.
-        from winml.modelkit.export.config import WinMLExportConfig
+    from winml.modelkit.export.config import COMMAND_OPTIONS, WinMLExportConfig
 
-        configured, config = ConfiguredOptions(options, {}), WinMLExportConfig()
-    if not configured.options["model"]:
+    configured, config = options, WinMLExportConfig()
+    if options["config"]:
+        # Not without one: a build config has the options of all stages, which take long to import.
+        build_config = read_build_config(options["config"], section="export")
+        configured = configured_options(options, build_config)
+        config = export_section(build_config)
+    if not configured["model"]:
         raise UsageError("no model is specified", hint="Use -m, or a config whose loader section names a model.")
     origin = "export.{}"
-    words = {**configured.words, **export_section_keys(config, options, origin)}
+    name_section_keys(config, COMMAND_OPTIONS, options, origin)
     if options["export_config"]:
         alone, origin = _export_config(options["export_config"]), "{} in --export-config"
-        words.update(export_section_keys(alone, options, origin))
+        name_section_keys(alone, COMMAND_OPTIONS, options, origin)
         config = config.model_copy(update={name: getattr(alone, name) for name in alone.model_fields_set})
     stated = stated_fields(ExportFields, options)
     if options["clean_onnx"]:
         stated["hierarchy"] = False
-    with rename_options(words):
-        config = with_sizes(config, options).model_copy(update=stated)
-        model = model_request(configured.options)
+    config = with_sizes(config, options).model_copy(update=stated)
     requested = stated_fields(ExportRequest, options)
-    return ExportRequest(model=model, config=config, words=words, origin=origin, **requested)
+    return ExportRequest(model=model_request(configured), config=config, origin=origin, **requested)
 
 
 def _export_config(place: str) -> WinMLExportConfig:

@@ -15,7 +15,7 @@ import pydantic
 from winml.modelkit.errors import VerificationError
 from winml.modelkit.export.declared_options import DynamicFields, ExportFields
 from winml.modelkit.onnx.specs import DynamicAxes, DynamicDimension, DynamicRequest, InputTensorSpec, OutputTensorSpec
-from winml.modelkit.options import Options, record_of
+from winml.modelkit.options import Options
 from winml.modelkit.tags.torch_modules import normalized_torch_modules
 
 ExporterName = Literal["torchscript", "dynamo"]
@@ -46,17 +46,11 @@ PYTHON_WORDS: Mapping[str, str] = {
 }
 """Option of the command, as messages name it → what says the same in Python."""
 
-
 if TYPE_CHECKING:
     from winml.modelkit.models.request import ModelRequest
 
-    class _Fields(ExportFields, DynamicFields, Options):
-        pass
-else:
-    _Fields = record_of(ExportFields, DynamicFields)
 
-
-class WinMLExportConfig(_Fields):
+class WinMLExportConfig(ExportFields, DynamicFields, Options):
     """Options of the export stage. All have defaults; unknown keys are errors."""
 
     input_tensors: tuple[InputTensorSpec, ...] | None = None

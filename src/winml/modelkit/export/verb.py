@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from winml.modelkit.errors import UsageError, rename_options
+from winml.modelkit.errors import UsageError
 from winml.modelkit.export.declared_options import ExportFields
 from winml.modelkit.fields import EXPORT, OUTPUT, declare
 from winml.modelkit.file_names import ADAPTER_SUFFIX, sidecar_path
@@ -37,8 +37,6 @@ class ExportRequest:
     model: ModelRequest
     config: WinMLExportConfig
     """How the graph is made."""
-    words: Mapping[str, str] = field(default_factory=dict)
-    """Option → the key of the config that stands in its place, for messages."""
     origin: str = "export.{}"
     """Where a key of the config was stated, for messages."""
 
@@ -81,18 +79,17 @@ def plan_export(request: ExportRequest) -> ExportPlan:
     from winml.modelkit.onnx.files.output_files import ExportPaths, refuse_existing
     from winml.modelkit.ort.execution_providers import refuse_dynamic
 
-    with rename_options(request.words):
-        config = request.config
-        model = configured_request(request.model, config, request.origin)
-        if request.functions is not None and not config.hierarchy:
-            raise UsageError(
-                f"--functions {request.functions} requires tags, which --no-hierarchy does not write",
-                hint="Omit one of them.",
-            )
-        paths = ExportPaths.for_output(request.output, with_sidecar=config.hierarchy, with_report=request.with_report)
-        paths.refuse_existing(overwrite=request.overwrite)
-        refuse_dynamic(config.ep, is_dynamic=model.is_dynamic, allow_dynamic=config.allow_dynamic)
-        source = resolve_source(model)
+    config = request.config
+    model = configured_request(request.model, config, request.origin)
+    if request.functions is not None and not config.hierarchy:
+        raise UsageError(
+            f"--functions {request.functions} requires tags, which --no-hierarchy does not write",
+            hint="Omit one of them.",
+        )
+    paths = ExportPaths.for_output(request.output, with_sidecar=config.hierarchy, with_report=request.with_report)
+    paths.refuse_existing(overwrite=request.overwrite)
+    refuse_dynamic(config.ep, is_dynamic=model.is_dynamic, allow_dynamic=config.allow_dynamic)
+    source = resolve_source(model)
     folder, notes = _checkpoint_folder(source, model)
     companions, orphans = _companions(request, paths, folder)
     adapters = read_adapters(model.adapter)
@@ -133,10 +130,9 @@ def refuse_unloadable(plan: ExportPlan) -> None:
     from winml.modelkit.export.loading import resolve_for_export
     from winml.modelkit.transform.module_functions import refuse_unregistered
 
-    with rename_options(plan.request.words):
-        resolved = resolve_for_export(plan.model, plan.request.config)
-        if plan.request.functions is not None:
-            refuse_unregistered(resolved.model, plan.request.functions)
+    resolved = resolve_for_export(plan.model, plan.request.config)
+    if plan.request.functions is not None:
+        refuse_unregistered(resolved.model, plan.request.functions)
 
 
 def run_export(plan: ExportPlan, on_step: Callable[[StepEvent], None] | None = None) -> ExportResult:
@@ -151,15 +147,14 @@ def run_export(plan: ExportPlan, on_step: Callable[[StepEvent], None] | None = N
     plan.recover()
     request = plan.request
     exporter = HTPExporter(request.config, seed=plan.model.seed, on_step=on_step)
-    with rename_options(request.words):
-        return exporter.export_checkpoint(
-            plan.model,
-            request.output,
-            overwrite=request.overwrite,
-            with_report=request.with_report,
-            with_companions=request.tokenizer,
-            functions=request.functions,
-        )
+    return exporter.export_checkpoint(
+        plan.model,
+        request.output,
+        overwrite=request.overwrite,
+        with_report=request.with_report,
+        with_companions=request.tokenizer,
+        functions=request.functions,
+    )
 
 
 def _checkpoint_folder(source: ModelSource, model: ModelRequest) -> tuple[Path | None, tuple[str, ...]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._folders import named_parts, options_of_part, parts_record, show_plan
+from winml.modelkit.cli._folders import end_dry_run, named_parts, options_of_part, parts_record
 from winml.modelkit.cli._options import (
     grouped_option,
     input_options,
@@ -35,15 +35,8 @@ if TYPE_CHECKING:
 _WHOLE = ""
 """In place of the name of a part: the model is one graph, or one part is named."""
 
-EPILOG = """\b
-Examples:
-  winml extract model.onnx --module BertAttention -o attention
-  winml extract model.onnx --module 'encoder.layer.0.*' -o layer0 --with-inputs
-  winml extract -m ./checkpoint --module '/BertModel/**/BertLayer.*' -o layers --format json
-"""
 
-
-@click.command(name="extract", cls=WinMLCommand, epilog=EPILOG)
+@click.command(name="extract", cls=WinMLCommand)
 @model_argument(
     "ONNX file, build folder, Hub id, checkpoint or factory. A factory is file.py:function or package.module:function."
 )
@@ -68,6 +61,11 @@ def command(context: click.Context, /, **options: Any) -> None:
 
     Exit codes: 0 success, 1 failure, or a module could not be extracted, 2 usage error, 3 the outputs of an extracted
     model differ beyond tolerance.
+
+    Examples:
+      winml extract model.onnx --module BertAttention -o attention
+      winml extract model.onnx --module 'encoder.layer.0.*' -o layer0 --with-inputs
+      winml extract -m ./checkpoint --module '/BertModel/**/BertLayer.*' -o layers --format json
     """
     plans = {part: plan_extraction(_request(requested)) for part, requested in _options_by_part(options).items()}
     if options["dry_run"]:
@@ -119,8 +117,7 @@ def _request(options: Mapping[str, Any]) -> ExtractRequest:
 
 def _show_plans(plans: dict[str, ExtractPlan], options: dict[str, object]) -> None:
     if _WHOLE in plans:
-        show_plan(plans[_WHOLE], options)
-        return
+        end_dry_run(plans[_WHOLE], options)
     from winml.modelkit.report.document import parts_document
     from winml.modelkit.report.plan_table import plan_document
 

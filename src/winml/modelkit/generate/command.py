@@ -37,25 +37,12 @@ _OF_SETTINGS = (
 LARGEST_SEED = 2**32 - 1
 """Specified: the largest seed that both numpy and transformers take."""
 
-EPILOG = """\b
-Examples:
-  winml generate built -p "Once upon a time"
-  winml generate built --chat -p "What is ONNX?" --temperature 0.7 --top-p 0.9 --seed 1
-  winml generate built -p - --max-new-tokens 64 --format json < prompt.txt
-  winml generate built -p "The first prompt" -p "The second prompt" -q
-  winml generate built -p "Once upon a time" --reference
-  winml generate built -p "Once upon a time" --adapter french
-  winml generate t5-built -p "translate English to German: The house is old."
-  winml generate whisper-built --audio speech.wav --timestamps
-  winml generate llava-built --chat -p "What is on the table?" --image photo.jpg
-"""
-
 
 _input = partial(grouped_option, group=INPUTS, is_common=True)
 _sampling = partial(grouped_option, group=GENERATION, is_common=True)
 
 
-@click.command(name="generate", cls=WinMLCommand, epilog=EPILOG)
+@click.command(name="generate", cls=WinMLCommand)
 @grouped_argument(
     "folder",
     metavar="MODEL",
@@ -126,6 +113,17 @@ def command(**options: Any) -> None:
     The text is streamed to stdout, everything else to stderr.
 
     Exit codes: 0 success, 1 failure, 2 usage error, 3 PyTorch generates a different text (--reference).
+
+    Examples:
+      winml generate built -p "Once upon a time"
+      winml generate built --chat -p "What is ONNX?" --temperature 0.7 --top-p 0.9 --seed 1
+      winml generate built -p - --max-new-tokens 64 --format json < prompt.txt
+      winml generate built -p "The first prompt" -p "The second prompt" -q
+      winml generate built -p "Once upon a time" --reference
+      winml generate built -p "Once upon a time" --adapter french
+      winml generate t5-built -p "translate English to German: The house is old."
+      winml generate whisper-built --audio speech.wav --timestamps
+      winml generate llava-built --chat -p "What is on the table?" --image photo.jpg
     """
     files = _refuse_early(options)
     adapter = _adapter(files, options["adapter"])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
-from winml.modelkit.cli._folders import show_plan
+from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._options import (
     grouped_option,
     model_argument,
@@ -45,21 +45,7 @@ class _RunCommand(WinMLCommand):
             raise
 
 
-EPILOG = """\b
-Examples:
-  winml run built --schema
-  winml run built --text "The house is old."
-  winml run qa-built --input question="What is old?" --input context=@article.txt
-  winml run detector --image photo.jpg --save boxes.png
-  winml run clip-built --image photo.jpg --label "a cat" --label "a dog"
-  winml run whisper-built --audio speech.wav --format json
-  winml run minilm --text "The house is old." --text "An old building."
-  winml run built --text "The house is old." --reference
-  winml run model.onnx --input input_ids=[[2,5,3]] --input attention_mask=[[1,1,1]]
-"""
-
-
-@click.command(name="run", cls=_RunCommand, epilog=EPILOG)
+@click.command(name="run", cls=_RunCommand)
 @model_argument("ONNX file, build folder, Hub id or checkpoint folder.")
 @source_options
 @request_options(RunRequest)
@@ -80,12 +66,21 @@ def command(**options: Any) -> None:
     The task is recorded in the file, or stated by --task. A checkpoint is built in the cache first.
 
     Exit codes: 0 success, 1 failure, 2 usage error, 3 the result differs from PyTorch (--reference).
+
+    Examples:
+      winml run built --schema
+      winml run built --text "The house is old."
+      winml run qa-built --input question="What is old?" --input context=@article.txt
+      winml run detector --image photo.jpg --save boxes.png
+      winml run clip-built --image photo.jpg --label "a cat" --label "a dog"
+      winml run whisper-built --audio speech.wav --format json
+      winml run minilm --text "The house is old." --text "An old building."
+      winml run built --text "The house is old." --reference
+      winml run model.onnx --input input_ids=[[2,5,3]] --input attention_mask=[[1,1,1]]
     """
     request = _read_request(options)
     plan = plan_run(request)
-    if options["dry_run"]:
-        show_plan(plan, options)
-        return
+    end_dry_run(plan, options)
     from winml.modelkit.generate.table import inference_document, schema_document
 
     if request.schema:

@@ -36,16 +36,6 @@ if TYPE_CHECKING:
     from winml.modelkit.report.document import Document
     from winml.modelkit.report.module_tree import TreeLimits
 
-EPILOG = """\b
-Examples:
-  winml inspect model.onnx -H
-  winml inspect model.onnx --module 'encoder.layer.0.**'
-  winml inspect model.onnx --ep qnn
-  winml inspect -m sentence-transformers/all-MiniLM-L6-v2 --hierarchy
-  winml inspect --model-type bert --list-tasks
-  winml inspect --model-class BertForMaskedLM
-"""
-
 FOR_CHECKPOINTS = (
     "model_type",
     "list_tasks",
@@ -57,7 +47,7 @@ FOR_CHECKPOINTS = (
 """Options that say how a checkpoint becomes a graph, which an ONNX file already is."""
 
 
-@click.command(name="inspect", cls=WinMLCommand, epilog=EPILOG)
+@click.command(name="inspect", cls=WinMLCommand)
 @model_argument(
     "ONNX file, build folder, Hub id, checkpoint or factory. A factory is file.py:function or package.module:function."
 )
@@ -101,6 +91,14 @@ def command(**options: object) -> None:
     the export. No weights are read. With --ep, a checkpoint is exported first, once.
 
     Exit codes: 0 success, 1 invalid files, 2 usage error, 3 the execution provider does not run all nodes.
+
+    Examples:
+      winml inspect model.onnx -H
+      winml inspect model.onnx --module 'encoder.layer.0.**'
+      winml inspect model.onnx --ep qnn
+      winml inspect -m sentence-transformers/all-MiniLM-L6-v2 --hierarchy
+      winml inspect --model-type bert --list-tasks
+      winml inspect --model-class BertForMaskedLM
     """
     parts = named_parts(options)
     # Each part is a file: what is wrong with the options is so for all of them.

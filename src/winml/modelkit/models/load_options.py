@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from winml.modelkit.fields import ADVANCED, GENERATION, MODEL, Field, declare, fields_of
+from winml.modelkit.fields import ADVANCED, GENERATION, MODEL, SIZES, Field, declare, fields_of
 
 Dtype = Literal["fp32", "fp16", "bf16"]
 Logits = Literal["all", "last"]
@@ -102,6 +102,27 @@ class LoadOptions:
         MODEL,
         offered_with="weights",
         default_words="as in the checkpoint",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputFields:
+    """The inputs of a model, as a command states them."""
+
+    shape_config: str | None = declare(
+        None,
+        'Sizes of dimensions, such as {"sequence_length": 64}. A file or JSON text. A name instead of a number makes '
+        "the dimension dynamic.",
+        SIZES,
+        metavar="JSON",
+        is_common=True,
+    )
+    batch_size: int | None = declare(None, "Batch size.", SIZES, minimum=1, default_words="1")
+    input_specs: str | None = declare(
+        None,
+        "Name, shape, dtype and value range of every input: a file or JSON text. Takes precedence over --shape-config.",
+        SIZES,
+        metavar="JSON",
     )
 
 

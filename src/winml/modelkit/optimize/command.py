@@ -24,24 +24,11 @@ if TYPE_CHECKING:
     from winml.modelkit.optimize.records import OptimizedFile
     from winml.modelkit.report.document import Document
 
-EPILOG = """\b
-Examples:
-  winml optimize -m model.onnx -o fast.onnx --level full
-  winml optimize -m model.onnx -o npu.onnx --level full --ep qnn
-  winml optimize -m built -o built-fast --level full
-  winml optimize -m model.onnx -o gelu.onnx --enable-gelu-fusion
-  winml optimize -m model.onnx -o part.onnx --level full --module 'encoder.layer.0'
-  winml optimize -m model.onnx -o model21.onnx --opset 21
-  winml optimize -m model.onnx -o functions.onnx --functions classes
-  winml optimize -m model.onnx --level full --check
-  winml optimize --list
-"""
-
 _NO_FLAGS: dict[str, None] = dict.fromkeys(CAPABILITIES)
 """Every capability as its level says."""
 
 
-@click.command(name="optimize", cls=WinMLCommand, epilog=EPILOG)
+@click.command(name="optimize", cls=WinMLCommand)
 @request_options(OptimizeRequest)
 @grouped_option(
     "--check",
@@ -66,6 +53,17 @@ def command(**options: Any) -> None:
     of the source.
 
     Exit codes: 0 success, 1 invalid files, 2 usage error, 3 the outputs differ from the source beyond tolerance.
+
+    Examples:
+      winml optimize -m model.onnx -o fast.onnx --level full
+      winml optimize -m model.onnx -o npu.onnx --level full --ep qnn
+      winml optimize -m built -o built-fast --level full
+      winml optimize -m model.onnx -o gelu.onnx --enable-gelu-fusion
+      winml optimize -m model.onnx -o part.onnx --level full --module 'encoder.layer.0'
+      winml optimize -m model.onnx -o model21.onnx --opset 21
+      winml optimize -m model.onnx -o functions.onnx --functions classes
+      winml optimize -m model.onnx --level full --check
+      winml optimize --list
     """
     request = read_request(OptimizeRequest, options)
     if options["list_"]:

@@ -6,7 +6,6 @@ Its fields are declared in ``declared_options.py``. Imports nothing heavy.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import pydantic
 
@@ -19,7 +18,7 @@ from winml.modelkit.optimize.capabilities import (
     Capability,
 )
 from winml.modelkit.optimize.declared_options import OptimizeFields
-from winml.modelkit.options import Options, record_of
+from winml.modelkit.options import Options
 from winml.modelkit.ort.execution_providers import find_execution_provider, short_name
 
 CONFIG_WORDS: Mapping[str, str] = {
@@ -28,15 +27,8 @@ CONFIG_WORDS: Mapping[str, str] = {
 }
 """Option of ``winml optimize``, as messages name it → the key of a build config that says the same."""
 
-if TYPE_CHECKING:
 
-    class _Fields(OptimizeFields, Options):
-        pass
-else:
-    _Fields = record_of(OptimizeFields)
-
-
-class OptimizeOptions(_Fields):
+class OptimizeOptions(OptimizeFields, Options):
     """What the optimizer does. A capability that is null is on or off as the level says."""
 
     @pydantic.field_validator("ep")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._folders import named_parts, options_of_part, parts_record, show_plan
+from winml.modelkit.cli._folders import end_dry_run, named_parts, options_of_part, parts_record
 from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._options import (
-    grouped_option,
-    input_options,
     model_argument,
     random_options,
     request_options,
@@ -25,51 +22,28 @@ from winml.modelkit.cli._options import (
 from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._requests import exported_path, files_read, runnable_model, stated_fields
 from winml.modelkit.cli._streams import (
-    json_text,
     library_output_to_stderr,
-    show_result,
+    show_answer,
     tell,
-    write_and_print_result,
-    write_answer,
 )
-from winml.modelkit.fields import INPUTS
 from winml.modelkit.file_names import ENCODER, ONLY_PART
 from winml.modelkit.profile.verb import PerfRequest, PerfSubject, plan_perf
 
 if TYPE_CHECKING:
-    from winml.modelkit.profile.module_records import ModulePerfResult, ProfiledDecoder, ProfiledModules
+    from winml.modelkit.profile.module_records import ModulePerfResult
     from winml.modelkit.profile.records import PerfResult
+    from winml.modelkit.verbs.answers import AnswerPlan
 
 _RUNS, _WARMUP = 20, 2
 """Of ``--generation``. Chosen: a prompt of a thousand tokens takes seconds, and each length is measured on its own."""
 
-EPILOG = """\b
-Examples:
-  winml perf model.onnx
-  winml perf model.onnx -o latency.json
-  winml perf model.onnx --shape-config '{"batch_size": 8, "sequence_length": 128}' --duration 10
-  winml perf model.onnx --by-module --depth 4 --report time.html
-  winml perf model.onnx --module 'encoder.layer.*' --iterations 50
-  winml perf -m ./checkpoint --baseline pytorch
-  winml perf built --generation
-  winml perf optimized.onnx --baseline model.onnx --format json
-"""
 
-
-@click.command(name="perf", cls=WinMLCommand, epilog=EPILOG)
+@click.command(name="perf", cls=WinMLCommand)
 @model_argument(
     "ONNX file, build folder, Hub id, checkpoint or factory. A factory is file.py:function or package.module:function."
 )
 @source_options
 @random_options
-@input_options
-@grouped_option(
-    "--input-data",
-    group=INPUTS,
-    metavar="FILE",
-    default_words="random values",
-    help="Inputs to run on: an .npz file with one array per input.",
-)
 @request_options(PerfRequest)
 @result_options(quiet="Do not show progress.")
 def command(**options: Any) -> None:
@@ -78,22 +52,29 @@ def command(**options: Any) -> None:
     A checkpoint is exported first, once.
 
     Exit codes: 0 success, 1 failure, 2 usage error.
+
+    Examples:
+      winml perf model.onnx
+      winml perf model.onnx -o latency.json
+      winml perf model.onnx --shape-config '{"batch_size": 8, "sequence_length": 128}' --duration 10
+      winml perf model.onnx --by-module --depth 4 --report time.html
+      winml perf model.onnx --module 'encoder.layer.*' --iterations 50
+      winml perf -m ./checkpoint --baseline pytorch
+      winml perf built --generation
+      winml perf optimized.onnx --baseline model.onnx --format json
     """
     request = _read_request(options)
     plan = plan_perf(request)
-    if options["dry_run"]:
-        show_plan(plan, options)
-        return
+    end_dry_run(plan, options)
     plan.recover()
-    subject = plan.subject
     if request.generation:
-        _show_generation(request, subject, options)
+        _show_generation(request, plan, options)
     elif request.module is not None:
-        _show_modules(request.module, subject, options)
+        _show_modules(request.module, plan, options)
     elif request.by_module:
-        _show_by_module(request, subject, plan.files, options)
+        _show_by_module(request, plan, options)
     else:
-        _show_perf(subject, options)
+        _show_perf(plan, options)
 
 
 def _read_request(options: Mapping[str, Any]) -> PerfRequest:
@@ -109,7 +90,6 @@ def _read_request(options: Mapping[str, Any]) -> PerfRequest:
         models={part: model for part, (model, _) in named.items()},
         values={part: values for part, (_, values) in named.items()},
         find_files=lambda: [file for model, _ in named.values() for file in files_read(model, options)],
-        fed={option: options[option] for option in ("input_data", "shape_config", "batch_size")},
         **stated_fields(PerfRequest, options),
     )
 
@@ -119,10 +99,11 @@ def _path(subject: PerfSubject, part: str, options: Mapping[str, object]) -> Pat
     return exported_path(subject.models[part], None if options["quiet"] else show_step)
 
 
-def _show_perf(subject: PerfSubject, options: Mapping[str, Any]) -> None:
+def _show_perf(plan: AnswerPlan[PerfSubject], options: Mapping[str, Any]) -> None:
     from winml.modelkit.profile.perf import PerfOptions, measure_model
     from winml.modelkit.profile.table import perf_document
 
+    subject = plan.subject
     results: dict[str, PerfResult] = {}
     tell_baseline = None if options["quiet"] else lambda words: tell(f"baseline: {words}")
     with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
@@ -130,30 +111,34 @@ def _show_perf(subject: PerfSubject, options: Mapping[str, Any]) -> None:
             requested = PerfOptions(run, subject.latency, subject.baseline)
             path = _path(subject, part, options)
             results[part] = measure_model(path, requested, progress=progress, tell=tell_baseline)
-    _show_parts(results, subject, options, perf_document)
+    _show_parts(results, plan, options, perf_document)
 
 
 def _show_parts(
-    results: Mapping[str, Any], subject: PerfSubject, options: Mapping[str, object], describe: Callable[[Any], Any]
+    results: Mapping[str, Any],
+    plan: AnswerPlan[PerfSubject],
+    options: Mapping[str, object],
+    describe: Callable[[Any], Any],
 ) -> None:
     """Write and print the result of one model, or those of several parts."""
     from winml.modelkit.report.document import parts_document
 
-    if len(subject.models) == 1:
+    if len(plan.subject.models) == 1:
         (result,) = results.values()
-        write_and_print_result(result.as_record(), options, lambda: describe(result))
+        show_answer(result.as_record(), plan.files, options, lambda: describe(result))
         return
     record = parts_record(options, {part: result.as_record() for part, result in results.items()})
-    write_and_print_result(record, options, lambda: parts_document(results, describe))
+    show_answer(record, plan.files, options, lambda: parts_document(results, describe))
 
 
-def _show_generation(request: PerfRequest, subject: PerfSubject, options: Mapping[str, object]) -> None:
+def _show_generation(request: PerfRequest, plan: AnswerPlan[PerfSubject], options: Mapping[str, object]) -> None:
     from winml.modelkit.generate.generation.measurement import (
         measure_encoder_decoder_generation,
         measure_generation,
     )
     from winml.modelkit.profile.table import generation_perf_document
 
+    subject = plan.subject
     warmup = min(subject.latency.warmup, _WARMUP)
     latency = replace(subject.latency, iterations=request.iterations or _RUNS, warmup=warmup)
     with library_output_to_stderr():
@@ -164,15 +149,16 @@ def _show_generation(request: PerfRequest, subject: PerfSubject, options: Mappin
         else:
             ((part, run),) = subject.runs.items()
             result = measure_generation(_path(subject, part, options), run, latency)
-    write_and_print_result(result.as_record(), options, lambda: generation_perf_document(result))
+    show_answer(result.as_record(), plan.files, options, lambda: generation_perf_document(result))
 
 
-def _show_modules(selector: str, subject: PerfSubject, options: Mapping[str, Any]) -> None:
+def _show_modules(selector: str, plan: AnswerPlan[PerfSubject], options: Mapping[str, Any]) -> None:
     """Measure the modules in the parts that have them, show the tables, and exit with 1 where an instance failed."""
     from winml.modelkit.builds.folder_transformation import part_modules, parts_with_module
     from winml.modelkit.profile.by_module import measure_modules
     from winml.modelkit.profile.module_table import module_perf_document
 
+    subject = plan.subject
     parts = list(subject.models)
     if len(parts) > 1:
         paths = {part: _path(subject, part, options) for part in parts}
@@ -188,7 +174,7 @@ def _show_modules(selector: str, subject: PerfSubject, options: Mapping[str, Any
                 on_step=None if options["quiet"] else show_step,
                 progress=progress,
             )
-    _show_parts(results, subject, options, module_perf_document)
+    _show_parts(results, plan, options, module_perf_document)
     failed = sum(len(result.failed) for result in results.values())
     instances = sum(len(result.instances) for result in results.values())
     if failed or not instances:
@@ -197,37 +183,25 @@ def _show_modules(selector: str, subject: PerfSubject, options: Mapping[str, Any
         click.get_current_context().exit(1)
 
 
-def _show_by_module(
-    request: PerfRequest, subject: PerfSubject, files: Mapping[str, Sequence[Path]], options: Mapping[str, Any]
-) -> None:
+def _show_by_module(request: PerfRequest, plan: AnswerPlan[PerfSubject], options: Mapping[str, Any]) -> None:
     """Measure, write the files, and show where the time goes."""
-    from winml.modelkit.profile.by_module import profile_model
-
-    ((part, run),) = subject.runs.items()
-    with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
-        measured = profile_model(_path(subject, part, options), run, subject.latency, progress=progress)
-        written = _write_files(measured, files, request)
-    from winml.modelkit.profile.module_table import profile_document
-
-    document = partial(
-        profile_document, measured, depth=request.depth, top=request.top, by_class=request.group == "class"
-    )
-    record = measured.as_record(depth=request.depth)
-    show_result(record, options, lambda: document().with_files(written), is_answer=True)
-
-
-def _write_files(
-    measured: ProfiledModules | ProfiledDecoder, files: Mapping[str, Sequence[Path]], request: PerfRequest
-) -> list[Path]:
     from winml.modelkit.cli._pages import page_text
+    from winml.modelkit.profile.by_module import profile_model
     from winml.modelkit.profile.chrome_trace import chrome_trace_json
     from winml.modelkit.profile.module_table import profile_document
     from winml.modelkit.profile.node_data import profile_node_data
 
-    texts: dict[str, Callable[[Path], str]] = {
-        "output": lambda _: f"{json_text(measured.as_record(depth=request.depth))}\n",
-        "report": lambda page: page_text(profile_document(measured), page, files),
-        "node_data": lambda _: profile_node_data(measured),
-        "trace": lambda _: chrome_trace_json(measured),
-    }
-    return write_answer(files, texts, overwrite=request.overwrite)
+    subject = plan.subject
+    ((part, run),) = subject.runs.items()
+    with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
+        measured = profile_model(_path(subject, part, options), run, subject.latency, progress=progress)
+    by_class = request.group == "class"
+    show_answer(
+        measured.as_record(depth=request.depth),
+        plan.files,
+        options,
+        lambda: profile_document(measured, depth=request.depth, top=request.top, by_class=by_class),
+        report=lambda page: page_text(profile_document(measured), page, plan.files),
+        node_data=lambda _path: profile_node_data(measured),
+        trace=lambda _path: chrome_trace_json(measured),
+    )

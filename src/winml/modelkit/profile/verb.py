@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.fields import OUTPUT, declare, fields_of
+from winml.modelkit.fields import INPUTS, OUTPUT, declare, refuse_stated
 from winml.modelkit.file_names import DECODER, ENCODER
+from winml.modelkit.models.load_options import InputFields
 from winml.modelkit.report.plan import PlannedStep
 from winml.modelkit.tags.selector import Selector
 from winml.modelkit.verbs.answers import AnswerPlan, ModuleAnswerRequest, plan_answer
@@ -24,11 +25,10 @@ if TYPE_CHECKING:
 _PYTORCH = "pytorch"
 _ONLY_BY_MODULE = ("depth", "top", "group", "report", "node_data", "trace")
 _OF_ONE_GRAPH = ("by_module", "baseline", "input_data")
-_NOT_OF_GENERATION = ("by_module", "module", "baseline", "input_data", "shape_config", "batch_size")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerfRequest(ModuleAnswerRequest, ProviderFields, LatencyFields):
+class PerfRequest(ModuleAnswerRequest, ProviderFields, LatencyFields, InputFields):
     """What is requested of ``winml perf``."""
 
     name: str
@@ -39,9 +39,14 @@ class PerfRequest(ModuleAnswerRequest, ProviderFields, LatencyFields):
     """Part → the fields of ``RunOptions`` that say what it is fed."""
     find_files: Callable[[], Iterable[Path]]
     """Returns the files of the models, and those that the options name: reads the graphs."""
-    fed: Mapping[str, Any]
-    """Option → its value, of those that say what a run is fed."""
 
+    input_data: str | None = declare(
+        None,
+        "Inputs to run on: an .npz file with one array per input.",
+        INPUTS,
+        metavar="FILE",
+        default_words="random values",
+    )
     by_module: bool = declare(
         False, "Measure the time of each module, in one profiled session.", MEASUREMENT, is_common=True
     )
@@ -69,12 +74,6 @@ class PerfRequest(ModuleAnswerRequest, ProviderFields, LatencyFields):
     top: int | None = declare(None, "Modules to show, by self time.", OUTPUT, minimum=1, default_words="all")
     group: Literal["class"] | None = declare(None, "Show one row per module class.", OUTPUT)
     trace: Path | None = declare(None, "Also write a Chrome trace with module frames (JSON).", OUTPUT)
-
-    @property
-    def stated(self) -> dict[str, str]:
-        """Name of an option with a value → its spelling."""
-        flags = {field.name: field.flag for field in fields_of(PerfRequest) if getattr(self, field.name)}
-        return {**flags, **{name: f"--{name.replace('_', '-')}" for name, value in self.fed.items() if value}}
 
 
 @dataclass(frozen=True)
@@ -134,65 +133,53 @@ def _steps(request: PerfRequest, latency: LatencyOptions) -> list[PlannedStep]:
 
 def _refuse_combinations(request: PerfRequest) -> None:
     if request.module is not None:
-        _refuse_beside_module(request, request.module)
+        Selector(request.module)
+        refuse_stated(
+            request,
+            ("by_module", "baseline"),
+            f"{{}} measures the whole model, and cannot be combined with --module {request.module}",
+            "Use one of them, or extract the modules first: winml extract.",
+        )
     if request.by_module:
-        _refuse_beside_by_module(request)
-    for name in _ONLY_BY_MODULE:
-        if name in request.stated and not request.by_module:
-            flag = request.stated[name]
-            raise UsageError(f"{flag} requires --by-module", hint=f"Add --by-module, or omit {flag}.")
+        refuse_stated(
+            request,
+            ("baseline",),
+            f"{{}} {request.baseline}: profiling slows down both differently, so --by-module has no baseline",
+            "Compare in a separate run without --by-module.",
+        )
+        for name in ("group", "top"):
+            if request.depth is not None and (value := getattr(request, name)) is not None:
+                raise UsageError(
+                    f"--depth {request.depth} applies to the module tree, and --{name} {value} shows a list instead",
+                    hint="Use one of them.",
+                )
+    else:
+        refuse_stated(request, _ONLY_BY_MODULE, "{} requires --by-module", "Add --by-module, or omit {}.")
     if request.generation:
-        _refuse_beside_generation(request)
+        refuse_stated(
+            request,
+            ("io_binding",),
+            "{} has no effect with --generation, whose KV cache is always bound to ONNX Runtime memory",
+            "Omit it.",
+        )
+        refuse_stated(
+            request,
+            ("by_module", "module", "baseline", "input_data", "shape_config", "batch_size"),
+            "{} has no effect with --generation, which determines prompts and steps",
+            "Use one of them.",
+        )
     if len(request.models) > 1:
         _refuse_of_several_parts(request)
 
 
-def _refuse_beside_module(request: PerfRequest, selector: str) -> None:
-    Selector(selector)
-    for name in ("by_module", "baseline"):
-        if name in request.stated:
-            raise UsageError(
-                f"{request.stated[name]} measures the whole model, and cannot be combined with --module {selector}",
-                hint="Use one of them, or extract the modules first: winml extract.",
-            )
-
-
-def _refuse_beside_by_module(request: PerfRequest) -> None:
-    if request.baseline:
-        raise UsageError(
-            f"--baseline {request.baseline}: profiling slows down both differently, so --by-module has no baseline",
-            hint="Compare in a separate run without --by-module.",
-        )
-    for name in ("group", "top"):
-        if request.depth is not None and (value := getattr(request, name)) is not None:
-            raise UsageError(
-                f"--depth {request.depth} applies to the module tree, and --{name} {value} shows a list instead",
-                hint="Use one of them.",
-            )
-
-
-def _refuse_beside_generation(request: PerfRequest) -> None:
-    if not request.io_binding:
-        raise UsageError(
-            "--no-io-binding has no effect with --generation, whose KV cache is always bound to ONNX Runtime memory",
-            hint="Omit it.",
-        )
-    for name in _NOT_OF_GENERATION:
-        if name in request.stated:
-            raise UsageError(
-                f"{request.stated[name]} has no effect with --generation, which determines prompts and steps",
-                hint="Use one of them.",
-            )
-
-
 def _refuse_of_several_parts(request: PerfRequest) -> None:
     parts = ", ".join(request.models)
-    for name in _OF_ONE_GRAPH:
-        if name in request.stated:
-            raise UsageError(
-                f"{request.stated[name]} requires one graph, and {request.name} contains {parts}",
-                hint=f"Select a part: --submodel {next(iter(request.models))}",
-            )
+    refuse_stated(
+        request,
+        _OF_ONE_GRAPH,
+        f"{{}} requires one graph, and {request.name} contains {parts}",
+        f"Select a part: --submodel {next(iter(request.models))}",
+    )
     if request.generation and not {ENCODER, DECODER} <= request.models.keys():
         raise UsageError(
             f"--generation measures decoders and encoder-decoder models, and {request.name} contains {parts}",

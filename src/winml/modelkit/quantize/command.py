@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
-from winml.modelkit.cli._folders import run_verb, show_plan
+from winml.modelkit.cli._folders import end_dry_run, run_verb
 from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._options import request_options, result_options
 from winml.modelkit.cli._progress import show_step
@@ -35,23 +35,8 @@ if TYPE_CHECKING:
     from winml.modelkit.quantize.sensitivity_records import QuantizationSensitivity
     from winml.modelkit.report.document import Document
 
-EPILOG = """\b
-Examples:
-  winml quantize -m model.onnx -o int8.onnx
-  winml quantize -m model.onnx -o int4.onnx --precision int4
-  winml quantize -m built -o built-int8
-  winml quantize -m model.onnx -o int8.onnx --exclude BertPooler --exclude 'encoder.layer.0.**'
-  winml quantize -m model.onnx -o mixed.onnx --per-module rules.json
-  winml quantize -m model.onnx -o qdq.onnx --mode qdq --calibration-data samples
-  winml quantize -m built -o built-int4 -p int4 --algorithm gptq --calibration-data texts.jsonl
-  winml quantize -m built -o built-mixed --budget 4.5bits --report page.html
-  winml quantize -m model.onnx --sensitivity --report page.html
-  winml quantize -m model.onnx --sensitivity --target sqnr_db=30 --exclude-list rules.json
-  winml quantize -m model.onnx --sensitivity --target accuracy=0.9 --dataset reviews.csv
-"""
 
-
-@click.command(name="quantize", cls=WinMLCommand, epilog=EPILOG)
+@click.command(name="quantize", cls=WinMLCommand)
 @request_options(QuantizeRequest)
 @result_options(verbose="Show more detail: every module.")
 def command(**options: Any) -> None:
@@ -59,6 +44,19 @@ def command(**options: Any) -> None:
 
     Exit codes: 0 success, 1 invalid files, 2 usage error, 3 the quality of the outputs falls below the minimum, or
     --target is not met.
+
+    Examples:
+      winml quantize -m model.onnx -o int8.onnx
+      winml quantize -m model.onnx -o int4.onnx --precision int4
+      winml quantize -m built -o built-int8
+      winml quantize -m model.onnx -o int8.onnx --exclude BertPooler --exclude 'encoder.layer.0.**'
+      winml quantize -m model.onnx -o mixed.onnx --per-module rules.json
+      winml quantize -m model.onnx -o qdq.onnx --mode qdq --calibration-data samples
+      winml quantize -m built -o built-int4 -p int4 --algorithm gptq --calibration-data texts.jsonl
+      winml quantize -m built -o built-mixed --budget 4.5bits --report page.html
+      winml quantize -m model.onnx --sensitivity --report page.html
+      winml quantize -m model.onnx --sensitivity --target sqnr_db=30 --exclude-list rules.json
+      winml quantize -m model.onnx --sensitivity --target accuracy=0.9 --dataset reviews.csv
     """
     request = read_request(QuantizeRequest, options)
     if request.sensitivity:
@@ -88,11 +86,7 @@ def _described(result: QuantizedFile) -> Document:
 def _measure(request: QuantizeRequest, options: Mapping[str, Any]) -> None:
     """Measure, write the files, show the ranking, and leave with exit code 3 where a target was not met."""
     plan = plan_sensitivity(request)
-    if options["dry_run"]:
-        with library_output_to_stderr():
-            refuse_unrun_sensitivity(plan)
-        show_plan(plan, options)
-        return
+    end_dry_run(plan, options, refuse_unrun_sensitivity)
     with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
         result = run_sensitivity(plan, None if options["quiet"] else show_step, progress)
         written = _write_files(result, options)

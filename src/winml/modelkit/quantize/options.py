@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import pydantic
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.options import Drop, Options, drop_words, read_drop, record_of
+from winml.modelkit.options import Drop, Options, drop_words, read_drop
 from winml.modelkit.ort.execution_providers import find_execution_provider, short_name
 from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, Algorithm, QuantizeFields
 from winml.modelkit.quantize.placements import placement_for
@@ -28,14 +28,6 @@ from winml.modelkit.quantize.precisions import (
     mode_for,
 )
 from winml.modelkit.words import size_words
-
-if TYPE_CHECKING:
-
-    class _Fields(QuantizeFields, Options):
-        pass
-else:
-    _Fields = record_of(QuantizeFields)
-
 
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
@@ -138,7 +130,7 @@ _OF_SAMPLES = ("calibration_data", "split", "columns", "samples")
 """Options that say which samples the model is run on."""
 
 
-class QuantizeOptions(_Fields):
+class QuantizeOptions(QuantizeFields, Options):
     """How few bits the numbers of which modules take."""
 
     @pydantic.field_validator("ep")

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import pydantic
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.options import Options, nearest, record_of
+from winml.modelkit.options import Options, nearest
 from winml.modelkit.quantize.declared_options import SensitivityFields
 from winml.modelkit.quantize.sensitivity_records import FidelityTarget, Metric
 
@@ -20,15 +20,7 @@ _ITERATIONS = 30
 """Chosen: one run in each of the 30 pairs of blocks that a comparison of latencies has."""
 
 
-if TYPE_CHECKING:
-
-    class _Fields(SensitivityFields, Options):  # type: ignore[misc]  # Options is frozen by its config
-        pass
-else:
-    _Fields = record_of(SensitivityFields)
-
-
-class SensitivityOptions(_Fields):  # type: ignore[misc]  # as above
+class SensitivityOptions(SensitivityFields, Options):  # type: ignore[misc]  # Options is frozen by its config
     """Which modules are quantized alone, on which inputs, and what is looked for."""
 
     sizes: dict[str, pydantic.PositiveInt] = pydantic.Field(default_factory=dict)

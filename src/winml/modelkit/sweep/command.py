@@ -8,7 +8,7 @@ import click
 
 from winml.modelkit.cli._endings import Interrupted
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
-from winml.modelkit.cli._folders import show_plan
+from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._options import request_options, result_options
 from winml.modelkit.cli._progress import sweep_progress
 from winml.modelkit.cli._requests import stated_fields
@@ -19,18 +19,8 @@ from winml.modelkit.sweep.verb import SweepRequest, plan_sweep, run_planned_swee
 if TYPE_CHECKING:
     from winml.modelkit.sweep.records import SweepResult
 
-EPILOG = """\b
-Examples:
-  winml sweep models.txt --do build,perf,compare -o swept
-  winml sweep models.txt --set optim.level=none,full --set quant.precision=fp32,int8 -o swept
-  winml sweep plan.json -o swept --timeout 600 --memory 6 --max relative_error=0.01
-  winml sweep plan.json -o swept --retry-failed
-  winml sweep plan.json -o swept2 --against swept
-  winml sweep plan.json -o /shared/swept --ray auto
-"""
 
-
-@click.command(name="sweep", cls=WinMLCommand, epilog=EPILOG)
+@click.command(name="sweep", cls=WinMLCommand)
 @request_options(SweepRequest)
 @result_options(quiet="Show neither progress nor the table.")
 def command(**options: Any) -> None:
@@ -40,12 +30,18 @@ def command(**options: Any) -> None:
     model of that architecture. Each model and configuration runs in a separate process. Finished ones are skipped.
 
     Exit codes: 0 success, 1 a configuration failed, 2 usage error, 3 a limit (--min, --max) is not met.
+
+    Examples:
+      winml sweep models.txt --do build,perf,compare -o swept
+      winml sweep models.txt --set optim.level=none,full --set quant.precision=fp32,int8 -o swept
+      winml sweep plan.json -o swept --timeout 600 --memory 6 --max relative_error=0.01
+      winml sweep plan.json -o swept --retry-failed
+      winml sweep plan.json -o swept2 --against swept
+      winml sweep plan.json -o /shared/swept --ray auto
     """
     request = SweepRequest(**stated_fields(SweepRequest, options))
     plan = plan_sweep(request)
-    if options["dry_run"]:
-        show_plan(plan, options)
-        return
+    end_dry_run(plan, options)
     for note in plan.notes:
         tell(f"note: {note}")
     from winml.modelkit.sweep.table import sweep_document

@@ -9,7 +9,7 @@ import click
 
 from winml.modelkit.cli._endings import Interrupted
 from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._folders import show_plan
+from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._options import checkpoint_options, model_option, request_options, result_options
 from winml.modelkit.cli._requests import FOR_CHECKPOINTS, found_model, sizes_by_name, stated_fields
@@ -18,19 +18,10 @@ from winml.modelkit.tune.verb import TuneRequest, plan_tuning, run_tuning
 
 if TYPE_CHECKING:
     from winml.modelkit.tune.records import TuneResult
-
-EPILOG = """\b
-Examples:
-  winml tune -m ./checkpoint -o tuned
-  winml tune -m model.onnx -o tuned --min-sqnr 25 --budget 20
-  winml tune -m ./checkpoint -o tuned --max-drop accuracy=0.01 --dataset reviews.csv
-  winml tune -m model.onnx -o tuned --only dynamic,qdq --target throughput
-  winml tune -m ./checkpoint -o tuned --dry-run
-"""
 _DYNAMIC = ("dynamic_batch", "dynamic_sequence", "dynamic_image_size", "dynamic_axes", "allow_dynamic")
 
 
-@click.command(name="tune", cls=WinMLCommand, epilog=EPILOG)
+@click.command(name="tune", cls=WinMLCommand)
 @model_option(required=True, help="Hub id, checkpoint, Python factory, ONNX file or build folder.")
 @request_options(TuneRequest)
 @checkpoint_options
@@ -42,13 +33,18 @@ def command(**options: Any) -> None:
     and timed in alternation. An interrupted tuning resumes with the same command.
 
     Exit codes: 0 success, 1 failure, 2 usage error.
+
+    Examples:
+      winml tune -m ./checkpoint -o tuned
+      winml tune -m model.onnx -o tuned --min-sqnr 25 --budget 20
+      winml tune -m ./checkpoint -o tuned --max-drop accuracy=0.01 --dataset reviews.csv
+      winml tune -m model.onnx -o tuned --only dynamic,qdq --target throughput
+      winml tune -m ./checkpoint -o tuned --dry-run
     """
     request = _read_request(options)
     with library_output_to_stderr():
         plan = plan_tuning(request)
-    if options["dry_run"]:
-        show_plan(plan, options)
-        return
+    end_dry_run(plan, options)
     from winml.modelkit.cli._progress import show_step
 
     try:

@@ -5,14 +5,13 @@ Imports nothing heavy.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pydantic
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.options import EvaluationOptions
+from winml.modelkit.fields import refuse_stated
 from winml.modelkit.onnx.files.named_paths import refuse_missing_values
-from winml.modelkit.options import Options, drop_words, record_of
+from winml.modelkit.options import Options, drop_words
 from winml.modelkit.ort.devices import choose_provider
 from winml.modelkit.ort.execution_providers import find_execution_provider, short_name
 from winml.modelkit.tune.declared_options import TuneFields
@@ -21,15 +20,7 @@ DEFAULT_MIN_SQNR_DB = 30.0
 """Chosen: the noise is a thousandth of the signal's power; classifiers and embeddings hardly notice it."""
 
 
-if TYPE_CHECKING:
-
-    class _Fields(TuneFields, Options):  # type: ignore[misc]  # Options is frozen by its config
-        pass
-else:
-    _Fields = record_of(TuneFields)
-
-
-class TuneOptions(_Fields):  # type: ignore[misc]  # as above
+class TuneOptions(TuneFields, Options):  # type: ignore[misc]  # Options is frozen by its config
     """Options of a tuning: candidates, limits and measurement."""
 
     model_config = pydantic.ConfigDict(allow_inf_nan=False)
@@ -101,10 +92,14 @@ class TuneOptions(_Fields):  # type: ignore[misc]  # as above
                 f"--dataset {self.dataset}: no quality limit for it",
                 hint="Add --max-drop with a metric of the task, such as accuracy=0.01.",
             )
-        if self.dataset is None and (
-            passed := [name for name in ("split", "columns", "samples") if getattr(self, name)]
-        ):
-            raise UsageError(f"--{passed[0]} requires --dataset", hint="Omit it, or pass a dataset.")
+        if self.dataset is None:
+            refuse_stated(
+                self,
+                ("split", "columns", "samples"),
+                "{} requires --dataset",
+                "Omit it, or pass a dataset.",
+                declaring=TuneFields,
+            )
         if self.input_data is not None and (self.sizes or self.batch_size is not None):
             option = "--shape-config" if self.sizes else "--batch-size"
             raise UsageError(
