@@ -14,8 +14,8 @@ from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._options import (
     checkpoint_options,
     debug_option,
-    grouped_option,
     model_option,
+    option,
     request_options,
 )
 from winml.modelkit.cli._requests import (
@@ -52,16 +52,17 @@ STDIN = "-"
 @config_option("Build config to start from. A file or JSON text; options take precedence over it.")
 @checkpoint_options
 @request_options(ConfigRequest)
-@grouped_option("--schema", is_flag=True, group=OUTPUT, is_common=True, help="Print the JSON Schema of configs.")
-@grouped_option("--check", metavar="FILE", group=MODEL, is_common=True, help="Validate this config; - reads stdin.")
-@grouped_option(
-    "-f",
-    "--format",
+@option("schema", bool, "Print the JSON Schema of configs.", OUTPUT, is_common=True)
+@option("check", str, "Validate this config; - reads stdin.", MODEL, metavar="FILE", is_common=True)
+@option(
     "format_",
-    type=click.Choice(["table", "json"]),
-    group=OUTPUT,
+    str,
+    "Output format of --dry-run; a config is always JSON.",
+    OUTPUT,
+    spelling="--format",
+    short="-f",
+    only=("table", "json"),
     default_words="table",
-    help="Output format of --dry-run; a config is always JSON.",
 )
 @debug_option
 def command(**options: Any) -> None:

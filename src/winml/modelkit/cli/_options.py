@@ -12,7 +12,7 @@ import click
 from winml.modelkit.cli._help import GroupedArgument, GroupedOption
 from winml.modelkit.errors import ModelPathError
 from winml.modelkit.export.declared_options import DynamicFields
-from winml.modelkit.fields import DEVICE, GENERAL, MODEL, OUTPUT, SIZES, Field, fields_of
+from winml.modelkit.fields import GENERAL, MODEL, OUTPUT, RECORDED, SIZES, VERIFICATION, Field, fields_of
 from winml.modelkit.models.load_options import Group, InputFields, declared_options
 from winml.modelkit.onnx.files.named_paths import named_path
 
@@ -50,7 +50,8 @@ def _all_of(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
 
 def model_option(*, required: bool, help: str) -> Callable[[_F], _F]:
     """Return the option that names the model."""
-    return grouped_option("-m", "--model", required=required, metavar="MODEL", group=MODEL, is_common=True, help=help)
+    names = {"short": "-m", "metavar": "MODEL"}
+    return option("model", str, help, MODEL, is_required=required, is_common=True, **names)
 
 
 def model_argument(help: str) -> Callable[[_F], _F]:
@@ -71,8 +72,28 @@ def _load_options(offered_with: Group) -> Callable[[_F], _F]:
     return declared_options_of(option for option in declared_options() if option.offered_with == offered_with)
 
 
+def option(name: str, kind: Any, help: str, group: str, *, default: Any = None, **details: Any) -> Callable[[_F], _F]:
+    """Return an option of one command that is no field of its request; declared as the fields are.
+
+    Args:
+        name: Name of its value.
+        kind: Type of its value, such as ``int``; ``bool``: a switch, which is off by default.
+        help: What it does. ``--help`` shows the first sentence.
+        group: Heading of the help under which it is listed.
+        default: Value without the option.
+        details: Further attributes of :class:`~winml.modelkit.fields.Field`.
+    """
+    return _declared_option(Field(name, kind, False if kind is bool else default, help, group, **details))
+
+
+def reference_option(help: str) -> Callable[[_F], _F]:
+    """Return the option that names the checkpoint to compare with; without a value, the recorded one."""
+    settings: dict[str, Any] = {"is_flag": False, "flag_value": RECORDED, "metavar": "[CHECKPOINT]"}
+    return grouped_option("--reference", group=VERIFICATION, is_common=True, help=help, **settings)
+
+
 def grouped_option(*names: str, group: str, is_common: bool = False, **settings: object) -> Callable[[_F], _F]:
-    """Return an option that is no field of a request, with its group in the help."""
+    """Return an option with settings of click that no declaration has, with its group in the help."""
     return click.option(*names, cls=GroupedOption, group=group, is_common=is_common, **settings)
 
 
@@ -158,7 +179,7 @@ def request_options(kind: type[Any]) -> Callable[[_F], _F]:
     if hasattr(kind, "declaring"):
         keys = {kind.declaring: f"{kind.section}.", **keys}
         help = f"Build config, or its {kind.section} section. A file or JSON text; options take precedence over it."
-        config.append(grouped_option("-c", "--config", metavar="JSON", group=MODEL, help=help))
+        config.append(option("config", str, help, MODEL, short="-c", metavar="JSON"))
     return _all_of(
         *(
             _declared_option(field, config_key=f"{start}{field.name}" if start else "")
@@ -167,9 +188,7 @@ def request_options(kind: type[Any]) -> Callable[[_F], _F]:
             if field.in_command
         ),
         *config,
-        grouped_option(
-            "--dry-run", is_flag=True, group=OUTPUT, help="Print what would be read, run and written. Writes nothing."
-        ),
+        option("dry_run", bool, "Print what would be read, run and written. Writes nothing.", OUTPUT),
     )
 
 
@@ -183,12 +202,13 @@ input_options = declared_options_of(fields_of(InputFields))
 """Adds the options that state the inputs and their sizes."""
 _dynamic_options = _all_of(
     declared_options_of(fields_of(DynamicFields)),
-    grouped_option(
-        "--dynamic-axes",
-        multiple=True,
+    option(
+        "dynamic_axes",
+        str,
+        "Dynamic axes by input and position: input_ids:0=batch,1=sequence, or JSON as a file or text.",
+        SIZES,
+        is_repeatable=True,
         metavar="AXES",
-        group=SIZES,
-        help="Dynamic axes by input and position: input_ids:0=batch,1=sequence, or JSON as a file or text.",
     ),
 )
 """Adds the options that make dimensions dynamic."""
@@ -200,45 +220,18 @@ def tree_options(help: str) -> Callable[[_F], _F]:
     """Return the options that state how much a verb shows that shows the module tree."""
     return _all_of(
         grouped_option("-v", "--verbose", count=True, group=OUTPUT, help=f"{help} -vv: do not fold repeated modules."),
-        grouped_option(
-            "--depth",
-            type=click.IntRange(min=1),
-            metavar="N",
-            group=OUTPUT,
-            default_words="all",
-            help="Levels of the module tree to show.",
-        ),
+        option("depth", int, "Levels of the module tree to show.", OUTPUT, minimum=1, default_words="all"),
     )
 
 
 def _format_option(*formats: str) -> Callable[[_F], _F]:
-    return grouped_option(
-        "-f",
-        "--format",
-        "format_",
-        type=click.Choice(formats),
-        default=formats[0],
-        show_default=True,
-        group=OUTPUT,
-        is_common=True,
-        help="Output format.",
-    )
+    names = {"spelling": "--format", "short": "-f", "only": formats}
+    return option("format_", str, "Output format.", OUTPUT, default=formats[0], is_common=True, **names)
 
 
 format_option = _format_option("table", "json")
 """Adds the option that states the output format."""
-device_option = grouped_option(
-    "-d",
-    "--device",
-    type=click.Choice(["cpu", "gpu", "npu"]),
-    group=DEVICE,
-    default_words="that of the execution provider",
-    help="Kind of device.",
-)
-"""Adds the option that states on which kind of device a model runs."""
-debug_option = grouped_option(
-    "--debug", is_flag=True, group=GENERAL, help="Show warnings of libraries, and the traceback of a failure."
-)
+debug_option = option("debug", bool, "Show warnings of libraries, and the traceback of a failure.", GENERAL)
 """Adds the option that shows warnings of libraries and tracebacks."""
 
 
@@ -252,9 +245,9 @@ def result_options(
         verbose: Help of ``--verbose``; empty: the command does not have it.
         formats: Values of ``--format``; the first is the default.
     """
-    flags = (("-v", "--verbose", verbose), ("-q", "--quiet", quiet))
+    flags = {"verbose": verbose, "quiet": quiet}
     return _all_of(
-        *(grouped_option(short, name, is_flag=True, group=OUTPUT, help=help) for short, name, help in flags if help),
+        *(option(name, bool, help, OUTPUT, short=f"-{name[0]}") for name, help in flags.items() if help),
         _format_option(*formats),
         debug_option,
     )

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from winml.modelkit.cli._errors import named_options
-from winml.modelkit.cli._options import grouped_option
+from winml.modelkit.cli._options import option
 from winml.modelkit.cli._streams import tell
 from winml.modelkit.errors import ConfigError, UsageError
 from winml.modelkit.fields import MODEL, fields_of
@@ -92,7 +92,7 @@ def sizes_by_name(options: Mapping[str, Any]) -> dict[str, int]:
 
 def config_option(help: str) -> Callable[[_F], _F]:
     """Return the option that names a build config."""
-    return grouped_option("-c", "--config", metavar="JSON", group=MODEL, is_common=True, help=help)
+    return option("config", str, help, MODEL, short="-c", metavar="JSON", is_common=True)
 
 
 def read_build_config(place: str | None, *, section: str = "") -> WinMLBuildConfig:

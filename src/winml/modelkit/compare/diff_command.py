@@ -8,7 +8,7 @@ import click
 
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import end_dry_run
-from winml.modelkit.cli._options import grouped_option, request_options, result_options
+from winml.modelkit.cli._options import option, request_options, result_options
 from winml.modelkit.cli._progress import shown_wait
 from winml.modelkit.cli._requests import stated_fields
 from winml.modelkit.cli._streams import json_text, show_result, write_answer
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 @click.command(name="diff", cls=WinMLCommand)
 @request_options(DiffRequest)
-@grouped_option(
-    "--exit-zero", is_flag=True, group=OUTPUT, is_common=True, help="Exit with 0 even if the models differ."
-)
+@option("exit_zero", bool, "Exit with 0 even if the models differ.", OUTPUT, is_common=True)
 @result_options(
     quiet="",
     verbose="Show more detail: every module, and names of weights.",

@@ -8,7 +8,7 @@ import click
 
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import run_verb
-from winml.modelkit.cli._options import grouped_option, request_options, result_options
+from winml.modelkit.cli._options import option, request_options, result_options
 from winml.modelkit.cli._requests import read_request
 from winml.modelkit.cli._streams import show_result
 from winml.modelkit.compile.verb import COMPILE, CompileRequest
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @click.command(name="compile", cls=WinMLCommand)
 @request_options(CompileRequest)
-@grouped_option(
-    "--list",
+@option(
     "list_",
-    is_flag=True,
-    group=DEVICE,
+    bool,
+    "List the execution providers that compile models, and which are installed.",
+    DEVICE,
+    spelling="--list",
     is_common=True,
-    help="List the execution providers that compile models, and which are installed.",
 )
 @result_options(verbose="Show more detail: every module and node.")
 def command(**options: Any) -> None:

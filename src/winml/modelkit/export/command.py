@@ -15,6 +15,7 @@ from winml.modelkit.cli._options import (
     checkpoint_options,
     grouped_option,
     model_option,
+    option,
     request_options,
     result_options,
     tree_options,
@@ -130,11 +131,12 @@ def pin(options: Mapping[str, Any]) -> None:
 )
 @checkpoint_options
 @request_options(ExportRequest)
-@grouped_option(
-    "--export-config",
+@option(
+    "export_config",
+    str,
+    'Export options, such as {"opset_version": 17}: a file or JSON text.',
+    ADVANCED,
     metavar="JSON",
-    group=ADVANCED,
-    help='Export options, such as {"opset_version": 17}: a file or JSON text.',
 )
 @grouped_option("--clean-onnx", is_flag=True, hidden=True, group=ADVANCED, help="Deprecated: use --no-hierarchy.")
 @tree_options("Show more detail: the module tree with node counts.")

@@ -10,9 +10,9 @@ import click
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import end_dry_run, named_parts, options_of_part, parts_record
 from winml.modelkit.cli._options import (
-    grouped_option,
     input_options,
     model_argument,
+    option,
     random_options,
     request_options,
     result_options,
@@ -44,12 +44,13 @@ _WHOLE = ""
 @source_options
 @random_options
 @input_options
-@grouped_option(
-    "--input-data",
-    group=INPUTS,
+@option(
+    "input_data",
+    str,
+    "Inputs of the whole model: an .npz file with one array per input.",
+    INPUTS,
     metavar="FILE",
     default_words="random values",
-    help="Inputs of the whole model: an .npz file with one array per input.",
 )
 @result_options()
 @click.pass_context

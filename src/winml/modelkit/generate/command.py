@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand, report_error
-from winml.modelkit.cli._options import declared_options_of, grouped_argument, grouped_option, result_options
+from winml.modelkit.cli._options import declared_options_of, grouped_argument, option, reference_option, result_options
 from winml.modelkit.cli._progress import shown_wait
 from winml.modelkit.cli._streams import library_output_to_stderr, print_json, tell
 from winml.modelkit.errors import UsageError, VerificationError
-from winml.modelkit.fields import GENERATION, INPUTS, MODEL, RECORDED, VERIFICATION, fields_of
+from winml.modelkit.fields import GENERATION, INPUTS, MODEL, fields_of
 from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, ONLY_PART, PROMPT, VISION
 from winml.modelkit.ort.execution_providers import find_execution_provider, parse_ep_options
 from winml.modelkit.verbs.running import ProviderFields
@@ -38,8 +38,7 @@ LARGEST_SEED = 2**32 - 1
 """Specified: the largest seed that both numpy and transformers take."""
 
 
-_input = partial(grouped_option, group=INPUTS, is_common=True)
-_sampling = partial(grouped_option, group=GENERATION, is_common=True)
+_common = partial(option, is_common=True)
 
 
 @click.command(name="generate", cls=WinMLCommand)
@@ -48,62 +47,48 @@ _sampling = partial(grouped_option, group=GENERATION, is_common=True)
     metavar="MODEL",
     help="Build folder, or an ONNX file beside its tokenizer. A file on the Hub is OWNER/NAME/PATH.onnx.",
 )
-@_input("-p", "--prompt", metavar="TEXT", multiple=True, help="Prompt; - reads it from stdin.")
-@_input("--chat", is_flag=True, help="Apply the chat template of the model to the prompt.")
-@_input("--system", metavar="TEXT", help="System message, with --chat.")
-@_input("--image", metavar="FILE", multiple=True, help="Image, for vision-language models.")
-@_input("--audio", metavar="FILE", help="Audio file, for speech recognition models.")
-@_input("--timestamps", is_flag=True, help="Show the time of each segment, with --audio.")
-@_sampling(
-    "--max-new-tokens",
-    type=click.IntRange(min=1),
-    metavar="N",
+@_common("prompt", str, "Prompt; - reads it from stdin.", INPUTS, short="-p", metavar="TEXT", is_repeatable=True)
+@_common("chat", bool, "Apply the chat template of the model to the prompt.", INPUTS)
+@_common("system", str, "System message, with --chat.", INPUTS, metavar="TEXT")
+@_common("image", str, "Image, for vision-language models.", INPUTS, metavar="FILE", is_repeatable=True)
+@_common("audio", str, "Audio file, for speech recognition models.", INPUTS, metavar="FILE")
+@_common("timestamps", bool, "Show the time of each segment, with --audio.", INPUTS)
+@_common(
+    "max_new_tokens",
+    int,
+    "Maximum number of generated tokens. The context length of the model limits it, too.",
+    GENERATION,
+    minimum=1,
     default_words="from generation_config.json, else 256",
-    help="Maximum number of generated tokens. The context length of the model limits it, too.",
 )
-@_sampling(
-    "--temperature", type=click.FloatRange(0, 100), metavar="NUMBER", help="Sampling temperature; 0 is greedy decoding."
-)
-@_sampling(
-    "--top-k", type=click.IntRange(min=0), metavar="N", help="Sample from the N most likely tokens. 0: from all tokens."
-)
-@_sampling(
-    "--top-p",
-    type=click.FloatRange(0, 1, min_open=True),
+@_common("temperature", float, "Sampling temperature; 0 is greedy decoding.", GENERATION, minimum=0, maximum=100)
+@_common("top_k", int, "Sample from the N most likely tokens. 0: from all tokens.", GENERATION, minimum=0)
+@_common(
+    "top_p",
+    float,
+    "Sample from the most likely tokens, up to this total probability.",
+    GENERATION,
     metavar="SHARE",
-    help="Sample from the most likely tokens, up to this total probability.",
+    above=0,
+    maximum=1,
 )
-@_sampling(
-    "--min-p",
-    type=click.FloatRange(0, 1),
+@_common(
+    "min_p",
+    float,
+    "Minimum probability of a token. It is relative to that of the most likely token.",
+    GENERATION,
     metavar="SHARE",
-    help="Minimum probability of a token. It is relative to that of the most likely token.",
+    minimum=0,
+    maximum=1,
 )
-@_sampling(
-    "--repetition-penalty",
-    type=click.FloatRange(0, min_open=True),
-    metavar="NUMBER",
-    help="Penalty on repeated tokens; 1 is none.",
-)
-@_sampling(
-    "--num-beams", type=click.IntRange(1, 1000), metavar="N", default_words="1", help="Number of beams in beam search."
-)
-@_sampling("--stop", metavar="TEXT", multiple=True, help="Stop when the output contains this text.")
-@_sampling(
-    "--seed", type=click.IntRange(0, LARGEST_SEED), metavar="N", default=0, show_default=True, help="Seed of sampling."
-)
-@grouped_option(
-    "--adapter", metavar="NAME", group=MODEL, default_words="none", help="LoRA adapter of the model to use."
-)
-@grouped_option(
-    "--reference",
-    group=VERIFICATION,
-    is_common=True,
-    is_flag=False,
-    flag_value=RECORDED,
-    metavar="[CHECKPOINT]",
-    help="Also run PyTorch and compare the texts. Shows the first token that differs, which is no error of a quantized "
-    "model. Without a value: the local checkpoint that the model was exported from.",
+@_common("repetition_penalty", float, "Penalty on repeated tokens; 1 is none.", GENERATION, above=0)
+@_common("num_beams", int, "Number of beams in beam search.", GENERATION, minimum=1, maximum=1000, default_words="1")
+@_common("stop", str, "Stop when the output contains this text.", GENERATION, metavar="TEXT", is_repeatable=True)
+@_common("seed", int, "Seed of sampling.", GENERATION, minimum=0, maximum=LARGEST_SEED, default=0)
+@option("adapter", str, "LoRA adapter of the model to use.", MODEL, metavar="NAME", default_words="none")
+@reference_option(
+    "Also run PyTorch and compare the texts. Shows the first token that differs, which is no error of a quantized "
+    "model. Without a value: the local checkpoint that the model was exported from."
 )
 @declared_options_of(fields_of(ProviderFields))
 @result_options(quiet="Print the generated text only.")

@@ -11,15 +11,14 @@ import click
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._options import (
-    grouped_option,
     model_argument,
+    reference_option,
     request_options,
     result_options,
     source_options,
 )
 from winml.modelkit.cli._requests import found_model, model_name, refuse_checkpoint_options, stated_fields
 from winml.modelkit.cli._streams import json_text, library_output_to_stderr, show_result
-from winml.modelkit.fields import RECORDED, VERIFICATION
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.generate.run_verb import RunRequest, plan_run, run_model, run_schema
 from winml.modelkit.generate.task_inputs import RUN_TASKS
@@ -49,15 +48,9 @@ class _RunCommand(WinMLCommand):
 @model_argument("ONNX file, build folder, Hub id or checkpoint folder.")
 @source_options
 @request_options(RunRequest)
-@grouped_option(
-    "--reference",
-    group=VERIFICATION,
-    is_common=True,
-    is_flag=False,
-    flag_value=RECORDED,
-    metavar="[CHECKPOINT]",
-    help="Also run PyTorch on the same inputs and compare. Without a value: the local checkpoint that the model was "
-    "exported from.",
+@reference_option(
+    "Also run PyTorch on the same inputs and compare. Without a value: the local checkpoint that the model was "
+    "exported from."
 )
 @result_options(quiet="Print the result only.")
 def command(**options: Any) -> None:

@@ -12,10 +12,9 @@ import click
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import named_parts, options_of_part, parts_record
 from winml.modelkit.cli._options import (
-    device_option,
-    grouped_option,
     input_options,
     model_argument,
+    option,
     result_options,
     source_options,
     tree_options,
@@ -26,7 +25,7 @@ from winml.modelkit.cli._streams import library_output_to_stderr, show_result
 from winml.modelkit.errors import UsageError
 from winml.modelkit.fields import DEVICE, MODEL, OUTPUT
 from winml.modelkit.models.load_options import declared_options
-from winml.modelkit.ort.execution_providers import find_execution_provider, parse_ep_options
+from winml.modelkit.ort.execution_providers import Device, find_execution_provider, parse_ep_options
 from winml.modelkit.progress import counted
 
 if TYPE_CHECKING:
@@ -51,38 +50,30 @@ FOR_CHECKPOINTS = (
 @model_argument(
     "ONNX file, build folder, Hub id, checkpoint or factory. A factory is file.py:function or package.module:function."
 )
-@grouped_option(
-    "--model-type", group=MODEL, is_common=True, metavar="TYPE", help="Architecture, such as bert, instead of a model."
-)
+@option("model_type", str, "Architecture, such as bert, instead of a model.", MODEL, metavar="TYPE", is_common=True)
 @source_options
-@grouped_option(
-    "--list-tasks",
-    is_flag=True,
-    group=OUTPUT,
-    is_common=True,
-    help="List the tasks of the architecture, or all tasks without a model.",
-)
-@grouped_option("-H", "--hierarchy", is_flag=True, group=OUTPUT, is_common=True, help="Show the module tree.")
-@grouped_option(
-    "--module",
+@option("list_tasks", bool, "List the tasks of the architecture, or all tasks without a model.", OUTPUT, is_common=True)
+@option("hierarchy", bool, "Show the module tree.", OUTPUT, short="-H", is_common=True)
+@option(
+    "module",
+    str,
+    "Show these modules and their nodes. Requires an ONNX file.",
+    OUTPUT,
     metavar="SELECTOR",
-    group=OUTPUT,
     is_common=True,
-    help="Show these modules and their nodes. Requires an ONNX file.",
 )
 @input_options
 @tree_options("Show more detail: every operator and initializer.")
-@grouped_option(
-    "--ep",
+@option(
+    "ep",
+    str,
+    "Show which nodes this execution provider, such as qnn, does not run, and what to do.",
+    DEVICE,
     metavar="NAME",
-    group=DEVICE,
     is_common=True,
-    help="Show which nodes this execution provider, such as qnn, does not run, and what to do.",
 )
-@device_option
-@grouped_option(
-    "--ep-options", multiple=True, metavar="KEY=VALUE", group=DEVICE, help="Option of the execution provider."
-)
+@option("device", Device, "Kind of device.", DEVICE, short="-d", default_words="that of the execution provider")
+@option("ep_options", str, "Option of the execution provider.", DEVICE, is_repeatable=True, metavar="KEY=VALUE")
 @result_options(quiet="")
 def command(**options: object) -> None:
     """Show the contents of an ONNX model, or the planned export of a checkpoint.

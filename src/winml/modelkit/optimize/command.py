@@ -10,7 +10,7 @@ import click
 
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import parts_record, run_verb
-from winml.modelkit.cli._options import grouped_option, request_options, result_options
+from winml.modelkit.cli._options import option, request_options, result_options
 from winml.modelkit.cli._requests import read_request
 from winml.modelkit.cli._streams import show_result
 from winml.modelkit.errors import UsageError
@@ -30,20 +30,16 @@ _NO_FLAGS: dict[str, None] = dict.fromkeys(CAPABILITIES)
 
 @click.command(name="optimize", cls=WinMLCommand)
 @request_options(OptimizeRequest)
-@grouped_option(
-    "--check",
-    is_flag=True,
-    group=OPTIMIZATION,
-    is_common=True,
-    help="Show what each optimization would change, by module. Writes nothing.",
+@option(
+    "check", bool, "Show what each optimization would change, by module. Writes nothing.", OPTIMIZATION, is_common=True
 )
-@grouped_option(
-    "--list",
+@option(
     "list_",
-    is_flag=True,
-    group=OPTIMIZATION,
+    bool,
+    "List the optimizations, with level and execution providers.",
+    OPTIMIZATION,
+    spelling="--list",
     is_common=True,
-    help="List the optimizations, with level and execution providers.",
 )
 @result_options(verbose="Show more detail: the changes of every module.")
 def command(**options: Any) -> None:
