@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,12 +22,13 @@ from winml.modelkit.cli._options import (
 )
 from winml.modelkit.cli._requests import (
     config_option,
+    configured_export,
     configured_options,
     model_request,
     name_section_keys,
     read_build_config,
     stated_fields,
-    with_sizes,
+    stated_values,
 )
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result, tell
 from winml.modelkit.errors import TaskError, UsageError
@@ -38,66 +39,20 @@ from winml.modelkit.quantize.precisions import PRECISIONS
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.build import BuildListener
-    from winml.modelkit.builds.config import QuantSection
     from winml.modelkit.builds.manifest_records import BuildResult
     from winml.modelkit.progress import StepEvent
 
-_FIELDS = tuple(field for field in fields_of(QuantizeFields) if field.name != "ep")
-"""Those that an option here states; the execution provider is one of the verb as a whole."""
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def _quantization_options(precisions: Sequence[str], help: str) -> Callable[[_F], _F]:
-    """Return the options that say how modules are quantized.
-
-    Args:
-        precisions: Those the verb takes.
-        help: What ``--precision`` means there.
-    """
-    own: dict[str, dict[str, Any]] = {
-        "precision": {"only": tuple(precisions), "help": help, "default_words": "no quantization"}
-    }
-    return declared_options_of(replace(field, default=None, **own.get(field.name, {})) for field in _FIELDS)
-
-
-def _filled_section(section: QuantSection | None, options: Mapping[str, object]) -> QuantSection | None:
-    """Return a section with what the options say; an option wins, and begins a section that is null.
-
-    Raises:
-        ConfigError: a value is wrong.
-        UsageError: columns are no pairs of a role and a column.
-    """
-    from winml.modelkit.builds.config import QuantSection
-    from winml.modelkit.options import parse_options
-
-    stated = {
-        field.name: options[field.name] if field.read is None else field.read(options[field.name])
-        for field in _stated(options)
-    }
-    if not stated:
-        return section
-    base = {} if section is None else section.model_dump(mode="json", exclude_unset=True)
-    return parse_options(QuantSection, {**base, **stated}, "options")
-
-
-def _refuse_flags_without_stage(options: Mapping[str, object], *, may_compile: bool) -> None:
-    """Refuse options about quantization where the stage is left out.
-
-    Args:
-        options: Those of the command.
-        may_compile: Whether a provider is named, so that the minimum SQNR applies to the compiled file.
-
-    Raises:
-        UsageError: names the first of them.
-    """
-    if stated := [field for field in _stated(options) if not (may_compile and field.name == "min_sqnr_db")]:
-        flags = {item.name: item.opts[-1] for item in click.get_current_context().command.params}
-        raise UsageError(f"{flags[stated[0].name]} has no effect with --no-quant", hint="Omit one of them.")
-
-
-def _stated(options: Mapping[str, object]) -> list[Any]:
-    return [field for field in _FIELDS if options.get(field.name) not in (None, ())]
+_PRECISION = {
+    "only": (*PRECISIONS, "auto"),
+    "help": "Precision of the quantized modules. auto: the usual one of the device in the config.",
+    "default_words": "no quantization",
+}
+_FIELDS = tuple(
+    replace(field, default=None, **(_PRECISION if field.name == "precision" else {}))
+    for field in fields_of(QuantizeFields)
+    if field.name != "ep"
+)
+"""Options of the quantize stage; without one, the config applies. The execution provider is that of the build."""
 
 
 @click.command(name="build", cls=WinMLCommand)
@@ -108,10 +63,7 @@ def _stated(options: Mapping[str, object]) -> list[Any]:
 )
 @config_option("Build config, as winml config writes it. A file or JSON text; options take precedence over it.")
 @request_options(BuildRequest)
-@_quantization_options(
-    [*PRECISIONS, "auto"],
-    "Precision of the quantized modules. auto: the usual one of the device in the config.",
-)
+@declared_options_of(_FIELDS)
 @checkpoint_options
 @result_options(verbose="Show more detail: every step of a stage.")
 @click.pass_context
@@ -153,8 +105,9 @@ def command(context: click.Context, /, **options: Any) -> None:
 
 def _read_request(options: Mapping[str, Any]) -> BuildRequest:
     """Return what the command line requests, over the config."""
+    from winml.modelkit.builds.config import QuantSection
     from winml.modelkit.builds.plan import is_onnx_path, refuse_sizes
-    from winml.modelkit.export.config import COMMAND_OPTIONS
+    from winml.modelkit.options import parse_options
 
     config = read_build_config(options["config"])
     configured = configured_options(options, config)
@@ -165,14 +118,21 @@ def _read_request(options: Mapping[str, Any]) -> BuildRequest:
     for option in ("shape_config", "batch_size"):
         if is_onnx_path(model) and options[option]:
             refuse_sizes(model, f"--{option.replace('_', '-')}", str(options[option]))
+    section, stated = config.quant, stated_values(_FIELDS, options)
     if options["quant"] is False:
         names_provider = options["ep"] or (config.compile is not None and config.compile.ep)
-        _refuse_flags_without_stage(options, may_compile=bool(names_provider))
-    name_section_keys(config.export, COMMAND_OPTIONS, options, "export.{}")
+        # With a provider, the minimum SQNR applies to the compiled file.
+        if unused := [
+            field.flag
+            for field in _FIELDS
+            if field.name in stated and not (names_provider and field.name == "min_sqnr_db")
+        ]:
+            raise UsageError(f"{unused[0]} has no effect with --no-quant", hint="Omit one of them.")
+    if stated:
+        base = {} if section is None else section.model_dump(mode="json", exclude_unset=True)
+        section = parse_options(QuantSection, {**base, **stated}, "options")
     name_section_keys(config.compile, {"ep": "--ep", "ep_options": "--ep-options"}, options, "compile.{}")
-    changed: dict[str, Any] = {"quant": _filled_section(config.quant, options)}
-    if config.export is not None:
-        changed["export"] = with_sizes(config.export, options)
+    changed: dict[str, Any] = {"quant": section, "export": config.export and configured_export(config.export, options)}
     if options["min_sqnr_db"] is not None and config.compile is not None:
         # The limit of every stage that runs: the compiled file is compared as well.
         changed["compile"] = config.compile.model_copy(update={"min_sqnr_db": options["min_sqnr_db"]})

@@ -20,12 +20,11 @@ from winml.modelkit.cli._options import (
 )
 from winml.modelkit.cli._requests import (
     config_option,
+    configured_export,
     configured_options,
     model_request,
-    name_section_keys,
     read_build_config,
     stated_fields,
-    with_sizes,
 )
 from winml.modelkit.cli._streams import (
     json_text,
@@ -154,15 +153,12 @@ def _read_request(options: Mapping[str, Any]) -> ConfigRequest:
         UsageError: nothing names a model.
         ConfigError: the config or a size is wrong.
     """
-    from winml.modelkit.export.config import COMMAND_OPTIONS
-
     config = read_build_config(options["config"])
     configured = configured_options(options, config)
     if not options["model_type"] and not configured["model"]:
         raise UsageError("no model is specified", hint="Use -m or --model-type: the config names no model.")
     name = "" if options["model_type"] else configured["model"]
-    name_section_keys(config.export, COMMAND_OPTIONS, options, "export.{}")
     if config.export is not None:
-        config = config.model_copy(update={"export": with_sizes(config.export, options)})
+        config = config.model_copy(update={"export": configured_export(config.export, options)})
     model = model_request({**configured, "model": name})
     return ConfigRequest(model=model, config=config, **stated_fields(ConfigRequest, options))

@@ -16,7 +16,7 @@ from winml.modelkit.cli._errors import named_options
 from winml.modelkit.cli._options import option
 from winml.modelkit.cli._streams import tell
 from winml.modelkit.errors import ConfigError, UsageError
-from winml.modelkit.fields import MODEL, fields_of
+from winml.modelkit.fields import MODEL, Field, fields_of
 from winml.modelkit.models.load_options import declared_options, is_not_default
 from winml.modelkit.verbs.file_to_file import FileRequest, read_sizes
 from winml.modelkit.words import size_words
@@ -153,11 +153,16 @@ def stated_fields(declaring: type, options: Mapping[str, object]) -> dict[str, A
     Raises:
         ConfigError: a value cannot be read.
     """
+    return stated_values((field for field in fields_of(declaring) if field.in_command), options)
+
+
+def stated_values(fields: Iterable[Field], options: Mapping[str, object]) -> dict[str, Any]:
+    """Return the values of the options that the command line states, by name; raises as :func:`stated_fields`."""
     context = click.get_current_context()
     return {
         field.name: options[field.name] if field.read is None else field.read(options[field.name])
-        for field in fields_of(declaring)
-        if field.in_command and is_stated(context, field.name)
+        for field in fields
+        if is_stated(context, field.name)
     }
 
 
@@ -197,11 +202,15 @@ def name_section_keys(section: object, flags: Mapping[str, str], options: Mappin
             names[flag] = key_words.format(key)
 
 
-def with_sizes(export: WinMLExportConfig, options: Mapping[str, Any]) -> WinMLExportConfig:
+def configured_export(export: WinMLExportConfig, options: Mapping[str, Any]) -> WinMLExportConfig:
     """Return an export section with the sizes and ``--allow-dynamic`` of the command line.
 
-    The inputs of the section are decided anew at these sizes; its other dynamic dimensions stay dynamic.
+    The inputs of the section are decided anew at these sizes; its other dynamic dimensions stay dynamic. Errors of the
+    command name keys of the section.
     """
+    from winml.modelkit.export.config import COMMAND_OPTIONS
+
+    name_section_keys(export, COMMAND_OPTIONS, options, "export.{}")
     if options["allow_dynamic"]:
         export = export.model_copy(update={"allow_dynamic": True})
     if export.input_tensors is None or not (options["shape_config"] or options["batch_size"]) or options["input_specs"]:

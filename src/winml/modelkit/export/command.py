@@ -22,6 +22,7 @@ from winml.modelkit.cli._options import (
 )
 from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._requests import (
+    configured_export,
     configured_options,
     export_section,
     is_stated,
@@ -30,7 +31,6 @@ from winml.modelkit.cli._requests import (
     read_build_config,
     sizes_by_name,
     stated_fields,
-    with_sizes,
 )
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result, tell
 from winml.modelkit.errors import ConfigError, InputError, UsageError
@@ -188,15 +188,17 @@ def _read_request(options: Mapping[str, Any]) -> ExportRequest:
     if not configured["model"]:
         raise UsageError("no model is specified", hint="Use -m, or a config whose loader section names a model.")
     origin = "export.{}"
-    name_section_keys(config, COMMAND_OPTIONS, options, origin)
-    if options["export_config"]:
-        alone, origin = _export_config(options["export_config"]), "{} in --export-config"
-        name_section_keys(alone, COMMAND_OPTIONS, options, origin)
+    alone = _export_config(options["export_config"]) if options["export_config"] else None
+    if alone is not None:
         config = config.model_copy(update={name: getattr(alone, name) for name in alone.model_fields_set})
+    config = configured_export(config, options)
+    if alone is not None:
+        origin = "{} in --export-config"
+        name_section_keys(alone, COMMAND_OPTIONS, options, origin)
     stated = stated_fields(ExportFields, options)
     if options["clean_onnx"]:
         stated["hierarchy"] = False
-    config = with_sizes(config, options).model_copy(update=stated)
+    config = config.model_copy(update=stated)
     requested = stated_fields(ExportRequest, options)
     return ExportRequest(model=model_request(configured), config=config, origin=origin, **requested)
 
