@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from winml.modelkit.errors import UsageError
@@ -39,10 +42,12 @@ class Field:
     annotation: Any
     """Its type as annotated, such as ``str | None``."""
     default: Any
-    help: str
-    """What it does, in one or several sentences. ``--help`` shows the first one."""
     group: str
     """Heading of the help under which it is listed."""
+    text: str = ""
+    """What it does, if that is computed or stated for several options; empty: the docstring below the field."""
+    declaring: type | None = None
+    """The class whose source holds that docstring."""
     is_common: bool = False
     """Whether ``--help`` lists it; ``--help-all`` lists every option."""
     default_words: str = ""
@@ -76,6 +81,13 @@ class Field:
     """Makes its value of what the command line says; None: that is the value."""
     is_for_onnx: bool = False
     """Of an option of loading, whether it also has a meaning where the model is an ONNX file already."""
+
+    @property
+    def help(self) -> str:
+        """What it does, in one or several sentences. ``--help`` shows the first one."""
+        if self.text or self.declaring is None:
+            return self.text
+        return " ".join(field_docstrings(self.declaring)[self.name].split())
 
     @property
     def flag(self) -> str:
@@ -142,16 +154,18 @@ def refuse_stated(
         raise UsageError(words.replace("{}", flag), hint=hint.replace("{}", flag))
 
 
-def declare(default: Any, help: str, group: str, **details: Any) -> Any:
+def declare(default: Any, group: str, **details: Any) -> Any:
     """Return a field of a dataclass that is an option.
+
+    The docstring below the field is its help: ``--help`` shows the first sentence; ``--help-all``, the config and the
+    reference show all.
 
     Args:
         default: Its value where nobody states one.
-        help: What it does. ``--help`` shows the first sentence; ``--help-all``, the config and the reference show all.
         group: Heading of the help under which it is listed.
         details: Attributes of :class:`Field`, such as ``short="-m"`` or ``minimum=1``.
     """
-    metadata = {"help": help, "group": group, **details}
+    metadata = {"group": group, **details}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -160,29 +174,30 @@ def declare(default: Any, help: str, group: str, **details: Any) -> Any:
 @functools.cache
 def fields_of(declaring: type) -> tuple[Field, ...]:
     """Return the options that a dataclass declares, in order; fields of other kinds are left out."""
-    annotations = _annotations(declaring)
-    return tuple(
-        Field(
-            item.name,
-            annotations[item.name],
-            item.default if item.default_factory is dataclasses.MISSING else item.default_factory(),
-            **{"is_repeatable": get_origin(annotations[item.name]) is tuple, **item.metadata},
-        )
-        for item in dataclasses.fields(declaring)
-        if "help" in item.metadata
-    )
+    return tuple(_field_of(declaring, item) for item in dataclasses.fields(declaring) if "group" in item.metadata)
 
 
-def _annotations(declaring: type) -> dict[str, object]:
-    """Return the types of the options; those of other fields may be known to type checkers only."""
-    found: dict[str, Any] = {}
-    for base in reversed(declaring.__mro__):
-        scope = vars(sys.modules[base.__module__])
-        for item in dataclasses.fields(declaring):
-            if "help" in item.metadata and item.name in vars(base).get("__annotations__", {}):
-                text = vars(base)["__annotations__"][item.name]
-                found[item.name] = eval(text, scope) if isinstance(text, str) else text  # noqa: S307  # our own source
-    return found
+def _field_of(declaring: type, item: dataclasses.Field[Any]) -> Field:
+    base = next(base for base in declaring.__mro__ if item.name in vars(base).get("__annotations__", {}))
+    kind = vars(base)["__annotations__"][item.name]
+    if isinstance(kind, str):
+        kind = eval(kind, vars(sys.modules[base.__module__]))  # noqa: S307  # our own source
+    default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+    details = {"declaring": base, "is_repeatable": get_origin(kind) is tuple, **item.metadata}
+    return Field(item.name, kind, default, **details)
+
+
+@functools.cache
+def field_docstrings(kind: type) -> dict[str, str]:
+    """Return the docstrings below the fields of a class, by field; ``{}`` without source.
+
+    Only the help and schemas need them. The source is searched, not parsed: parsing would take as long as the help.
+    """
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    source = Path(file).read_text(encoding="utf-8") if file and Path(file).is_file() else ""
+    body = re.search(rf"^class {kind.__name__}\b.*?(?=^[@\w]|\Z)", source, re.DOTALL | re.MULTILINE)
+    fields = re.compile(r'^    (\w+): .*\n(?:(?!    \w+:|    """|\n).*\n)*    """((?:.|\n)*?)"""', re.MULTILINE)
+    return {name: inspect.cleandoc(text) for name, text in fields.findall(body[0] if body else "")}
 
 
 def in_groups(groups: Iterable[str]) -> list[str]:

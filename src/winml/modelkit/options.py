@@ -7,24 +7,20 @@ character). Does not know what the options mean.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import difflib
-import inspect
 import json
 import math
 import os
 import stat
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_args, get_origin
 
 import pydantic
 
 from winml.modelkit.errors import ConfigError, UsageError
-from winml.modelkit.fields import Field, fields_of
+from winml.modelkit.fields import Field, field_docstrings, fields_of
 
 JSON_LIMIT_BYTES = 100_000_000
 """Chosen: the limit that the safetensors format sets for its header, and ten times the largest index of weights."""
@@ -43,13 +39,13 @@ class _NamedErrors(type(pydantic.BaseModel)):  # type: ignore[misc]  # pydantic'
         """Create a record; a base whose fields :func:`winml.modelkit.fields.declare` made is no base at run time."""
         declaring = [base for base in bases if dataclasses.is_dataclass(base)]
         fields = {field.name: field for base in declaring for field in fields_of(base)}
-        declared = {
-            name: pydantic.Field(description=field.description, **_default(field)) for name, field in fields.items()
-        }
+        declared = {name: pydantic.Field(**_default(field)) for name, field in fields.items()}
         types = {name: _limited(field) for name, field in fields.items()}
         members = {**declared, **namespace, "__annotations__": {**types, **namespace.get("__annotations__", {})}}
         records = tuple(base for base in bases if base not in declaring)
-        return super().__new__(mcs, name, records, members, **settings)
+        record = super().__new__(mcs, name, records, members, **settings)
+        record.declared = tuple(fields.values())
+        return record
 
     def __call__(cls, *args: object, **values: Any) -> Any:
         try:
@@ -94,23 +90,12 @@ class Options(_Checked):
         written = handler(schema)
         properties = handler.resolve_ref_schema(written).get("properties", {})
         for kind in cls.__mro__:
-            for name, text in _field_docstrings(kind) if kind.__module__.startswith(__package__) else ():
+            stated = field_docstrings(kind) if kind.__module__.startswith(__package__) else {}
+            declared = {field.name: field.description for field in vars(kind).get("declared", ())}
+            for name, text in {**declared, **stated}.items():
                 if name in properties:
                     properties[name].setdefault("description", text)
         return written
-
-
-def _field_docstrings(kind: type) -> Iterator[tuple[str, str]]:
-    """Yield the fields that a class declares with a docstring below them."""
-    try:
-        (declared,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    except (OSError, TypeError):
-        return  # made by a call, without source
-    body = declared.body if isinstance(declared, ast.ClassDef) else []
-    for field, below in pairwise(body):
-        text = below.value if isinstance(below, ast.Expr) else None
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Constant) and isinstance(text.value, str):
-            yield ast.unparse(field.target), inspect.cleandoc(text.value)
 
 
 _OptionsT = TypeVar("_OptionsT", bound=pydantic.BaseModel)

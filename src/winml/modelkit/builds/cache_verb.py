@@ -22,14 +22,9 @@ class CleanRequest:
     """What is requested of ``winml cache clean``."""
 
     older_than: float | None = declare(
-        None,
-        "Remove only builds last written more than this many days ago.",
-        OUTPUT,
-        minimum=0,
-        metavar="DAYS",
-        default_words="all builds",
-        is_common=True,
+        None, OUTPUT, minimum=0, metavar="DAYS", default_words="all builds", is_common=True
     )
+    """Remove only builds last written more than this many days ago."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _PRECISION = {
     "only": (*PRECISIONS, "auto"),
-    "help": "Precision of the quantized modules. auto: the usual one of the device in the config.",
+    "text": "Precision of the quantized modules. auto: the usual one of the device in the config.",
     "default_words": "no quantization",
 }
 _FIELDS = tuple(

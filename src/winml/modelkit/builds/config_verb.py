@@ -25,27 +25,28 @@ class ConfigRequest:
     config: WinMLBuildConfig
     """The config to begin with, before the options below are laid over it."""
 
-    model_type: str | None = declare(
-        None, "Architecture, such as bert, instead of a model.", MODEL, metavar="TYPE", is_common=True
-    )
-    device: Literal["cpu", "gpu", "npu"] | None = declare(
-        None, "Kind of device to run on.", DEVICE, short="-d", is_common=True
-    )
-    ep: str | None = declare(None, "Execution provider to run on, such as qnn.", DEVICE, metavar="NAME", is_common=True)
+    model_type: str | None = declare(None, MODEL, metavar="TYPE", is_common=True)
+    """Architecture, such as bert, instead of a model."""
+    device: Literal["cpu", "gpu", "npu"] | None = declare(None, DEVICE, short="-d", is_common=True)
+    """Kind of device to run on."""
+    ep: str | None = declare(None, DEVICE, metavar="NAME", is_common=True)
+    """Execution provider to run on, such as qnn."""
     precision: str | None = declare(
         None,
-        f"Precision, or auto for the usual one of the device. Values: {', '.join(PRECISIONS)}, auto.",
         QUANTIZATION,
+        text=f"Precision, or auto for the usual one of the device. Values: {', '.join(PRECISIONS)}, auto.",
         short="-p",
         metavar="NAME",
         is_common=True,
     )
-    no_quant: bool = declare(False, "Do not quantize.", QUANTIZATION, is_common=True)
-    no_compile: bool = declare(False, "Do not compile.", DEVICE, is_common=True)
-    output: Path | None = declare(
-        None, "JSON file to write.", OUTPUT, short="-o", default_words="stdout", is_common=True
-    )
-    overwrite: bool = declare(False, "Overwrite an existing file.", OUTPUT)
+    no_quant: bool = declare(False, QUANTIZATION, is_common=True)
+    """Do not quantize."""
+    no_compile: bool = declare(False, DEVICE, is_common=True)
+    """Do not compile."""
+    output: Path | None = declare(None, OUTPUT, short="-o", default_words="stdout", is_common=True)
+    """JSON file to write."""
+    overwrite: bool = declare(False, OUTPUT)
+    """Overwrite an existing file."""
 
 
 @dataclass(frozen=True, kw_only=True)

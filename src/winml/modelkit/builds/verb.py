@@ -38,60 +38,36 @@ class BuildRequest:
     config: WinMLBuildConfig
     """What every stage is to do, before the options below are laid over it."""
 
-    output: Path | None = declare(None, "Folder to build in.", OUTPUT, short="-o", is_common=True)
-    use_cache: bool = declare(False, "Build in the cache. It has one folder per model and config.", OUTPUT)
-    rebuild: bool = declare(
-        False,
-        "Run all stages, including up-to-date ones, and replace the build of another model. Files that were not "
-        "written by a build are preserved.",
-        OUTPUT,
-    )
-    layout: str | None = declare(
-        None,
-        "Arrange the folder for this runtime, which then loads it directly.",
-        OUTPUT,
-        only=LAYOUTS.names,
-    )
-    deploy_only: bool = declare(
-        False,
-        "Retain only the files to deploy: the model, and the files that runtimes need beside it.",
-        OUTPUT,
-    )
-    tokenizer: bool = declare(
-        True, "Copy the config, tokenizer and processor files of the checkpoint into the folder.", OUTPUT
-    )
-    optimize: bool = declare(True, "Run the optimization stage.", STAGES)
-    quant: bool = declare(True, "Run the quantization stage, if a precision is requested.", STAGES)
-    compile: bool | None = declare(
-        None, "Run the compilation stage.", STAGES, default_words="if --ep or compile.ep names an execution provider"
-    )
-    level: str | None = declare(
-        None,
-        "Optimization level. winml optimize --list shows the optimizations of each level.",
-        STAGES,
-        only=LEVELS,
-        default_words="none",
-        is_common=True,
-    )
+    output: Path | None = declare(None, OUTPUT, short="-o", is_common=True)
+    """Folder to build in."""
+    use_cache: bool = declare(False, OUTPUT)
+    """Build in the cache. It has one folder per model and config."""
+    rebuild: bool = declare(False, OUTPUT)
+    """Run all stages, including up-to-date ones, and replace the build of another model. Files that were not written by
+    a build are preserved."""
+    layout: str | None = declare(None, OUTPUT, only=LAYOUTS.names)
+    """Arrange the folder for this runtime, which then loads it directly."""
+    deploy_only: bool = declare(False, OUTPUT)
+    """Retain only the files to deploy: the model, and the files that runtimes need beside it."""
+    tokenizer: bool = declare(True, OUTPUT)
+    """Copy the config, tokenizer and processor files of the checkpoint into the folder."""
+    optimize: bool = declare(True, STAGES)
+    """Run the optimization stage."""
+    quant: bool = declare(True, STAGES)
+    """Run the quantization stage, if a precision is requested."""
+    compile: bool | None = declare(None, STAGES, default_words="if --ep or compile.ep names an execution provider")
+    """Run the compilation stage."""
+    level: str | None = declare(None, STAGES, only=LEVELS, default_words="none", is_common=True)
+    """Optimization level. winml optimize --list shows the optimizations of each level."""
     exporter: ExporterChoice = declare(**EXPORTER, group=STAGES)
-    skip_pre_normalization: bool = declare(
-        False, "Do not normalize an .onnx file if no optimization is requested.", STAGES
-    )
-    ep: str | None = declare(
-        None,
-        "Target execution provider, such as qnn. If it compiles models, the model is compiled for it.",
-        DEVICE,
-        metavar="NAME",
-        default_words="any",
-        is_common=True,
-    )
-    ep_options: tuple[str, ...] = declare((), "Option of the execution provider.", DEVICE, metavar="KEY=VALUE")
-    verify: bool = declare(
-        True,
-        "Verify the outputs of each stage. They are compared with those of its input.",
-        VERIFICATION,
-        is_common=True,
-    )
+    skip_pre_normalization: bool = declare(False, STAGES)
+    """Do not normalize an .onnx file if no optimization is requested."""
+    ep: str | None = declare(None, DEVICE, metavar="NAME", default_words="any", is_common=True)
+    """Target execution provider, such as qnn. If it compiles models, the model is compiled for it."""
+    ep_options: tuple[str, ...] = declare((), DEVICE, metavar="KEY=VALUE")
+    """Option of the execution provider."""
+    verify: bool = declare(True, VERIFICATION, is_common=True)
+    """Verify the outputs of each stage. They are compared with those of its input."""
 
     accept_assumptions: bool = declare(**ACCEPT_ASSUMPTIONS, group=VERIFICATION)
 

@@ -16,7 +16,7 @@ from winml.modelkit.cli._completion import complete_arguments, complete_values
 from winml.modelkit.cli._help import DocumentedCommand, GroupedOption
 from winml.modelkit.cli._streams import print_json, tell
 from winml.modelkit.errors import WinMLError, error_chain, first_line, rename_options
-from winml.modelkit.fields import DEVICE
+from winml.modelkit.fields import DEVICE, Field
 from winml.modelkit.words import printable
 
 _MEMORY_HINT = (
@@ -71,13 +71,9 @@ class WinMLCommand(DocumentedCommand):
         place = next((number for number, param in enumerate(self.params) if param.name == "ep"), None)
         if place is None:
             return
-        option = GroupedOption(
-            ["--ep-library"],
-            group=DEVICE,
-            multiple=True,
-            metavar="NAME=PATH",
-            help="Library of a plug-in execution provider. The variable WINML_EP_LIBRARY also takes it.",
-        )
+        words = "Library of a plug-in execution provider. The variable WINML_EP_LIBRARY also takes it."
+        field = Field("ep_library", str, (), DEVICE, text=words)
+        option = GroupedOption(["--ep-library"], field, multiple=True, metavar="NAME=PATH")
         self.params.insert(place + 1, option)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

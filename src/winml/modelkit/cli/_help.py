@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from winml.modelkit.fields import GENERAL, in_groups
+from winml.modelkit.fields import GENERAL, Field, in_groups
 
 _HELP_ALL = "--help-all"
 WIDTH = 100
@@ -36,24 +36,24 @@ class GroupedOption(click.Option):
     """An option with its place in the help.
 
     Attributes:
-        group: Heading of its group.
-        is_common: Whether ``--help`` lists it.
+        field: Its declaration.
         config_key: Key of a build config that states the same; empty: none.
     """
 
-    def __init__(
-        self,
-        *names: Any,
-        group: str,
-        is_common: bool = False,
-        config_key: str = "",
-        default_words: str = "",
-        **settings: Any,
-    ) -> None:
-        """Take what any option of click takes; ``default_words`` describes a default that is no value."""
-        super().__init__(*names, **settings)
-        self.group, self.is_common, self.config_key = group, is_common, config_key
-        self._default_words = default_words
+    def __init__(self, names: Sequence[str], field: Field, *, config_key: str = "", **settings: Any) -> None:
+        """Take what any option of click takes, but for the help, which is that of the declaration."""
+        self.field = field
+        super().__init__(names, **settings)
+        self.group, self.is_common, self.config_key = field.group, field.is_common, config_key
+
+    @property
+    def help(self) -> str:
+        """What it does; read from the source of the declaration only if it is shown."""
+        return self.field.help
+
+    @help.setter
+    def help(self, _text: str | None) -> None:
+        """Ignore the help of click."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return its row in the help; None where it is hidden."""
@@ -66,13 +66,13 @@ class GroupedOption(click.Option):
             ctx: The context of the command.
             is_brief: One spelling, the first sentence, and of the rest only a default that is one word.
         """
-        words = _words(self.help or "", ctx, is_brief=is_brief)
+        words = _words(self.help, ctx, is_brief=is_brief)
         remarks = self.remarks(ctx, is_brief=is_brief)
         return self._names(ctx, is_brief=is_brief), f"{words}  [{remarks}]" if remarks else words
 
     def remarks(self, ctx: click.Context, *, is_brief: bool = False) -> str:
         """Return its default, which numbers it takes, and whether it is repeatable or required."""
-        default = _words(self._default_words, ctx) or self.get_help_extra(ctx).get("default", "")
+        default = _words(self.field.default_words, ctx) or self.get_help_extra(ctx).get("default", "")
         is_shown = default and not (is_brief and " " in default)
         remarks = (
             f"default: {default}" if is_shown else "",
@@ -119,10 +119,10 @@ class GroupedArgument(click.Argument):
 
     is_common = True
 
-    def __init__(self, names: Sequence[str], *, group: str, words: str, **settings: Any) -> None:
-        """Take what any argument of click takes, with what it means."""
+    def __init__(self, names: Sequence[str], field: Field, **settings: Any) -> None:
+        """Take what any argument of click takes, with its declaration."""
         super().__init__(names, **settings)
-        self.group, self._words = group, words
+        self.group, self._field = field.group, field
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
         """Return its row in the help."""
@@ -130,7 +130,7 @@ class GroupedArgument(click.Argument):
 
     def row(self, ctx: click.Context, *, is_brief: bool) -> tuple[str, str]:
         """Return its name and what it means; brief: the first sentence."""
-        return self.make_metavar(ctx), _words(self._words, ctx, is_brief=is_brief)
+        return self.make_metavar(ctx), _words(self._field.help, ctx, is_brief=is_brief)
 
 
 class DocumentedCommand(click.Command):
@@ -141,8 +141,9 @@ class DocumentedCommand(click.Command):
         super().__init__(*arguments, **settings)
         description, _, self.epilog = inspect.cleandoc(self.help or "").partition("\n\nExamples:\n")
         self.help = description
+        field = Field("help_all", bool, False, GENERAL, text="Show every option and exit.")
         show_all = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _show_all}
-        self.params.append(GroupedOption([_HELP_ALL], group=GENERAL, help="Show every option and exit.", **show_all))
+        self.params.append(GroupedOption([_HELP_ALL], field, **show_all))
         self.context_settings = {**HELP_SETTINGS, **self.context_settings}
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -83,7 +83,7 @@ def option(name: str, kind: Any, help: str, group: str, *, default: Any = None, 
         default: Value without the option.
         details: Further attributes of :class:`~winml.modelkit.fields.Field`.
     """
-    return _declared_option(Field(name, kind, False if kind is bool else default, help, group, **details))
+    return _declared_option(Field(name, kind, False if kind is bool else default, group, text=help, **details))
 
 
 def reference_option(help: str) -> Callable[[_F], _F]:
@@ -92,14 +92,15 @@ def reference_option(help: str) -> Callable[[_F], _F]:
     return grouped_option("--reference", group=VERIFICATION, is_common=True, help=help, **settings)
 
 
-def grouped_option(*names: str, group: str, is_common: bool = False, **settings: object) -> Callable[[_F], _F]:
+def grouped_option(*names: str, help: str, group: str, is_common: bool = False, **settings: Any) -> Callable[[_F], _F]:
     """Return an option with settings of click that no declaration has, with its group in the help."""
-    return click.option(*names, cls=GroupedOption, group=group, is_common=is_common, **settings)
+    field = Field(names[-1], Any, None, group, text=help, is_common=is_common)
+    return click.option(*names, cls=GroupedOption, field=field, **settings)
 
 
 def grouped_argument(name: str, *, help: str, group: str = MODEL, **settings: Any) -> Callable[[_F], _F]:
     """Return an argument that is no field of a request, with its group in the help."""
-    return click.argument(name, cls=GroupedArgument, group=group, words=help, **settings)
+    return click.argument(name, cls=GroupedArgument, field=Field(name, str, None, group, text=help), **settings)
 
 
 def _declared_option(option: Field, config_key: str = "") -> Callable[[_F], _F]:
@@ -111,15 +112,9 @@ def _declared_option(option: Field, config_key: str = "") -> Callable[[_F], _F]:
     """
     if option.is_argument:
         type_ = NonEmptyPath() if option.annotation is Path else None
-        return grouped_argument(option.name, help=option.help, group=option.group, type=type_)
+        return click.argument(option.name, cls=GroupedArgument, field=option, type=type_)
     default = None if option.read is not None else option.default
-    settings: dict[str, Any] = {
-        "help": option.help,
-        "group": option.group,
-        "is_common": option.is_common,
-        "config_key": config_key,
-        "default_words": option.default_words,
-    }
+    settings: dict[str, Any] = {"field": option, "config_key": config_key}
     settings |= {"required": True} if option.is_required else {"default": default}
     names = [option.name, *([option.short] if option.short else []), *(option.spelling.split() or [option.flag])]
     kinds = (option.annotation, *get_args(option.annotation))

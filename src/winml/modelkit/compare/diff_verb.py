@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 class DiffRequest(PageAnswerRequest):
     """What is requested of ``winml diff``."""
 
-    before: Path = declare(None, "ONNX file or build folder before the change.", MODEL, is_argument=True)
-    after: Path = declare(None, "ONNX file or build folder after the change.", MODEL, is_argument=True)
-    output: Path | None = declare(
-        None, "Also write the result to this file: JSON, or Markdown for .md.", OUTPUT, short="-o", is_common=True
-    )
+    before: Path = declare(None, MODEL, is_argument=True)
+    """ONNX file or build folder before the change."""
+    after: Path = declare(None, MODEL, is_argument=True)
+    """ONNX file or build folder after the change."""
+    output: Path | None = declare(None, OUTPUT, short="-o", is_common=True)
+    """Also write the result to this file: JSON, or Markdown for .md."""
 
 
 def plan_diff(request: DiffRequest) -> AnswerPlan[tuple[Path, Path]]:

@@ -43,79 +43,34 @@ def _read_names(pairs: tuple[str, ...]) -> dict[str, str]:
 class CompareRequest(ModuleAnswerRequest, DataSetFields):
     """What is requested of ``winml compare``."""
 
-    reference: str = declare(
-        None, "Reference: an ONNX file, a build folder, a checkpoint or a Hub id.", MODEL, is_argument=True
-    )
-    candidate: str = declare(None, "Model to compare with it.", MODEL, is_argument=True)
-    submodel: tuple[str, ...] = declare((), "Compare only this part of a folder.", MODEL, metavar="PART")
-    by_module: bool = declare(
-        False, "Compare every module, and report the first one whose outputs diverge.", _COMPARISON, is_common=True
-    )
-    depth: int | None = declare(
-        None,
-        "Levels of the module tree to show, with `--by-module`.",
-        OUTPUT,
-        minimum=1,
-        default_words="all",
-        is_common=True,
-    )
-    threshold: float | None = declare(
-        None,
-        "Maximum relative error of an output. If it is exceeded, the exit code is 3.",
-        _COMPARISON,
-        minimum=0,
-        default_words="unlimited",
-        is_common=True,
-    )
-    input_data: Path | None = declare(
-        None,
-        "Inputs to run on: an .npz file with one array per input, or a folder of such files.",
-        INPUTS,
-        metavar="FILE",
-        default_words="random values",
-        is_common=True,
-    )
+    reference: str = declare(None, MODEL, is_argument=True)
+    """Reference: an ONNX file, a build folder, a checkpoint or a Hub id."""
+    candidate: str = declare(None, MODEL, is_argument=True)
+    """Model to compare with it."""
+    submodel: tuple[str, ...] = declare((), MODEL, metavar="PART")
+    """Compare only this part of a folder."""
+    by_module: bool = declare(False, _COMPARISON, is_common=True)
+    """Compare every module, and report the first one whose outputs diverge."""
+    depth: int | None = declare(None, OUTPUT, minimum=1, default_words="all", is_common=True)
+    """Levels of the module tree to show, with `--by-module`."""
+    threshold: float | None = declare(None, _COMPARISON, minimum=0, default_words="unlimited", is_common=True)
+    """Maximum relative error of an output. If it is exceeded, the exit code is 3."""
+    input_data: Path | None = declare(None, INPUTS, metavar="FILE", default_words="random values", is_common=True)
+    """Inputs to run on: an .npz file with one array per input, or a folder of such files."""
     sizes: dict[str, int] = declare(
-        {},
-        'Sizes of dynamic dimensions by name or input:axis, such as {"batch_size": 4}: a file or JSON text.',
-        SIZES,
-        spelling="--shape-config",
-        metavar="JSON",
-        read=read_sizes,
-        is_common=True,
+        {}, SIZES, spelling="--shape-config", metavar="JSON", read=read_sizes, is_common=True
     )
-    dataset: str | None = declare(
-        None,
-        "Dataset to run on, instead of random values: a file, a folder, or a name on the Hub.",
-        DATASET,
-        metavar="DATA",
-        is_common=True,
-    )
-    samples: int | None = declare(
-        None,
-        "Number of samples. They come from the dataset, or are generated for the processor of the model, or random.",
-        DATASET,
-        minimum=1,
-        default_words="16, fewer for large models",
-        is_common=True,
-    )
-    step: int | None = declare(
-        None,
-        "Decoders: compare at token N of the text that REFERENCE generates greedily; 0 is the prompt.",
-        _COMPARISON,
-        minimum=0,
-        metavar="N",
-    )
-    seed: int = declare(0, "Seed of random inputs.", INPUTS)
-    names: dict[str, str] = declare(
-        {},
-        "Input or output A of REFERENCE corresponds to B of CANDIDATE.",
-        INPUTS,
-        spelling="--map",
-        metavar="A=B",
-        is_repeatable=True,
-        read=_read_names,
-    )
+    """Sizes of dynamic dimensions by name or input:axis, such as {"batch_size": 4}: a file or JSON text."""
+    dataset: str | None = declare(None, DATASET, metavar="DATA", is_common=True)
+    """Dataset to run on, instead of random values: a file, a folder, or a name on the Hub."""
+    samples: int | None = declare(None, DATASET, minimum=1, default_words="16, fewer for large models", is_common=True)
+    """Number of samples. They come from the dataset, or are generated for the processor of the model, or random."""
+    step: int | None = declare(None, _COMPARISON, minimum=0, metavar="N")
+    """Decoders: compare at token N of the text that REFERENCE generates greedily; 0 is the prompt."""
+    seed: int = declare(0, INPUTS)
+    """Seed of random inputs."""
+    names: dict[str, str] = declare({}, INPUTS, spelling="--map", metavar="A=B", is_repeatable=True, read=_read_names)
+    """Input or output A of REFERENCE corresponds to B of CANDIDATE."""
 
 
 def plan_comparison(request: CompareRequest) -> AnswerPlan[FoundPairs]:

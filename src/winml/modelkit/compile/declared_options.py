@@ -24,58 +24,25 @@ _GROUP = "Compilation"
 class CompileFields:
     """The options of the compile stage."""
 
-    ep: str | None = declare(
-        None,
-        "Execution provider to compile for, such as `qnn`; `--list` lists them. In a build config, it also applies to "
-        "the sections that name none. Without one, a build does not compile.",
-        DEVICE,
-        metavar="NAME",
-        min_length=1,
-        is_common=True,
-    )
+    ep: str | None = declare(None, DEVICE, metavar="NAME", min_length=1, is_common=True)
+    """Execution provider to compile for, such as `qnn`; `--list` lists them. In a build config, it also applies to the
+    sections that name none. Without one, a build does not compile."""
     device: Device | None = declare(
-        None,
-        "Kind of device.",
-        DEVICE,
-        short="-d",
-        default_words="that of the execution provider",
-        is_common=True,
+        None, DEVICE, short="-d", default_words="that of the execution provider", is_common=True
     )
+    """Kind of device."""
     ep_options: Mapping[str, str] | None = declare(
-        None,
-        "Option of the execution provider.",
-        DEVICE,
-        metavar="KEY=VALUE",
-        is_repeatable=True,
-        read=parse_ep_options,
-        is_common=True,
+        None, DEVICE, metavar="KEY=VALUE", is_repeatable=True, read=parse_ep_options, is_common=True
     )
-    embed: bool | None = declare(
-        None,
-        "Store the compiled context and the weights inside the ONNX file, or in files beside it.",
-        _GROUP,
-        default_words="beside it",
-        is_common=True,
-    )
-    max_outside: int | None = declare(
-        None,
-        "Maximum number of nodes that run on the CPU provider instead. With more, no file is written.",
-        _GROUP,
-        metavar="N",
-        minimum=0,
-        default_words="unlimited",
-    )
-    max_parts: int | None = declare(
-        None,
-        "Maximum number of compiled subgraphs. With more, no file is written.",
-        _GROUP,
-        metavar="N",
-        minimum=1,
-        default_words="unlimited",
-    )
+    """Option of the execution provider."""
+    embed: bool | None = declare(None, _GROUP, default_words="beside it", is_common=True)
+    """Store the compiled context and the weights inside the ONNX file, or in files beside it."""
+    max_outside: int | None = declare(None, _GROUP, metavar="N", minimum=0, default_words="unlimited")
+    """Maximum number of nodes that run on the CPU provider instead. With more, no file is written."""
+    max_parts: int | None = declare(None, _GROUP, metavar="N", minimum=1, default_words="unlimited")
+    """Maximum number of compiled subgraphs. With more, no file is written."""
     min_sqnr_db: float | None = declare(
         None,
-        "Minimum SQNR (dB) of every output, if the execution provider computes with fewer bits than the file states.",
         VERIFICATION,
         spelling="--min-sqnr",
         metavar="DB",
@@ -83,3 +50,4 @@ class CompileFields:
         "SQNR of the quantized source",
         is_common=True,
     )
+    """Minimum SQNR (dB) of every output, if the execution provider computes with fewer bits than the file states."""

@@ -31,22 +31,14 @@ class CompileRequest(FileRequest["CompileOptions"]):
     section: ClassVar[str] = "compile"
     declaring: ClassVar[type] = CompileFields
 
-    verify: bool = declare(
-        True,
-        "Load the result, run it on the execution provider and compare it with the source.",
-        VERIFICATION,
-        spelling="--validate/--no-validate --verify/--no-verify",
-        is_common=True,
-    )
+    verify: bool = declare(True, VERIFICATION, spelling="--validate/--no-validate --verify/--no-verify", is_common=True)
+    """Load the result, run it on the execution provider and compare it with the source."""
 
     reference: Path | None = declare(
-        None,
-        "Float model that the source was quantized from. The result is compared with it, too, and must be nearly "
-        "as close to it as the source.",
-        VERIFICATION,
-        metavar="FLOAT.onnx",
-        default_words="the one recorded in the source",
+        None, VERIFICATION, metavar="FLOAT.onnx", default_words="the one recorded in the source"
     )
+    """Float model that the source was quantized from. The result is compared with it, too, and must be nearly as close
+    to it as the source."""
 
     @classmethod
     def options_record(cls) -> type[CompileOptions]:

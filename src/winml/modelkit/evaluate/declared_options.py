@@ -21,14 +21,11 @@ def _read_columns(texts: tuple[str, ...]) -> dict[str, str]:
     return parse_columns(texts)
 
 
-def declare_limits(
-    option: str, text: str, group: str, metavar: str = "METRIC=VALUE", *, is_common: bool = False
-) -> Any:
+def declare_limits(option: str, group: str, metavar: str = "METRIC=VALUE", *, is_common: bool = False) -> Any:
     """Return the field of a repeatable option that states limits by metric.
 
     Args:
         option: Its spelling, which errors name.
-        text: Its help.
         group: Its group in the help.
         metavar: Form of one limit.
         is_common: Whether ``--help`` lists it.
@@ -39,33 +36,23 @@ def declare_limits(
 
         return parse_drops(texts) if option == "--max-drop" else parse_limits(texts, option)
 
-    return declare({}, text, group, metavar=metavar, is_repeatable=True, read=read, is_common=is_common)
+    return declare({}, group, metavar=metavar, is_repeatable=True, read=read, is_common=is_common)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSetFields:
     """What is read of a dataset."""
 
-    dataset: str | None = declare(
-        None, "Dataset: a file, a folder, or NAME[:CONFIG] on the Hub.", DATASET, metavar="PATH|NAME"
-    )
+    dataset: str | None = declare(None, DATASET, metavar="PATH|NAME")
+    """Dataset: a file, a folder, or NAME[:CONFIG] on the Hub."""
     split: str | None = declare(
-        None,
-        "Split of the dataset.",
-        DATASET,
-        metavar="NAME",
-        min_length=1,
-        default_words="validation, else test, train or the only one",
+        None, DATASET, metavar="NAME", min_length=1, default_words="validation, else test, train or the only one"
     )
-    columns: dict[str, str] = declare(
-        {},
-        "Column of the dataset by role, such as text or image, if its name is not recognized.",
-        DATASET,
-        metavar="ROLE=COLUMN",
-        is_repeatable=True,
-        read=_read_columns,
-    )
-    samples: int | None = declare(None, "Number of samples.", DATASET, minimum=1, default_words="all", is_common=True)
+    """Split of the dataset."""
+    columns: dict[str, str] = declare({}, DATASET, metavar="ROLE=COLUMN", is_repeatable=True, read=_read_columns)
+    """Column of the dataset by role, such as text or image, if its name is not recognized."""
+    samples: int | None = declare(None, DATASET, minimum=1, default_words="all", is_common=True)
+    """Number of samples."""
 
 
 def requested_samples(request: DataSetFields, *, most: int, seed: int) -> DataSetRequest | None:

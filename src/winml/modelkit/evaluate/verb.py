@@ -31,46 +31,31 @@ class EvalRequest(PageAnswerRequest, ProviderFields, DataSetFields):
     load: dict[str, object] = field(default_factory=dict)
     """How a checkpoint is loaded: options of loading by name."""
 
-    dataset: str | None = declare(
-        None,
-        "Dataset: a file, a folder, or NAME[:CONFIG] on the Hub.",
-        DATASET,
-        metavar="PATH|NAME",
-        is_required=True,
-        is_common=True,
-    )
-    batch_size: int | None = declare(None, "Samples per run.", DATASET, minimum=1, default_words="by task")
-    seed: int = declare(0, "Seed of the sample selection and of the confidence intervals.", DATASET, minimum=0)
+    dataset: str | None = declare(None, DATASET, metavar="PATH|NAME", is_required=True, is_common=True)
+    """Dataset: a file, a folder, or NAME[:CONFIG] on the Hub."""
+    batch_size: int | None = declare(None, DATASET, minimum=1, default_words="by task")
+    """Samples per run."""
+    seed: int = declare(0, DATASET, minimum=0)
+    """Seed of the sample selection and of the confidence intervals."""
     metrics: tuple[str, ...] = declare(
-        (),
-        "Metric to report.",
-        LIMITS,
-        spelling="--metric",
-        metavar="NAME",
-        default_words="all",
-        is_common=True,
+        (), LIMITS, spelling="--metric", metavar="NAME", default_words="all", is_common=True
     )
+    """Metric to report."""
     baseline: str | None = declare(
         None,
-        "Model to compare with.",
         LIMITS,
         metavar="pytorch|FILE|none",
         default_words="the checkpoint that the file was exported from, if it is local",
         is_common=True,
     )
-    min: dict[str, float] = declare_limits(
-        "--min", "Minimum of a metric. If it is missed, the exit code is 3.", LIMITS, is_common=True
-    )
-    max: dict[str, float] = declare_limits(
-        "--max", "Maximum of a metric where less is better. If it is exceeded, the exit code is 3.", LIMITS
-    )
-    max_drop: dict[str, Drop] = declare_limits(
-        "--max-drop",
-        "Maximum drop of a metric from the baseline, such as accuracy=0.01 (absolute) or accuracy=1% (relative). If "
-        "it is exceeded, the exit code is 3.",
-        LIMITS,
-        is_common=True,
-    )
+    """Model to compare with."""
+    min: dict[str, float] = declare_limits("--min", LIMITS, is_common=True)
+    """Minimum of a metric. If it is missed, the exit code is 3."""
+    max: dict[str, float] = declare_limits("--max", LIMITS)
+    """Maximum of a metric where less is better. If it is exceeded, the exit code is 3."""
+    max_drop: dict[str, Drop] = declare_limits("--max-drop", LIMITS, is_common=True)
+    """Maximum drop of a metric from the baseline, such as accuracy=0.01 (absolute) or accuracy=1% (relative). If it is
+    exceeded, the exit code is 3."""
 
 
 def plan_evaluation(request: EvalRequest) -> AnswerPlan[EvaluationOptions]:

@@ -20,7 +20,7 @@ _NEWEST_OPSET = 20
 
 EXPORTER: Mapping[str, Any] = {
     "default": "auto",
-    "help": "Export with torch.export (`dynamo`), or with the TorchScript exporter. `auto`: TorchScript, or dynamo if "
+    "text": "Export with torch.export (`dynamo`), or with the TorchScript exporter. `auto`: TorchScript, or dynamo if "
     "that fails.",
     "spelling": "--dynamo/--no-dynamo",
     "read": lambda is_dynamo: "dynamo" if is_dynamo else "torchscript",
@@ -31,7 +31,7 @@ EXPORTER: Mapping[str, Any] = {
 
 ACCEPT_ASSUMPTIONS: Mapping[str, Any] = {
     "default": False,
-    "help": "Accept a file that is verified only under assumptions about its inputs (`verification.assumed`).",
+    "text": "Accept a file that is verified only under assumptions about its inputs (`verification.assumed`).",
 }
 """Declaration of the option, which several verbs have, apart from its group."""
 
@@ -48,36 +48,25 @@ def _read_classes(text: str) -> object:
 class DynamicFields:
     """The dimensions that are dynamic, of verbs that make a graph."""
 
-    dynamic_batch: bool = declare(False, "Make the batch size of every input dynamic.", SIZES, is_common=True)
-    dynamic_sequence: bool = declare(
-        False,
-        "Make sequence lengths dynamic. Applies to text, decoder text and audio.",
-        SIZES,
-        spelling="--dynamic-seq-len --dynamic-sequence",
-        is_common=True,
-    )
-    dynamic_image_size: bool = declare(False, "Make the height and width of images dynamic.", SIZES)
-    allow_dynamic: bool = declare(
-        False, "Allow dynamic dimensions even if the execution provider `ep` requires fixed sizes.", SIZES
-    )
+    dynamic_batch: bool = declare(False, SIZES, is_common=True)
+    """Make the batch size of every input dynamic."""
+    dynamic_sequence: bool = declare(False, SIZES, spelling="--dynamic-seq-len --dynamic-sequence", is_common=True)
+    """Make sequence lengths dynamic. Applies to text, decoder text and audio."""
+    dynamic_image_size: bool = declare(False, SIZES)
+    """Make the height and width of images dynamic."""
+    allow_dynamic: bool = declare(False, SIZES)
+    """Allow dynamic dimensions even if the execution provider `ep` requires fixed sizes."""
 
 
 @dataclass(kw_only=True)
 class ExportFields:
     """The options of the export stage, apart from its inputs."""
 
-    ep: str | None = declare(
-        None,
-        "Target execution provider, such as qnn. Dynamic dimensions are an error if it requires fixed sizes.",
-        DEVICE,
-        metavar="NAME",
-        default_words="any",
-        is_common=True,
-    )
+    ep: str | None = declare(None, DEVICE, metavar="NAME", default_words="any", is_common=True)
+    """Target execution provider, such as qnn. Dynamic dimensions are an error if it requires fixed sizes."""
     exporter: ExporterChoice = declare(**EXPORTER, group=EXPORT, is_common=True)
     opset_version: int | None = declare(
         None,
-        "Opset version of the ONNX file.",
         EXPORT,
         minimum=OLDEST_OPSET,
         maximum=_NEWEST_OPSET,
@@ -85,37 +74,23 @@ class ExportFields:
         default_words="17, or 18 with dynamo",
         is_common=True,
     )
-    do_constant_folding: bool = declare(
-        True, "Fold constants during the export. Weights are never duplicated.", EXPORT, in_command=False
-    )
-    torch_module: TorchModules = declare(
-        "auto",
-        "`torch.nn` classes that appear in the module hierarchy: names such as Linear,LayerNorm, `all` or `none`. "
-        "`auto`: those that only `torch.nn` modules and the root contain.",
-        ADVANCED,
-        metavar="CLASSES",
-        read=_read_classes,
-        default_words="auto",
-    )
-    hierarchy: bool = declare(
-        True, "Write module tags. Without them, the file contains no metadata of winml or torch.", EXPORT
-    )
-    keep_torch_metadata: bool = declare(
-        False, "Keep the node metadata of torch. It contains local paths and the names of traced values.", ADVANCED
-    )
-    operation_fallback: bool = declare(
-        False,
-        "Tag a node without a scope by the longest common scope of its neighbors, instead of the root.",
-        ADVANCED,
-    )
+    """Opset version of the ONNX file."""
+    do_constant_folding: bool = declare(True, EXPORT, in_command=False)
+    """Fold constants during the export. Weights are never duplicated."""
+    torch_module: TorchModules = declare("auto", ADVANCED, metavar="CLASSES", read=_read_classes, default_words="auto")
+    """`torch.nn` classes that appear in the module hierarchy: names such as Linear,LayerNorm, `all` or `none`. `auto`:
+    those that only `torch.nn` modules and the root contain."""
+    hierarchy: bool = declare(True, EXPORT)
+    """Write module tags. Without them, the file contains no metadata of winml or torch."""
+    keep_torch_metadata: bool = declare(False, ADVANCED)
+    """Keep the node metadata of torch. It contains local paths and the names of traced values."""
+    operation_fallback: bool = declare(False, ADVANCED)
+    """Tag a node without a scope by the longest common scope of its neighbors, instead of the root."""
     activations: Activations | None = declare(
-        None,
-        "Type of the activations that are multiplied by low-bit weights of the checkpoint. `float32` is exact; `int8` "
-        "quantizes them by block, and is up to 8 times as fast with 4 bits.",
-        QUANTIZATION,
-        default_words="float32 with 4 bits; int8 with 2 and 8 bits, which have no other fast kernel",
+        None, QUANTIZATION, default_words="float32 with 4 bits; int8 with 2 and 8 bits, which have no other fast kernel"
     )
-    verify: bool = declare(
-        True, "Compare ONNX Runtime with PyTorch before the file is written.", VERIFICATION, is_common=True
-    )
+    """Type of the activations that are multiplied by low-bit weights of the checkpoint. `float32` is exact; `int8`
+    quantizes them by block, and is up to 8 times as fast with 4 bits."""
+    verify: bool = declare(True, VERIFICATION, is_common=True)
+    """Compare ONNX Runtime with PyTorch before the file is written."""
     accept_assumptions: bool = declare(**ACCEPT_ASSUMPTIONS, group=VERIFICATION)

@@ -40,19 +40,17 @@ class ExportRequest:
     origin: str = "export.{}"
     """Where a key of the config was stated, for messages."""
 
-    output: Path = declare(None, "ONNX file to write.", OUTPUT, short="-o", is_required=True, is_common=True)
-    overwrite: bool = declare(False, "Overwrite existing files.", OUTPUT, is_common=True)
-    functions: str | None = declare(
-        None,
-        "Write modules as ONNX functions. all: every module; classes: one function for modules of a class with equal "
-        "graphs; or the modules of a selector.",
-        EXPORT,
-        metavar="SELECTOR",
-    )
-    tokenizer: bool = declare(
-        True, "Copy the config, tokenizer and processor files of the checkpoint beside the model.", OUTPUT
-    )
-    with_report: bool = declare(False, "Also write a Markdown report.", OUTPUT, is_common=True)
+    output: Path = declare(None, OUTPUT, short="-o", is_required=True, is_common=True)
+    """ONNX file to write."""
+    overwrite: bool = declare(False, OUTPUT, is_common=True)
+    """Overwrite existing files."""
+    functions: str | None = declare(None, EXPORT, metavar="SELECTOR")
+    """Write modules as ONNX functions. all: every module; classes: one function for modules of a class with equal
+    graphs; or the modules of a selector."""
+    tokenizer: bool = declare(True, OUTPUT)
+    """Copy the config, tokenizer and processor files of the checkpoint beside the model."""
+    with_report: bool = declare(False, OUTPUT, is_common=True)
+    """Also write a Markdown report."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,19 +27,14 @@ class ExtractRequest:
     """Fields of ``RunOptions``: how the whole model is run."""
     protected: tuple[Path, ...]
     """Files that are read; none of them may be replaced."""
-    module: str = declare(
-        None,
-        "Modules to extract, by class, module path or tag.",
-        MODEL,
-        metavar="SELECTOR",
-        is_required=True,
-        is_common=True,
-    )
-    output: Path = declare(None, "Folder to write to.", OUTPUT, short="-o", is_required=True, is_common=True)
-    with_inputs: bool = declare(
-        False, "Also write the inputs and outputs of each module (.npz).", OUTPUT, is_common=True
-    )
-    overwrite: bool = declare(False, "Overwrite existing files.", OUTPUT, is_common=True)
+    module: str = declare(None, MODEL, metavar="SELECTOR", is_required=True, is_common=True)
+    """Modules to extract, by class, module path or tag."""
+    output: Path = declare(None, OUTPUT, short="-o", is_required=True, is_common=True)
+    """Folder to write to."""
+    with_inputs: bool = declare(False, OUTPUT, is_common=True)
+    """Also write the inputs and outputs of each module (.npz)."""
+    overwrite: bool = declare(False, OUTPUT, is_common=True)
+    """Overwrite existing files."""
 
     def options(self) -> ExtractOptions:
         """Return how modules are cut out and written."""

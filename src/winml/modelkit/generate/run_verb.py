@@ -51,52 +51,27 @@ class RunRequest(AnswerRequest, ProviderFields):
     reference: str | None = None
     """The checkpoint that PyTorch runs as well; :data:`RECORDED`; or None."""
 
-    text: tuple[str, ...] = declare(
-        (),
-        "Text input. Several texts: their similarity for embedding models, one result per text for all other tasks.",
-        INPUTS,
-        metavar="TEXT",
-        is_common=True,
-    )
-    image: tuple[str, ...] = declare(
-        (), "Image file. Several images: as for texts.", INPUTS, metavar="FILE", is_common=True
-    )
-    audio: tuple[str, ...] = declare(
-        (), "Audio file. Several files: as for texts.", INPUTS, metavar="FILE", is_common=True
-    )
-    label: tuple[str, ...] = declare(
-        (), "Candidate label for zero-shot classification.", INPUTS, metavar="TEXT", is_common=True
-    )
-    inputs: tuple[str, ...] = declare(
-        (),
-        "Named input: of the task (question, context, text_pair), or a tensor of the graph. @FILE reads the value.",
-        INPUTS,
-        spelling="--input",
-        metavar="NAME=VALUE",
-        is_common=True,
-    )
-    schema: bool = declare(
-        False, "Show the inputs of the model with an example command, and run nothing.", OUTPUT, is_common=True
-    )
-    top: int | None = declare(
-        None, "Number of classes or tokens to show.", OUTPUT, minimum=1, default_words="5", is_common=True
-    )
+    text: tuple[str, ...] = declare((), INPUTS, metavar="TEXT", is_common=True)
+    """Text input. Several texts: their similarity for embedding models, one result per text for all other tasks."""
+    image: tuple[str, ...] = declare((), INPUTS, metavar="FILE", is_common=True)
+    """Image file. Several images: as for texts."""
+    audio: tuple[str, ...] = declare((), INPUTS, metavar="FILE", is_common=True)
+    """Audio file. Several files: as for texts."""
+    label: tuple[str, ...] = declare((), INPUTS, metavar="TEXT", is_common=True)
+    """Candidate label for zero-shot classification."""
+    inputs: tuple[str, ...] = declare((), INPUTS, spelling="--input", metavar="NAME=VALUE", is_common=True)
+    """Named input: of the task (question, context, text_pair), or a tensor of the graph. @FILE reads the value."""
+    schema: bool = declare(False, OUTPUT, is_common=True)
+    """Show the inputs of the model with an example command, and run nothing."""
+    top: int | None = declare(None, OUTPUT, minimum=1, default_words="5", is_common=True)
+    """Number of classes or tokens to show."""
     threshold: float | None = declare(
-        None,
-        "Minimum score of boxes and segments, from 0 to 1.",
-        OUTPUT,
-        minimum=0,
-        maximum=1,
-        default_words="that of the pipeline",
-        is_common=True,
+        None, OUTPUT, minimum=0, maximum=1, default_words="that of the pipeline", is_common=True
     )
-    save: Path | None = declare(
-        None,
-        "Also write the result to this file: boxes, segments or depth as an image (.png, .jpg), embeddings or tensors "
-        "as arrays (.npz).",
-        OUTPUT,
-        is_common=True,
-    )
+    """Minimum score of boxes and segments, from 0 to 1."""
+    save: Path | None = declare(None, OUTPUT, is_common=True)
+    """Also write the result to this file: boxes, segments or depth as an image (.png, .jpg), embeddings or tensors as
+    arrays (.npz)."""
 
 
 @dataclass(frozen=True)

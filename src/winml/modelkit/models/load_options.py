@@ -28,102 +28,46 @@ class LoadOptions:
     """How a model is loaded, apart from which model it is and what its inputs are."""
 
     task: str | None = declare(
-        None,
-        "Task of the model, such as text-classification.",
-        MODEL,
-        offered_with="source",
-        short="-t",
-        metavar="TASK",
-        default_words="from the model",
-        is_common=True,
+        None, MODEL, offered_with="source", short="-t", metavar="TASK", default_words="from the model", is_common=True
     )
-    model_class: str | None = declare(
-        None,
-        "Class to load, such as BertForMaskedLM. Without `--task`, it determines the task.",
-        MODEL,
-        offered_with="source",
-        metavar="CLASS",
-        default_words="by the task",
-    )
-    revision: str | None = declare(
-        None, "Branch, tag or commit on the Hub.", MODEL, offered_with="source", default_words="main"
-    )
-    trust_remote_code: bool = declare(
-        False, "Allow Python code from the checkpoint to run.", MODEL, offered_with="source"
-    )
-    cache: bool = declare(
-        True, "Export a generative model with its KV cache as inputs and outputs.", GENERATION, offered_with="source"
-    )
-    logits: Logits | None = declare(
-        None,
-        "Output the logits of all tokens, or of the last token only.",
-        GENERATION,
-        offered_with="source",
-        default_words="all",
-    )
-    prompt_length: int | None = declare(
-        None,
-        "Also write a prompt graph that reads N tokens per run. For decoders with fixed sizes, which execution "
-        "providers such as qnn require.",
-        GENERATION,
-        offered_with="source",
-        minimum=2,
-        maximum=_LARGEST_PROMPT,
-    )
-    submodel: tuple[str, ...] = declare(
-        (), "Part of a model with several parts, such as decoder.", MODEL, offered_with="source", metavar="PART"
-    )
-    adapter: tuple[str, ...] = declare(
-        (),
-        "Folder of a LoRA adapter (PEFT format), which is merged into the weights. With NAME=PATH it remains separate "
-        "and is selected at run time.",
-        MODEL,
-        offered_with="source",
-        metavar="[NAME=]PATH",
-    )
-    random_weights: bool = declare(
-        False,
-        "Initialize the weights at random from the config; no weights are loaded.",
-        ADVANCED,
-        offered_with="random",
-    )
-    seed: int = declare(
-        0,
-        "Seed of random weights and inputs.",
-        ADVANCED,
-        offered_with="random",
-        minimum=0,
-        maximum=LARGEST_SEED,
-        is_for_onnx=True,
-    )
-    dtype: Dtype | None = declare(
-        None,
-        "Convert floating-point weights to this type.",
-        MODEL,
-        offered_with="weights",
-        default_words="as in the checkpoint",
-    )
+    """Task of the model, such as text-classification."""
+    model_class: str | None = declare(None, MODEL, offered_with="source", metavar="CLASS", default_words="by the task")
+    """Class to load, such as BertForMaskedLM. Without `--task`, it determines the task."""
+    revision: str | None = declare(None, MODEL, offered_with="source", default_words="main")
+    """Branch, tag or commit on the Hub."""
+    trust_remote_code: bool = declare(False, MODEL, offered_with="source")
+    """Allow Python code from the checkpoint to run."""
+    cache: bool = declare(True, GENERATION, offered_with="source")
+    """Export a generative model with its KV cache as inputs and outputs."""
+    logits: Logits | None = declare(None, GENERATION, offered_with="source", default_words="all")
+    """Output the logits of all tokens, or of the last token only."""
+    prompt_length: int | None = declare(None, GENERATION, offered_with="source", minimum=2, maximum=_LARGEST_PROMPT)
+    """Also write a prompt graph that reads N tokens per run. For decoders with fixed sizes, which execution providers
+    such as qnn require."""
+    submodel: tuple[str, ...] = declare((), MODEL, offered_with="source", metavar="PART")
+    """Part of a model with several parts, such as decoder."""
+    adapter: tuple[str, ...] = declare((), MODEL, offered_with="source", metavar="[NAME=]PATH")
+    """Folder of a LoRA adapter (PEFT format), which is merged into the weights. With NAME=PATH it remains separate and
+    is selected at run time."""
+    random_weights: bool = declare(False, ADVANCED, offered_with="random")
+    """Initialize the weights at random from the config; no weights are loaded."""
+    seed: int = declare(0, ADVANCED, offered_with="random", minimum=0, maximum=LARGEST_SEED, is_for_onnx=True)
+    """Seed of random weights and inputs."""
+    dtype: Dtype | None = declare(None, MODEL, offered_with="weights", default_words="as in the checkpoint")
+    """Convert floating-point weights to this type."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputFields:
     """The inputs of a model, as a command states them."""
 
-    shape_config: str | None = declare(
-        None,
-        'Sizes of dimensions, such as {"sequence_length": 64}. A file or JSON text. A name instead of a number makes '
-        "the dimension dynamic.",
-        SIZES,
-        metavar="JSON",
-        is_common=True,
-    )
-    batch_size: int | None = declare(None, "Batch size.", SIZES, minimum=1, default_words="1")
-    input_specs: str | None = declare(
-        None,
-        "Name, shape, dtype and value range of every input: a file or JSON text. Takes precedence over --shape-config.",
-        SIZES,
-        metavar="JSON",
-    )
+    shape_config: str | None = declare(None, SIZES, metavar="JSON", is_common=True)
+    """Sizes of dimensions, such as {"sequence_length": 64}. A file or JSON text. A name instead of a number makes the
+    dimension dynamic."""
+    batch_size: int | None = declare(None, SIZES, minimum=1, default_words="1")
+    """Batch size."""
+    input_specs: str | None = declare(None, SIZES, metavar="JSON")
+    """Name, shape, dtype and value range of every input: a file or JSON text. Takes precedence over --shape-config."""
 
 
 def declared_options() -> tuple[Field, ...]:

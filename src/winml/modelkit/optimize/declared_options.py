@@ -21,44 +21,20 @@ class _NamedFields:
 
     level: Level = declare(
         "none",
-        f"Optimization level. {'. '.join(f'`{name}`: {words}' for name, words in LEVEL_WORDS.items())}.",
         OPTIMIZATION,
+        text=f"Optimization level. {'. '.join(f'`{name}`: {words}' for name, words in LEVEL_WORDS.items())}.",
         is_common=True,
     )
-    ep: str | None = declare(
-        None,
-        "Target execution provider, such as `qnn`. Optimizations whose operators it does not support are skipped.",
-        DEVICE,
-        metavar="NAME",
-        min_length=1,
-        default_words="any",
-        is_common=True,
-    )
-    opset: int | None = declare(
-        None,
-        "Convert the model to this opset version first.",
-        OPTIMIZATION,
-        minimum=7,
-        default_words="no conversion",
-        is_common=True,
-    )
+    ep: str | None = declare(None, DEVICE, metavar="NAME", min_length=1, default_words="any", is_common=True)
+    """Target execution provider, such as `qnn`. Optimizations whose operators it does not support are skipped."""
+    opset: int | None = declare(None, OPTIMIZATION, minimum=7, default_words="no conversion", is_common=True)
+    """Convert the model to this opset version first."""
     module: tuple[str, ...] = declare(
-        (),
-        "Optimize only these modules. Submodules are included.",
-        OPTIMIZATION,
-        metavar="SELECTOR",
-        min_length=1,
-        default_words="all",
-        is_common=True,
+        (), OPTIMIZATION, metavar="SELECTOR", min_length=1, default_words="all", is_common=True
     )
-    exclude: tuple[str, ...] = declare(
-        (),
-        "Do not optimize these modules. Submodules are included. They are still normalized.",
-        OPTIMIZATION,
-        metavar="SELECTOR",
-        min_length=1,
-        is_common=True,
-    )
+    """Optimize only these modules. Submodules are included."""
+    exclude: tuple[str, ...] = declare((), OPTIMIZATION, metavar="SELECTOR", min_length=1, is_common=True)
+    """Do not optimize these modules. Submodules are included. They are still normalized."""
 
 
 if TYPE_CHECKING:
@@ -72,8 +48,8 @@ else:
                 bool | None,
                 declare(
                     None,
-                    f"{entry.words[0].upper()}{entry.words[1:]}.",
                     _CAPABILITY_GROUP,
+                    text=f"{entry.words[0].upper()}{entry.words[1:]}.",
                     spelling=f"--enable-{entry.flag}/--disable-{entry.flag}",
                 ),
             )

@@ -30,23 +30,14 @@ class OptimizeRequest(WeightsRequest["OptimizeOptions"]):
     declaring: ClassVar[type] = OptimizeFields
 
     output: Path | None = declare(
-        None,
-        "File to write; for a build folder, the folder.",
-        OUTPUT,
-        short="-o",
-        default_words=f"STEM{OPTIMIZED_SUFFIX}.onnx beside the input",
-        is_common=True,
+        None, OUTPUT, short="-o", default_words=f"STEM{OPTIMIZED_SUFFIX}.onnx beside the input", is_common=True
     )
-    functions: str | None = declare(
-        None,
-        "Write modules as ONNX functions. all: every module; classes: one function for modules of a class with equal "
-        "graphs; or the modules of a selector.",
-        OUTPUT,
-        metavar="SELECTOR",
-    )
-    skip_normalization: bool = declare(
-        False, "Treat the graph as normalized although its metadata does not state it.", MODEL, in_command=False
-    )
+    """File to write; for a build folder, the folder."""
+    functions: str | None = declare(None, OUTPUT, metavar="SELECTOR")
+    """Write modules as ONNX functions. all: every module; classes: one function for modules of a class with equal
+    graphs; or the modules of a selector."""
+    skip_normalization: bool = declare(False, MODEL, in_command=False)
+    """Treat the graph as normalized although its metadata does not state it."""
 
     @classmethod
     def options_record(cls) -> type[OptimizeOptions]:

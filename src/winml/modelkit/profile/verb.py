@@ -40,40 +40,24 @@ class PerfRequest(ModuleAnswerRequest, ProviderFields, LatencyFields, InputField
     find_files: Callable[[], Iterable[Path]]
     """Returns the files of the models, and those that the options name: reads the graphs."""
 
-    input_data: str | None = declare(
-        None,
-        "Inputs to run on: an .npz file with one array per input.",
-        INPUTS,
-        metavar="FILE",
-        default_words="random values",
-    )
-    by_module: bool = declare(
-        False, "Measure the time of each module, in one profiled session.", MEASUREMENT, is_common=True
-    )
-    module: str | None = declare(
-        None,
-        "Extract these modules and measure each one separately, on its inputs inside the model.",
-        MEASUREMENT,
-        metavar="SELECTOR",
-        is_common=True,
-    )
-    generation: bool = declare(
-        False,
-        "Generative models: measure the time to first token by prompt length, and tokens/s by cache length.",
-        MEASUREMENT,
-        is_common=True,
-    )
-    baseline: str | None = declare(
-        None,
-        "Measure this model too, in alternation, and compare.",
-        MEASUREMENT,
-        metavar="pytorch|FILE",
-        is_common=True,
-    )
-    depth: int | None = declare(None, "Levels of the module tree to show.", OUTPUT, minimum=1, default_words="all")
-    top: int | None = declare(None, "Modules to show, by self time.", OUTPUT, minimum=1, default_words="all")
-    group: Literal["class"] | None = declare(None, "Show one row per module class.", OUTPUT)
-    trace: Path | None = declare(None, "Also write a Chrome trace with module frames (JSON).", OUTPUT)
+    input_data: str | None = declare(None, INPUTS, metavar="FILE", default_words="random values")
+    """Inputs to run on: an .npz file with one array per input."""
+    by_module: bool = declare(False, MEASUREMENT, is_common=True)
+    """Measure the time of each module, in one profiled session."""
+    module: str | None = declare(None, MEASUREMENT, metavar="SELECTOR", is_common=True)
+    """Extract these modules and measure each one separately, on its inputs inside the model."""
+    generation: bool = declare(False, MEASUREMENT, is_common=True)
+    """Generative models: measure the time to first token by prompt length, and tokens/s by cache length."""
+    baseline: str | None = declare(None, MEASUREMENT, metavar="pytorch|FILE", is_common=True)
+    """Measure this model too, in alternation, and compare."""
+    depth: int | None = declare(None, OUTPUT, minimum=1, default_words="all")
+    """Levels of the module tree to show."""
+    top: int | None = declare(None, OUTPUT, minimum=1, default_words="all")
+    """Modules to show, by self time."""
+    group: Literal["class"] | None = declare(None, OUTPUT)
+    """Show one row per module class."""
+    trace: Path | None = declare(None, OUTPUT)
+    """Also write a Chrome trace with module frames (JSON)."""
 
 
 @dataclass(frozen=True)

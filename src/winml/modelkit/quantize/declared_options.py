@@ -41,246 +41,127 @@ class QuantizeFields:
 
     precision: PrecisionName | None = declare(
         None,
-        "Precision of the quantized modules.",
         QUANTIZATION,
         short="-p",
         only=tuple(name for name in PRECISIONS if name != FLOAT32),
         default_words="int8",
         is_common=True,
     )
+    """Precision of the quantized modules."""
     mode: ModeName | None = declare(
         None,
-        f"Quantization mode. {'. '.join(f'`{name}`: {rules.words}' for name, rules in MODES.items())}.",
         QUANTIZATION,
+        text=f"Quantization mode. {'. '.join(f'`{name}`: {rules.words}' for name, rules in MODES.items())}.",
         only=MODES.names,
         default_words="by precision",
         is_common=True,
     )
-    exclude: tuple[str, ...] = declare(
-        (),
-        "Do not quantize these modules. Submodules are included.",
-        QUANTIZATION,
-        metavar="SELECTOR",
-        min_length=1,
-        is_common=True,
-    )
-    include: tuple[str, ...] = declare(
-        (),
-        "Quantize only these modules. Submodules are included.",
-        QUANTIZATION,
-        metavar="SELECTOR",
-        min_length=1,
-        default_words="all",
-    )
-    per_module: dict[str, PrecisionName] = declare(
-        {},
-        'Precision by selector, such as {"BertPooler": "fp32"}. The first selector that matches a module applies, '
-        "before `precision`. The command takes a file or JSON text.",
-        QUANTIZATION,
-        metavar="JSON",
-        read=_json_reader("--per-module"),
-    )
+    exclude: tuple[str, ...] = declare((), QUANTIZATION, metavar="SELECTOR", min_length=1, is_common=True)
+    """Do not quantize these modules. Submodules are included."""
+    include: tuple[str, ...] = declare((), QUANTIZATION, metavar="SELECTOR", min_length=1, default_words="all")
+    """Quantize only these modules. Submodules are included."""
+    per_module: dict[str, PrecisionName] = declare({}, QUANTIZATION, metavar="JSON", read=_json_reader("--per-module"))
+    """Precision by selector, such as {"BertPooler": "fp32"}. The first selector that matches a module applies, before
+    `precision`. The command takes a file or JSON text."""
     per_channel: bool | None = declare(
-        None,
-        "Scales of weights: one per output channel, or one per tensor.",
-        QUANTIZATION,
-        spelling="--per-channel/--per-tensor",
-        default_words="per channel",
+        None, QUANTIZATION, spelling="--per-channel/--per-tensor", default_words="per channel"
     )
+    """Scales of weights: one per output channel, or one per tensor."""
     symmetric: bool | None = declare(
-        None,
-        "Quantize weights without zero points, or with zero points.",
-        QUANTIZATION,
-        spelling="--symmetric/--asymmetric",
-        default_words="by precision",
+        None, QUANTIZATION, spelling="--symmetric/--asymmetric", default_words="by precision"
     )
-    block_size: BlockSize | None = declare(
-        None,
-        "Weight-only: number of values of a weight that share a scale.",
-        QUANTIZATION,
-        default_words="32 with 4 bits, 64 with 8 bits",
-    )
-    block_sizes: dict[str, BlockSize] = declare(
-        {},
-        'Weight-only: block size by selector, such as {"BertPooler": 128}. The first selector that matches a module '
-        "applies, before `block_size`. The command takes a file or JSON text.",
-        QUANTIZATION,
-        metavar="JSON",
-        read=_json_reader("--block-sizes"),
-    )
-    algorithm: Algorithm = declare(
-        "rtn",
-        "Weight-only: how weights are rounded. `rtn`: round to nearest. `hqq` and `k_quant`: search for better scales, "
-        "5 to 20 times as slow. `gptq` and `awq`: minimize the output error of each layer on calibration samples. "
-        "`auto`: for each module, the algorithm with the smallest output error. Embedding tables are rounded to "
-        "nearest; with `hqq`, 8-bit weights are, too, since their kernels take integer zero points only.",
-        QUANTIZATION,
-    )
-    algorithms: dict[str, Algorithm] = declare(
-        {},
-        'Weight-only: algorithm by selector, such as {"lm_head": "gptq"}. The first selector that matches a module '
-        "applies, before `algorithm`. The command takes a file or JSON text.",
-        QUANTIZATION,
-        metavar="JSON",
-        read=_json_reader("--algorithms"),
-    )
+    """Quantize weights without zero points, or with zero points."""
+    block_size: BlockSize | None = declare(None, QUANTIZATION, default_words="32 with 4 bits, 64 with 8 bits")
+    """Weight-only: number of values of a weight that share a scale."""
+    block_sizes: dict[str, BlockSize] = declare({}, QUANTIZATION, metavar="JSON", read=_json_reader("--block-sizes"))
+    """Weight-only: block size by selector, such as {"BertPooler": 128}. The first selector that matches a module
+    applies, before `block_size`. The command takes a file or JSON text."""
+    algorithm: Algorithm = declare("rtn", QUANTIZATION)
+    """Weight-only: how weights are rounded. `rtn`: round to nearest. `hqq` and `k_quant`: search for better scales, 5
+    to 20 times as slow. `gptq` and `awq`: minimize the output error of each layer on calibration samples. `auto`: for
+    each module, the algorithm with the smallest output error. Embedding tables are rounded to nearest; with `hqq`,
+    8-bit weights are, too, since their kernels take integer zero points only."""
+    algorithms: dict[str, Algorithm] = declare({}, QUANTIZATION, metavar="JSON", read=_json_reader("--algorithms"))
+    """Weight-only: algorithm by selector, such as {"lm_head": "gptq"}. The first selector that matches a module
+    applies, before `algorithm`. The command takes a file or JSON text."""
     calibration_data: str | None = declare(
         None,
-        "Calibration samples: arrays or a dataset. For activation ranges (`qdq`) and for the algorithms that run the "
-        "model. Arrays: an `.npz` file with one array per graph input, or a folder of such files, one per sample. "
-        "Dataset: .txt, .csv, .jsonl, .parquet, a folder of images, or a name on the Hub; it requires the tokenizer or "
-        "image processor beside the model.",
         QUANTIZATION,
         metavar="DATA",
         min_length=1,
         default_words="samples generated for the tokenizer or processor beside the model, else random values",
         is_common=True,
     )
+    """Calibration samples: arrays or a dataset. For activation ranges (`qdq`) and for the algorithms that run the
+    model. Arrays: an `.npz` file with one array per graph input, or a folder of such files, one per sample. Dataset:
+    .txt, .csv, .jsonl, .parquet, a folder of images, or a name on the Hub; it requires the tokenizer or image processor
+    beside the model."""
     split: str | None = declare(
-        None,
-        "Split of the dataset.",
-        CALIBRATION,
-        metavar="NAME",
-        min_length=1,
-        default_words="validation, else test, else train",
+        None, CALIBRATION, metavar="NAME", min_length=1, default_words="validation, else test, else train"
     )
-    columns: dict[str, str] = declare(
-        {},
-        "Column of the dataset by role, such as `text` or `image`, if its name is not recognized.",
-        CALIBRATION,
-        metavar="ROLE=COLUMN",
-        is_repeatable=True,
-        read=read_columns,
-    )
+    """Split of the dataset."""
+    columns: dict[str, str] = declare({}, CALIBRATION, metavar="ROLE=COLUMN", is_repeatable=True, read=read_columns)
+    """Column of the dataset by role, such as `text` or `image`, if its name is not recognized."""
     samples: int | None = declare(
         None,
-        "Samples to calibrate on. The result is compared with the source on the same samples.",
         CALIBRATION,
         minimum=1,
         default_words="128 of a dataset, 16 generated or random ones; fewer for large models",
     )
-    method: CalibrationMethod | None = declare(
-        None,
-        "How activation ranges are computed. `minmax`: all values. `percentile`: all but the largest 0.001 %. "
-        "`entropy` and `mse`: clip outliers where this reduces the divergence or the squared error in 8 bits.",
-        CALIBRATION,
-        default_words="minmax",
-    )
-    calibration_cache: str | None = declare(
-        None,
-        "File of activation statistics by module, which is created or extended. Later runs with the same model and "
-        "samples read it and skip calibration, whatever their execution provider, method or precision.",
-        CALIBRATION,
-        metavar="FILE",
-        min_length=1,
-    )
+    """Samples to calibrate on. The result is compared with the source on the same samples."""
+    method: CalibrationMethod | None = declare(None, CALIBRATION, default_words="minmax")
+    """How activation ranges are computed. `minmax`: all values. `percentile`: all but the largest 0.001 %. `entropy`
+    and `mse`: clip outliers where this reduces the divergence or the squared error in 8 bits."""
+    calibration_cache: str | None = declare(None, CALIBRATION, metavar="FILE", min_length=1)
+    """File of activation statistics by module, which is created or extended. Later runs with the same model and samples
+    read it and skip calibration, whatever their execution provider, method or precision."""
     smooth_quant: float | None = declare(
-        None,
-        "SmoothQuant: scale outliers of activation channels into the weights before 8-bit quantization. Strength from "
-        "0 (weights only) to 1 (activations only), usually 0.5. It requires calibration, also with `--mode dynamic`.",
-        CALIBRATION,
-        metavar="STRENGTH",
-        minimum=0,
-        maximum=1,
-        default_words="off",
+        None, CALIBRATION, metavar="STRENGTH", minimum=0, maximum=1, default_words="off"
     )
-    cross_layer_equalization: bool = declare(
-        False,
-        "Equalize the channel ranges of consecutive layers before 8-bit quantization. Applies to Conv, MatMul and Gemm "
-        "with ReLU or pooling between them, and does not change float outputs.",
-        CALIBRATION,
-        spelling="--cross-layer-equalization",
-    )
-    kv_cache: Literal["int8"] | None = declare(
-        None,
-        "Store the KV cache of a decoder in 8 bits. Each channel of each head has a scale from calibration. Without "
-        "further quantization options, weights are not quantized. Requires fused attention (`GroupQueryAttention`), "
-        "as a build makes it.",
-        QUANTIZATION,
-    )
-    budget: str | None = declare(
-        None,
-        "Choose bits by module: `4.5bits`, or `smallest`. The number is the maximum mean of bits per parameter, "
-        "scales included, as `winml inspect` prints it. Modules get 2, 4, 8, 16 or 32 bits and a block size by their "
-        "measured sensitivity. `smallest`: the smallest file that reaches `--min-sqnr`. With `--mode qdq`, the "
-        "choice is between 8 bits, 16-bit activations (if `--ep` supports them) and float.",
-        QUANTIZATION,
-        metavar="BITS",
-        min_length=1,
-        is_common=True,
-    )
-    max_size: str | None = declare(
-        None,
-        "Choose bits by module, as `--budget`, for a file size such as `1.2GB` or `900MB`. The size "
-        "includes graph, metadata and data files. In a build with several parts, it limits each model file, not their "
-        "sum.",
-        QUANTIZATION,
-        metavar="SIZE",
-        min_length=1,
-    )
-    max_drop: str | None = declare(
-        None,
-        "Choose bits by module for the smallest language model within a perplexity limit. `perplexity=2%`: at most 2 % "
-        "above that of the source; `perplexity=0.5`: at most 0.5 above it. Perplexity is measured on a held-out "
-        "quarter of `--calibration-data`.",
-        QUANTIZATION,
-        metavar="METRIC=VALUE",
-        min_length=1,
-    )
-    ep: str | None = declare(
-        None,
-        "Target execution provider. Q/DQ nodes are placed as it requires; a note reports an unsupported mode.",
-        DEVICE,
-        metavar="NAME",
-        min_length=1,
-        default_words="any",
-        is_common=True,
-    )
+    """SmoothQuant: scale outliers of activation channels into the weights before 8-bit quantization. Strength from 0
+    (weights only) to 1 (activations only), usually 0.5. It requires calibration, also with `--mode dynamic`."""
+    cross_layer_equalization: bool = declare(False, CALIBRATION, spelling="--cross-layer-equalization")
+    """Equalize the channel ranges of consecutive layers before 8-bit quantization. Applies to Conv, MatMul and Gemm
+    with ReLU or pooling between them, and does not change float outputs."""
+    kv_cache: Literal["int8"] | None = declare(None, QUANTIZATION)
+    """Store the KV cache of a decoder in 8 bits. Each channel of each head has a scale from calibration. Without
+    further quantization options, weights are not quantized. Requires fused attention (`GroupQueryAttention`), as a
+    build makes it."""
+    budget: str | None = declare(None, QUANTIZATION, metavar="BITS", min_length=1, is_common=True)
+    """Choose bits by module: `4.5bits`, or `smallest`. The number is the maximum mean of bits per parameter, scales
+    included, as `winml inspect` prints it. Modules get 2, 4, 8, 16 or 32 bits and a block size by their measured
+    sensitivity. `smallest`: the smallest file that reaches `--min-sqnr`. With `--mode qdq`, the choice is between 8
+    bits, 16-bit activations (if `--ep` supports them) and float."""
+    max_size: str | None = declare(None, QUANTIZATION, metavar="SIZE", min_length=1)
+    """Choose bits by module, as `--budget`, for a file size such as `1.2GB` or `900MB`. The size includes graph,
+    metadata and data files. In a build with several parts, it limits each model file, not their sum."""
+    max_drop: str | None = declare(None, QUANTIZATION, metavar="METRIC=VALUE", min_length=1)
+    """Choose bits by module for the smallest language model within a perplexity limit. `perplexity=2%`: at most 2 %
+    above that of the source; `perplexity=0.5`: at most 0.5 above it. Perplexity is measured on a held-out quarter of
+    `--calibration-data`."""
+    ep: str | None = declare(None, DEVICE, metavar="NAME", min_length=1, default_words="any", is_common=True)
+    """Target execution provider. Q/DQ nodes are placed as it requires; a note reports an unsupported mode."""
     min_sqnr_db: float | None = declare(
-        None,
-        "Minimum SQNR (dB) of every output. SQNR: signal-to-quantization-noise ratio relative to the source model.",
-        VERIFICATION,
-        spelling="--min-sqnr",
-        metavar="DB",
-        default_words="by precision",
-        is_common=True,
+        None, VERIFICATION, spelling="--min-sqnr", metavar="DB", default_words="by precision", is_common=True
     )
+    """Minimum SQNR (dB) of every output. SQNR: signal-to-quantization-noise ratio relative to the source model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivityFields:
     """Which modules are quantized alone, on which inputs, and for which target."""
 
-    depth: int | None = declare(
-        None, "Levels of the module tree to measure.", SENSITIVITY, minimum=1, default_words="all"
-    )
-    module: str | None = declare(
-        None,
-        "Measure only these modules.",
-        SENSITIVITY,
-        metavar="SELECTOR",
-        min_length=1,
-        default_words="all",
-    )
+    depth: int | None = declare(None, SENSITIVITY, minimum=1, default_words="all")
+    """Levels of the module tree to measure."""
+    module: str | None = declare(None, SENSITIVITY, metavar="SELECTOR", min_length=1, default_words="all")
+    """Measure only these modules."""
     samples: int | None = declare(
-        None,
-        "Samples to compare on.",
-        SENSITIVITY,
-        minimum=1,
-        in_command=False,
-        default_words="16, fewer for large models",
+        None, SENSITIVITY, minimum=1, in_command=False, default_words="16, fewer for large models"
     )
-    input_data: Path | None = declare(
-        None,
-        "Inputs to compare on: an .npz file with one array per input.",
-        SENSITIVITY,
-        metavar="FILE",
-        default_words="random values",
-    )
-    target: str | None = declare(
-        None,
-        "Find the modules to exclude for this quality: sqnr_db=30 or, with `--dataset`, accuracy=0.9.",
-        SENSITIVITY,
-        metavar="METRIC=NUMBER",
-    )
-    jobs: int = declare(1, "Modules to measure in parallel.", SENSITIVITY, minimum=1, maximum=_MOST_JOBS)
+    """Samples to compare on."""
+    input_data: Path | None = declare(None, SENSITIVITY, metavar="FILE", default_words="random values")
+    """Inputs to compare on: an .npz file with one array per input."""
+    target: str | None = declare(None, SENSITIVITY, metavar="METRIC=NUMBER")
+    """Find the modules to exclude for this quality: sqnr_db=30 or, with `--dataset`, accuracy=0.9."""
+    jobs: int = declare(1, SENSITIVITY, minimum=1, maximum=_MOST_JOBS)
+    """Modules to measure in parallel."""

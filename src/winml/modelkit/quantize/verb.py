@@ -33,15 +33,11 @@ if TYPE_CHECKING:
 class _Measures:
     """Whether modules are measured: the first of these options in the help."""
 
-    sensitivity: bool = declare(
-        False,
-        "Measure how sensitive each module is to quantization, and write no model. Each module is quantized alone, and "
-        "modules are ranked by the error of the outputs. `--output` is a JSON file of the result; `--samples` is the "
-        "number of samples compared [default: 16, fewer for large models], or of `--dataset`. An interrupted "
-        "measurement resumes with the same command.",
-        SENSITIVITY,
-        is_common=True,
-    )
+    sensitivity: bool = declare(False, SENSITIVITY, is_common=True)
+    """Measure how sensitive each module is to quantization, and write no model. Each module is quantized alone, and
+    modules are ranked by the error of the outputs. `--output` is a JSON file of the result; `--samples` is the number
+    of samples compared [default: 16, fewer for large models], or of `--dataset`. An interrupted measurement resumes
+    with the same command."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,21 +47,16 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions"], SensitivityFields, _Mea
     section: ClassVar[str] = "quant"
     declaring: ClassVar[type] = QuantizeFields
 
-    dataset: str | None = declare(
-        None,
-        "Dataset for `--target`, as in winml eval: a file, a folder, or a name on the Hub.",
-        SENSITIVITY,
-        metavar="PATH|NAME",
-    )
-    split: str | None = declare(None, "Split of `dataset`.", SENSITIVITY, in_command=False)
-    columns: Mapping[str, str] = declare({}, "Column of `dataset` by role.", SENSITIVITY, in_command=False)
-    exclude_list: Path | None = declare(None, "Write the modules to exclude to a file for `--per-module`.", SENSITIVITY)
-    report: Path | None = declare(
-        None,
-        "Write an HTML report with chart and table. Also with `--budget` and `--max-size`.",
-        SENSITIVITY,
-        is_common=True,
-    )
+    dataset: str | None = declare(None, SENSITIVITY, metavar="PATH|NAME")
+    """Dataset for `--target`, as in winml eval: a file, a folder, or a name on the Hub."""
+    split: str | None = declare(None, SENSITIVITY, in_command=False)
+    """Split of `dataset`."""
+    columns: Mapping[str, str] = declare({}, SENSITIVITY, in_command=False)
+    """Column of `dataset` by role."""
+    exclude_list: Path | None = declare(None, SENSITIVITY)
+    """Write the modules to exclude to a file for `--per-module`."""
+    report: Path | None = declare(None, SENSITIVITY, is_common=True)
+    """Write an HTML report with chart and table. Also with `--budget` and `--max-size`."""
 
     @classmethod
     def options_record(cls) -> type[QuantizeOptions]:

@@ -47,74 +47,44 @@ def _read_steps(text: str) -> tuple[str, ...]:
 class SweepRequest:
     """What is requested of ``winml sweep``."""
 
-    plan: Path = declare(None, "JSON plan, or text file with one model per line.", MODEL, is_argument=True)
-    output: Path = declare(
-        None,
-        "Folder of the sweep. An existing sweep is resumed.",
-        OUTPUT,
-        short="-o",
-        is_required=True,
-        is_common=True,
-    )
+    plan: Path = declare(None, MODEL, is_argument=True)
+    """JSON plan, or text file with one model per line."""
+    output: Path = declare(None, OUTPUT, short="-o", is_required=True, is_common=True)
+    """Folder of the sweep. An existing sweep is resumed."""
     set: dict[str, tuple[Any, ...]] = declare(
-        {},
-        "Values of a config key, one configuration each.",
-        _CELLS,
-        metavar="KEY=V,V",
-        is_repeatable=True,
-        read=_read_settings,
-        is_common=True,
+        {}, _CELLS, metavar="KEY=V,V", is_repeatable=True, read=_read_settings, is_common=True
     )
+    """Values of a config key, one configuration each."""
     do: tuple[str, ...] = declare(
-        (),
-        "Steps, separated by commas: export, build, perf, eval, compare.",
-        _CELLS,
-        metavar="STEPS",
-        is_repeatable=False,
-        read=_read_steps,
-        default_words="build",
-        is_common=True,
+        (), _CELLS, metavar="STEPS", is_repeatable=False, read=_read_steps, default_words="build", is_common=True
     )
-    min: dict[str, float] = declare_limits(
-        "--min", "Minimum of a measure. If it is missed, the exit code is 3.", LIMITS, "MEASURE=N", is_common=True
-    )
-    max: dict[str, float] = declare_limits(
-        "--max", "Maximum of a measure. If it is exceeded, the exit code is 3.", LIMITS, "MEASURE=N", is_common=True
-    )
-    timeout: float | None = declare(
-        None,
-        "Time limit of each configuration and model, in seconds.",
-        _WORK,
-        metavar="SECONDS",
-        above=0,
-        default_words="3600 s",
-        is_common=True,
-    )
+    """Steps, separated by commas: export, build, perf, eval, compare."""
+    min: dict[str, float] = declare_limits("--min", LIMITS, "MEASURE=N", is_common=True)
+    """Minimum of a measure. If it is missed, the exit code is 3."""
+    max: dict[str, float] = declare_limits("--max", LIMITS, "MEASURE=N", is_common=True)
+    """Maximum of a measure. If it is exceeded, the exit code is 3."""
+    timeout: float | None = declare(None, _WORK, metavar="SECONDS", above=0, default_words="3600 s", is_common=True)
+    """Time limit of each configuration and model, in seconds."""
     memory: float | None = declare(
-        None,
-        "Memory limit of each process and its children, in GB.",
-        _WORK,
-        metavar="GB",
-        above=0,
-        default_words="share of the free memory",
-        is_common=True,
+        None, _WORK, metavar="GB", above=0, default_words="share of the free memory", is_common=True
     )
+    """Memory limit of each process and its children, in GB."""
     jobs: int | None = declare(
-        None,
-        "Parallel processes.",
-        _WORK,
-        minimum=1,
-        default_words="number of cores; 1 if perf is measured",
-        is_common=True,
+        None, _WORK, minimum=1, default_words="number of cores; 1 if perf is measured", is_common=True
     )
-    ray: str | None = declare(None, "Run on this Ray cluster.", _WORK, metavar="HOST:PORT|auto")
-    queue: str | None = declare(None, "Run on another queue, such as one of a plug-in.", _WORK, metavar="NAME=ADDRESS")
-    artifacts: str | None = declare(
-        None, "Folder or URL for built models, such as s3://bucket/sweep.", OUTPUT, metavar="FOLDER|URL"
-    )
-    keep: bool = declare(True, "Keep built models after they are measured.", OUTPUT)
-    retry_failed: bool = declare(False, "Retry what failed in an earlier run.", _CELLS, is_common=True)
-    against: Path | None = declare(None, "Folder of an earlier sweep to compare with.", LIMITS, is_common=True)
+    """Parallel processes."""
+    ray: str | None = declare(None, _WORK, metavar="HOST:PORT|auto")
+    """Run on this Ray cluster."""
+    queue: str | None = declare(None, _WORK, metavar="NAME=ADDRESS")
+    """Run on another queue, such as one of a plug-in."""
+    artifacts: str | None = declare(None, OUTPUT, metavar="FOLDER|URL")
+    """Folder or URL for built models, such as s3://bucket/sweep."""
+    keep: bool = declare(True, OUTPUT)
+    """Keep built models after they are measured."""
+    retry_failed: bool = declare(False, _CELLS, is_common=True)
+    """Retry what failed in an earlier run."""
+    against: Path | None = declare(None, LIMITS, is_common=True)
+    """Folder of an earlier sweep to compare with."""
 
     def sweep_options(self) -> SweepOptions:
         """Return how the sweep is run."""

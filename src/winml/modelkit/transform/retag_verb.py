@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 class RetagRequest:
     """What is requested of ``winml retag``."""
 
-    before: Path = declare(None, "Tagged ONNX file that the tool read.", MODEL, is_argument=True)
-    after: Path = declare(None, "ONNX file that the tool wrote.", MODEL, is_argument=True)
-    output: Path | None = declare(
-        None, "ONNX file to write. With `--overwrite`, AFTER by default.", OUTPUT, short="-o", is_common=True
-    )
-    overwrite: bool = declare(False, "Overwrite existing files.", OUTPUT, is_common=True)
+    before: Path = declare(None, MODEL, is_argument=True)
+    """Tagged ONNX file that the tool read."""
+    after: Path = declare(None, MODEL, is_argument=True)
+    """ONNX file that the tool wrote."""
+    output: Path | None = declare(None, OUTPUT, short="-o", is_common=True)
+    """ONNX file to write. With `--overwrite`, AFTER by default."""
+    overwrite: bool = declare(False, OUTPUT, is_common=True)
+    """Overwrite existing files."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,86 +43,46 @@ def parse_kinds(texts: tuple[str, ...]) -> tuple[CandidateKind, ...]:
 class TuneFields(DataSetFields):
     """The options of a tuning."""
 
-    target: TuneTarget = declare(
-        "latency",
-        "What to optimize for. `latency` of one run, `size` of the file, or `throughput`: samples per second with "
-        "parallel runs.",
-        _SEARCH,
-        is_common=True,
-    )
+    target: TuneTarget = declare("latency", _SEARCH, is_common=True)
+    """What to optimize for. `latency` of one run, `size` of the file, or `throughput`: samples per second with parallel
+    runs."""
     min_sqnr_db: float | None = declare(
         None,
-        "Minimum SQNR (dB) of every output. SQNR: signal-to-quantization-noise ratio to the unoptimized model.",
         LIMITS,
         spelling="--min-sqnr",
         metavar="DB",
         default_words="30 dB, or none with `max_drop`",
         is_common=True,
     )
-    max_drop: dict[str, Drop] = declare_limits(
-        "--max-drop",
-        "Maximum drop of a task metric on `dataset` from the unoptimized model, such as accuracy=0.01 (absolute) "
-        "or accuracy=1% (relative).",
-        LIMITS,
-        is_common=True,
-    )
-    dataset: str | None = declare(
-        None,
-        "Dataset for `max_drop`. A file, a folder, or a name on the Hub.",
-        DATASET,
-        metavar="PATH|NAME",
-        min_length=1,
-        is_common=True,
-    )
+    """Minimum SQNR (dB) of every output. SQNR: signal-to-quantization-noise ratio to the unoptimized model."""
+    max_drop: dict[str, Drop] = declare_limits("--max-drop", LIMITS, is_common=True)
+    """Maximum drop of a task metric on `dataset` from the unoptimized model, such as accuracy=0.01 (absolute) or
+    accuracy=1% (relative)."""
+    dataset: str | None = declare(None, DATASET, metavar="PATH|NAME", min_length=1, is_common=True)
+    """Dataset for `max_drop`. A file, a folder, or a name on the Hub."""
     ep: str | None = declare(
-        None,
-        "Execution provider to tune for. Candidates are made for it and run on it. Modules that quantization slows "
-        "down there remain float.",
-        DEVICE,
-        metavar="NAME",
-        min_length=1,
-        default_words="all installed ones",
-        is_common=True,
+        None, DEVICE, metavar="NAME", min_length=1, default_words="all installed ones", is_common=True
     )
-    ep_options: dict[str, str] = declare(
-        {},
-        "Option of the execution provider `ep`.",
-        DEVICE,
-        metavar="KEY=VALUE",
-        is_repeatable=True,
-        read=parse_ep_options,
-    )
+    """Execution provider to tune for. Candidates are made for it and run on it. Modules that quantization slows down
+    there remain float."""
+    ep_options: dict[str, str] = declare({}, DEVICE, metavar="KEY=VALUE", is_repeatable=True, read=parse_ep_options)
+    """Option of the execution provider `ep`."""
     budget_minutes: float | None = declare(
-        None,
-        "Start no new candidate after this many minutes.",
-        _SEARCH,
-        spelling="--budget",
-        above=0,
-        metavar="MINUTES",
-        default_words="unlimited",
-        is_common=True,
+        None, _SEARCH, spelling="--budget", above=0, metavar="MINUTES", default_words="unlimited", is_common=True
     )
+    """Start no new candidate after this many minutes."""
     only: tuple[CandidateKind, ...] = declare(
         (),
-        f"Kinds of candidates to try. Separated by commas: {', '.join(KINDS)}.",
         _SEARCH,
+        text=f"Kinds of candidates to try. Separated by commas: {', '.join(KINDS)}.",
         metavar="KIND",
         read=parse_kinds,
         default_words="all",
         is_common=True,
     )
     calibration_data: str | None = declare(
-        None,
-        "Calibration samples for the activation ranges of `qdq`: arrays or a dataset.",
-        CALIBRATION,
-        metavar="PATH|NAME",
-        min_length=1,
-        default_words="random values",
+        None, CALIBRATION, metavar="PATH|NAME", min_length=1, default_words="random values"
     )
-    input_data: Path | None = declare(
-        None,
-        "Inputs to run on: an .npz file with one array per input.",
-        INPUTS,
-        metavar="FILE",
-        default_words="random values",
-    )
+    """Calibration samples for the activation ranges of `qdq`: arrays or a dataset."""
+    input_data: Path | None = declare(None, INPUTS, metavar="FILE", default_words="random values")
+    """Inputs to run on: an .npz file with one array per input."""

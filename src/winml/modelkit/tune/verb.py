@@ -31,15 +31,10 @@ class TuneRequest(TuneFields):
     batch_size: int | None = None
     seed: int = 0
 
-    output: Path = declare(
-        None,
-        "Folder to write to. An interrupted tuning in it is resumed.",
-        OUTPUT,
-        short="-o",
-        is_required=True,
-        is_common=True,
-    )
-    overwrite: bool = declare(False, "Replace a different tuning in the folder.", OUTPUT, is_common=True)
+    output: Path = declare(None, OUTPUT, short="-o", is_required=True, is_common=True)
+    """Folder to write to. An interrupted tuning in it is resumed."""
+    overwrite: bool = declare(False, OUTPUT, is_common=True)
+    """Replace a different tuning in the folder."""
 
     def tune_options(self) -> TuneOptions:
         """Return what is looked for."""

@@ -22,8 +22,10 @@ SubjectT = TypeVar("SubjectT")
 class AnswerRequest:
     """The files that an answer is written to, besides stdout."""
 
-    output: Path | None = declare(None, "Also write the result to this JSON file.", OUTPUT, short="-o", is_common=True)
-    overwrite: bool = declare(False, "Overwrite existing files.", OUTPUT)
+    output: Path | None = declare(None, OUTPUT, short="-o", is_common=True)
+    """Also write the result to this JSON file."""
+    overwrite: bool = declare(False, OUTPUT)
+    """Overwrite existing files."""
 
     @property
     def writes_files(self) -> bool:
@@ -35,14 +37,16 @@ class AnswerRequest:
 class PageAnswerRequest(AnswerRequest):
     """The same with a page for a browser."""
 
-    report: Path | None = declare(None, "Also write an HTML report with chart and table.", OUTPUT, is_common=True)
+    report: Path | None = declare(None, OUTPUT, is_common=True)
+    """Also write an HTML report with chart and table."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleAnswerRequest(PageAnswerRequest):
     """The same of an answer by module; of several parts, each has its own files but for the answer."""
 
-    node_data: Path | None = declare(None, "Also write node data for Model Explorer (JSON).", OUTPUT)
+    node_data: Path | None = declare(None, OUTPUT)
+    """Also write node data for Model Explorer (JSON)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,32 +69,23 @@ class FileRequest(ABC, Generic[OptionsT]):
 
     options: OptionsT
     """What is done with the graph."""
-    model: Path | None = declare(
-        None,
-        "ONNX file or build folder. It is not modified. A file on the Hub is OWNER/NAME/PATH.onnx.",
-        MODEL,
-        short="-m",
-        is_common=True,
-    )
-    submodel: tuple[str, ...] = declare(
-        (), "Part of a folder with several parts, such as decoder.", MODEL, metavar="PART", default_words="all"
-    )
-    output: Path | None = declare(
-        None, "File to write; for a build folder, the folder.", OUTPUT, short="-o", is_common=True
-    )
-    overwrite: bool = declare(False, "Overwrite existing files.", OUTPUT, is_common=True)
-    verify: bool = declare(True, "Compare the result with the source in ONNX Runtime.", VERIFICATION, is_common=True)
+    model: Path | None = declare(None, MODEL, short="-m", is_common=True)
+    """ONNX file or build folder. It is not modified. A file on the Hub is OWNER/NAME/PATH.onnx."""
+    submodel: tuple[str, ...] = declare((), MODEL, metavar="PART", default_words="all")
+    """Part of a folder with several parts, such as decoder."""
+    output: Path | None = declare(None, OUTPUT, short="-o", is_common=True)
+    """File to write; for a build folder, the folder."""
+    overwrite: bool = declare(False, OUTPUT, is_common=True)
+    """Overwrite existing files."""
+    verify: bool = declare(True, VERIFICATION, is_common=True)
+    """Compare the result with the source in ONNX Runtime."""
     sizes: Mapping[str, int] | None = declare(
-        None,
-        'Sizes of dynamic dimensions in the comparison, such as {"batch_size": 4}. By name or input:axis; a file or '
-        "JSON text.",
-        VERIFICATION,
-        spelling="--shape-config",
-        metavar="JSON",
-        read=read_sizes,
-        default_words="several sizes",
+        None, VERIFICATION, spelling="--shape-config", metavar="JSON", read=read_sizes, default_words="several sizes"
     )
-    seed: int = declare(0, "Seed of the random inputs of the comparison.", VERIFICATION)
+    """Sizes of dynamic dimensions in the comparison, such as {"batch_size": 4}. By name or input:axis; a file or JSON
+    text."""
+    seed: int = declare(0, VERIFICATION)
+    """Seed of the random inputs of the comparison."""
 
     @classmethod
     @abstractmethod
@@ -129,12 +120,8 @@ class FileRequest(ABC, Generic[OptionsT]):
 class WeightsRequest(FileRequest[OptionsT]):
     """What is requested of a verb that also says where the weights go."""
 
-    external_data: bool | None = declare(
-        None,
-        "Store the weights in an external data file, or inside the ONNX file.",
-        OUTPUT,
-        default_words="external if they are large, which loads faster",
-    )
+    external_data: bool | None = declare(None, OUTPUT, default_words="external if they are large, which loads faster")
+    """Store the weights in an external data file, or inside the ONNX file."""
 
 
 @dataclass(frozen=True)

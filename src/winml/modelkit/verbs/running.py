@@ -27,31 +27,14 @@ MEASUREMENT = "Measurement"
 class ProviderFields:
     """Where a model runs."""
 
-    ep: str | None = declare(
-        None,
-        "Execution provider, such as openvino.",
-        DEVICE,
-        metavar="NAME",
-        default_words="cpu, or by --device",
-        is_common=True,
-    )
-    device: Literal["cpu", "gpu", "npu"] | None = declare(None, "Kind of device.", DEVICE, short="-d", is_common=True)
-    ep_options: dict[str, str] = declare(
-        {},
-        "Option of the execution provider.",
-        DEVICE,
-        metavar="KEY=VALUE",
-        is_repeatable=True,
-        read=parse_ep_options,
-    )
-    threads: int | None = declare(
-        None,
-        "CPU threads per operator (intra-op).",
-        DEVICE,
-        minimum=1,
-        maximum=_MOST_THREADS,
-        default_words="that of ONNX Runtime",
-    )
+    ep: str | None = declare(None, DEVICE, metavar="NAME", default_words="cpu, or by --device", is_common=True)
+    """Execution provider, such as openvino."""
+    device: Literal["cpu", "gpu", "npu"] | None = declare(None, DEVICE, short="-d", is_common=True)
+    """Kind of device."""
+    ep_options: dict[str, str] = declare({}, DEVICE, metavar="KEY=VALUE", is_repeatable=True, read=parse_ep_options)
+    """Option of the execution provider."""
+    threads: int | None = declare(None, DEVICE, minimum=1, maximum=_MOST_THREADS, default_words="that of ONNX Runtime")
+    """CPU threads per operator (intra-op)."""
 
     @property
     def provider_options(self) -> dict[str, Any]:
@@ -83,29 +66,15 @@ class LatencyFields:
     """What is timed, and how often."""
 
     iterations: int | None = declare(
-        None,
-        "Number of measured runs.",
-        MEASUREMENT,
-        minimum=1,
-        maximum=_MOST_RUNS,
-        default_words="100",
-        is_common=True,
+        None, MEASUREMENT, minimum=1, maximum=_MOST_RUNS, default_words="100", is_common=True
     )
-    warmup: int = declare(10, "Warm-up runs, which are not measured.", MEASUREMENT, minimum=0, maximum=_MOST_RUNS)
-    duration: float | None = declare(
-        None,
-        "Measure for this many seconds, instead of a number of runs.",
-        MEASUREMENT,
-        above=0,
-        maximum=_LONGEST_S,
-        metavar="SECONDS",
-        is_common=True,
-    )
-    io_binding: bool = declare(
-        True,
-        "Bind inputs and outputs to device memory (IO binding), instead of passing arrays in every run.",
-        MEASUREMENT,
-    )
+    """Number of measured runs."""
+    warmup: int = declare(10, MEASUREMENT, minimum=0, maximum=_MOST_RUNS)
+    """Warm-up runs, which are not measured."""
+    duration: float | None = declare(None, MEASUREMENT, above=0, maximum=_LONGEST_S, metavar="SECONDS", is_common=True)
+    """Measure for this many seconds, instead of a number of runs."""
+    io_binding: bool = declare(True, MEASUREMENT)
+    """Bind inputs and outputs to device memory (IO binding), instead of passing arrays in every run."""
 
     @property
     def latency(self) -> LatencyOptions:
