@@ -1,7 +1,7 @@
 """How is an option declared? Once: command line, config, Python keywords, help and reference derive from the field.
 
 A field of a dataclass that :func:`declare` made is an option. Standard library only, because the help of a verb is made
-from the declarations; :func:`winml.modelkit.options.record_of` makes a validated record of the same fields.
+from the declarations; a record of :class:`winml.modelkit.options.Options` that derives from them validates the values.
 """
 
 from __future__ import annotations
