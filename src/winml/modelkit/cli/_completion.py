@@ -6,6 +6,7 @@ imported when a shell requests them. A model that cannot be read offers no modul
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -51,34 +52,15 @@ class _Listed(click.types.StringParamType):
         return [CompletionItem(f"{typed}{comma}{name}") for name in names if name.startswith(last)]
 
 
-def _providers(_ctx: click.Context) -> Iterable[str]:
-    from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS
-
-    return EXECUTION_PROVIDERS.names
+def _listed_in(module: str, name: str, *more: str) -> Callable[[click.Context], Iterable[str]]:
+    """Return a function that returns the names of a list or registry, which is imported when a shell requests it."""
+    return lambda _ctx: (*getattr(importlib.import_module(f"winml.modelkit.{module}"), name), *more)
 
 
 def _tasks(_ctx: click.Context) -> Iterable[str]:
     from winml.modelkit.models.checkpoints.task import TASK_ALIASES, TASK_VARIANTS, TASKS
 
     return sorted({*TASKS, *TASK_VARIANTS, *TASK_ALIASES})
-
-
-def _precisions(_ctx: click.Context) -> Iterable[str]:
-    from winml.modelkit.quantize.precisions import PRECISIONS
-
-    return (*PRECISIONS.names, "auto")
-
-
-def _candidate_kinds(_ctx: click.Context) -> Iterable[str]:
-    from winml.modelkit.tune.records import KINDS
-
-    return KINDS
-
-
-def _sweep_steps(_ctx: click.Context) -> Iterable[str]:
-    from winml.modelkit.sweep.plan import STEPS
-
-    return STEPS
 
 
 def _modules(ctx: click.Context) -> Iterable[str]:
@@ -116,11 +98,11 @@ def _files(ctx: click.Context) -> Mapping[str, Path]:
 
 
 _BY_NAME: Mapping[str, Callable[[click.Context], Iterable[str]]] = {
-    "ep": _providers,
+    "ep": _listed_in("ort.execution_providers", "EXECUTION_PROVIDERS"),
     "task": _tasks,
-    "precision": _precisions,
-    "only": _candidate_kinds,
-    "do": _sweep_steps,
+    "precision": _listed_in("quantize.precisions", "PRECISIONS", "auto"),
+    "only": _listed_in("tune.records", "KINDS"),
+    "do": _listed_in("sweep.plan", "STEPS"),
 }
 """Name of an option → what lists its values."""
 _BY_METAVAR: Mapping[str, Callable[[click.Context], Iterable[str]]] = {"SELECTOR": _modules, "PART": _parts}

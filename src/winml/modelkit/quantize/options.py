@@ -13,6 +13,7 @@ from typing import NoReturn
 import pydantic
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.fields import fields_of
 from winml.modelkit.options import Drop, Options, drop_words, read_drop
 from winml.modelkit.ort.execution_providers import find_execution_provider, short_name
 from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, Algorithm, QuantizeFields
@@ -401,11 +402,7 @@ class QuantizeOptions(QuantizeFields, Options):
 
 def _words_of(name: str, value: object) -> str:
     """Return an option as it is given to the command."""
-    switches = {"per_channel": ("--per-tensor", "--per-channel"), "symmetric": ("--asymmetric", "--symmetric")}
-    if name in switches:
-        return switches[name][bool(value)]
-    if value is True:
-        return f"--{name.replace('_', '-')}"
+    field = next(field for field in fields_of(QuantizeFields) if field.name == name)
     if isinstance(value, dict):
         value = ",".join(f"{key}={entry}" for key, entry in value.items())
-    return f"--{name.replace('_', '-')} {value}"
+    return field.spelled(value) if field.is_switch else f"{field.flag} {value}"

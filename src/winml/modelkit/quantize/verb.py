@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from winml.modelkit.errors import ModelPathError, UsageError
-from winml.modelkit.fields import declare, fields_of
+from winml.modelkit.fields import declare, fields_of, refuse_stated
 from winml.modelkit.file_names import measured_path
 from winml.modelkit.quantize.declared_options import SENSITIVITY, QuantizeFields, SensitivityFields
 from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
@@ -99,14 +99,13 @@ class _Quantize(FileVerb[QuantizeRequest, "QuantizeOptions", "Quantization", "Qu
         from winml.modelkit.quantize.calibration.calibration_files import refuse_missing_files
 
         request.options.refuse_contradictions()
-        for field in fields_of(QuantizeRequest):
-            if field.name == "report" and request.options.bit_budget is not None:
-                continue
-            is_unused = field.group == SENSITIVITY and not request.sensitivity
-            if is_unused and getattr(request, field.name) != field.default:
-                flag = field.flag
-                others = ", --budget or --max-size" if field.name == "report" else ""
-                raise UsageError(f"{flag} requires --sensitivity{others}", hint=f"Add --sensitivity, or omit {flag}.")
+        if not request.sensitivity:
+            measured = [field.name for field in fields_of(QuantizeRequest) if field.group == SENSITIVITY]
+            measured.remove("report")
+            hint = "Add --sensitivity, or omit {}."
+            refuse_stated(request, measured, "{} requires --sensitivity", hint)
+            if request.options.bit_budget is None:
+                refuse_stated(request, ["report"], "{} requires --sensitivity, --budget or --max-size", hint)
         refuse_missing_files(request.options)
 
     def plan(self, request: QuantizeRequest) -> FilePlan[QuantizeRequest, Quantization]:
@@ -397,14 +396,9 @@ def _refuse_combinations(request: QuantizeRequest) -> None:
             "make, and each is measured alone",
             hint="Use --algorithm rtn, hqq or k_quant.",
         )
-    unused = {
-        "--external-data" if request.external_data else "--no-external-data": request.external_data is not None,
-        "--no-verify": not request.verify,
-        "--min-sqnr": request.options.min_sqnr_db is not None,
-    }
-    for flag, is_stated in unused.items():
-        if is_stated:
-            raise UsageError(f"{flag} has no effect with --sensitivity, which writes no model", hint="Omit it.")
+    unused = "{} has no effect with --sensitivity, which writes no model"
+    refuse_stated(request, ("external_data", "verify"), unused, "Omit it.")
+    refuse_stated(request.options, ("min_sqnr_db",), unused, "Omit it.", declaring=QuantizeFields)
     if request.input_data is not None and request.samples is not None:
         raise UsageError(
             f"--samples {request.samples}: --input-data {request.input_data} already determines the samples",
