@@ -31,7 +31,7 @@ from evaluation_checkpoints import (
 from winml.modelkit import evaluate_model
 from winml.modelkit.builds.build_model import build_hf_model
 from winml.modelkit.builds.evaluated_models import variant_evaluator
-from winml.modelkit.cli import _measuring
+from winml.modelkit.cli import _progress
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate import evaluation as scoring
 from winml.modelkit.evaluate.options import EvaluationOptions
@@ -110,7 +110,7 @@ def test_times_of_a_busy_machine_are_called_so(
 
 def test_progress_is_told_off_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line now and then, of how many samples are done; none with ``--quiet``."""
-    monkeypatch.setattr(_measuring, "LINE_S", 0.0)
+    monkeypatch.setattr(_progress, "LINE_S", 0.0)
     asked = ("eval", MODEL, "--dataset", "texts.csv", "--baseline", "none", "--batch-size", "1")
     told = [line for line in run_here(*asked).err.splitlines() if line.startswith("measuring")]
     assert [15, 31, 39, 40] == [int(line.split()[1]) for line in told]

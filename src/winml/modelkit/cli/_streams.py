@@ -14,6 +14,7 @@ import os
 import select
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -24,7 +25,7 @@ from winml.modelkit.onnx.files.named_paths import restored_working_directory
 from winml.modelkit.words import json_printable, message_words
 
 if TYPE_CHECKING:
-    from winml.modelkit.report.document import Document
+    from winml.modelkit.report.document import Document, Linked
 
 _READER_LEFT = (errno.EPIPE, *((errno.EINVAL,) if sys.platform == "win32" else ()))
 """Specified: error of a pipe nobody reads from any more."""
@@ -290,3 +291,39 @@ def write_files(texts: Mapping[Path, Callable[[], str]], *, overwrite: bool) -> 
             files.reserve(path).write_text(text(), encoding="utf-8", newline="\n")
         files.commit(overwrite=overwrite)
     return list(texts)
+
+
+_OPENED_BY = {
+    "output": "– the results as JSON",
+    "trace": "– kernels and modules over time, for ui.perfetto.dev or chrome://tracing",
+    "node_data": "– numbers of the nodes, for Model Explorer beside the model",
+    "model": "– the ONNX model, for Netron or Model Explorer",
+    "exclude_list": "– the modules that stay in float, for --per-module",
+}
+"""Option that names a file → what it holds, and what opens it."""
+
+
+def page_text(document: Document, page: Path, files: Mapping[str, Sequence[Path]]) -> str:
+    """Return a report as the text of a page.
+
+    Args:
+        document: The report.
+        page: The file the page is written to.
+        files: Option → the files it names that are written with the page; others, such as the page, are left out.
+    """
+    from winml.modelkit.report.html import render_html
+
+    return render_html(replace(document, links=list(_links(page, files))))
+
+
+def _links(page: Path, files: Mapping[str, Sequence[Path]]) -> Iterator[Linked]:
+    from winml.modelkit.report.document import Linked
+
+    folder = page.absolute().parent
+    for option, words in _OPENED_BY.items():
+        for path in files.get(option, ()):
+            try:
+                target = Path(os.path.relpath(path.absolute(), folder)).as_posix()
+            except ValueError:  # on another drive of Windows
+                continue
+            yield Linked(words, path.name, target)

@@ -13,7 +13,7 @@ from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._options import request_options, result_options
 from winml.modelkit.cli._progress import shown_wait
 from winml.modelkit.cli._requests import stated_fields
-from winml.modelkit.cli._streams import library_output_to_stderr, show_answer
+from winml.modelkit.cli._streams import library_output_to_stderr, page_text, show_answer
 from winml.modelkit.compare.verb import CompareRequest, plan_comparison, run_comparison
 from winml.modelkit.file_names import ONLY_PART
 
@@ -57,7 +57,6 @@ def _show(
     result: ModelComparison, files: Mapping[str, Sequence[Path]], depth: int | None, options: Mapping[str, Any]
 ) -> None:
     """Write the files that are requested, and print the answer: each part has files of its modules."""
-    from winml.modelkit.cli._pages import page_text
     from winml.modelkit.compare.table import comparison_document
     from winml.modelkit.profile.node_data import comparison_node_data
 

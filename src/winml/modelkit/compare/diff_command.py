@@ -11,7 +11,7 @@ from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._options import option, request_options, result_options
 from winml.modelkit.cli._progress import shown_wait
 from winml.modelkit.cli._requests import stated_fields
-from winml.modelkit.cli._streams import json_text, show_result, write_answer
+from winml.modelkit.cli._streams import json_text, page_text, show_result, write_answer
 from winml.modelkit.compare.diff_verb import DiffRequest, plan_diff, run_diff
 from winml.modelkit.fields import OUTPUT
 
@@ -43,7 +43,6 @@ def command(**options: Any) -> None:
     end_dry_run(plan, options)
     with shown_wait("comparing"):
         diff = run_diff(plan)
-    from winml.modelkit.cli._pages import page_text
     from winml.modelkit.compare.diff_table import diff_document
 
     texts = {

@@ -9,11 +9,10 @@ import click
 
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import end_dry_run
-from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._options import model_argument, request_options, result_options, source_options
-from winml.modelkit.cli._progress import show_step
+from winml.modelkit.cli._progress import live_progress, show_step
 from winml.modelkit.cli._requests import found_model, model_name, stated_fields
-from winml.modelkit.cli._streams import library_output_to_stderr, show_answer
+from winml.modelkit.cli._streams import library_output_to_stderr, page_text, show_answer
 from winml.modelkit.evaluate.verb import EvalRequest, plan_evaluation, run_evaluation
 
 
@@ -41,7 +40,6 @@ def command(**options: Any) -> None:
     end_dry_run(plan, options)
     with library_output_to_stderr(), live_progress(quiet=options["quiet"], counted="sample") as progress:
         result = run_evaluation(plan, request, None if options["quiet"] else show_step, progress)
-    from winml.modelkit.cli._pages import page_text
     from winml.modelkit.evaluate.table import evaluation_document
 
     document = evaluation_document(result)

@@ -11,7 +11,6 @@ import click
 
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import end_dry_run, named_parts, options_of_part, parts_record
-from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._options import (
     model_argument,
     random_options,
@@ -19,10 +18,11 @@ from winml.modelkit.cli._options import (
     result_options,
     source_options,
 )
-from winml.modelkit.cli._progress import show_step
+from winml.modelkit.cli._progress import live_progress, show_step
 from winml.modelkit.cli._requests import exported_path, files_read, runnable_model, stated_fields
 from winml.modelkit.cli._streams import (
     library_output_to_stderr,
+    page_text,
     show_answer,
     tell,
 )
@@ -185,7 +185,6 @@ def _show_modules(selector: str, plan: AnswerPlan[PerfSubject], options: Mapping
 
 def _show_by_module(request: PerfRequest, plan: AnswerPlan[PerfSubject], options: Mapping[str, Any]) -> None:
     """Measure, write the files, and show where the time goes."""
-    from winml.modelkit.cli._pages import page_text
     from winml.modelkit.profile.by_module import profile_model
     from winml.modelkit.profile.chrome_trace import chrome_trace_json
     from winml.modelkit.profile.module_table import profile_document

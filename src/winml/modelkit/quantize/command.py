@@ -10,13 +10,13 @@ import click
 
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import end_dry_run, run_verb
-from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._options import request_options, result_options
-from winml.modelkit.cli._progress import show_step
+from winml.modelkit.cli._progress import live_progress, show_step
 from winml.modelkit.cli._requests import read_request
 from winml.modelkit.cli._streams import (
     json_text,
     library_output_to_stderr,
+    page_text,
     plain_json_text,
     show_result,
     tell,
@@ -69,7 +69,6 @@ def _write_page(result: QuantizedFile, options: Mapping[str, Any]) -> list[Path]
     """Write the page of a search for bits, where one is requested."""
     if options["report"] is None:
         return []
-    from winml.modelkit.cli._pages import page_text
     from winml.modelkit.quantize.table import budget_document
 
     files = {"model": [file.path for file in result.files if file.path.suffix == ".onnx"]}
@@ -102,7 +101,6 @@ def _measure(request: QuantizeRequest, options: Mapping[str, Any]) -> None:
 
 def _write_files(result: QuantizationSensitivity, options: Mapping[str, Any]) -> list[Path]:
     """Write the files that are asked for; the list of exceptions only where it meets the target."""
-    from winml.modelkit.cli._pages import page_text
     from winml.modelkit.quantize.sensitivity_table import sensitivity_document
 
     listed = result.exclude_list

@@ -10,8 +10,8 @@ import click
 from winml.modelkit.cli._endings import Interrupted
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import end_dry_run
-from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._options import checkpoint_options, model_option, request_options, result_options
+from winml.modelkit.cli._progress import live_progress
 from winml.modelkit.cli._requests import FOR_CHECKPOINTS, found_model, sizes_by_name, stated_fields
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result
 from winml.modelkit.tune.verb import TuneRequest, plan_tuning, run_tuning
