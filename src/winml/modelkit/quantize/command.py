@@ -20,7 +20,7 @@ from winml.modelkit.cli._streams import (
     plain_json_text,
     show_result,
     tell,
-    write_files,
+    write_answer,
 )
 from winml.modelkit.quantize.verb import (
     QUANTIZE,
@@ -72,8 +72,8 @@ def _write_page(result: QuantizedFile, options: Mapping[str, Any]) -> list[Path]
     from winml.modelkit.quantize.table import budget_document
 
     files = {"model": [file.path for file in result.files if file.path.suffix == ".onnx"]}
-    texts = {options["report"]: lambda: page_text(budget_document(result), options["report"], files)}
-    return write_files(texts, overwrite=options["overwrite"])
+    texts = {"report": lambda page: page_text(budget_document(result), page, files)}
+    return write_answer({"report": [options["report"]]}, texts, overwrite=options["overwrite"])
 
 
 def _described(result: QuantizedFile) -> Document:
@@ -104,15 +104,11 @@ def _write_files(result: QuantizationSensitivity, options: Mapping[str, Any]) ->
     from winml.modelkit.quantize.sensitivity_table import sensitivity_document
 
     listed = result.exclude_list
-    renderers: dict[str, Callable[[], str]] = {
-        "output": lambda: f"{json_text(result.as_record())}\n",
-        "report": lambda: page_text(
-            sensitivity_document(result),
-            options["report"],
-            {name: [options[name]] for name in renderers if options[name]},
-        ),
+    texts: dict[str, Callable[[Path], str]] = {
+        "output": lambda _path: f"{json_text(result.as_record())}\n",
+        "report": lambda page: page_text(sensitivity_document(result), page, files),
     }
     if listed is not None and listed.is_met:
-        renderers["exclude_list"] = lambda: f"{plain_json_text(listed.rules)}\n"
-    texts = {options[name]: text for name, text in renderers.items() if options[name]}
-    return write_files(texts, overwrite=options["overwrite"])
+        texts["exclude_list"] = lambda _path: f"{plain_json_text(listed.rules)}\n"
+    files = {name: [options[name]] for name in texts if options[name]}
+    return write_answer(files, texts, overwrite=options["overwrite"])
