@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from winml.modelkit.builds.manifest_records import BuildResult
     from winml.modelkit.progress import StepEvent
 
-_PRECISION = {
+_PRECISION: dict[str, Any] = {
     "only": (*PRECISIONS, "auto"),
     "text": "Precision of the quantized modules. auto: the usual one of the device in the config.",
     "default_words": "no quantization",

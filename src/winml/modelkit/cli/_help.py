@@ -142,7 +142,7 @@ class DocumentedCommand(click.Command):
         description, _, self.epilog = inspect.cleandoc(self.help or "").partition("\n\nExamples:\n")
         self.help = description
         field = Field("help_all", bool, False, GENERAL, text="Show every option and exit.")
-        show_all = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _show_all}
+        show_all: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _show_all}
         self.params.append(GroupedOption([_HELP_ALL], field, **show_all))
         self.context_settings = {**HELP_SETTINGS, **self.context_settings}
 

@@ -220,7 +220,7 @@ def tree_options(help: str) -> Callable[[_F], _F]:
 
 
 def _format_option(*formats: str) -> Callable[[_F], _F]:
-    names = {"spelling": "--format", "short": "-f", "only": formats}
+    names: dict[str, Any] = {"spelling": "--format", "short": "-f", "only": formats}
     return option("format_", str, "Output format.", OUTPUT, default=formats[0], is_common=True, **names)
 
 
