@@ -78,7 +78,18 @@ class Options(_Checked):
     """What to write instead, for messages: of keys that other tools have in such a record, and of fields that are
     written wrongly."""
 
+    section: ClassVar[str] = ""
+    """Section of a build config that the record is; empty: it is none."""
+    declared: ClassVar[tuple[Field, ...]] = ()
+    """Options that a base of the class declares."""
+
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    def spelled(self, name: str) -> str:
+        """Return the name of an option for errors: the key of the config section, or the option of the command."""
+        if self.section:
+            return f"{self.section}.{name}"
+        return next(field.spelled(True) for field in self.declared if field.name == name)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: Any, handler: pydantic.GetJsonSchemaHandler) -> dict[str, Any]:

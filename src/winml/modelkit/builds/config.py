@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import pydantic
 
@@ -79,6 +79,8 @@ def check_load_keywords(load: Mapping[str, object], function: str) -> None:
 
 class OptimSection(OptimizeOptions):
     """What the optimizer does. A capability that is null is on or off as the level says."""
+
+    section: ClassVar[str] = "optim"
 
 
 class QuantSection(QuantizeOptions):

@@ -27,7 +27,7 @@ from winml.modelkit.models.checkpoints.quantized.formats import folder_format
 from winml.modelkit.models.load_options import declared_options, is_not_default
 from winml.modelkit.models.request import ModelRequest, resolve_source
 from winml.modelkit.onnx.files.named_paths import named_path
-from winml.modelkit.optimize.options import CONFIG_WORDS, OptimizeOptions
+from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.ort.execution_providers import find_execution_provider, refuse_dynamic, short_name
 from winml.modelkit.quantize.calibration.calibration_files import refuse_missing_files
 from winml.modelkit.quantize.options import QuantizeOptions
@@ -222,10 +222,9 @@ def _refuse_optimization(options: OptimizeOptions, export: WinMLExportConfig | N
     if opset is None and export is not None:
         # Which exporter makes the graph shows later.
         opset = export.opset_version or max(DEFAULT_OPSETS.values())
-    with rename_options(CONFIG_WORDS):
-        list(options.enabled())
-        if opset is not None:
-            options.refuse_older_opset(opset)
+    list(options.enabled())
+    if opset is not None:
+        options.refuse_older_opset(opset)
 
 
 def _refuse_idle_limit(config: WinMLBuildConfig) -> None:

@@ -17,7 +17,7 @@ from winml.modelkit.builds.config import auto_words, idle_quantization, quantize
 from winml.modelkit.builds.layouts.layout import find_layout, refuse_task
 from winml.modelkit.builds.manifest_records import StageName, StageRecord
 from winml.modelkit.builds.plan import WITHOUT_COMPILATION, BuildPlan, idle_compilation, request_record
-from winml.modelkit.errors import StageError, UsageError, rename_options
+from winml.modelkit.errors import StageError, UsageError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.file_names import (
     ADAPTER_SUFFIX,
@@ -273,7 +273,6 @@ def _optimize_options(plan: BuildPlan) -> dict[str, object]:
 
 def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
     from winml.modelkit.optimize.file_optimization import optimization, optimize_file
-    from winml.modelkit.optimize.options import CONFIG_WORDS
     from winml.modelkit.transform.graph_file import CopyRules, GraphFileTask
 
     section = task.plan.config.optim
@@ -298,8 +297,7 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
         external_from_bytes=external_from_bytes(task.plan, "optimize"),
         copying=CopyRules(share_data=is_ours, may_link=is_ours, of_any_form=skips),
     )
-    with rename_options(CONFIG_WORDS):
-        result = optimize_file(file_task, optimization(options, {}))
+    result = optimize_file(file_task, optimization(options, {}))
     if result.is_copy:
         from winml.modelkit.onnx.files.placing import external_files
 

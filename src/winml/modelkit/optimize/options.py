@@ -5,7 +5,7 @@ Its fields are declared in ``declared_options.py``. Imports nothing heavy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import pydantic
 
@@ -20,12 +20,6 @@ from winml.modelkit.optimize.capabilities import (
 from winml.modelkit.optimize.declared_options import OptimizeFields
 from winml.modelkit.options import Options
 from winml.modelkit.ort.execution_providers import find_execution_provider, short_name
-
-CONFIG_WORDS: Mapping[str, str] = {
-    **{f"--enable-{entry.flag}": f"optim.{entry.name}" for entry in CAPABILITIES.values()},
-    "--opset": "optim.opset",
-}
-"""Option of ``winml optimize``, as messages name it → the key of a build config that says the same."""
 
 
 class OptimizeOptions(OptimizeFields, Options):
@@ -63,7 +57,7 @@ class OptimizeOptions(OptimizeFields, Options):
         flag = "--module" if self.module else "--exclude"
         named = [CAPABILITIES[name] for name in WHOLE_GRAPH if self._flag_of(CAPABILITIES[name])]
         if self.opset is not None or named:
-            words = f"--enable-{named[0].flag} reads" if named else "--opset converts"
+            words = f"{self.spelled(named[0].name)} reads" if named else f"{self.spelled('opset')} converts"
             raise UsageError(
                 f"{flag} cannot be combined: {words} the whole graph", hint="Run them in separate commands."
             )
@@ -94,10 +88,10 @@ class OptimizeOptions(OptimizeFields, Options):
             return
         needed = max(entry.since_opset for entry in idle)
         raise UsageError(
-            f"{', '.join(f'--enable-{entry.flag}' for entry in idle)}: execution provider {self.ep} does not "
+            f"{', '.join(self.spelled(entry.name) for entry in idle)}: execution provider {self.ep} does not "
             f"support the resulting operators in opset {opset}",
-            hint=f"They are standard ONNX from opset {needed}: convert the graph with --opset {needed}, omit the "
-            "option, or use a different provider.",
+            hint=f"They are standard ONNX from opset {needed}: convert the graph with {self.spelled('opset')} "
+            f"{needed}, omit the option, or use a different provider.",
         )
 
     def with_decoder_fusions(self) -> OptimizeOptions:
@@ -141,7 +135,8 @@ class OptimizeOptions(OptimizeFields, Options):
             return self._is_default(capability)
         if flag and not self._suits_provider(capability) and not capability.transformers:
             raise UsageError(
-                f"--enable-{capability.flag}: execution provider {self.ep} does not support the resulting operators",
+                f"{self.spelled(capability.name)}: execution provider {self.ep} does not support the resulting "
+                "operators",
                 hint=f"Omit it, or use one of these providers: {', '.join(capability.providers)}.",
             )
         return flag
