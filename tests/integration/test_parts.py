@@ -24,7 +24,7 @@ from winml.modelkit.builds.build import BuildCache, identify_plan, run_build
 from winml.modelkit.builds.config import parse_build_config
 from winml.modelkit.builds.manifest_records import BuildResult, build_lines, manifest_schema
 from winml.modelkit.builds.plan import BuildPlan, plan_build
-from winml.modelkit.builds.stage_runs import StageStore
+from winml.modelkit.builds.stage_walk import StageStore
 from winml.modelkit.builds.stages import STAGES, Stage, StageOutcome, StageTask, export_outcomes
 from winml.modelkit.errors import InternalError, OutputExistsError, UsageError, VerificationError, WinMLError
 from winml.modelkit.export.loading import load_weightless

@@ -24,7 +24,7 @@ from winml.modelkit.builds.config import (
 from winml.modelkit.builds.identity import ModelIdentity
 from winml.modelkit.builds.manifest_records import BuildResult
 from winml.modelkit.builds.plan import BuildPlan, plan_build, request_record
-from winml.modelkit.builds.stage_runs import StageStore
+from winml.modelkit.builds.stage_walk import StageStore
 from winml.modelkit.builds.stages import STAGES, Stage
 from winml.modelkit.errors import UsageError, rename_options
 from winml.modelkit.export.config import COMMAND_OPTIONS, PYTHON_WORDS, WinMLExportConfig

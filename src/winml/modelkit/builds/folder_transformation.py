@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 from winml.modelkit.builds.found_models import FoundFolder
 from winml.modelkit.builds.identity import FileRecords
 from winml.modelkit.builds.layouts.layout import find_layout
-from winml.modelkit.builds.manifest_records import BuildManifest, FileRecord, PartRecord, read_manifest
-from winml.modelkit.builds.stage_runs import TOOL_NAME
+from winml.modelkit.builds.manifest_records import TOOL_NAME, BuildManifest, FileRecord, PartRecord, read_manifest
 from winml.modelkit.errors import UsageError
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME
 from winml.modelkit.onnx.files.graph_reading import load_by_reference

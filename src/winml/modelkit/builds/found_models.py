@@ -14,15 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from winml.modelkit import file_names
 from winml.modelkit.errors import CheckpointError, InputError, ModelPathError, UsageError
-from winml.modelkit.file_names import (
-    BUILD_MANIFEST_NAME,
-    BUILT_MODEL_NAME,
-    CHECKPOINT_CONFIG_NAME,
-    MODEL_SUFFIX,
-    ONLY_PART,
-    files_folder,
-)
 from winml.modelkit.models.checkpoints.companion_files import companion_files
 from winml.modelkit.models.checkpoints.hub import hub_file
 from winml.modelkit.models.checkpoints.weight_files import find_weights
@@ -101,7 +94,7 @@ def found_folder(path: Path, submodel: Sequence[str] = ()) -> FoundFolder:
                 f"{path}: is a checkpoint, expected an ONNX model",
                 hint=f"Build it first, and pass the build folder: winml build -m {path} -o built",
             )
-        parts = {ONLY_PART: model}
+        parts = {file_names.ONLY_PART: model}
     refuse_unknown_parts(submodel, parts, str(path))
     chosen = tuple(part for part in parts if not submodel or part in submodel)
     manifest = _manifest_in(path)
@@ -157,7 +150,7 @@ def onnx_file(name: str) -> Path | None:
     path = named_path(name.strip())
     if path.is_dir():
         return _built_model(path)
-    if path.suffix.lower() != MODEL_SUFFIX:
+    if path.suffix.lower() != file_names.MODEL_SUFFIX:
         return None
     found = readable_file(name.strip())
     if not found.is_file():
@@ -199,7 +192,7 @@ def _without_links(path: Path) -> Path:
     data = external_files(path)
     if not any(file.is_symlink() for file in data):
         return path
-    above = files_folder(path)
+    above = file_names.files_folder(path)
     files = {file.relative_to(above).as_posix(): file.resolve() for file in (path, *data)}
     files |= {name: file.resolve() for name, file in companion_files(above).items()}
     key = hashlib.sha256("\n".join(f"{name}:{file}" for name, file in sorted(files.items())).encode()).hexdigest()
@@ -226,7 +219,7 @@ def onnx_file_in(name: str) -> Path | None:
         ModelPathError: it is such a folder, and which file in it is meant does not show.
     """
     folder = _named_folder(name)
-    return _built_model(folder) if folder is not None and any(folder.glob(f"*{MODEL_SUFFIX}")) else None
+    return _built_model(folder) if folder is not None and any(folder.glob(f"*{file_names.MODEL_SUFFIX}")) else None
 
 
 def _named_folder(name: str) -> Path | None:
@@ -253,11 +246,11 @@ def part_files(name: str, *, beside_weights: bool = True) -> Mapping[str, Path]:
     folder = _named_folder(name)
     if folder is None:
         return {}
-    if (folder / BUILD_MANIFEST_NAME).is_file():
+    if (folder / file_names.BUILD_MANIFEST_NAME).is_file():
         parts = _built_parts(folder)
         is_complete = len(parts) > 1 and all(path.is_file() for path in parts.values())
         return {part: _inside(folder, path) for part, path in parts.items()} if is_complete else {}
-    files = sorted(folder.glob(f"*{MODEL_SUFFIX}"))
+    files = sorted(folder.glob(f"*{file_names.MODEL_SUFFIX}"))
     if len(files) < 2 or (not beside_weights and _holds_weights(folder)):
         return {}
     from winml.modelkit.onnx.bundle import ModelBundle, read_part_description  # imports onnx
@@ -272,16 +265,16 @@ def _manifest_in(folder: Path) -> BuildManifest | None:
     from winml.modelkit.builds.manifest_records import read_manifest
 
     try:
-        return read_manifest(read_text_file(folder / BUILD_MANIFEST_NAME))
+        return read_manifest(read_text_file(folder / file_names.BUILD_MANIFEST_NAME))
     except (OSError, ValueError):
         return None
 
 
 def _built_model(folder: Path) -> Path | None:
-    is_built = (folder / BUILD_MANIFEST_NAME).is_file()
-    models = sorted(folder.glob(f"*{MODEL_SUFFIX}"))
+    is_built = (folder / file_names.BUILD_MANIFEST_NAME).is_file()
+    models = sorted(folder.glob(f"*{file_names.MODEL_SUFFIX}"))
     # An export has the name the user gave it.
-    model = models[0] if len(models) == 1 and not is_built else folder / BUILT_MODEL_NAME
+    model = models[0] if len(models) == 1 and not is_built else folder / file_names.BUILT_MODEL_NAME
     if model.is_file():
         # A checkpoint may hold an export beside its weights; the weights are the model then.
         return None if not is_built and _holds_weights(folder) else _inside(folder, model)
@@ -307,13 +300,14 @@ def _built_model(folder: Path) -> Path | None:
                 hint="Repeat its winml build command, which reuses the finished stages.",
             )
         raise ModelPathError(
-            f"{folder}: is a build folder without {BUILT_MODEL_NAME}", hint="Build it again: winml build."
+            f"{folder}: is a build folder without {file_names.BUILT_MODEL_NAME}", hint="Build it again: winml build."
         )
     if not any((folder / pattern).is_file() for pattern in _OF_CHECKPOINTS) and not any(
-        folder.glob(f"*/{CHECKPOINT_CONFIG_NAME}")
+        folder.glob(f"*/{file_names.CHECKPOINT_CONFIG_NAME}")
     ):
         raise ModelPathError(
-            f"{folder}: is neither a checkpoint (no {CHECKPOINT_CONFIG_NAME}) nor a build (no {BUILD_MANIFEST_NAME})",
+            f"{folder}: is neither a checkpoint (no {file_names.CHECKPOINT_CONFIG_NAME}) nor a build "
+            f"(no {file_names.BUILD_MANIFEST_NAME})",
             hint=f"Pass one of the files in it: {', '.join(path.name for path in models[:5])}."
             if models
             else "Pass an ONNX file, a build folder or a checkpoint folder.",
@@ -338,7 +332,7 @@ def _holds_weights(folder: Path) -> bool:
         return True  # damaged ones: whoever loads them says what is wrong
 
 
-_OF_CHECKPOINTS = (CHECKPOINT_CONFIG_NAME, "adapter_config.json")
+_OF_CHECKPOINTS = (file_names.CHECKPOINT_CONFIG_NAME, "adapter_config.json")
 """Files of which a folder has one where it is a checkpoint; what is missing there is said when it is loaded."""
 
 
@@ -353,7 +347,10 @@ def _built_parts(folder: Path) -> dict[str, Path]:
         return {}
     return {
         part.name: file_within(
-            folder, part.model[0].name, f"{folder / BUILD_MANIFEST_NAME}: part {part.name!r}", missing_ok=True
+            folder,
+            part.model[0].name,
+            f"{folder / file_names.BUILD_MANIFEST_NAME}: part {part.name!r}",
+            missing_ok=True,
         )
         for part in manifest.parts
         if part.model and manifest.status == "done"

@@ -28,6 +28,9 @@ MANIFEST_VERSION: Final = 2
 READABLE_VERSIONS: Final = (1, 2)
 """Version 1 has ``model`` and ``stages`` of the only part at the top."""
 
+TOOL_NAME: Final = "winml-modelkit"
+"""Key of this tool among the versions of libraries."""
+
 StageName = Literal["export", "optimize", "quantize", "compile"]
 
 

@@ -12,21 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from winml.modelkit import errors
 from winml.modelkit.builds.build import identify_plan
 from winml.modelkit.builds.build_model import build_in_cache, cache_key, passed_build_config
 from winml.modelkit.builds.config import WinMLBuildConfig
 from winml.modelkit.builds.manifest_records import BuildResult
 from winml.modelkit.builds.plan import BuildPlan, plan_build
-from winml.modelkit.errors import (
-    ModelPathError,
-    OutputExistsError,
-    StageError,
-    TaskError,
-    UsageError,
-    VerificationError,
-    WinMLError,
-    WriteError,
-)
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.files.named_paths import cache_root, unrecorded
 from winml.modelkit.onnx.files.resumable_results import write_atomically
@@ -47,7 +38,7 @@ _SIZES = {
 """Keys of the export section with which a caller decides the sizes."""
 
 
-_NO_SIZES = (TaskError, ModelPathError, OutputExistsError, WriteError)
+_NO_SIZES = (errors.TaskError, errors.ModelPathError, errors.OutputExistsError, errors.WriteError)
 """Errors that say nothing about sizes: another choice would meet them again."""
 
 
@@ -114,14 +105,14 @@ def build_most_open(
     """
     remembered = _remembered_choice(note) if note is not None else None
     first = [remembered] if remembered is not None else []
-    failed: WinMLError | None = None
+    failed: errors.WinMLError | None = None
     for choice in (*first, *(choice for choice in _CHOICES if choice not in first)):
         try:
             result = build(_opened_plan(plan, choice))
         except _NO_SIZES:
             raise
-        except (UsageError, StageError, VerificationError) as error:
-            if isinstance(error, VerificationError) and error.is_quality:
+        except (errors.UsageError, errors.StageError, errors.VerificationError) as error:
+            if isinstance(error, errors.VerificationError) and error.is_quality:
                 raise
             # Of fixed sizes the reason is the model's; of open ones it may be that they are open.
             failed = error if failed is None or not choice else failed
@@ -132,7 +123,7 @@ def build_most_open(
         if note is None:
             return result
         # A cache that cannot be written to only costs time.
-        with contextlib.suppress(WriteError, OSError), unrecorded():
+        with contextlib.suppress(errors.WriteError, OSError), unrecorded():
             write_atomically(note, json.dumps(choice))
         return result
     assert failed is not None  # every choice returns or fails

@@ -1,42 +1,26 @@
 """What would a build do? Which stages run, which results are up to date, and which files are written and removed.
 
-Writes nothing, holds no folder and fetches nothing. Whether a result is reused is decided by ``stage_runs.py``.
+The walk over the stages with nothing but notes: writes nothing, holds no folder and fetches nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from winml.modelkit.builds.build import (
-    BuildCompanions,
-    has_sidecar,
-    identify_plan,
-    names_of_build,
-    reusable_model,
-    with_chosen_stages,
-)
+from winml.modelkit import file_names
+from winml.modelkit.builds.build import EVAL_STEP, identify_plan, names_of_build
 from winml.modelkit.builds.build_model import cache_folder
 from winml.modelkit.builds.cache import only_looking
 from winml.modelkit.builds.config import quantize_options
 from winml.modelkit.builds.folder import BuildFolder, refuse_input_as_output
-from winml.modelkit.builds.identity import FileRecords, ModelIdentity
-from winml.modelkit.builds.layouts.folder_layout import FolderLayout
+from winml.modelkit.builds.identity import ModelIdentity
 from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.manifest_records import StageRecord
 from winml.modelkit.builds.plan import BuildPlan
-from winml.modelkit.builds.stage_runs import FROM_CACHE, BuildJob, BuiltPart, StageRunner, StageStore
-from winml.modelkit.builds.stages import STAGES, Stage, adapter_names, skip_reason
-from winml.modelkit.file_names import (
-    BUILD_CONFIG_NAME,
-    BUILD_MANIFEST_NAME,
-    EVALUATION_NAME,
-    ONLY_PART,
-    numbered_data_path,
-    part_path,
-    sidecar_path,
-)
+from winml.modelkit.builds.stage_walk import StageStore, StageWalk, StoredResult
+from winml.modelkit.builds.stages import STAGES, BuiltPart, Stage, adapter_names
 from winml.modelkit.models.checkpoints.adapters import adapter_files, read_adapters
 from winml.modelkit.models.checkpoints.hub import cached_snapshot
 from winml.modelkit.models.request import resolve_source
@@ -46,7 +30,6 @@ from winml.modelkit.quantize.calibration.calibration_files import calibration_fi
 from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside, planned_data
 
 _OUTSIDE = "the model has external data"
-_EVAL = "eval"
 _TRIED = (
     "Batch size and length are dynamic as far as the model supports it, which the build tries; the first try is listed."
 )
@@ -85,20 +68,17 @@ def planned_build(
         folder = output if output is not None else cache_folder(plan, identity)
         names = names_of_build(plan)
         if identity is not None:
-            refuse_input_as_output(folder, identity.places, (*names, BUILD_MANIFEST_NAME))
+            refuse_input_as_output(folder, identity.places, (*names, file_names.BUILD_MANIFEST_NAME))
         held = BuildFolder(folder, names, is_cache=output is None)
         files = (lambda: None) if identity is None else (lambda: identity.record.get("files"))
         held.refuse_other_model(plan.request.model, files, rebuild=rebuild)
         store = StageStore(cache_root()) if output is None and identity is not None else None
-        is_unknown = identity is None
         unknown = ModelIdentity(dict, is_repeatable=False, places=())
-        job = BuildJob(plan, held, identity or unknown, STAGES, rebuild or is_unknown, store, None)
-        outline = _Outline(job, is_fetched=not is_unknown).planned()
-        return (
-            outline
-            if requested is None or requested is plan
-            else replace(outline, build=requested, notes=(*outline.notes, _TRIED))
-        )
+        outline = _Outline(plan, held, identity or unknown, STAGES, rebuild=rebuild or identity is None, store=store)
+        planned = outline.planned(is_fetched=identity is not None)
+        if requested is None or requested is plan:
+            return planned
+        return replace(planned, build=requested, notes=(*planned.notes, _TRIED))
 
 
 def is_to_be_fetched(plan: BuildPlan) -> bool:
@@ -125,52 +105,43 @@ class _Doubt:
     """Whether its result has no earlier one that it may be equal to."""
 
 
-class _Outline:
-    """Follows the stages of one build as :mod:`~winml.modelkit.builds.build` runs them, and notes what each would do.
+class _Outline(StageWalk):
+    """Follows the stages of one build, and notes what each would do.
 
     A stage behind one that runs is up to date where that makes the same graph as before, so it is listed with a
     condition.
     """
 
-    def __init__(self, job: BuildJob, *, is_fetched: bool) -> None:
-        self._files = FileRecords(job.folder.path)
-        self._earlier = job.folder.manifest
-        self._job = job = with_chosen_stages(job, self._files)
-        self._runner = StageRunner(job, self._files, self._earlier)
-        self._layout = FolderLayout(job.plan, job.identity)
-        self._companions = BuildCompanions(job.folder, self._layout.copied)
-        self._interrupted = interruptions_beside([job.folder.path / BUILD_MANIFEST_NAME])
-        self._is_fetched = is_fetched
+    def planned(self, *, is_fetched: bool) -> PlannedBuild:
+        """Return the plan; without ``is_fetched``, the files of the model are not on this disk."""
+        plan, folder = self.plan, self.folder
+        self._interrupted = interruptions_beside([folder.path / file_names.BUILD_MANIFEST_NAME])
         self._unknown = "" if is_fetched else "no up-to-date result fits the downloaded model"
-        self._parts: list[BuiltPart] = []
+        # Files of the folder may be put in place before a stage is looked at.
+        is_recovered = any(found.completes for found in self._interrupted)
+        self._recovery = _Doubt("recovery", is_new=False) if is_recovered else None
         self._doubts: dict[str, _Doubt] = {}
-        self._runs: set[str] = set()
-        """Parts of which a stage runs for certain."""
         self._is_exported = False
         self._writes: dict[Path, PlannedFile] = {}
         self._kept: set[str] = set()
-
-    def planned(self) -> PlannedBuild:
-        """Return the plan."""
-        plan, folder = self._job.plan, self._job.folder
-        steps = [self._stage(stage) for stage in self._job.stages]
+        steps = [PlannedStep(stage.name, self._stage_words(stage)) for stage in self.stages]
         if plan.deploy_only:  # files of stages are removed in the end
             self._writes, self._kept = {}, set()
-        for part in self._parts:
+        for part in self.parts:
             self._place(part)
         self._place_beside()
         if plan.config.eval is not None:
-            is_judged = len(self._parts) == 1
+            is_judged = len(self.parts) == 1
             words = "evaluates the result" if is_judged else "skipped: parts are not evaluated separately"
-            steps.append(PlannedStep(_EVAL, words))
+            steps.append(PlannedStep(EVAL_STEP, words))
             if is_judged:
-                self._add(folder.path / EVALUATION_NAME)
+                self._add(folder.path / file_names.EVALUATION_NAME)
         return PlannedBuild(
             verb="build",
             reads=self._reads(),
             writes=tuple(self._writes.values()),
             steps=tuple(steps),
-            notes=(*folder.notes, *self._notes()),
+            notes=(*folder.notes, *self._notes(is_fetched=is_fetched)),
             removes=self._removes(),
             interrupted=self._interrupted,
             build=plan,
@@ -178,140 +149,112 @@ class _Outline:
             is_exported=self._is_exported,
         )
 
-    def _stage(self, stage: Stage) -> PlannedStep:
-        skipped = skip_reason(stage, self._job.plan)
-        if not self._parts and (skipped or not stage.makes_graph):
-            self._set_parts([ONLY_PART], self._job.plan.onnx_path)
-        if skipped:
-            for part in self._parts:
-                part.records.append(StageRecord(name=stage.name, status="skipped", reason=skipped))
-            return PlannedStep(stage.name, f"skipped: {skipped}")
-        if stage.makes_graph:
-            return PlannedStep(stage.name, self._make_graphs(stage))
-        words = {part.name: self._change_graph(stage, part) for part in self._parts}
+    def find_or_run(self, stage: Stage, part: BuiltPart | None) -> Mapping[str, StageRecord]:
+        """Run a stage whose input has no earlier form, whatever its earlier result is."""
+        doubt = None if part is None else self._doubt(part)
+        if doubt is None or not doubt.is_new:
+            return super().find_or_run(stage, part)
+        _, reason = self.earlier_result(stage, part)
+        return self.run_stage(stage, part, reason or f"{doubt.cause} recreates its input")
+
+    def stored_result(self, stage: Stage, part: BuiltPart | None) -> StoredResult | None:
+        """Return no result for an input that may be another one."""
+        return None if part is not None and self._doubt(part) else super().stored_result(stage, part)
+
+    def claim_parts(self, names: Sequence[str]) -> None:
+        """Claim no name: nothing is written."""
+
+    def take(self, stored: StoredResult) -> bool:
+        """List the files with the other ones of the stage."""
+        return bool(stored.files)
+
+    def run_stage(self, stage: Stage, part: BuiltPart | None, reason: str) -> Mapping[str, StageRecord]:
+        """Return the files of the earlier build, which the stage would replace."""
+        earlier = {} if self.earlier is None else {item.name: item.stage(stage.name) for item in self.earlier.parts}
+        names = [part.name] if part is not None else [*earlier] or [file_names.ONLY_PART]
+        records = {name: earlier.get(name) for name in names}
+        return {
+            name: StageRecord(name=stage.name, status="run", reason=reason, files=record.files if record else ())
+            for name, record in records.items()
+        }
+
+    def _doubt(self, part: BuiltPart) -> _Doubt | None:
+        return self._doubts.get(part.name, self._recovery)
+
+    def _stage_words(self, stage: Stage) -> str:
+        self.walk_stage(stage)
+        words = {part.name: self._note_result(stage, part) for part in self.parts}
         if len({*words.values()}) == 1:
-            return PlannedStep(stage.name, next(iter(words.values())))
-        return PlannedStep(stage.name, "; ".join(f"{name}: {text}" for name, text in words.items()))
+            return next(iter(words.values()))
+        return "; ".join(f"{name}: {text}" for name, text in words.items())
 
-    def _set_parts(self, names: list[str], current: Path | None) -> None:
-        skipped = self._parts[0].records if self._parts else []
-        self._parts = [BuiltPart(name, name != ONLY_PART, current, records=[*skipped]) for name in names]
-        if self._is_recovered:
-            self._doubts = {name: _Doubt("recovery", is_new=False) for name in names}
-
-    @property
-    def _is_recovered(self) -> bool:
-        """Whether files of the folder are put in place before a stage is looked at."""
-        return any(found.completes for found in self._interrupted)
-
-    def _make_graphs(self, stage: Stage) -> str:
-        records, reason = self._runner.earlier_result(stage, None)
-        if records:
-            self._set_parts([*records], None)
-            return self._reuse(stage, records)
-        if stored := self._runner.stored_result(stage, None):
-            self._set_parts([*stored.records], None)
-            return self._take(stored.records)
-        earlier = [part.name for part in self._earlier.parts] if self._earlier is not None else []
-        self._set_parts(earlier or [ONLY_PART], None)
-        self._is_exported = True
-        return next(iter([self._run(stage, part, reason) for part in self._parts]))
-
-    def _change_graph(self, stage: Stage, part: BuiltPart) -> str:
-        records, reason = self._runner.earlier_result(stage, part)
-        doubt = self._doubts.get(part.name)
-        if doubt is not None and doubt.is_new:
-            return self._run(stage, part, reason or f"{doubt.cause} recreates its input")
-        if records:
-            return self._reuse(stage, {part.name: records[part.name]})
-        stored = self._runner.stored_result(stage, part) if doubt is None else None
-        return self._run(stage, part, reason) if stored is None else self._take(stored.records)
-
-    def _reuse(self, stage: Stage, records: Mapping[str, StageRecord]) -> str:
-        """Note results that are up to date, or may be; return how."""
-        words = "up to date"
-        for part in self._parts:
-            if part.name not in records:
-                continue
-            part.add(records[part.name].model_copy(update={"status": "reused"}), self._job.folder.path)
-            doubt = self._doubts.get(part.name)
-            if doubt is None:
-                self._kept.update(file.name for file in records[part.name].files)
-            else:
-                words = f"up to date, unless {doubt.cause} changes its input"
-                self._write_stage(stage, part, f"{doubt.cause} changes its input")
-        return words
-
-    def _take(self, records: Mapping[str, StageRecord]) -> str:
-        for part in self._parts:
-            if part.name in records:
-                record = records[part.name].model_copy(update={"status": "reused", "reason": FROM_CACHE})
-                part.add(record, self._job.folder.path)
-                for file in record.files:
-                    self._add(self._job.folder.path / file.name)
-        return f"up to date, {FROM_CACHE}"
-
-    def _run(self, stage: Stage, part: BuiltPart, reason: str) -> str:
-        """Note that a stage runs for a part; return why."""
-        earlier = self._earlier.part(part.name) if self._earlier is not None else None
-        record = earlier.stage(stage.name) if earlier is not None else None
-        files = record.files if record is not None else ()
-        part.add(StageRecord(name=stage.name, status="run", files=files), self._job.folder.path)
-        self._doubts[part.name] = _Doubt(stage.name, is_new=not files)
-        self._runs.add(part.name)
-        self._write_stage(stage, part, self._unknown)
-        section = self._job.plan.config.quant
-        done = f"; {quantize_options(section).words}" if stage.name == "quantize" and section is not None else ""
-        if self._unknown:
-            return f"runs, if {self._unknown}{done}"
-        return f"runs: {reason or 'no result yet'}{done}"
+    def _note_result(self, stage: Stage, part: BuiltPart) -> str:
+        """Note the files of the last result of a part; return how it comes about."""
+        record, doubt = part.records[-1], self._doubt(part)
+        if record.status == "skipped":
+            return f"skipped: {record.reason}"
+        if record.status == "run":
+            self._doubts[part.name] = _Doubt(stage.name, is_new=not record.files)
+            self._is_exported |= stage.makes_graph
+            self._write_stage(stage, part, self._unknown)
+            section = self.plan.config.quant
+            done = f"; {quantize_options(section).words}" if stage.name == "quantize" and section is not None else ""
+            runs = f"runs, if {self._unknown}" if self._unknown else f"runs: {record.reason or 'no result yet'}"
+            return f"{runs}{done}"
+        if record.reason:  # linked from another folder
+            for file in record.files:
+                self._add(self.folder.path / file.name)
+            return f"up to date, {record.reason}"
+        if doubt is None:
+            self._kept.update(file.name for file in record.files)
+            return "up to date"
+        condition = f"{doubt.cause} changes its input"
+        self._write_stage(stage, part, condition)
+        return f"up to date, unless {condition}"
 
     def _write_stage(self, stage: Stage, part: BuiltPart, condition: str) -> None:
-        model = part_path(self._job.folder.path / stage.file, part.name, of_several=part.of_several)
+        model = file_names.part_path(self.folder.path / stage.file, part.name, of_several=part.of_several)
         self._add(model, condition)
         self._add_data(planned_data(model).path, condition)
         if stage.makes_graph and self._writes_sidecar():
-            self._add(sidecar_path(model), condition)
+            self._add(file_names.sidecar_path(model), condition)
 
     def _writes_sidecar(self) -> bool:
-        export = self._job.plan.config.export
+        export = self.plan.config.export
         return export is not None and export.hierarchy
 
     def _place(self, part: BuiltPart) -> None:
         """Note the files of a finished part, unless they are the result already."""
-        doubt = self._doubts.get(part.name)
-        retained = reusable_model(self._job, self._earlier, part, self._layout, self._files)
+        doubt, retained = self._doubt(part), self.reusable_model(part)
         if retained is not None and doubt is None:
-            self._kept.update(
-                file.name for file in (retained.files if self._job.plan.deploy_only else retained.all_files)
-            )
+            self._kept.update(file.name for file in (retained.files if self.plan.deploy_only else retained.all_files))
             return
         condition = f"{doubt.cause} changes its input" if retained is not None and doubt is not None else self._unknown
-        model = self._job.folder.path / self._layout.model_name(part)
+        model = self.folder.path / self.layout.model_name(part)
         self._add(model, condition)
-        numbered = find_layout(self._job.plan.config.layout).numbers_data
-        self._add_data(numbered_data_path(model, 0) if numbered else planned_data(model).path, condition)
-        is_described = part.name in self._runs and self._job.plan.onnx_path is None and self._writes_sidecar()
-        if not self._job.plan.deploy_only and (is_described or has_sidecar(part)):
-            self._add(sidecar_path(model), condition)
+        numbered = find_layout(self.plan.config.layout).numbers_data
+        self._add_data(file_names.numbered_data_path(model, 0) if numbered else planned_data(model).path, condition)
+        is_described = part.has_run and self.plan.onnx_path is None and self._writes_sidecar()
+        if not self.plan.deploy_only and (is_described or part.exported is not None):
+            self._add(file_names.sidecar_path(model), condition)
 
     def _place_beside(self) -> None:
         """Note what stands beside the models, and the two files that each build writes."""
-        plan, folder = self._job.plan, self._job.folder.path
-        copied = self._companions.outdated()
-        self._kept.update(name for name in self._companions.planned if name not in copied)
+        plan, folder = self.plan, self.folder.path
+        copied = self.companions.outdated()
+        self._kept.update(name for name in self.companions.planned if name not in copied)
         for name in copied:
             self._add(folder / name)
         layout = find_layout(plan.config.layout)
-        for name in self._layout.rewritten_names:
+        for name in self.layout.rewritten_names:
             self._add(folder / name)
         for name in adapter_names(plan):
             self._add(folder / name)
         for name in layout.described:
             self._add(folder / name, f"{layout.readers} expect it for this kind of model")
         if not plan.deploy_only:
-            self._add(folder / BUILD_CONFIG_NAME)
-        self._add(folder / BUILD_MANIFEST_NAME)
+            self._add(folder / file_names.BUILD_CONFIG_NAME)
+        self._add(folder / file_names.BUILD_MANIFEST_NAME)
 
     def _add(self, path: Path, condition: str = "") -> None:
         self._writes[path] = PlannedFile(path, path.exists(), condition)
@@ -320,7 +263,7 @@ class _Outline:
         self._add(path, f"{_OUTSIDE}, and {condition}" if condition else _OUTSIDE)
 
     def _reads(self) -> tuple[Path, ...]:
-        plan = self._job.plan
+        plan = self.plan
         quant = plan.config.quant
         data = quant.calibration_data if quant is not None else None
         samples = () if data is None else calibration_files(data).values()
@@ -331,23 +274,23 @@ class _Outline:
 
     def _removes(self) -> tuple[Path, ...]:
         """Return the files of earlier builds that this one does not make, or not under the same name."""
-        folder = self._job.folder
+        folder = self.folder
         stays = {folder.path / name for name in self._kept} | self._writes.keys()
-        if self._earlier is None:
+        if self.earlier is None:
             return ()
-        owned = [folder.path / name for name in self._earlier.files]
+        owned = [folder.path / name for name in self.earlier.files]
         return tuple(path for path in owned if path not in stays and path.is_file())
 
-    def _notes(self) -> list[str]:
-        plan = self._job.plan
+    def _notes(self, *, is_fetched: bool) -> list[str]:
+        plan = self.plan
         notes = []
-        if not self._is_fetched:
+        if not is_fetched:
             notes.append(
                 f"{plan.request.model} is not on this disk and is downloaded first; only then are up-to-date stages "
                 "and companion files known."
             )
-        is_guessed = self._earlier is None or not self._earlier.parts
-        if plan.onnx_path is None and is_guessed and all(part.current_files == () for part in self._parts):
+        is_guessed = self.earlier is None or not self.earlier.parts
+        if plan.onnx_path is None and is_guessed and all(part.current_files == () for part in self.parts):
             notes.append(
                 "The number of parts is known when the model is loaded; the files of one part are listed. For several, "
                 "stages write <stage>_<part>.onnx, and the results are named <part>.onnx."

@@ -8,32 +8,18 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from winml.modelkit import file_names
 from winml.modelkit.builds.config import auto_words, idle_quantization, quantize_options, requested_quantization
 from winml.modelkit.builds.layouts.layout import find_layout, refuse_task
-from winml.modelkit.builds.manifest_records import StageName, StageRecord
+from winml.modelkit.builds.manifest_records import FileRecord, StageName, StageRecord
 from winml.modelkit.builds.plan import WITHOUT_COMPILATION, BuildPlan, idle_compilation, request_record
 from winml.modelkit.errors import StageError, UsageError
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.file_names import (
-    ADAPTER_SUFFIX,
-    BUILD_CONFIG_NAME,
-    COMPILED_NAME,
-    DECODER,
-    ENCODER,
-    EXPORTED_NAME,
-    ONLY_PART,
-    OPTIMIZED_NAME,
-    QUANTIZED_NAME,
-    files_folder,
-    numbered_data_path,
-    part_path,
-    sidecar_path,
-)
 from winml.modelkit.models.checkpoints.adapters import named_adapter
 from winml.modelkit.onnx.specs import current_name
 from winml.modelkit.quantize.calibration.calibration_files import calibration_files, calibration_kind
@@ -49,9 +35,43 @@ if TYPE_CHECKING:
     from winml.modelkit.optimize.options import OptimizeOptions
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.quantize.records import QuantizedFile
-    from winml.modelkit.transform.graph_file import GraphHandover
+    from winml.modelkit.transform.graph_file import GraphFileTask, GraphHandover
+    from winml.modelkit.transform.records import TransformedFile
 
 _GRAPH_LIBRARIES = ("onnx", "onnx-ir", "onnxruntime", "onnxscript")
+
+
+@dataclass
+class BuiltPart:
+    """One part of the model, as far as it is built."""
+
+    name: str
+    of_several: bool
+    current: Path | None
+    """Result of the stages so far; None before the first."""
+    current_files: tuple[FileRecord, ...] = ()
+    """Its files; empty where it is the model the build starts from."""
+    records: list[StageRecord] = field(default_factory=list)
+
+    def add(self, record: StageRecord, folder: Path) -> None:
+        """Take the result of the next stage."""
+        self.records.append(record)
+        if record.files:
+            self.current, self.current_files = folder / record.files[0].name, record.files
+
+    @property
+    def has_run(self) -> bool:
+        """Whether any stage ran, rather than that its result was reused."""
+        return any(record.status == "run" for record in self.records)
+
+    @property
+    def exported(self) -> tuple[FileRecord, FileRecord] | None:
+        """The model that was made from PyTorch, and its sidecar; None without a sidecar."""
+        for record in self.records:
+            sidecar = next((file for file in record.files if file.name.endswith(file_names.SIDECAR_SUFFIX)), None)
+            if sidecar is not None:
+                return record.files[0], sidecar
+        return None
 
 
 @dataclass(frozen=True)
@@ -79,7 +99,7 @@ class StageOutcome:
     normalizations: int
     """How often it brought the graph into its plain form."""
     summary: str
-    part: str = ONLY_PART
+    part: str = file_names.ONLY_PART
     """Which part it made; counts for a stage that makes graphs."""
     seconds: float | None = None
     """Time it took; None: all of the run."""
@@ -132,34 +152,47 @@ def _export_options(plan: BuildPlan) -> dict[str, object]:
 
 
 def _undo_export_resolution(options: dict[str, Any], earlier: StageRecord) -> dict[str, Any]:
-    """Put back what a config says only because an earlier build wrote it there."""
+    """Put back what a config says only because an earlier build wrote it there.
+
+    A value that equals the one which the earlier build decided becomes the value which that build was asked for.
+    """
     before = earlier.origin.options if earlier.origin is not None else {}
     if not {"request", "export"} <= before.keys() or not {"loader", "export"} <= earlier.resolved.keys():
         return options
     decided = WinMLExportConfig.model_validate_json(json.dumps(earlier.resolved["export"]))
-    written = decided.model_dump(mode="json")
-    request, export = dict(options["request"]), dict(options["export"])
-    for key, value in export.items():
-        if value is not None and value == written[key] and key in before["export"]:
-            export[key] = before["export"][key]
-    for key in ("task", "model_class"):
-        if key in request and request[key] == earlier.resolved["loader"].get(key):
-            _put_back(request, before["request"], key)
+    written, loader = decided.model_dump(mode="json"), earlier.resolved["loader"]
+    request, asked = options["request"], before["request"]
+    export = {
+        key: before["export"].get(key, value) if value is not None and value == written[key] else value
+        for key, value in options["export"].items()
+    }
+    dynamic = request["dynamic"]
     if any(spec.cache is not None for spec in decided.input_tensors or ()):
         # A decoder with a cache has them open, whether that was asked for or not.
         names = {current_name(item.name) for item in decided.dynamic_dimensions}
         for size in (size for size, key in _SIZES_OF_DECODERS.items() if key in names):
             export[f"dynamic_{size}"] = before["export"].get(f"dynamic_{size}")
-            request["dynamic"] = {**request["dynamic"], size: before["request"]["dynamic"].get(size)}
+            dynamic = {**dynamic, size: asked["dynamic"].get(size)}
+    returned = [key for key in ("task", "model_class") if key in request and request[key] == loader.get(key)]
     inputs = [spec.model_dump(mode="json", exclude_none=True) for spec in decided.input_tensors or ()]
-    if request.get("input_specs") == inputs and _is_implied(request["dynamic"], before["request"]["dynamic"], written):
-        _put_back(request, before["request"], *_INPUT_KEYS)
-    return {**options, "request": request, "export": export}
+    open_sizes = {"dimensions": written["dynamic_dimensions"]}
+    is_implied = all(
+        not value or value in (asked["dynamic"].get(key), open_sizes.get(key)) for key, value in dynamic.items()
+    )
+    if request.get("input_specs") == inputs and is_implied:
+        returned += _INPUT_KEYS
+    repeated = {**request, "dynamic": dynamic}
+    request = {key: value for key, value in repeated.items() if key not in returned}
+    return {
+        **options,
+        "request": {**request, **{key: asked[key] for key in returned if key in asked}},
+        "export": export,
+    }
 
 
 def _relevant_export_options(options: dict[str, Any], parts: Collection[str]) -> dict[str, object]:
     """Leave out which part computes the keys of what was encoded, where no part encodes."""
-    if set(parts) <= {ENCODER, DECODER} or "request" not in options:
+    if set(parts) <= {file_names.ENCODER, file_names.DECODER} or "request" not in options:
         return options
     return {**options, "request": {key: value for key, value in options["request"].items() if key != "cross_keys"}}
 
@@ -169,18 +202,6 @@ _SIZES_OF_DECODERS = {"batch": "batch_size", "sequence": "sequence_length"}
 
 _INPUT_KEYS = ("input_specs", "shape_config", "batch_size", "dynamic")
 """Keys of a request that only say what the inputs are to be."""
-
-
-def _is_implied(now: Mapping[str, object], before: Mapping[str, object], written: Mapping[str, object]) -> bool:
-    """Say whether a wish for dynamic dimensions asks for nothing that the inputs as written do not have already."""
-    wishes = {**now, "dimensions": now["dimensions"] if now["dimensions"] != written["dynamic_dimensions"] else []}
-    return all(not value or value == before.get(key) for key, value in wishes.items())
-
-
-def _put_back(request: dict[str, object], before: Mapping[str, object], *keys: str) -> None:
-    for key in keys:
-        request.pop(key, None)
-    request.update({key: before[key] for key in keys if key in before})
 
 
 def run_export(
@@ -251,7 +272,7 @@ def _resolved_sections(plan: BuildPlan, result: ExportResult) -> dict[str, objec
     assert loader is not None  # the plan fills it
     assert export is not None  # an export ran
     loader = loader.model_copy(update={"task": result.model.task, "model_class": result.model.class_name})
-    if result.parts[0].name == ONLY_PART:
+    if result.parts[0].name == file_names.ONLY_PART:
         decided = {
             "opset_version": result.only_part.opset_produced,
             "input_tensors": result.only_part.inputs,
@@ -271,32 +292,43 @@ def _optimize_options(plan: BuildPlan) -> dict[str, object]:
     return {**decided, **fused, **added}
 
 
-def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
-    from winml.modelkit.optimize.file_optimization import optimization, optimize_file
-    from winml.modelkit.transform.graph_file import CopyRules, GraphFileTask
+def _file_task(task: StageTask, external_from_bytes: int | None = None) -> GraphFileTask:
+    """Return from which file to which a stage goes that changes one graph."""
+    from winml.modelkit.transform.graph_file import GraphFileTask
 
-    section = task.plan.config.optim
-    assert section is not None  # skipped otherwise
-    assert task.source is not None  # an export ran before, or the build starts from an ONNX file
-    options: OptimizeOptions = section
-    if task.plan.onnx_path is None or find_layout(task.plan.config.layout).for_onnxruntime:
-        from winml.modelkit.builds.decoder_fusions import optimization_of
-        from winml.modelkit.onnx.files.graph_reading import load_by_reference
-
-        options = optimization_of(section, load_by_reference(task.source), task.plan)
-    # Files of this build may share data and name each other; the user's file must stay free to be changed.
-    is_ours = task.source != task.plan.onnx_path
-    skips = task.plan.skip_pre_normalization
-    file_task = GraphFileTask(
+    assert task.source is not None  # an earlier stage ran, or the build starts from an ONNX file
+    return GraphFileTask(
         task.source,
         task.output,
         overwrite=True,
         verify=task.plan.verify,
         seed=task.plan.request.seed,
-        skip_normalization=skips and options.is_empty,
-        external_from_bytes=external_from_bytes(task.plan, "optimize"),
-        copying=CopyRules(share_data=is_ours, may_link=is_ours, of_any_form=skips),
+        external_from_bytes=external_from_bytes,
     )
+
+
+def _outcomes(result: TransformedFile, summary: str, notes: Sequence[str] = ()) -> tuple[StageOutcome, ...]:
+    files = tuple(file.path for file in result.files)
+    return (StageOutcome(files, result.normalizations, summary, notes=(*notes, *result.notes)),)
+
+
+def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
+    from winml.modelkit.optimize.file_optimization import optimization, optimize_file
+    from winml.modelkit.transform.graph_file import CopyRules
+
+    section, file_task = task.plan.config.optim, _file_task(task, external_from_bytes(task.plan, "optimize"))
+    assert section is not None  # skipped otherwise
+    options: OptimizeOptions = section
+    if task.plan.onnx_path is None or find_layout(task.plan.config.layout).for_onnxruntime:
+        from winml.modelkit.builds.decoder_fusions import optimization_of
+        from winml.modelkit.onnx.files.graph_reading import load_by_reference
+
+        options = optimization_of(section, load_by_reference(file_task.source), task.plan)
+    # Files of this build may share data and name each other; the user's file must stay free to be changed.
+    is_ours = task.source != task.plan.onnx_path
+    skips = task.plan.skip_pre_normalization
+    copying = CopyRules(share_data=is_ours, may_link=is_ours, of_any_form=skips)
+    file_task = replace(file_task, skip_normalization=skips and options.is_empty, copying=copying)
     result = optimize_file(file_task, optimization(options, {}))
     if result.is_copy:
         from winml.modelkit.onnx.files.placing import external_files
@@ -304,11 +336,9 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
         files = (result.model_path, *external_files(result.model_path))
         summary = "already normalized" if result.is_plain else "not normalized (--skip-pre-normalization)"
         return (StageOutcome(files, normalizations=0, summary=summary),)
-    files = tuple(file.path for file in result.files)
     fired = ", ".join(f"{name} {count}" for name, count in result.fired.items() if count)
     summary = f"from {result.before.nodes}{f': {fired}' if fired else ''}"
-    notes = (*((_IGNORED_SKIP,) if skips else ()), *result.notes)
-    return (StageOutcome(files, result.normalizations, summary, notes=notes),)
+    return _outcomes(result, summary, (_IGNORED_SKIP,) if skips else ())
 
 
 _IGNORED_SKIP = "--skip-pre-normalization is ignored: the requested optimizations need the plain form."
@@ -335,7 +365,7 @@ def _quantization_record(plan: BuildPlan, options: QuantizeOptions) -> dict[str,
         record["calibration_data"] = file_digests(files) if files else options.calibration_data
         if plan.onnx_path is not None and calibration_kind(options.calibration_data) != "arrays":
             # What lies beside an ONNX file is no part of it.
-            record["processors"] = file_digests(processor_files(files_folder(plan.onnx_path)))
+            record["processors"] = file_digests(processor_files(file_names.files_folder(plan.onnx_path)))
     return record
 
 
@@ -351,33 +381,21 @@ def _quantize_options(plan: BuildPlan) -> dict[str, object]:
 def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
     from winml.modelkit.models.request import processor_folder
     from winml.modelkit.quantize.file_quantization import Quantization, quantize_file
-    from winml.modelkit.transform.graph_file import GraphFileTask
 
-    section = task.plan.config.quant
+    section, file_task = task.plan.config.quant, _file_task(task, external_from_bytes(task.plan, "quantize"))
     assert section is not None  # skipped otherwise
-    assert task.source is not None  # an earlier stage ran, or the build starts from an ONNX file
+    may_stay_float = task.output.name != file_names.QUANTIZED_NAME
     result = quantize_file(
-        GraphFileTask(
-            task.source,
-            task.output,
-            overwrite=True,
-            verify=task.plan.verify,
-            seed=task.plan.request.seed,
-            external_from_bytes=external_from_bytes(task.plan, "quantize"),
-        ),
-        Quantization(task.source, quantize_options(section), {}, may_stay_float=task.output.name != QUANTIZED_NAME),
+        file_task,
+        Quantization(file_task.source, quantize_options(section), {}, may_stay_float=may_stay_float),
         processors=processor_folder(task.plan.onnx_path or task.plan.request),
         statistics_folder=task.statistics,
     )
     found = [] if result.budget is None else [result.budget.note]
     words = auto_words(section)
-    outcome = StageOutcome(
-        files=tuple(file.path for file in result.files),
-        normalizations=result.normalizations,
-        summary=_quantized_words(result),
-        notes=(*([f"{words[0].upper()}{words[1:]}."] if words else []), *found, *result.notes),
+    return _outcomes(
+        result, _quantized_words(result), [*([f"{words[0].upper()}{words[1:]}."] if words else []), *found]
     )
-    return (outcome,)
 
 
 def _quantized_words(result: QuantizedFile) -> str:
@@ -413,31 +431,24 @@ def _run_compile(task: StageTask) -> tuple[StageOutcome, ...]:
     from winml.modelkit.compare.words import comparison_words
     from winml.modelkit.compile.file_compilation import compilation, compile_file
     from winml.modelkit.models.request import processor_folder
-    from winml.modelkit.transform.graph_file import GraphFileTask
 
-    section, seed = task.plan.config.compile, task.plan.request.seed
+    section, file_task = task.plan.config.compile, _file_task(task)
     assert section is not None  # skipped otherwise
-    assert task.source is not None  # an earlier stage ran, or the build starts from an ONNX file
-    file_task = GraphFileTask(task.source, task.output, overwrite=True, verify=task.plan.verify, seed=seed)
+    processors = processor_folder(task.plan.onnx_path or task.plan.request)
     try:
-        result = compile_file(
-            file_task,
-            compilation(file_task, section, {}),
-            processors=processor_folder(task.plan.onnx_path or task.plan.request),
-        )
+        result = compile_file(file_task, compilation(file_task, section, {}), processors=processors)
     except (UsageError, StageError) as error:
         error.hint += WITHOUT_COMPILATION
         raise
-    files = tuple(file.path for file in result.files)
     parts = f", {len(result.parts)} compiled, {len(result.outside)} outside" if result.parts else ""
     summary = f"for {result.compiled['provider']}{parts}, {comparison_words(result.comparison)}"
-    return (StageOutcome(files, result.normalizations, summary, notes=result.notes),)
+    return _outcomes(result, summary)
 
 
 STAGES: tuple[Stage, ...] = (
     Stage(
         name="export",
-        file=EXPORTED_NAME,
+        file=file_names.EXPORTED_NAME,
         section="export",
         libraries=("torch", "transformers", *_GRAPH_LIBRARIES),
         options=_export_options,
@@ -449,7 +460,7 @@ STAGES: tuple[Stage, ...] = (
     # Before quantize: fusions look for operators that quantization takes apart.
     Stage(
         name="optimize",
-        file=OPTIMIZED_NAME,
+        file=file_names.OPTIMIZED_NAME,
         section="optim",
         libraries=_GRAPH_LIBRARIES,
         options=_optimize_options,
@@ -457,7 +468,7 @@ STAGES: tuple[Stage, ...] = (
     ),
     Stage(
         name="quantize",
-        file=QUANTIZED_NAME,
+        file=file_names.QUANTIZED_NAME,
         section="quant",
         libraries=_GRAPH_LIBRARIES,
         options=_quantize_options,
@@ -468,7 +479,7 @@ STAGES: tuple[Stage, ...] = (
     # Last: what is compiled for one device can no longer be changed.
     Stage(
         name="compile",
-        file=COMPILED_NAME,
+        file=file_names.COMPILED_NAME,
         section="compile",
         libraries=_GRAPH_LIBRARIES,
         options=_compile_options,
@@ -497,7 +508,7 @@ def without_idle_stages(config: WinMLBuildConfig) -> tuple[WinMLBuildConfig, tup
 
 
 def names_of(
-    stages: Sequence[Stage], parts: Sequence[str] = (ONLY_PART,), config: WinMLBuildConfig | None = None
+    stages: Sequence[Stage], parts: Sequence[str] = (file_names.ONLY_PART,), config: WinMLBuildConfig | None = None
 ) -> tuple[str, ...]:
     """Return every name a build of these stages and parts may write, besides the manifest and the data of models.
 
@@ -509,26 +520,26 @@ def names_of(
     Data files are called after their content, so theirs are nobody else's; where readers look for them by name, the
     first is among these.
     """
-    of_several = tuple(parts) != (ONLY_PART,)
+    of_several = tuple(parts) != (file_names.ONLY_PART,)
     layout = find_layout(None if config is None else config.layout)
     models, data, sidecars = list[Path](), list[Path](), list[Path]()
     for part in parts:
         for stage in stages:
-            models.append(part_path(Path(stage.file), part, of_several=of_several))
+            models.append(file_names.part_path(Path(stage.file), part, of_several=of_several))
             if stage.makes_graph:
-                sidecars.append(sidecar_path(models[-1]))
+                sidecars.append(file_names.sidecar_path(models[-1]))
         models.append(Path(built_name(part, of_several=of_several, config=config)))
-        sidecars.append(sidecar_path(models[-1]))
+        sidecars.append(file_names.sidecar_path(models[-1]))
         if layout.numbers_data:
-            data.append(numbered_data_path(models[-1], 0))
-    return (*(path.as_posix() for path in (*models, *data, *sidecars)), *layout.written, BUILD_CONFIG_NAME)
+            data.append(file_names.numbered_data_path(models[-1], 0))
+    return (*(path.as_posix() for path in (*models, *data, *sidecars)), *layout.written, file_names.BUILD_CONFIG_NAME)
 
 
 def adapter_names(plan: BuildPlan) -> tuple[str, ...]:
     """Return the names, in the folder of a build, of the adapters that are switched at run time."""
-    folder = Path(built_name(ONLY_PART, of_several=False, config=plan.config)).parent
+    folder = Path(built_name(file_names.ONLY_PART, of_several=False, config=plan.config)).parent
     named = (named_adapter(text).name for text in plan.request.adapter)
-    return tuple((folder / f"{name}{ADAPTER_SUFFIX}").as_posix() for name in named if name is not None)
+    return tuple((folder / f"{name}{file_names.ADAPTER_SUFFIX}").as_posix() for name in named if name is not None)
 
 
 def built_name(part: str, *, of_several: bool, config: WinMLBuildConfig | None) -> str:

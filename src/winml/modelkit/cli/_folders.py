@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 PlanT = TypeVar("PlanT", bound="Plan")
 
+_ResultT = TypeVar("_ResultT", bound=Any)
+
 
 def _folder_document(result: TransformedFolder[RecordT], describe: Callable[[RecordT], Document]) -> Document:
     """Describe what became of a folder: of each part, and what came along."""
@@ -57,9 +59,34 @@ def options_of_part(options: Mapping[str, object], path: Path) -> dict[str, obje
     return {**options, "target": str(path), "model": None, "submodel": ()}
 
 
-def parts_record(options: Mapping[str, object], records: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
-    """Return the answer for a program: the record of each part of a folder."""
-    return {"schema_version": 1, "model": options["target"] or options["model"], "parts": dict(records)}
+def show_parts(
+    results: Mapping[str, _ResultT],
+    options: Mapping[str, Any],
+    describe: Callable[[_ResultT], Document],
+    *,
+    of_several: bool,
+    record: Callable[[_ResultT], Mapping[str, object]] = lambda result: result.as_record(),
+    show: Callable[..., None] = show_result,
+) -> None:
+    """Print the result of the only part of a model, or those of several parts, each under the name of its part.
+
+    Args:
+        results: Name of the part → result.
+        options: Those of the command, ``model`` among them.
+        describe: Describes a result for people.
+        of_several: Whether the model has several parts, of which one alone may have a result.
+        record: Returns the record of a result.
+        show: Prints a record, as :func:`~winml.modelkit.cli._streams.show_result` does.
+    """
+    records = {part: record(result) for part, result in results.items()}
+    if not of_several:
+        ((part, result),) = results.items()
+        show(records[part], options, lambda: describe(result))
+        return
+    from winml.modelkit.report.document import parts_document
+
+    named = str(options.get("target") or options["model"])
+    show({"schema_version": 1, "model": named, "parts": records}, options, lambda: parts_document(results, describe))
 
 
 def end_dry_run(plan: PlanT, options: Mapping[str, Any], refuse: Callable[[PlanT], None] = lambda _plan: None) -> None:

@@ -48,22 +48,15 @@ from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.progress import StepEvent, counted
 from winml.modelkit.samples.generated_samples import has_processors
-from winml.modelkit.transform.graph_file import (
-    CheckedSource,
-    GraphFileTask,
-    GraphWork,
-    name_beside,
-    recorded_float_source,
-    transform_file,
-)
+from winml.modelkit.transform import graph_file
 from winml.modelkit.words import count_noun
 
 
 def compile_file(
-    task: GraphFileTask,
+    task: graph_file.GraphFileTask,
     work: Compilation,
     on_step: Callable[[StepEvent], None] | None = None,
-    checked: CheckedSource | None = None,
+    checked: graph_file.CheckedSource | None = None,
     *,
     processors: Path | None = None,
 ) -> CompiledFile:
@@ -83,7 +76,7 @@ def compile_file(
     work = replace(work, reference=found, processors=processors)
     try:
         with temporary_folder(beside=task.output) as folder, rename_options({UNNAMED_FILE: str(task.source)}):
-            done = transform_file(task, replace(work, folder=folder), on_step, checked)
+            done = graph_file.transform_file(task, replace(work, folder=folder), on_step, checked)
     except OSError as error:
         raise write_error(task.output, error) from error
     notes = (*note, *_weight_notes(done.result, work.chosen), *_place_notes(done.result.record))
@@ -92,7 +85,7 @@ def compile_file(
 
 
 def compilation(
-    task: GraphFileTask, options: CompileOptions, sizes: Mapping[str, int], reference: Path | None = None
+    task: graph_file.GraphFileTask, options: CompileOptions, sizes: Mapping[str, int], reference: Path | None = None
 ) -> Compilation:
     """Return the work that options request, without a folder yet.
 
@@ -107,10 +100,10 @@ def compilation(
         StageError: it is a plug-in that the installed ONNX Runtime does not load.
     """
     chosen = choose_compiler(options.ep, options.device, options.ep_options or {})
-    return Compilation(options, chosen, sizes, name_beside(task.source, task.output), reference=reference)
+    return Compilation(options, chosen, sizes, graph_file.name_beside(task.source, task.output), reference=reference)
 
 
-def _found_reference(task: GraphFileTask, work: Compilation) -> tuple[Path | None, tuple[str, ...]]:
+def _found_reference(task: graph_file.GraphFileTask, work: Compilation) -> tuple[Path | None, tuple[str, ...]]:
     """Return the float file that the result is compared with beside its source, and what is said where there is none.
 
     A source that is not quantized is what the result is compared with.
@@ -122,7 +115,7 @@ def _found_reference(task: GraphFileTask, work: Compilation) -> tuple[Path | Non
     is_quantized = any(node.op_type in QUANTIZED_OPERATORS for node in proto_nodes(structure))
     if QUANTIZATION_KEY not in metadata and not is_quantized:
         return None, ()
-    found = recorded_float_source(task.source, metadata)
+    found = graph_file.recorded_float_source(task.source, metadata)
     if found is not None:
         return found, ()
     note = (
@@ -171,7 +164,7 @@ SAMPLES = 4
 
 
 @dataclass(frozen=True)
-class Compilation(GraphWork[CompileResult]):
+class Compilation(graph_file.GraphWork[CompileResult]):
     """Compiling for one provider."""
 
     step_name: ClassVar[str] = "compilation"

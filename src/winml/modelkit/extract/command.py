@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._folders import end_dry_run, named_parts, options_of_part, parts_record
+from winml.modelkit.cli._folders import named_parts, options_of_part, show_parts
 from winml.modelkit.cli._options import (
     input_options,
     model_argument,
@@ -69,18 +70,22 @@ def command(context: click.Context, /, **options: Any) -> None:
       winml extract -m ./checkpoint --module '/BertModel/**/BertLayer.*' -o layers --format json
     """
     plans = {part: plan_extraction(_request(requested)) for part, requested in _options_by_part(options).items()}
+    of_several = _WHOLE not in plans
     if options["dry_run"]:
-        _show_plans(plans, options)
+        from winml.modelkit.report.plan_table import plan_document
+
+        show_parts(plans, options, plan_document, of_several=of_several, show=partial(show_result, is_answer=True))
         return
     results = {part: _extract(plan, options) for part, plan in plans.items()}
-    records = {part: {"folder": str(item.folder), **item.as_record()} for part, item in results.items()}
     from winml.modelkit.extract.table import extract_document
-    from winml.modelkit.report.document import parts_document
 
-    if _WHOLE in results:
-        show_result(records[_WHOLE], options, lambda: extract_document(results[_WHOLE]))
-    else:
-        show_result(parts_record(options, records), options, lambda: parts_document(results, extract_document))
+    show_parts(
+        results,
+        options,
+        extract_document,
+        of_several=of_several,
+        record=lambda item: {"folder": str(item.folder), **item.as_record()},
+    )
     refused, modules = (sum(len(getattr(item, name)) for item in results.values()) for name in ("refused", "modules"))
     if refused or not modules:
         what = (
@@ -114,16 +119,6 @@ def _request(options: Mapping[str, Any]) -> ExtractRequest:
     protected = tuple(files_read(model, options))
     fields = {field.name: options[field.name] for field in fields_of(ExtractRequest)}
     return ExtractRequest(model=model, run=run, protected=protected, **fields)
-
-
-def _show_plans(plans: dict[str, ExtractPlan], options: dict[str, object]) -> None:
-    if _WHOLE in plans:
-        end_dry_run(plans[_WHOLE], options)
-    from winml.modelkit.report.document import parts_document
-    from winml.modelkit.report.plan_table import plan_document
-
-    record = parts_record(options, {part: plan.as_record() for part, plan in plans.items()})
-    show_result(record, options, lambda: parts_document(plans, plan_document))
 
 
 def _extract(plan: ExtractPlan, options: dict[str, object]) -> ExtractResult:

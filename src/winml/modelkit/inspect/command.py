@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
-from winml.modelkit.cli._folders import named_parts, options_of_part, parts_record
+from winml.modelkit.cli._folders import named_parts, options_of_part, show_parts
 from winml.modelkit.cli._options import (
     input_options,
     model_argument,
@@ -24,6 +24,7 @@ from winml.modelkit.cli._requests import exported_path, model_request, refuse_ch
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result
 from winml.modelkit.errors import UsageError
 from winml.modelkit.fields import DEVICE, MODEL, OUTPUT
+from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.models.load_options import declared_options
 from winml.modelkit.ort.execution_providers import Device, find_execution_provider, parse_ep_options
 from winml.modelkit.progress import counted
@@ -96,9 +97,9 @@ def command(**options: object) -> None:
     requested = options_of_part(options, next(iter(parts.values()))) if parts else options
     model = _refuse_early(requested)
     if len(parts) > 1:
-        _inspect_parts(parts, options, requested)
+        _inspect_files(parts, options, requested)
     elif model is not None and model.lower().endswith(".onnx"):
-        _inspect_file(Path(model), requested)
+        _inspect_files({ONLY_PART: Path(model)}, options, requested)
     elif model is None and options["list_tasks"] and not (options["model_type"] or options["model_class"]):
         _list_all_tasks(options)
     else:
@@ -182,26 +183,24 @@ def _named_file(name: str) -> str:
     return name if path is None else str(path)
 
 
-def _inspect_file(path: Path, options: dict[str, object]) -> None:
-    with shown_wait("inspecting"):
-        inspected = _inspected_file(path, options)
-    show_result(inspected.as_record(options), options, lambda: inspected.document(options))
-    _end(inspected.fit)
-
-
-def _inspect_parts(parts: Mapping[str, Path], options: Mapping[str, Any], requested: dict[str, object]) -> None:
-    """Show what is in each part of a folder, as ``requested``; ``--module`` in those that have such a module."""
-    from winml.modelkit.builds.folder_transformation import part_modules, parts_with_module
-
+def _inspect_files(parts: Mapping[str, Path], options: Mapping[str, Any], requested: dict[str, object]) -> None:
+    """Show what is in a file, or in each part of a folder; ``--module`` in the parts that have such a module."""
     displayed = list(parts)
-    if options["module"] is not None:
+    of_several = len(parts) > 1
+    if of_several and options["module"] is not None:
+        from winml.modelkit.builds.folder_transformation import part_modules, parts_with_module
+
         displayed = parts_with_module(part_modules(parts), options["module"])
     with shown_wait("inspecting"):
-        inspected = {part: _inspected_file(parts[part], requested) for part in counted(displayed, "part")}
-    from winml.modelkit.report.document import parts_document
-
-    record = parts_record(options, {part: item.as_record(options) for part, item in inspected.items()})
-    show_result(record, options, lambda: parts_document(inspected, lambda item: item.document(options)))
+        numbered = counted(displayed, "part") if of_several else displayed
+        inspected = {part: _inspected_file(parts[part], requested) for part in numbered}
+    show_parts(
+        inspected,
+        options,
+        lambda item: item.document(options),
+        of_several=of_several,
+        record=lambda item: item.as_record(options),
+    )
     for item in inspected.values():
         _end(item.fit)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._folders import parts_record, run_verb
+from winml.modelkit.cli._folders import run_verb, show_parts
 from winml.modelkit.cli._options import option, request_options, result_options
 from winml.modelkit.cli._requests import read_request
 from winml.modelkit.cli._streams import show_result
@@ -121,11 +121,5 @@ def _check_files(request: OptimizeRequest, options: Mapping[str, Any]) -> None:
     with library_output_to_stderr():
         checks = {part: check_optimization(path, options=request.options) for part, path in paths.items()}
     from winml.modelkit.optimize.table import optimization_check_document
-    from winml.modelkit.report.document import parts_document
 
-    if len(checks) == 1:
-        (check,) = checks.values()
-        show_result(check.as_record(), options, lambda: optimization_check_document(check))
-        return
-    record = parts_record({"target": str(request.model)}, {part: check.as_record() for part, check in checks.items()})
-    show_result(record, options, lambda: parts_document(checks, optimization_check_document))
+    show_parts(checks, options, optimization_check_document, of_several=len(checks) > 1)

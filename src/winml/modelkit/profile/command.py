@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._folders import end_dry_run, named_parts, options_of_part, parts_record
+from winml.modelkit.cli._folders import end_dry_run, named_parts, options_of_part, show_parts
 from winml.modelkit.cli._options import (
     model_argument,
     random_options,
@@ -121,14 +121,11 @@ def _show_parts(
     describe: Callable[[Any], Any],
 ) -> None:
     """Write and print the result of one model, or those of several parts."""
-    from winml.modelkit.report.document import parts_document
 
-    if len(plan.subject.models) == 1:
-        (result,) = results.values()
-        show_answer(result.as_record(), plan.files, options, lambda: describe(result))
-        return
-    record = parts_record(options, {part: result.as_record() for part, result in results.items()})
-    show_answer(record, plan.files, options, lambda: parts_document(results, describe))
+    def show(record: Mapping[str, object], options: Mapping[str, Any], describe: Callable[[], Any]) -> None:
+        show_answer(record, plan.files, options, describe)
+
+    show_parts(results, options, describe, of_several=len(plan.subject.models) > 1, show=show)
 
 
 def _show_generation(request: PerfRequest, plan: AnswerPlan[PerfSubject], options: Mapping[str, object]) -> None:

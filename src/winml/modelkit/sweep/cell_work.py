@@ -299,7 +299,7 @@ class _CellWork:
     def _build(self) -> None:
         from winml.modelkit.builds.build import BuildCache, identify_plan, run_build
         from winml.modelkit.builds.plan import plan_build
-        from winml.modelkit.builds.stage_runs import StageStore
+        from winml.modelkit.builds.stage_walk import StageStore
         from winml.modelkit.models.request import ModelRequest
         from winml.modelkit.onnx.files.named_paths import unrecorded
 

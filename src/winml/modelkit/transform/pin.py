@@ -20,19 +20,12 @@ from winml.modelkit.compare.files import large_size, open_session, refuse_differ
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.errors import InputError, StageError, UsageError, VerificationError, WinMLError
 from winml.modelkit.metadata_keys import DIMENSIONS_KEY, INPUTS_KEY, OUTPUTS_KEY
+from winml.modelkit.onnx import specs
 from winml.modelkit.onnx.model_metadata import output_specs
 from winml.modelkit.onnx.pinning import (
     open_dimensions,
     pin_dimensions,
     sizes_of_dimensions,
-)
-from winml.modelkit.onnx.specs import (
-    InputTensorSpec,
-    input_records,
-    resolve_names,
-    stated_bounds,
-    stated_sums,
-    summed_sizes,
 )
 from winml.modelkit.onnx.stage import StageResult
 from winml.modelkit.ort.graph_inputs import draw_feeds, graph_inputs
@@ -153,7 +146,7 @@ class Pinning(GraphWork[_PinResult]):
         Raises:
             UsageError: names the size.
         """
-        bounds = stated_bounds(model.metadata_props)
+        bounds = specs.stated_bounds(model.metadata_props)
         for name, size in sizes_of_dimensions(model.graph, self.sizes).items():
             if name in bounds and (refusal := bounds[name].refusal(size)):
                 raise UsageError(
@@ -174,8 +167,8 @@ class Pinning(GraphWork[_PinResult]):
         """
         names = open_dimensions(model.graph)
         sizes = sizes_of_dimensions(model.graph, self.sizes)
-        sums = stated_sums(model.metadata_props)
-        sizes |= {name: size for name, size in summed_sizes(sums, sizes).items() if name in names}
+        sums = specs.stated_sums(model.metadata_props)
+        sizes |= {name: size for name, size in specs.summed_sizes(sums, sizes).items() if name in names}
         pin_dimensions(model, sizes)
         _state_sums(model, sizes)
         _state_bounds(model, sizes)
@@ -223,7 +216,7 @@ class Pinning(GraphWork[_PinResult]):
             UsageError: names the size, and the largest the model takes.
         """
         trial = _Trial(open_session(source, as_written=True), seed)
-        requested = resolve_names(self.sizes, trial.names)
+        requested = specs.resolve_names(self.sizes, trial.names)
         reason = trial.refusal(requested)
         if reason is None:
             return
@@ -242,7 +235,7 @@ def _size_words(sizes: Mapping[str, int]) -> str:
 
 def _state_sums(model: ir.Model, sizes: Mapping[str, int]) -> None:
     """Write numbers for the sizes that are fixed into the sums the file states, in place; leave out those all fixed."""
-    records = input_records(model.metadata_props)
+    records = specs.input_records(model.metadata_props)
     if not any("sums" in record for record in records.values()):
         return
     for record in records.values():
@@ -258,16 +251,16 @@ def _state_sums(model: ir.Model, sizes: Mapping[str, int]) -> None:
 
 def _state_bounds(model: ir.Model, sizes: Mapping[str, int]) -> None:
     """Leave out the bounds of dimensions that are fixed, in place."""
-    bounds = [item.as_record() for name, item in stated_bounds(model.metadata_props).items() if name not in sizes]
+    bounds = [item.as_record() for name, item in specs.stated_bounds(model.metadata_props).items() if name not in sizes]
     model.metadata_props.pop(DIMENSIONS_KEY, None)
     if bounds:
         model.metadata_props[DIMENSIONS_KEY] = json.dumps(bounds)
 
 
-def _input_specs(model: ir.Model) -> tuple[InputTensorSpec, ...]:
+def _input_specs(model: ir.Model) -> tuple[specs.InputTensorSpec, ...]:
     """Return the inputs as the graph declares them, with the value ranges that the file states."""
-    stated = input_records(model.metadata_props)
-    specs = []
+    stated = specs.input_records(model.metadata_props)
+    found = []
     for value in model.graph.inputs:
         if value.name in model.graph.initializers:
             continue
@@ -283,11 +276,11 @@ def _input_specs(model: ir.Model) -> tuple[InputTensorSpec, ...]:
             },
         }
         try:
-            specs.append(InputTensorSpec.model_validate_json(json.dumps(record)))
+            found.append(specs.InputTensorSpec.model_validate_json(json.dumps(record)))
         except pydantic.ValidationError as error:
             reason = error.errors(include_url=False)[0]["msg"]
             raise InputError(
                 f"input {value.name}: {record['dtype']}{record['shape']}: {reason}",
                 hint="Sizes can be fixed only for inputs with a known rank and dtype and named dynamic dimensions.",
             ) from None
-    return tuple(specs)
+    return tuple(found)

@@ -17,7 +17,7 @@ from winml.modelkit.builds.config import CompileSection, OptimSection, QuantSect
 from winml.modelkit.builds.identity import ModelIdentity
 from winml.modelkit.builds.manifest_records import BuildResult
 from winml.modelkit.builds.plan import BuildPlan, plan_build
-from winml.modelkit.builds.stage_runs import StageStore
+from winml.modelkit.builds.stage_walk import StageStore
 from winml.modelkit.errors import UsageError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.file_names import TUNE_CANDIDATES_NAME, TUNE_EXPORT_NAME, TUNE_FIXED_NAME

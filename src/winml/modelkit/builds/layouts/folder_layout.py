@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from winml.modelkit.builds.folder import BuildFolder
 from winml.modelkit.builds.identity import ModelIdentity
 from winml.modelkit.builds.layouts.layout import (
     PLAIN,
@@ -14,14 +15,22 @@ from winml.modelkit.builds.layouts.layout import (
     refuse_task,
     refuse_unknown_type,
 )
+from winml.modelkit.builds.manifest_records import FileRecord
 from winml.modelkit.builds.plan import BuildPlan
-from winml.modelkit.builds.stage_runs import BuiltPart
-from winml.modelkit.builds.stages import adapter_names, built_name
+from winml.modelkit.builds.stages import BuiltPart, adapter_names, built_name
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, files_folder, is_data_of, numbered_data_path
 from winml.modelkit.models.checkpoints.adapters import read_adapters
 from winml.modelkit.models.checkpoints.companion_files import companion_files
 from winml.modelkit.models.checkpoints.task import canonical_task
 from winml.modelkit.models.request import resolve_source
+from winml.modelkit.onnx.files.companions import (
+    Companions,
+    is_in_the_way,
+    outdated_companions,
+    reserve_companions,
+    settled_companions,
+)
+from winml.modelkit.onnx.files.content_digest import hash_file
 from winml.modelkit.onnx.files.output_files import OutputFiles
 from winml.modelkit.samples.processors import missing_processors
 
@@ -187,3 +196,79 @@ class FolderLayout:
             beside = (folder / self.model_name(part)).parent
             write_adapters(adapters, part.current, lambda name, beside=beside: files.reserve(beside / name))  # type: ignore[misc]
         self.written_names = (*self.written_names, *names)
+
+
+class BuildCompanions:
+    """The companions in the folder of one build: config, tokenizer and processor files.
+
+    A file belongs to builds as long as its content is what a build wrote; one that the user changed is not replaced.
+
+    Attributes:
+        placed: What stands there; known once the models are placed.
+        records: What the manifest says of them. Until the build is done, these may be two of one name: as the earlier
+            build left it, and as this one does.
+    """
+
+    def __init__(self, folder: BuildFolder, sources: Mapping[str, Path]) -> None:
+        """Take over what the earlier build wrote down.
+
+        Args:
+            folder: Held by the build.
+            sources: Name in the folder, ``/`` between parts → file to copy.
+        """
+        self.placed = Companions()
+        self.records = folder.manifest.companions if folder.manifest is not None else ()
+        self._folder = folder
+        self._sources = sources
+
+    def reserve(self, files: OutputFiles) -> None:
+        """Copy what is missing or outdated; the names are ours from now on, which the caller is to write down.
+
+        Raises:
+            WriteError: a file cannot be written.
+        """
+        folder = self._folder
+        self._disown_changed()
+        owned = folder.owned_names()
+        self.placed = reserve_companions(files, folder.path, self._sources, owned=owned)
+        folder.disown(self.placed.kept)
+        new = [name for name in self.placed.names if name not in owned]
+        if new:
+            folder.claim(new)
+        coming = (file_record(name, self._sources[name]) for name in self.placed.names)
+        self.records = tuple(dict.fromkeys((*self.records, *coming)))
+
+    @property
+    def planned(self) -> tuple[str, ...]:
+        """Names of all files that may come along."""
+        return tuple(self._sources)
+
+    def outdated(self) -> tuple[str, ...]:
+        """Return the names of those that :meth:`reserve` would write; changes no file."""
+        self._disown_changed()
+        return outdated_companions(self._folder.path, self._sources, owned=self._folder.owned_names())
+
+    def settle(self, files: OutputFiles) -> None:
+        """Take note of what became of them in the commit."""
+        folder = self._folder
+        reserved = self.placed.names
+        self.placed = settled_companions(self.placed, folder.path, self._sources, files.gave_way)
+        folder.disown([name for name in reserved if name not in self.placed.names])
+        self.records = tuple(file_record(name, folder.path / name) for name in self.placed.names)
+
+    def _disown_changed(self) -> None:
+        names = {record.name for record in self.records} & {*self._folder.owned_names()}
+        changed = [name for name in names if self._is_changed(name)]
+        self._folder.disown(changed)
+        self.records = tuple(record for record in self.records if record.name in names and record.name not in changed)
+
+    def _is_changed(self, name: str) -> bool:
+        path = self._folder.path / name
+        if is_in_the_way(self._folder.path, name):
+            return True
+        return path.exists() and file_record(name, path) not in self.records
+
+
+def file_record(name: str, path: Path) -> FileRecord:
+    """Return the record of a file under the name that it gets in the folder."""
+    return FileRecord(name=name, size_bytes=path.stat().st_size, sha256=hash_file(path))

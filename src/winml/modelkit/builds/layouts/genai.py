@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from winml.modelkit import file_names
 from winml.modelkit.builds.layouts.layout import (
     Layout,
     has_recurrent_layers,
@@ -23,17 +24,6 @@ from winml.modelkit.builds.layouts.layout import (
     text_section,
 )
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.file_names import (
-    AUDIO_PROCESSOR_NAME,
-    CHECKPOINT_CONFIG_NAME,
-    DECODER,
-    ENCODER,
-    GENAI_CONFIG_NAME,
-    GENERATION_CONFIG_NAME,
-    ONLY_PART,
-    TOKENIZER_CONFIG_NAME,
-    built_part_name,
-)
 
 if TYPE_CHECKING:
     import onnx
@@ -256,7 +246,7 @@ def _audio_processor(sources: Mapping[str, Path]) -> dict[str, dict[str, object]
         {"operation": {"name": name, "type": kind, **({"attrs": settings} if settings else {})}}
         for name, kind, settings in operations
     ]
-    return {AUDIO_PROCESSOR_NAME: {"feature_extraction": {"sequence": sequence}}}
+    return {file_names.AUDIO_PROCESSOR_NAME: {"feature_extraction": {"sequence": sequence}}}
 
 
 _TYPE = "decoder"
@@ -293,17 +283,18 @@ def genai_texts(models: Mapping[str, tuple[Path, str]], sources: Mapping[str, Pa
         InputError: a config is damaged.
     """
     config, generation = (
-        _read_config(sources.get(name), name) for name in (CHECKPOINT_CONFIG_NAME, GENERATION_CONFIG_NAME)
+        _read_config(sources.get(name), name)
+        for name in (file_names.CHECKPOINT_CONFIG_NAME, file_names.GENERATION_CONFIG_NAME)
     )
-    if set(models) == {ENCODER, DECODER}:
-        described = _speech_config(models[ENCODER], models[DECODER], config, generation)
-        texts = {GENAI_CONFIG_NAME: described, **_audio_processor(sources)}
-    elif set(models) == {ONLY_PART}:
-        texts = {GENAI_CONFIG_NAME: genai_config(*models[ONLY_PART], config, generation)}
+    if set(models) == {file_names.ENCODER, file_names.DECODER}:
+        described = _speech_config(models[file_names.ENCODER], models[file_names.DECODER], config, generation)
+        texts = {file_names.GENAI_CONFIG_NAME: described, **_audio_processor(sources)}
+    elif set(models) == {file_names.ONLY_PART}:
+        texts = {file_names.GENAI_CONFIG_NAME: genai_config(*models[file_names.ONLY_PART], config, generation)}
     else:
         raise UsageError(
             f"--layout genai: onnxruntime-genai has no type for a model of {', '.join(models)}; expected one graph, or "
-            f"{ENCODER} and {DECODER}",
+            f"{file_names.ENCODER} and {file_names.DECODER}",
             hint="Remove --layout or --submodel.",
         )
     return {name: json.dumps(record, indent=2) + "\n" for name, record in texts.items()}
@@ -414,13 +405,13 @@ def _unknown(config: Mapping[str, Any], task: str | None, has_cache: bool) -> st
 
 GENAI = Layout(
     "genai",
-    lambda part, of_several, _precision: built_part_name(part, of_several=of_several),
+    lambda part, of_several, _precision: file_names.built_part_name(part, of_several=of_several),
     readers="onnxruntime-genai",
     tasks=frozenset({"text-generation", "automatic-speech-recognition"}),
     unknown=_unknown,
-    described=(GENAI_CONFIG_NAME, AUDIO_PROCESSOR_NAME),
+    described=(file_names.GENAI_CONFIG_NAME, file_names.AUDIO_PROCESSOR_NAME),
     describe=lambda files: genai_texts(files.models, files.sources),
-    rewritten=(TOKENIZER_CONFIG_NAME,),
+    rewritten=(file_names.TOKENIZER_CONFIG_NAME,),
     # It expects a text wherever there is an entry.
     rewrite=lambda sources: rewritten_tokenizer(
         sources, lambda record: {key: value for key, value in record.items() if value is not None}

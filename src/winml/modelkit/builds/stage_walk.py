@@ -1,16 +1,17 @@
-"""Runs one stage of a build, or reuses its earlier result if that is up to date.
+"""The walk over the stages of a build: which earlier result is reused, and which stage has to run.
 
 An earlier result is used again if options, input and libraries are those it was made with, and its files are as it
-wrote them. Results of other builds come from the cache.
+wrote them. Results of other builds come from the cache. ``build.py`` runs the stages that have to; ``planned_build.py``
+lists them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pydantic
@@ -18,21 +19,18 @@ import pydantic
 from winml.modelkit.builds.cache import digest, library_versions
 from winml.modelkit.builds.folder import BuildFolder
 from winml.modelkit.builds.identity import FileRecords, ModelIdentity
-from winml.modelkit.builds.manifest_records import BuildManifest, CoverageRecord, FileRecord, Origin, StageRecord
-from winml.modelkit.builds.plan import BuildPlan, open_sizes_words
-from winml.modelkit.builds.stages import Stage, StageOutcome, StageTask, names_of
-from winml.modelkit.errors import WriteError, rename_options
-from winml.modelkit.file_names import ONLY_PART, SIDECAR_SUFFIX, part_path
-from winml.modelkit.onnx.files.graph_reading import graph_of
+from winml.modelkit.builds.in_memory_stages import handed_over_stages
+from winml.modelkit.builds.layouts.folder_layout import BuildCompanions, FolderLayout
+from winml.modelkit.builds.manifest_records import TOOL_NAME, FileRecord, Origin, StageRecord
+from winml.modelkit.builds.plan import BuildPlan
+from winml.modelkit.builds.stages import BuiltPart, Stage, skip_reason
+from winml.modelkit.errors import WriteError
+from winml.modelkit.file_names import ONLY_PART, SIDECAR_SUFFIX
 from winml.modelkit.onnx.files.named_paths import unrecorded
 from winml.modelkit.onnx.files.output_files import OutputFiles
 from winml.modelkit.onnx.files.placing import copy_data, link_or_copy
-from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.onnx.files.resumable_results import write_atomically
 from winml.modelkit.options import read_json_file
-from winml.modelkit.ort.host import PeakMemory
-from winml.modelkit.progress import StepEvent
-from winml.modelkit.tags.tagging import measure_coverage
 from winml.modelkit.version import __version__
 
 _KEY_VERSION = 1
@@ -127,7 +125,6 @@ class StageStore:
         return self._notes / f"{digest([_KEY_VERSION, origin.model_dump(mode='json')])}.json"
 
 
-TOOL_NAME = "winml-modelkit"
 FROM_CACHE = "from the cache"
 """Why a result is there that this folder's builds did not make."""
 
@@ -136,78 +133,133 @@ _DISPLAYED_LENGTH = 24
 
 
 @dataclass(frozen=True)
-class BuildJob:
-    """One build in a folder it holds."""
+class PlacedModel:
+    """The files of a finished part."""
 
-    plan: BuildPlan
-    folder: BuildFolder
-    identity: ModelIdentity
-    """The model it starts from."""
-    stages: tuple[Stage, ...]
-    rebuild: bool
-    """Run every stage, also those that are up to date."""
-    store: StageStore | None
-    """Results of other builds."""
-    on_step: Callable[[StepEvent], None] | None
-    """Told about the steps inside a stage."""
+    files: tuple[FileRecord, ...] = ()
+    """The model and its data."""
+    sidecar: FileRecord | None = None
+
+    @property
+    def all_files(self) -> tuple[FileRecord, ...]:
+        """The sidecar included."""
+        return self.files if self.sidecar is None else (*self.files, self.sidecar)
 
 
-@dataclass
-class BuiltPart:
-    """One part of the model, as far as it is built."""
+class StageWalk(ABC):
+    """One build, stage by stage. A subclass does the work of a stage, or only writes down what it would do.
 
-    name: str
-    of_several: bool
-    current: Path | None
-    """Result of the stages so far; None before the first."""
-    current_files: tuple[FileRecord, ...] = ()
-    """Its files; empty where it is the model the build starts from."""
-    records: list[StageRecord] = field(default_factory=list)
+    Attributes:
+        plan: The build.
+        folder: The folder that it is made in.
+        identity: The model that it starts from.
+        stages: The stages, in order; those that another stage does in memory among them.
+        store: Results of other builds; None: there are none.
+        earlier: Manifest of the build before in the folder.
+        files: Digests of the files of the folder.
+        layout: Names of the files of the finished folder.
+        companions: Files of the checkpoint that come along.
+        parts: The parts of the model; known once its graphs are.
+    """
 
-    def add(self, record: StageRecord, folder: Path) -> None:
-        """Take the result of the next stage."""
-        self.records.append(record)
-        if record.files:
-            self.current, self.current_files = folder / record.files[0].name, record.files
+    def __init__(
+        self,
+        plan: BuildPlan,
+        folder: BuildFolder,
+        identity: ModelIdentity,
+        stages: Sequence[Stage],
+        *,
+        rebuild: bool,
+        store: StageStore | None,
+    ) -> None:
+        """Begin before the first stage; ``rebuild`` runs every stage, also those that are up to date."""
+        self.plan, self.folder, self.identity, self.store = plan, folder, identity, store
+        self._rebuild = rebuild
+        self.earlier = folder.manifest
+        self.files = FileRecords(folder.path)
+        self.layout = FolderLayout(plan, identity)
+        self.companions = BuildCompanions(folder, self.layout.copied)
+        self.parts: list[BuiltPart] = []
+        self.stages = tuple(stages)
+        handed_over = handed_over_stages(stages, plan)
+        exports = [stage for stage in stages if stage.makes_graph]
+        # An exported graph is handed over in memory, unless a file of it is there already.
+        if handed_over != self.stages and not all(self.earlier_result(stage, None)[0] for stage in exports):
+            self.stages = handed_over
 
+    def walk_stage(self, stage: Stage) -> None:
+        """Run or reuse a stage for every part; those that are finished are kept if another fails."""
+        skipped = skip_reason(stage, self.plan)
+        if not self.parts and (skipped or not stage.makes_graph):
+            self.parts = [BuiltPart(ONLY_PART, of_several=False, current=self.plan.onnx_path)]
+        if skipped:
+            for part in self.parts:
+                part.records.append(StageRecord(name=stage.name, status="skipped", reason=skipped))
+        elif stage.makes_graph:
+            records = self.find_or_run(stage, None)
+            before = self.parts[0].records if self.parts else []
+            self.parts = [BuiltPart(name, name != ONLY_PART, current=None, records=[*before]) for name in records]
+            self.keep_records(records)
+        else:
+            for part in self.parts:
+                self.keep_records(self.find_or_run(stage, part))
 
-class StageRunner:
-    """Runs the stages of one build."""
-
-    def __init__(self, job: BuildJob, files: FileRecords, earlier: BuildManifest | None) -> None:
-        """Prepare for a build.
-
-        Args:
-            job: The build.
-            files: The files of its folder.
-            earlier: What the build before left there.
-        """
-        self._job = job
-        self._files = files
-        self._earlier = earlier
-
-    def run(self, stage: Stage, part: BuiltPart | None) -> dict[str, StageRecord]:
-        """Run a stage or reuse its result.
+    def find_or_run(self, stage: Stage, part: BuiltPart | None) -> Mapping[str, StageRecord]:
+        """Return the results of a stage by name of the part: of an earlier build, of the cache, or of a run.
 
         Args:
             stage: The stage.
             part: What it changes; None for a stage that makes the graphs of all parts.
-
-        Returns:
-            Name of the part → what became of the stage.
 
         Raises:
             WinMLError: the stage failed.
         """
         earlier, reason = self.earlier_result(stage, part)
         if earlier:
-            self._claim_parts(tuple(earlier))
+            self.claim_parts(tuple(earlier))
             return _as_reused(earlier, "")
         if stored := self.stored_result(stage, part):
-            self._claim_parts(tuple(stored.records))
-            if stored.link(self._job.folder.path, self._files):
+            self.claim_parts(tuple(stored.records))
+            if self.take(stored):
                 return _as_reused(stored.records, FROM_CACHE)
-        return self._run_work(stage, part, reason)
+        return self.run_stage(stage, part, reason)
+
+    @abstractmethod
+    def run_stage(self, stage: Stage, part: BuiltPart | None, reason: str) -> Mapping[str, StageRecord]:
+        """Do the work of a stage whose result is not there, or list it; ``reason`` says why an earlier one is none."""
+
+    @abstractmethod
+    def take(self, stored: StoredResult) -> bool:
+        """Take a result of another build into the folder; False if it is gone meanwhile."""
+
+    @abstractmethod
+    def claim_parts(self, names: Sequence[str]) -> None:
+        """Note the names of the parts, before files of them are written."""
+
+    def keep_records(self, records: Mapping[str, StageRecord]) -> None:
+        """Add the results of a stage to the parts."""
+        for part in self.parts:
+            if part.name in records:
+                part.add(records[part.name], self.folder.path)
+
+    def reusable_model(self, part: BuiltPart) -> PlacedModel | None:
+        """Return the files of a finished part where they are the result already: a session may have them open."""
+        earlier = self.earlier.part(part.name) if self.earlier is not None else None
+        if self.earlier is None or earlier is None or not earlier.model:
+            return None
+        is_same = earlier.last_files == part.current_files and self.earlier.input == self.input_record
+        is_same = is_same and earlier.model[0].name == self.layout.model_name(part)
+        is_same = is_same and self.layout.names_data_of([file.name for file in earlier.model])
+        if not is_same or part.has_run:
+            return None
+        retained = PlacedModel(earlier.model, earlier.sidecar)
+        is_described = (retained.sidecar is not None) == (part.exported is not None)
+        return retained if is_described and not self.files.first_changed(retained.all_files) else None
+
+    @property
+    def input_record(self) -> dict[str, object]:
+        """The model that the build starts from, as the manifest states it."""
+        return {"model": self.plan.request.model, **self.identity.record}
 
     def earlier_result(self, stage: Stage, part: BuiltPart | None) -> tuple[Mapping[str, StageRecord], str]:
         """Return what the build before made with a stage, where that is still right; else why it is made again.
@@ -221,7 +273,7 @@ class StageRunner:
         Returns:
             Name of the part → record, empty where the stage has to run; and the reason, empty where it never ran here.
         """
-        if self._job.rebuild:
+        if self._rebuild:
             return {}, "requested by --rebuild"
         earlier = self._earlier_records(stage, part)
         reason = self._reason_to_run(stage, part, earlier) if earlier else ""
@@ -229,35 +281,35 @@ class StageRunner:
 
     def _earlier_records(self, stage: Stage, part: BuiltPart | None) -> dict[str, StageRecord]:
         """Return what the build before made with a stage; empty where a part has no result of it."""
-        if self._earlier is None:
+        if self.earlier is None:
             return {}
         records = {
-            item.name: item.stage(stage.name) for item in self._earlier.parts if part is None or item.name == part.name
+            item.name: item.stage(stage.name) for item in self.earlier.parts if part is None or item.name == part.name
         }
         # A build that left only what is deployed kept no file of a stage.
         results = {name: record for name, record in records.items() if record is not None and record.files}
         return results if len(results) == len(records) else {}
 
-    def _origin_of(self, stage: Stage, part: BuiltPart | None) -> Origin:
+    def origin_of(self, stage: Stage, part: BuiltPart | None) -> Origin:
         """Return what a result depends on; waits until the model's files are read."""
         return Origin(
-            options=json.loads(json.dumps(stage.options(self._job.plan))),
+            options=json.loads(json.dumps(stage.options(self.plan))),
             source=self._input_digests(part),
             versions={TOOL_NAME: __version__, **library_versions(stage.libraries)},
         )
 
     def _input_digests(self, part: BuiltPart | None) -> dict[str, object]:
         if part is None or not part.current_files:
-            return self._job.identity.record
+            return self.identity.record
         # The sidecar says when the graph was made, which changes nothing of it.
         graph_files = (record for record in part.current_files if not record.name.endswith(SIDECAR_SUFFIX))
         return {record.name: record.sha256 for record in graph_files}
 
     def _reason_to_run(self, stage: Stage, part: BuiltPart | None, earlier: Mapping[str, StageRecord]) -> str:
         """Return why earlier results cannot be used, or an empty string."""
-        if stage.makes_graph and not self._job.identity.is_repeatable:
+        if stage.makes_graph and not self.identity.is_repeatable:
             return "a factory may return a different model each time"
-        current = self._origin_of(stage, part)
+        current = self.origin_of(stage, part)
         for record in earlier.values():
             before = record.origin
             assert before is not None  # only results are given
@@ -268,97 +320,31 @@ class StageRunner:
                 return f"its input changed: {', '.join(_changed_keys(before.source, current.source))}"
             if changed := _changed_keys(before.versions, current.versions):
                 return f"versions changed: {', '.join(changed)}"
-            if damaged := self._files.first_changed(record.files):
-                path = self._job.folder.path / damaged
-                self._job.folder.notes.append(f"{path} is missing or damaged: rebuilt.")
+            if damaged := self.files.first_changed(record.files):
+                path = self.folder.path / damaged
+                self.folder.notes.append(f"{path} is missing or damaged: rebuilt.")
                 return f"{damaged} was missing or damaged"
         return ""
 
     def stored_result(self, stage: Stage, part: BuiltPart | None) -> StoredResult | None:
         """Return the result of another build that serves, if there is one; changes no file."""
-        job = self._job
-        if job.store is None or job.rebuild or (stage.makes_graph and not job.identity.is_repeatable):
+        if self.store is None or self._rebuild or (stage.makes_graph and not self.identity.is_repeatable):
             return None
-        origin, folder = self._origin_of(stage, part), job.folder.path
-        found = job.store.find(origin, folder)
+        origin, folder = self.origin_of(stage, part), self.folder.path
+        found = self.store.find(origin, folder)
         less = stage.relevant(origin.options, (ONLY_PART,)) if stage.makes_graph else origin.options
         if found is not None or less == origin.options:
             return found
         # What the parts are is not known before they are loaded; what was stored tells.
-        return job.store.find(
+        return self.store.find(
             origin.model_copy(update={"options": less}),
             folder,
             accepts=lambda names: stage.relevant(origin.options, names) == less,
         )
 
-    def _run_work(self, stage: Stage, part: BuiltPart | None, reason: str) -> dict[str, StageRecord]:
-        job = self._job
-        output = job.folder.path / stage.file
-        if part is not None:
-            output = part_path(output, part.name, of_several=part.of_several)
-        started = time.perf_counter()
-        with PeakMemory() as memory:
-            source = None if part is None else part.current
-            with rename_options(open_sizes_words(job.plan.config)):
-                outcomes = stage.work(
-                    StageTask(
-                        job.plan,
-                        source,
-                        output,
-                        job.on_step,
-                        self._claim_parts,
-                        None if job.store is None else job.store.statistics,
-                    )
-                )
-        seconds = time.perf_counter() - started
-        origin = self._origin_of(stage, part)
-        if part is None:
-            relevant = stage.relevant(origin.options, [outcome.part for outcome in outcomes])
-            origin = origin.model_copy(update={"options": relevant})
-
-        def record(outcome: StageOutcome) -> StageRecord:
-            nodes, coverage = _count_nodes(outcome.files[0])
-            return StageRecord(
-                name=stage.name,
-                status="run",
-                reason=reason,
-                origin=origin,
-                files=self._files.of(outcome.files),
-                seconds=round(seconds if outcome.seconds is None else outcome.seconds, 3),
-                peak_memory_bytes=memory.largest_bytes,
-                nodes=nodes,
-                coverage=coverage,
-                normalizations=outcome.normalizations,
-                summary=outcome.summary,
-                assumed=outcome.assumed,
-                resolved=dict(outcome.resolved),
-                notes=outcome.notes,
-            )
-
-        return {outcome.part if part is None else part.name: record(outcome) for outcome in outcomes}
-
-    def _claim_parts(self, names: Sequence[str]) -> None:
-        """Let the files of the parts be ours, before they are written.
-
-        Raises:
-            OutputExistsError: one is there and no build wrote it.
-        """
-        if tuple(names) != (ONLY_PART,):
-            self._job.folder.claim(names_of(self._job.stages, names, self._job.plan.config))
-
 
 def _as_reused(records: Mapping[str, StageRecord], reason: str) -> dict[str, StageRecord]:
     return {name: record.model_copy(update={"status": "reused", "reason": reason}) for name, record in records.items()}
-
-
-def _count_nodes(path: Path) -> tuple[int, CoverageRecord]:
-    """Count the nodes and tags of a written file."""
-    coverage = measure_coverage(graph_of(read_structure(path), path))
-    # A model none of whose nodes has a tag never had a hierarchy, or was told to drop it.
-    if coverage.nodes and not coverage.tagged:
-        return coverage.nodes, CoverageRecord(tagged=0, percent=None)
-    shares = (round(coverage.percent, 2), round(coverage.at_root_percent, 2))
-    return coverage.nodes, CoverageRecord(tagged=coverage.tagged, percent=shares[0], at_root_percent=shares[1])
 
 
 def _changed_keys(before: Mapping[str, object], after: Mapping[str, object], prefix: str = "") -> list[str]:
