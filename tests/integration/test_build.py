@@ -24,17 +24,16 @@ from checkpoints import save_checkpoint
 from e2e.warm_processes import run_warm
 from e2e.workplace import TIMEOUT_S
 from graphs import run_onnx
+from schemas import manifest_schema, sidecar_schema
 from winml.modelkit import BuildResult, InputTensorSpec, build_hf_model, build_onnx_model
 from winml.modelkit.builds.build import run_build
 from winml.modelkit.builds.build_model import exported_model
 from winml.modelkit.builds.config import WinMLBuildConfig, parse_build_config
-from winml.modelkit.builds.manifest_records import manifest_schema
 from winml.modelkit.builds.plan import BuildPlan, plan_build
 from winml.modelkit.builds.planned_build import planned_build
 from winml.modelkit.builds.stages import STAGES, StageOutcome, StageTask
 from winml.modelkit.errors import ConfigError, InputError, OutputExistsError, StageError, UsageError
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.export.sidecar import sidecar_schema
 from winml.modelkit.file_names import is_data_of
 from winml.modelkit.models.inputs.options import parse_shape_config
 from winml.modelkit.models.request import ModelRequest
@@ -106,7 +105,7 @@ def test_build_leaves_a_model_per_stage_the_config_and_a_manifest(first: BuildRe
     names = {path.name for path in first.folder.iterdir()}
     assert {"export.onnx", "optimized.onnx", "model.onnx", "export_htp_metadata.json"} < names
     record = json.loads((first.folder / "build_manifest.json").read_text(encoding="utf-8"))
-    jsonschema.validate(record, dict(manifest_schema()))
+    jsonschema.validate(record, manifest_schema())
     assert names == set(record["files"])
     assert ("done", 1) == (record["status"], record["normalizations"])
     assert {"export": "run", "optimize": "run", "quantize": "skipped", "compile": "skipped"} == statuses(first)

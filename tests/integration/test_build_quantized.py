@@ -19,16 +19,15 @@ from e2e.in_process import run_here
 from e2e.warm_processes import run_warm
 from e2e.workplace import TIMEOUT_S, WITH_A_LIMIT
 from integration.test_parts import stages_of
+from schemas import manifest_schema, sidecar_schema
 from two_parts import export_loaded, two_parts
 from winml.modelkit import BuildResult, build_hf_model, build_onnx_model
 from winml.modelkit.builds.build import run_build
 from winml.modelkit.builds.config import parse_build_config
-from winml.modelkit.builds.manifest_records import manifest_schema
 from winml.modelkit.builds.plan import plan_build
 from winml.modelkit.errors import UsageError, VerificationError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.export.exporting import HTPExporter
-from winml.modelkit.export.sidecar import sidecar_schema
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.quantize.file_quantization import Quantization
@@ -84,7 +83,7 @@ def test_precision_is_built_and_another_one_reuses_the_export(bert: Path, tmp_pa
     out = tmp_path / "out"
     first = build_hf_model(bert, out, precision="int8")
     assert ["run", "run", "run"] == statuses(first)
-    jsonschema.validate(json.loads((out / "build_manifest.json").read_text("utf-8")), dict(manifest_schema()))
+    jsonschema.validate(json.loads((out / "build_manifest.json").read_text("utf-8")), manifest_schema())
     assert (out / "quantized.onnx").read_bytes() == first.model_path.read_bytes()
     assert operators(first.model_path)["MatMulInteger"] > 10
     assert ["reused", "reused", "reused"] == statuses(build_hf_model(bert, out, precision="int8"))

@@ -12,9 +12,9 @@ import torch
 
 from checkpoints import CONFIGS, save_checkpoint
 from oracle import ForwardOracle, observe
+from schemas import sidecar_schema
 from tag_checks import check_file
 from winml.modelkit import HTPExporter
-from winml.modelkit.export.sidecar import sidecar_schema
 from winml.modelkit.models.model import load_model
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.ort.feeds import make_feeds

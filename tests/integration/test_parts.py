@@ -18,17 +18,17 @@ import torch
 
 from checkpoints import save_checkpoint
 from graphs import run_onnx
+from schemas import manifest_schema, sidecar_schema
 from two_parts import Translator, export_loaded, translator, two_parts
 from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig
 from winml.modelkit.builds.build import BuildCache, identify_plan, run_build
 from winml.modelkit.builds.config import parse_build_config
-from winml.modelkit.builds.manifest_records import BuildResult, build_lines, manifest_schema
+from winml.modelkit.builds.manifest_records import BuildResult, build_lines
 from winml.modelkit.builds.plan import BuildPlan, plan_build
 from winml.modelkit.builds.stage_walk import StageStore
 from winml.modelkit.builds.stages import STAGES, Stage, StageOutcome, StageTask, export_outcomes
 from winml.modelkit.errors import InternalError, OutputExistsError, UsageError, VerificationError, WinMLError
 from winml.modelkit.export.loading import load_weightless
-from winml.modelkit.export.sidecar import sidecar_schema
 from winml.modelkit.export.table import export_document
 from winml.modelkit.models.parts import LoadedModel
 from winml.modelkit.models.request import ModelRequest
@@ -279,7 +279,7 @@ def test_build_of_two_parts_runs_each_stage_for_each_and_reuses_them(tmp_path: P
     assert ["export", "optimized_encoder.onnx", "optimized_decoder.onnx"] == calls
     assert {path.name for path in out.iterdir()} == set(result.manifest.files) == BUILT
     record = json.loads((out / "build_manifest.json").read_text(encoding="utf-8"))
-    jsonschema.validate(record, dict(manifest_schema()))
+    jsonschema.validate(record, manifest_schema())
     assert [2, list(NAMES)] == [record["manifest_version"], [part["name"] for part in record["parts"]]]
     assert {name: out / f"{name}.onnx" for name in NAMES} == result.part_paths
     assert NAMES == tuple(ModelBundle.read(list(result.part_paths.values())).paths)

@@ -18,7 +18,7 @@ from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.profile.by_module import profile_modules
 from winml.modelkit.profile.latency import LatencyOptions
-from winml.modelkit.transform.retag import retag_model
+from winml.modelkit.transform.retag import carry_between
 
 
 @pytest.fixture
@@ -132,4 +132,4 @@ def test_other_flows_see_the_graph(chain: Path, tmp_path: Path) -> None:
     profile = profile_modules(functions, RunOptions(shown="functions"), LatencyOptions(iterations=2, warmup=0)).profile
     assert {"/M", "/M/A.0", "/M/A.0/B", "/M/C", "/M/A.1"} == set(profile.tags.values())
     with pytest.raises(InputError, match="4 modules"):
-        retag_model(chain, functions, tmp_path / "tagged.onnx")
+        carry_between(chain, functions, tmp_path / "tagged.onnx", overwrite=False)

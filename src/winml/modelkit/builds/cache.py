@@ -18,6 +18,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from importlib import metadata
 from pathlib import Path
@@ -25,7 +26,6 @@ from typing import Any
 
 import filelock
 
-from winml.modelkit.builds.cache_records import CacheContents, CachedBuild
 from winml.modelkit.builds.config import WinMLBuildConfig
 from winml.modelkit.builds.plan import is_onnx_path, plan_build
 from winml.modelkit.errors import WinMLError, WriteError, first_line, rename_options
@@ -36,6 +36,7 @@ from winml.modelkit.onnx.files.named_paths import CACHE_VARIABLE, COPIES_FOLDER,
 from winml.modelkit.onnx.files.output_files import refuse_existing
 from winml.modelkit.onnx.files.resumable_results import write_atomically
 from winml.modelkit.options import read_json_file
+from winml.modelkit.records import Record, entry, recorded
 from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep
 from winml.modelkit.version import __version__
 
@@ -208,6 +209,39 @@ def plan_cached_export(request: ModelRequest) -> Plan:
         writes=(PlannedFile(cache_root() / "*", only_if=condition),),
         steps=(PlannedStep("exporting", f"{request.model}, if {condition}"),),
     )
+
+
+@dataclass(frozen=True)
+class CachedBuild(Record):
+    """One build in the cache."""
+
+    folder: Path
+    model: str | None
+    """As it was named when it was built; None where the manifest does not say."""
+    is_finished: bool
+    size_bytes: int
+    """What removing it frees: a file under several names counts once."""
+    written: datetime
+    """When it was last written to, in local time."""
+
+
+@dataclass(frozen=True)
+class CacheContents(Record):
+    """Builds in the cache: those that are there, or those that were removed."""
+
+    root: Path
+    builds: tuple[CachedBuild, ...]
+    """The one written last comes first."""
+    other_bytes: int = field(metadata=entry(before="builds"))
+    """Of notes about results and digests."""
+    in_use: tuple[CachedBuild, ...] = ()
+    """Builds that were to be removed and stay, since somebody works in them."""
+
+    @property
+    @recorded(entry(before="other_bytes"))
+    def size_bytes(self) -> int:
+        """Of all of it."""
+        return sum(build.size_bytes for build in self.builds) + self.other_bytes
 
 
 _BUILDS_FOLDER = "builds"

@@ -2,16 +2,68 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.builds.cache_verb import CleanRequest, plan_cleaning, run_cleaning
 from winml.modelkit.cli._errors import WinMLCommand, WinMLGroup
 from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._options import request_options, result_options
 from winml.modelkit.cli._requests import stated_fields
 from winml.modelkit.cli._streams import show_result
+from winml.modelkit.fields import OUTPUT, declare
+from winml.modelkit.report.plan import Plan, PlannedStep
+from winml.modelkit.words import size_words
+
+if TYPE_CHECKING:
+    from winml.modelkit.builds.cache import CacheContents
+
+_LONGEST_DAYS = 1e6
+"""Chosen: longer than any file is old, and no overflow of ``timedelta``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CleanRequest:
+    """What is requested of ``winml cache clean``."""
+
+    older_than: float | None = declare(
+        None, OUTPUT, minimum=0, metavar="DAYS", default_words="all builds", is_common=True
+    )
+    """Remove only builds last written more than this many days ago."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CleanPlan(Plan):
+    """What cleaning would do."""
+
+    contents: CacheContents
+    """The builds that are requested to be removed."""
+
+
+def _plan_cleaning(request: _CleanRequest) -> _CleanPlan:
+    """Return which builds would be removed. Nothing is removed."""
+    from winml.modelkit.builds.cache import list_cache
+
+    days = request.older_than
+    contents = list_cache(None if days is None else timedelta(days=min(days, _LONGEST_DAYS)))
+    return _CleanPlan(
+        verb="cache clean",
+        reads=(),
+        writes=(),
+        steps=tuple(
+            PlannedStep(
+                "removing",
+                f"{build.model or build.folder.name}: {size_words(build.size_bytes)}, last written "
+                f"{build.written:%Y-%m-%d %H:%M}",
+            )
+            for build in contents.builds
+        ),
+        notes=(f"{size_words(contents.size_bytes)} in {contents.root}. Builds in use are skipped.",),
+        removes=tuple(build.folder for build in contents.builds),
+        contents=contents,
+    )
 
 
 @click.group(name="cache", cls=WinMLGroup, no_args_is_help=True)
@@ -40,13 +92,14 @@ def _list(**options: object) -> None:
 
 
 @command.command(name="clean", cls=WinMLCommand)
-@request_options(CleanRequest)
+@request_options(_CleanRequest)
 @result_options(quiet="")
 def _clean(**options: Any) -> None:
     """Remove all builds, or old ones, from the cache. Builds in use are skipped."""
+    plan = _plan_cleaning(_CleanRequest(**stated_fields(_CleanRequest, options)))
+    end_dry_run(plan, options)
+    from winml.modelkit.builds.cache import remove_builds
     from winml.modelkit.builds.machine_table import removed_document
 
-    plan = plan_cleaning(CleanRequest(**stated_fields(CleanRequest, options)))
-    end_dry_run(plan, options)
-    removed = run_cleaning(plan)
+    removed = remove_builds(plan.contents)
     show_result(removed.as_record(), options, lambda: removed_document(removed))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from winml.modelkit.errors import UsageError
 from winml.modelkit.fields import DEVICE, MODEL, OUTPUT, QUANTIZATION, declare
 from winml.modelkit.quantize.precisions import PRECISIONS
-from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
+from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_file
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.config import QuantSection, WinMLBuildConfig
@@ -79,7 +79,7 @@ def plan_config(request: ConfigRequest) -> ConfigPlan:
     return ConfigPlan(
         verb="config",
         reads=tuple(path for path in reads if path.is_file()),
-        writes=tuple(PlannedFile(path, path.exists()) for path in outputs),
+        writes=tuple(map(planned_file, outputs)),
         steps=(
             PlannedStep("deciding", f"{model}: task, class, inputs and opset, as in winml export"),
             PlannedStep("writing", str(request.output or "stdout")),

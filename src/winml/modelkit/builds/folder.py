@@ -21,7 +21,7 @@ from winml.modelkit.builds.manifest_records import (
     MANIFEST_VERSION,
     READABLE_VERSIONS,
     BuildManifest,
-    read_manifest,
+    find_manifest,
 )
 from winml.modelkit.errors import OutputExistsError, UsageError
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
@@ -29,7 +29,7 @@ from winml.modelkit.onnx.files.foreign_names import lies_within
 from winml.modelkit.onnx.files.output_files import refuse_existing, refuse_special, waiting_files, write_error
 from winml.modelkit.onnx.files.recovery import settle_interrupted
 from winml.modelkit.onnx.files.resumable_results import write_atomically
-from winml.modelkit.options import read_json_file, read_text_file
+from winml.modelkit.options import read_json_file
 
 
 class BuildFolder:
@@ -129,8 +129,7 @@ class BuildFolder:
             )
         self._owned = {BUILD_MANIFEST_NAME, *files} if version is not None else set(self._names)
         if version in READABLE_VERSIONS:
-            with contextlib.suppress(ValueError, OSError):
-                self.manifest = read_manifest(read_text_file(path))
+            self.manifest = find_manifest(self.path)
         if self.manifest is None:
             problem = (
                 "is damaged"

@@ -19,14 +19,14 @@ from typing import Any, TypeVar
 from winml.modelkit.builds.found_models import FoundFolder
 from winml.modelkit.builds.identity import FileRecords
 from winml.modelkit.builds.layouts.layout import find_layout
-from winml.modelkit.builds.manifest_records import TOOL_NAME, BuildManifest, FileRecord, PartRecord, read_manifest
+from winml.modelkit.builds.manifest_records import TOOL_NAME, BuildManifest, FileRecord, PartRecord, find_manifest
 from winml.modelkit.errors import UsageError
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME
 from winml.modelkit.onnx.files.graph_reading import load_by_reference
 from winml.modelkit.onnx.files.output_files import OutputFiles, recover, refuse_existing, refuse_inputs
 from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.onnx.files.writing import place_self_contained
-from winml.modelkit.options import Options, read_text_file
+from winml.modelkit.options import Options
 from winml.modelkit.tags.selector import HasAddress, Selector, select
 from winml.modelkit.transform.graph_file import GraphFileTask
 from winml.modelkit.transform.module_functions import graph_modules
@@ -137,9 +137,12 @@ def _manifest_text(
     parts = tuple(PartRecord(name=part, model=described[part]) for part in found.parts)
     companions = tuple(record for name in found.companions for record in described[f"/{name}"])
     written = (*(file for part in parts for file in part.model), *companions)
+    # The next build may remove what a build left in the folder before.
+    earlier = find_manifest(output)
+    owned = () if earlier is None else earlier.files
     manifest = BuildManifest(
         status="done",
-        files=tuple(sorted({*_earlier_names(output), *(file.name for file in written), BUILD_MANIFEST_NAME})),
+        files=tuple(sorted({*owned, *(file.name for file in written), BUILD_MANIFEST_NAME})),
         parts=parts,
         companions=companions,
         deploy=written,
@@ -150,14 +153,6 @@ def _manifest_text(
         versions={TOOL_NAME: __version__, "python": platform.python_version()},
     )
     return json.dumps(manifest.as_record(), indent=2, ensure_ascii=False) + "\n"
-
-
-def _earlier_names(output: Path) -> tuple[str, ...]:
-    """Return what a build left in the folder before, which the next one may remove."""
-    try:
-        return read_manifest(read_text_file(output / BUILD_MANIFEST_NAME)).files
-    except (OSError, ValueError):
-        return ()
 
 
 def options_by_part(found: FoundFolder, options: OptionsT) -> dict[str, OptionsT]:

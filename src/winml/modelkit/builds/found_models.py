@@ -23,7 +23,6 @@ from winml.modelkit.models.request import ModelRequest, resolve_source
 from winml.modelkit.onnx.files.foreign_files import library_file
 from winml.modelkit.onnx.files.foreign_names import file_within, name_problem
 from winml.modelkit.onnx.files.named_paths import COPIES_FOLDER, cache_root, named_path
-from winml.modelkit.options import read_text_file
 from winml.modelkit.words import message_words
 
 if TYPE_CHECKING:
@@ -261,13 +260,9 @@ def part_files(name: str, *, beside_weights: bool = True) -> Mapping[str, Path]:
 
 
 def _manifest_in(folder: Path) -> BuildManifest | None:
-    """Return the manifest of a build in a folder; None where there is none that can be read."""
-    from winml.modelkit.builds.manifest_records import read_manifest
+    from winml.modelkit.builds.manifest_records import find_manifest  # imports onnx
 
-    try:
-        return read_manifest(read_text_file(folder / file_names.BUILD_MANIFEST_NAME))
-    except (OSError, ValueError):
-        return None
+    return find_manifest(folder)
 
 
 def _built_model(folder: Path) -> Path | None:

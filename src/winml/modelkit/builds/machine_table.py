@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from winml.modelkit.builds.cache_records import CacheContents
 from winml.modelkit.ort.machine import Machine
 from winml.modelkit.report import document as doc
 from winml.modelkit.words import count_noun, size_words
+
+if TYPE_CHECKING:
+    from winml.modelkit.builds.cache import CacheContents
 
 
 def machine_document(machine: Machine) -> doc.Document:

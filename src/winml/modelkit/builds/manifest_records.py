@@ -8,15 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pydantic
 
-from winml.modelkit.file_names import ONLY_PART, is_plain_name
+from winml.modelkit.file_names import BUILD_MANIFEST_NAME, ONLY_PART, is_plain_name
 from winml.modelkit.onnx.bundle import only_part
-from winml.modelkit.options import Options, load_json
+from winml.modelkit.options import Options, load_json, read_text_file
 from winml.modelkit.records import Record, entry
 from winml.modelkit.words import size_words
 
@@ -208,11 +207,12 @@ def read_manifest(content: bytes | str) -> BuildManifest:
     return BuildManifest.model_validate_json(json.dumps(record))
 
 
-def manifest_schema() -> Mapping[str, Any]:
-    """Return the JSON Schema every manifest satisfies."""
-    text = resources.files(__package__).joinpath("build_manifest.schema.json").read_text(encoding="utf-8")
-    schema: dict[str, object] = json.loads(text)
-    return schema
+def find_manifest(folder: Path) -> BuildManifest | None:
+    """Return the manifest of a build in a folder; None where there is none that can be read."""
+    try:
+        return read_manifest(read_text_file(folder / BUILD_MANIFEST_NAME))
+    except (OSError, ValueError):
+        return None
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from winml.modelkit.models.request import resolve_source
 from winml.modelkit.onnx.files.named_paths import cache_root
 from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.quantize.calibration.calibration_files import calibration_files
-from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside, planned_data
+from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside, planned_data, planned_file
 
 _OUTSIDE = "the model has external data"
 _TRIED = (
@@ -67,8 +67,8 @@ def planned_build(
         identity = None if is_to_be_fetched(plan) else identify_plan(plan)
         folder = output if output is not None else cache_folder(plan, identity)
         names = names_of_build(plan)
-        if identity is not None:
-            refuse_input_as_output(folder, identity.places, (*names, file_names.BUILD_MANIFEST_NAME))
+        places = () if identity is None else identity.places
+        refuse_input_as_output(folder, places, (*names, file_names.BUILD_MANIFEST_NAME))
         held = BuildFolder(folder, names, is_cache=output is None)
         files = (lambda: None) if identity is None else (lambda: identity.record.get("files"))
         held.refuse_other_model(plan.request.model, files, rebuild=rebuild)
@@ -257,7 +257,7 @@ class _Outline(StageWalk):
         self._add(folder / file_names.BUILD_MANIFEST_NAME)
 
     def _add(self, path: Path, condition: str = "") -> None:
-        self._writes[path] = PlannedFile(path, path.exists(), condition)
+        self._writes[path] = planned_file(path, condition)
 
     def _add_data(self, path: Path, condition: str) -> None:
         self._add(path, f"{_OUTSIDE}, and {condition}" if condition else _OUTSIDE)

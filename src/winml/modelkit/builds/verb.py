@@ -145,11 +145,7 @@ def run_planned_build(plan: PlannedBuild, request: BuildRequest, listener: Build
 
 def _refused_early(request: BuildRequest) -> BuildPlan:
     """Return the build, after what names and paths show to be wrong was refused: no model library is imported."""
-    from winml.modelkit.builds.folder import BuildFolder, refuse_input_as_output
     from winml.modelkit.builds.plan import plan_build, refuse_missing_compiler
-    from winml.modelkit.builds.stages import STAGES as ALL_STAGES
-    from winml.modelkit.builds.stages import names_of
-    from winml.modelkit.models.request import resolve_source
     from winml.modelkit.ort.execution_providers import refuse_dynamic
 
     plan = plan_build(
@@ -162,17 +158,10 @@ def _refused_early(request: BuildRequest) -> BuildPlan:
         deploy_only=request.deploy_only,
     )
     refuse_missing_compiler(plan, [option for option, key in _PLACE.items() if getattr(request, key)])
-    places = [plan.onnx_path] if plan.onnx_path is not None else []
-    if plan.config.export is not None:
-        config, model = plan.config.export, plan.request
-        refuse_dynamic(config.ep, is_dynamic=model.is_dynamic, allow_dynamic=config.allow_dynamic)
-        source = resolve_source(model)
-        places += [source.path] if source.path is not None else []
-    if request.output is not None:
-        names = names_of(ALL_STAGES, config=plan.config)
-        refuse_input_as_output(request.output, places, names)
-        BuildFolder(request.output, names, is_cache=False)
-    else:
+    export = plan.config.export
+    if export is not None:
+        refuse_dynamic(export.ep, is_dynamic=plan.request.is_dynamic, allow_dynamic=export.allow_dynamic)
+    if request.output is None:
         from winml.modelkit.builds.build_model import refuse_deploying
 
         refuse_deploying(plan)

@@ -9,7 +9,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 from winml.modelkit.export.records import ExportedPart, ExportResult
@@ -58,13 +57,6 @@ def adapted_sidecar_json(sidecar: Mapping[str, Any], file: DescribedFile) -> str
         "notes": [*sidecar["notes"], note],
     }
     return json_printable(json.dumps(record, indent=2, ensure_ascii=False)) + "\n"
-
-
-def sidecar_schema() -> dict[str, object]:
-    """Return the JSON Schema every sidecar satisfies."""
-    text = resources.files(__package__).joinpath("htp_metadata.schema.json").read_text(encoding="utf-8")
-    schema: dict[str, object] = json.loads(text)
-    return schema
 
 
 def _sidecar_record(result: ExportResult, part: ExportedPart) -> dict[str, object]:

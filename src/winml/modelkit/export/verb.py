@@ -11,7 +11,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.export.declared_options import ExportFields
 from winml.modelkit.fields import EXPORT, OUTPUT, declare
 from winml.modelkit.file_names import ADAPTER_SUFFIX, sidecar_path
-from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside, planned_data
+from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_data, planned_file
 from winml.modelkit.verbs.file_to_file import FileRequest, FileVerb, PlannedPart, orphaned_data
 
 if TYPE_CHECKING:
@@ -99,10 +99,10 @@ def plan_export(request: ExportRequest) -> ExportPlan:
         verb="export",
         reads=reads,
         writes=(
-            _planned(paths.model),
+            planned_file(paths.model),
             planned_data(paths.model, only_if="the weights do not fit into the model"),
-            *map(_planned, filter(None, (paths.sidecar, paths.report))),
-            *map(_planned, (*beside, *companions)),
+            *map(planned_file, filter(None, (paths.sidecar, paths.report))),
+            *map(planned_file, (*beside, *companions)),
         ),
         steps=_steps(request, model),
         notes=notes,
@@ -215,10 +215,6 @@ def _steps(request: ExportRequest, model: ModelRequest) -> tuple[PlannedStep, ..
         f"{request.output}: {compared}",
     )
     return tuple(PlannedStep(name, text) for name, text in zip(STEPS, words, strict=True))
-
-
-def _planned(path: Path) -> PlannedFile:
-    return PlannedFile(path, replaces=path.exists())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.fields import MODEL, OUTPUT, declare
 from winml.modelkit.file_names import EXTRACT_MANIFEST_NAME
-from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
+from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_file
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.found_models import FoundModel
@@ -92,7 +92,7 @@ def plan_extraction(request: ExtractRequest) -> ExtractPlan:
     return ExtractPlan(
         verb="extract",
         reads=tuple(path for path in request.protected if path.exists()),
-        writes=(*(export.writes if export else ()), *(PlannedFile(output, output.exists()) for output in written)),
+        writes=(*(export.writes if export else ()), *map(planned_file, written)),
         steps=(
             *(export.steps if export else ()),
             PlannedStep("modules cut", cutting),

@@ -13,7 +13,7 @@ from winml.modelkit.errors import ModelPathError, UsageError
 from winml.modelkit.fields import declare, fields_of, refuse_stated
 from winml.modelkit.file_names import measured_path
 from winml.modelkit.quantize.declared_options import SENSITIVITY, QuantizeFields, SensitivityFields
-from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
+from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_file
 from winml.modelkit.verbs.file_to_file import FilePlan, FileVerb, PlannedPart, WeightsRequest, find_source, only_part
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _with_page(
         )
     _refuse_other_file("--report", report, plan)
     refuse_existing([report], overwrite=overwrite)
-    return replace(plan, writes=(*plan.writes, PlannedFile(report, report.exists())))
+    return replace(plan, writes=(*plan.writes, planned_file(report)))
 
 
 def _completed(plan: FilePlan[QuantizeRequest, Quantization]) -> FilePlan[QuantizeRequest, Quantization]:
@@ -181,7 +181,7 @@ def _completed(plan: FilePlan[QuantizeRequest, Quantization]) -> FilePlan[Quanti
         raise UsageError(
             f"--calibration-cache {cache}: this is a folder", hint="Specify a file, such as statistics.json."
         )
-    grows = PlannedFile(cache, cache.exists(), only_if="activations are measured that it does not hold")
+    grows = planned_file(cache, "activations are measured that it does not hold")
     return replace(plan, writes=(*plan.writes, grows))
 
 
@@ -271,20 +271,19 @@ def quantize_onnx(
         StageError: ``model`` itself does not run, so that the result cannot be compared.
         VerificationError: the quality is below the limit; no file was written.
     """
-    from winml.modelkit.options import options_of
-    from winml.modelkit.quantize.options import QuantizeOptions
-
-    request = QuantizeRequest(
-        options=options_of(QuantizeOptions, options, flags, "quantize_onnx"),
-        model=Path(model),
-        output=Path(output),
+    return QUANTIZE.call(
+        QuantizeRequest,
+        options,
+        flags,
+        on_step,
+        model=model,
+        output=output,
         overwrite=overwrite,
         verify=verify,
         external_data=external_data,
         seed=seed,
         sizes=sizes,
     )
-    return QUANTIZE.run_file(QUANTIZE.plan_file(request), on_step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,9 +339,7 @@ def plan_sensitivity(request: QuantizeRequest) -> SensitivityPlan:
     return SensitivityPlan(
         verb="quantize",
         reads=(model, *read),
-        writes=tuple(
-            PlannedFile(path, path.exists(), only_if=met if path == request.exclude_list else "") for path in outputs
-        ),
+        writes=tuple(planned_file(path, met if path == request.exclude_list else "") for path in outputs),
         steps=(
             PlannedStep("measuring", f"{model}: each module quantized alone"),
             *(
@@ -365,11 +362,11 @@ def _refuse_graph(request: QuantizeRequest, model: Path, outputs: Sequence[Path]
         UsageError: a selector names no module, or the graph has no dimension of a size.
         InputError: the file is no ONNX model, its data is missing, or it is quantized already.
     """
-    from winml.modelkit.onnx.files.output_files import waiting_files
+    from winml.modelkit.onnx.files.output_files import is_waiting
     from winml.modelkit.quantize.file_quantization import Quantization
     from winml.modelkit.transform.graph_file import GraphFileTask, check_source
 
-    if model.absolute() in {path.absolute() for path in waiting_files(outputs)}:
+    if is_waiting(model, outputs):
         return
     options = request.options
     if request.module is not None:
@@ -455,11 +452,10 @@ def refuse_unrun_sensitivity(plan: SensitivityPlan) -> None:
     Raises:
         WinMLError: as :func:`run_sensitivity` raises before the model runs.
     """
-    from winml.modelkit.onnx.files.output_files import waiting_files
+    from winml.modelkit.onnx.files.output_files import is_waiting
     from winml.modelkit.quantize.sensitivity import refuse_unmeasurable
 
-    waiting = waiting_files([file.path for file in plan.writes])
-    if plan.model.absolute() not in {path.absolute() for path in waiting}:
+    if not is_waiting(plan.model, [file.path for file in plan.writes]):
         refuse_unmeasurable(plan.model, plan.request.options, plan.sensitivity)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from winml.modelkit.file_names import DATA_DIGITS, data_path
+from winml.modelkit.file_names import data_path
 from winml.modelkit.onnx.files.recovery import Interrupted, interrupted_in, settle_interrupted
 from winml.modelkit.records import Record, entry
 
@@ -78,7 +78,11 @@ def interruptions_beside(outputs: Iterable[Path]) -> tuple[Interrupted, ...]:
     return tuple(found for directory in directories for found in interrupted_in(directory))
 
 
+def planned_file(path: Path, only_if: str = "") -> PlannedFile:
+    """Return a file that would be written, with what stands there now."""
+    return PlannedFile(path, path.exists(), only_if)
+
+
 def planned_data(model: Path, *, only_if: str = "") -> PlannedFile:
     """Return the file of weights that a model may name, whose digits are those of its content."""
-    pattern = data_path(model, "*" * DATA_DIGITS)
-    return PlannedFile(pattern.with_name(pattern.name.replace("*" * DATA_DIGITS, "*")), only_if=only_if)
+    return PlannedFile(data_path(model, "*"), only_if=only_if)

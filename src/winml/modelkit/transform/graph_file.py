@@ -12,7 +12,7 @@ import json
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -27,7 +27,7 @@ from winml.modelkit.metadata_keys import COMPILE_KEY, EXPORT_KEY, FLOAT_SOURCE_K
 from winml.modelkit.onnx.contexts import refuse_compiled
 from winml.modelkit.onnx.files.content_digest import content_digest
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
-from winml.modelkit.onnx.files.graph_reading import MergedKeys, graph_of, load_by_reference, merge_duplicate_keys
+from winml.modelkit.onnx.files.graph_reading import graph_of, load_by_reference, merge_duplicate_keys
 from winml.modelkit.onnx.files.output_files import ExportPaths, OutputFiles, recover, refuse_inputs
 from winml.modelkit.onnx.files.placing import external_files, place_copy
 from winml.modelkit.onnx.files.reading import inline_functions, read_structure, reading_graph
@@ -286,42 +286,7 @@ def transform_file(
     """
     task.refuse_early()
     task.recover()
-    clock = StepClock(work.steps(), on_step)
-    opened = _read_source(task, work, clock, checked)
-    if work.precedes_normalization:
-        result = _apply_work(work, opened.model, clock)
-        normalized = _bring_into_plain_form(task, work, replace(opened, model=result.model, is_plain=False), clock)
-    else:
-        normalized = _bring_into_plain_form(task, work, opened, clock)
-        result = _apply_work(work, opened.model, clock)
-    # The one place that decides it; asked after the work, which may have requested more.
-    is_copy = opened.may_be_copied and not work.is_requested and task.functions is None
-    written = _write_result(task, work, clock, None if is_copy else result.model, is_plain=normalized.is_plain)
-    notes = normalized.notes
-    if is_copy:
-        notes = (ALREADY_NORMALIZED,) if opened.is_plain else ()
-    file = TransformedFile(
-        source=task.source,
-        model_path=task.paths.model,
-        files=written.files,
-        is_copy=is_copy,
-        is_plain=normalized.is_plain,
-        normalizations=normalized.count,
-        before=opened.summary,
-        after=written.summary,
-        coverage=written.coverage,
-        comparison=written.comparison,
-        steps=clock.timings(),
-        functions=written.functions,
-        notes=(
-            *opened.notes,
-            *notes,
-            *result.notes,
-            *(written.functions.notes() if written.functions else ()),
-            *written.notes,
-        ),
-    )
-    return Transformation(result, file)
+    return _Run(task, work, StepClock(work.steps(), on_step)).transform(checked)
 
 
 @dataclass(frozen=True)
@@ -330,9 +295,8 @@ class CheckedSource:
 
     model: ir.Model
     """Valid, without its larger weights, every metadata key once."""
-    merged: MergedKeys
-    inlined: int
-    """Functions that are modules, which were inlined."""
+    notes: tuple[str, ...]
+    """What was repaired while reading; a copy of the source would lack it."""
     data: tuple[Path, ...]
     """The data files that it names."""
     states: Mapping[Path, State]
@@ -355,52 +319,18 @@ def check_source(task: GraphFileTask, work: GraphWork[ResultT]) -> CheckedSource
     data = external_files(source)  # raises our errors, where a library would raise its own
     refuse_inputs([task.paths.model], data)
     states = {path: file_state(path) for path in (source, *data)}
-    structure, merged, inlined = _checked_structure(source)
+    structure, notes = _checked_structure(source)
     model = graph_of(structure, source)
     refuse_compiled(model)
     if task.functions is not None:
         refuse_no_functions(model, task.functions)
     work.refuse_graph(model)
-    return CheckedSource(model, merged, inlined, data, states)
-
-
-@dataclass(frozen=True)
-class _OpenedSource:
-    """The source as it was read."""
-
-    model: ir.Model
-    """With its weights, unless no step asks for them."""
-    summary: GraphSummary
-    is_plain: bool
-    """Whether its stamp says that it is in its plain form."""
-    may_be_copied: bool
-    """Whether it can be the result as it is, where nothing is requested of the work."""
-    notes: tuple[str, ...]
-    """What was repaired while reading."""
-
-
-def _read_source(
-    task: GraphFileTask, work: GraphWork[ResultT], clock: StepClock, checked: CheckedSource | None
-) -> _OpenedSource:
-    """Read the structure, decide whether the source may be copied by reference, and read the weights where needed."""
-    source = task.source
-    with clock.step(_READING) as step:
-        if checked is None or not checked.is_current:
-            checked = check_source(task, work)
-        # The structure only: a copy by reference never reads the weights.
-        model = checked.model
-        summary = summarize_graph(model, sum(file.stat().st_size for file in (source, *checked.data)))
-        is_plain, may_be_copied = is_normalized(model), may_be_copy(task, checked)
-        if work.may_be_requested or not may_be_copied or task.functions is not None:
-            model = reading_graph(source, lambda: load_by_reference(source))
-        step.summary = f"{summary.nodes} nodes, opset {summary.opset}"
-    notes = (*checked.merged.notes(), *_inlined_notes(checked.inlined))
-    return _OpenedSource(model, summary, is_plain, may_be_copied, notes)
+    return CheckedSource(model, notes, data, states)
 
 
 def may_be_copy(task: GraphFileTask, checked: CheckedSource) -> bool:
     """Say whether the source can be the result as it is, where the work changes nothing."""
-    if checked.merged or checked.inlined:
+    if checked.notes:
         return False
     if task.copying.of_any_form and task.skip_normalization:
         return True
@@ -408,21 +338,15 @@ def may_be_copy(task: GraphFileTask, checked: CheckedSource) -> bool:
     return is_normalized(checked.model) and task.external_data is None and is_readable
 
 
-def _checked_structure(source: Path) -> tuple[onnx.ModelProto, MergedKeys, int]:
-    """Return a valid file without its larger weights, every metadata key once, and what was merged for that.
-
-    Last is how many functions that are modules were inlined.
-    """
+def _checked_structure(source: Path) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+    """Return a valid file without its larger weights, every metadata key once, and what was repaired for that."""
     structure = read_structure(source, as_written=True)
     refuse_cycles(structure, source)
     inlined = inline_functions(structure, source)
     merged = merge_duplicate_keys(structure)
     refuse_invalid(structure, source)
-    return structure, merged, inlined
-
-
-def _inlined_notes(count: int) -> tuple[str, ...]:
-    return (f"{count_noun(count, 'module function', 'were')} inlined.",) if count else ()
+    calls = (f"{count_noun(inlined, 'module function', 'were')} inlined.",) if inlined else ()
+    return structure, (*merged.notes(), *calls)
 
 
 def read_plain(source: Path, *, folds_constants: bool = True) -> tuple[ir.Model, tuple[str, ...]]:
@@ -439,37 +363,13 @@ def read_plain(source: Path, *, folds_constants: bool = True) -> tuple[ir.Model,
         NormalizeError: the graph could not be normalized.
     """
     external_files(source)  # raises our errors, where a library would raise its own
-    _, merged, inlined = _checked_structure(source)
+    _, repairs = _checked_structure(source)
     model = reading_graph(source, lambda: load_by_reference(source))
     refuse_compiled(model)
-    notes = (*merged.notes(), *_inlined_notes(inlined), *_lower_ir_version(model), *_release_weights(model))
+    notes = (*repairs, *_lower_ir_version(model), *_release_weights(model))
     if is_normalized(model):
         return model, notes
     return model, (*notes, *_normalize(model, folds_constants=folds_constants))
-
-
-@dataclass(frozen=True)
-class _Normalized:
-    """What the step of normalization did."""
-
-    is_plain: bool
-    count: int
-    notes: tuple[str, ...]
-
-
-def _bring_into_plain_form(
-    task: GraphFileTask, work: GraphWork[ResultT], opened: _OpenedSource, clock: StepClock
-) -> _Normalized:
-    """Bring the graph into its plain form, in place, unless it is or that is skipped."""
-    model = opened.model
-    with clock.step(_NORMALIZATION) as step:
-        notes = (*_lower_ir_version(model), *_release_weights(model))
-        if opened.is_plain or task.skip_normalization:
-            step.summary = "already normalized" if opened.is_plain else "left out"
-            return _Normalized(opened.is_plain, 0, notes)
-        notes += _normalize(model, folds_constants=work.folds_constants)
-        step.summary = f"normalized to {sum(1 for _ in all_nodes(model))} nodes"
-        return _Normalized(is_plain=True, count=1, notes=notes)
 
 
 def _normalize(model: ir.Model, *, folds_constants: bool) -> tuple[str, ...]:
@@ -513,11 +413,120 @@ def _lower_ir_version(model: ir.Model) -> tuple[str, ...]:
     return (f"IR version {version} was lowered to {newest}, the newest that the installed ONNX Runtime supports.",)
 
 
-def _apply_work(work: GraphWork[ResultT], model: ir.Model, clock: StepClock) -> ResultT:
-    with clock.step(work.step_name) as step:
-        result = work.apply(model)
-        step.summary = work.summary(result)
-    return result
+class _Run(Generic[ResultT]):
+    """One run of a work on a file."""
+
+    def __init__(self, task: GraphFileTask, work: GraphWork[ResultT], clock: StepClock) -> None:
+        self._task, self._work, self._clock = task, work, clock
+        self._is_plain = False
+        """Whether the graph is in its plain form by now."""
+        self._normalizations = 0
+
+    def transform(self, checked: CheckedSource | None) -> Transformation[ResultT]:
+        """Do the steps; ``checked`` is the source, where a plan has read it."""
+        task, work = self._task, self._work
+        with self._clock.step(_READING) as step:
+            if checked is None or not checked.is_current:
+                checked = check_source(task, work)
+            # The structure only: a copy by reference never reads the weights.
+            model = checked.model
+            before = summarize_graph(model, sum(file.stat().st_size for file in (task.source, *checked.data)))
+            is_plain, copies = is_normalized(model), may_be_copy(task, checked) and task.functions is None
+            if work.may_be_requested or not copies:
+                model = reading_graph(task.source, lambda: load_by_reference(task.source))
+            step.summary = f"{before.nodes} nodes, opset {before.opset}"
+        if work.precedes_normalization:
+            result = self._apply(model)
+            notes = self._normalize(result.model, is_plain=False)
+        else:
+            notes = self._normalize(model, is_plain=is_plain)
+            result = self._apply(model)
+        # The one place that decides it; asked after the work, which may have requested more.
+        is_copy = copies and not work.is_requested
+        if is_copy:
+            notes = (ALREADY_NORMALIZED,) if is_plain else ()
+        written = self._write(None if is_copy else result.model)
+        functions = written.functions
+        file = TransformedFile(
+            source=task.source,
+            model_path=task.paths.model,
+            files=written.files,
+            is_copy=is_copy,
+            is_plain=self._is_plain,
+            normalizations=self._normalizations,
+            before=before,
+            after=written.summary,
+            coverage=written.coverage,
+            comparison=written.comparison,
+            steps=self._clock.timings(),
+            functions=functions,
+            notes=(
+                *checked.notes,
+                *notes,
+                *result.notes,
+                *(functions.notes() if functions else ()),
+                *written.notes,
+            ),
+        )
+        return Transformation(result, file)
+
+    def _normalize(self, model: ir.Model, *, is_plain: bool) -> tuple[str, ...]:
+        """Bring the graph into its plain form, in place, unless it is or that is skipped; return what was done."""
+        with self._clock.step(_NORMALIZATION) as step:
+            notes = (*_lower_ir_version(model), *_release_weights(model))
+            self._is_plain = is_plain
+            if is_plain or self._task.skip_normalization:
+                step.summary = "already normalized" if is_plain else "left out"
+                return notes
+            notes += _normalize(model, folds_constants=self._work.folds_constants)
+            step.summary = f"normalized to {sum(1 for _ in all_nodes(model))} nodes"
+            self._is_plain, self._normalizations = True, 1
+            return notes
+
+    def _apply(self, model: ir.Model) -> ResultT:
+        with self._clock.step(self._work.step_name) as step:
+            result = self._work.apply(model)
+            step.summary = self._work.summary(result)
+        return result
+
+    def _write(self, model: ir.Model | None) -> _Written:
+        """Write the model, or the source under another name where there is none; compare, count and put in place."""
+        task, work, output = self._task, self._work, self._task.paths.model
+        with self._clock.step(_WRITING) as step, _output_files(task) as files:
+            others = files.written_sizes()
+            staged = files.reserve(output)
+            files.keep(external_files(task.source))
+            comparison = functions = None
+            compared_with: tuple[str, ...] = ()
+            if model is None:
+                rules = task.copying
+                place_copy(task.source, staged, share_data=rules.share_data, may_link=rules.may_link)
+                step.summary = "a copy of the source"
+            else:
+                refresh_metadata(model, work, is_plain=self._is_plain)
+                _record_float_source(model, task)
+                if task.functions is not None:
+                    model, functions = functions_of_modules(model, task.functions)
+                work.write(model, staged, external=task.is_external(model))
+                work.refuse_written(sum(size for path, size in files.written_sizes().items() if path not in others))
+                try:
+                    comparison, compared_with = _compare(task, work, staged) if task.verify else (None, ())
+                except VerificationError as error:
+                    from winml.modelkit.compare.by_module.first_wrong_module import name_first_wrong_module
+
+                    name_first_wrong_module(error, task.source, staged, work.runs_on)
+                    raise
+                step.summary = comparison_words(comparison)
+            # Counted in the file that ships, not in the graph it was written from.
+            shipped = graph_of(read_structure(staged), staged)
+            written = {path: size for path, size in files.written_sizes().items() if path not in others}
+            coverage, summary = measure_coverage(shipped), summarize_graph(shipped, sum(written.values()))
+            if task.transaction is None:
+                files.commit(overwrite=task.overwrite)
+        # As the user named them, the model first.
+        named = [WrittenFile(output.with_name(path.name), size) for path, size in written.items()]
+        ordered = sorted(named, key=lambda file: (file.path != output, file.path.name))
+        return _Written(tuple(ordered), summary, coverage, comparison, functions, compared_with)
 
 
 @dataclass(frozen=True)
@@ -531,48 +540,6 @@ class _Written:
     functions: ModuleFunctions | None
     notes: tuple[str, ...]
     """About the comparison."""
-
-
-def _write_result(
-    task: GraphFileTask, work: GraphWork[ResultT], clock: StepClock, model: ir.Model | None, *, is_plain: bool
-) -> _Written:
-    """Write the model, or the source under another name where there is none; compare, count and put in place."""
-    paths = task.paths
-    with clock.step(_WRITING) as step, _output_files(task) as files:
-        others = files.written_sizes()
-        staged = files.reserve(paths.model)
-        files.keep(external_files(task.source))
-        comparison = functions = None
-        compared_with: tuple[str, ...] = ()
-        if model is None:
-            rules = task.copying
-            place_copy(task.source, staged, share_data=rules.share_data, may_link=rules.may_link)
-            step.summary = "a copy of the source"
-        else:
-            refresh_metadata(model, work, is_plain=is_plain)
-            _record_float_source(model, task)
-            if task.functions is not None:
-                model, functions = functions_of_modules(model, task.functions)
-            work.write(model, staged, external=task.is_external(model))
-            work.refuse_written(sum(size for path, size in files.written_sizes().items() if path not in others))
-            try:
-                comparison, compared_with = _compare(task, work, staged) if task.verify else (None, ())
-            except VerificationError as error:
-                from winml.modelkit.compare.by_module.first_wrong_module import name_first_wrong_module
-
-                name_first_wrong_module(error, task.source, staged, work.runs_on)
-                raise
-            step.summary = comparison_words(comparison)
-        # Counted in the file that ships, not in the graph it was written from.
-        shipped = graph_of(read_structure(staged), staged)
-        written = {path: size for path, size in files.written_sizes().items() if path not in others}
-        coverage, summary = measure_coverage(shipped), summarize_graph(shipped, sum(written.values()))
-        if task.transaction is None:
-            files.commit(overwrite=task.overwrite)
-    # As the user named them, the model first.
-    named = [WrittenFile(paths.model.with_name(path.name), size) for path, size in written.items()]
-    ordered = sorted(named, key=lambda file: (file.path != paths.model, file.path.name))
-    return _Written(tuple(ordered), summary, coverage, comparison, functions, compared_with)
 
 
 def _compare(task: GraphFileTask, work: GraphWork[ResultT], staged: Path) -> tuple[Comparison | None, tuple[str, ...]]:

@@ -7,7 +7,6 @@ folder, the names of its data files. No weight is read and no graph is written a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ from winml.modelkit.onnx.files.graph_reading import MergedKeys, read_foreign
 from winml.modelkit.onnx.files.output_files import (
     ExportPaths,
     OutputFiles,
-    recover,
     refuse_existing,
     refuse_inputs,
     write_error,
@@ -38,37 +36,6 @@ from winml.modelkit.words import count_noun
 _RELATED_SHARE = 0.1
 """Smallest share of nodes that must be found again in the model before. Chosen: a model quantized with every weight and
 activation wrapped keeps a third; two models that only share input names have none."""
-
-
-def retag_model(
-    before: str | os.PathLike[str],
-    after: str | os.PathLike[str],
-    output: str | os.PathLike[str] | None = None,
-    *,
-    overwrite: bool = False,
-) -> RetaggedModel:
-    """Give every node of a file the tag of the module it came from.
-
-    Args:
-        before: The tagged file a tool was given; stays as it is.
-        after: The file the tool wrote from it.
-        output: The ``.onnx`` file to write; None writes ``after`` itself. Everything but the metadata of model and
-            nodes is copied byte by byte; in another folder, its data files get names of their own.
-        overwrite: Replace a file that is there already; needed to write ``after`` itself.
-
-    Raises:
-        UsageError: an output that exists, is ``before`` or data of either, or does not end in ``.onnx``; or a path with
-            no file.
-        InputError: a file is no ONNX model, ``before`` bears no tags, ``after`` was not made from it, or its data is
-            missing.
-        WriteError: the output cannot be written.
-    """
-    target = Path(after if output is None else output)
-    carried = carry_between(Path(before), Path(after), target, overwrite=overwrite)
-    recover([target])
-    if not carried.is_current:
-        carried = carry_between(Path(before), Path(after), target, overwrite=overwrite)
-    return write_carried(carried, overwrite=overwrite)
 
 
 @dataclass(frozen=True)
@@ -100,7 +67,22 @@ class CarriedTags:
 
 
 def carry_between(before: Path, after: Path, target: Path, *, overwrite: bool) -> CarriedTags:
-    """Return a file with the tags of another; nothing is written. Raises as :func:`retag_model` does."""
+    """Return a file every node of which has the tag of the module that it came from; nothing is written.
+
+    Args:
+        before: The tagged file a tool was given; stays as it is.
+        after: The file the tool wrote from it.
+        target: The ``.onnx`` file to write, which may be ``after`` itself. Everything but the metadata of model and
+            nodes is copied byte by byte; in another folder, its data files get names of their own.
+        overwrite: Replace a file that is there already; needed to write ``after`` itself.
+
+    Raises:
+        UsageError: an output that exists, is ``before`` or data of either, or does not end in ``.onnx``; or a path with
+            no file.
+        InputError: a file is no ONNX model, ``before`` bears no tags, ``after`` was not made from it, or its data is
+            missing.
+        WriteError: the output cannot be written.
+    """
     _refuse_output(before, after, target, overwrite=overwrite)
     states = {path: file_state(path) for path in (before, after)}
     original, _ = read_foreign(before)

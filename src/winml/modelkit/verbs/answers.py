@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from winml.modelkit.errors import UsageError
 from winml.modelkit.fields import OUTPUT, declare, fields_of
 from winml.modelkit.file_names import ONLY_PART, part_path
-from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
+from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_file
 
 if TYPE_CHECKING:
     from winml.modelkit.models.request import ModelRequest
@@ -104,7 +104,7 @@ def plan_answer(
     return AnswerPlan(
         verb=verb,
         reads=tuple(path for path in reads if path.is_file()),
-        writes=(*(export.writes if export else ()), *(PlannedFile(path, path.exists()) for path in outputs)),
+        writes=(*(export.writes if export else ()), *map(planned_file, outputs)),
         steps=(*(export.steps if export else ()), *steps, *writing),
         interrupted=interruptions_beside(outputs),
         subject=subject,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from winml.modelkit.errors import ConfigError, ModelPathError, UsageError
 from winml.modelkit.fields import MODEL, OUTPUT, VERIFICATION, declare
-from winml.modelkit.file_names import BUILD_MANIFEST_NAME, MODEL_SUFFIX, ONLY_PART, data_path
-from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
+from winml.modelkit.file_names import BUILD_MANIFEST_NAME, MODEL_SUFFIX, ONLY_PART
+from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside, planned_data, planned_file
 from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
@@ -234,18 +234,15 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
 
     def plan_file(self, request: RequestT) -> FilePlan[RequestT, WorkT]:
         """Return what would be done with one file; raises as :meth:`plan` does."""
-        from winml.modelkit.onnx.files.output_files import ExportPaths, refuse_existing, refuse_inputs, waiting_files
+        from winml.modelkit.onnx.files.output_files import is_waiting
 
         assert request.model is not None
         model, (output, notes) = request.model, self._output(request, request.model)
-        paths = ExportPaths.for_output(output, with_sidecar=False, with_report=False)
-        refuse_inputs([paths.model], [model])
-        refuse_existing([paths.model], overwrite=request.overwrite)
-        waiting = waiting_files([paths.model])
-        is_waiting = model.absolute() in {path.absolute() for path in waiting}
-        if not model.is_file() and not is_waiting:
+        self.task(request, model, output).refuse_early()
+        is_recovered = is_waiting(model, [output])
+        if not model.is_file() and not is_recovered:
             raise ModelPathError(f"{model}: no such file", hint="Pass the path of an ONNX file.")
-        part, files, steps = self._plan_part(request, model, output, request.options, is_waiting=is_waiting)
+        part, files, steps = self._plan_part(request, model, output, request.options, is_recovered=is_recovered)
         reads = (model, *(part.checked.data if part.checked is not None else ()))
         return FilePlan(
             verb=self.name,
@@ -275,13 +272,13 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
             reads += [source, *external_files(source)]
             if part not in requested:
                 steps.append(PlannedStep(f"{part}: copying", "as it is"))
-                files += [_planned(output), *([PlannedFile(data_path(output, "*"))] if external_files(source) else [])]
+                files += [planned_file(output), *([planned_data(output)] if external_files(source) else [])]
                 continue
-            parts[part], outputs, own = self._plan_part(request, source, output, requested[part], is_waiting=False)
+            parts[part], outputs, own = self._plan_part(request, source, output, requested[part], is_recovered=False)
             prefix = f"{part}: " if len(found.parts) > 1 else ""
             steps += [replace(step, name=f"{prefix}{step.name}") for step in own]
             files += outputs
-        files += [_planned(folder / name) for name in (*found.companions, BUILD_MANIFEST_NAME)]
+        files += [planned_file(folder / name) for name in (*found.companions, BUILD_MANIFEST_NAME)]
         models = [folder / found.name_of(part) for part in found.parts]
         return FilePlan(
             verb=self.name,
@@ -306,22 +303,22 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
         return output, (f"Without -o, the output is {output}.",)
 
     def _plan_part(
-        self, request: RequestT, source: Path, output: Path, options: OptionsT, *, is_waiting: bool
+        self, request: RequestT, source: Path, output: Path, options: OptionsT, *, is_recovered: bool
     ) -> tuple[PlannedPart[WorkT], tuple[PlannedFile, ...], tuple[PlannedStep, ...]]:
         """Return what would become of one file, what would be written of it, and in which steps."""
         from winml.modelkit.transform.graph_file import check_source
 
         task = self.task(request, source, output)
         work = self.work(request, task, options)
-        checked = None if is_waiting else check_source(task, work)
+        checked = None if is_recovered else check_source(task, work)
         is_copy = checked is not None and _is_copy(task, work, checked)
         if is_copy:
             condition = "" if checked is not None and checked.data else None
         else:
             condition = self.data_condition(task, work)
-        data = () if condition is None else (PlannedFile(data_path(output, "*"), only_if=condition),)
+        data = () if condition is None else (planned_data(output, only_if=condition),)
         steps = _planned_steps(task, work, checked, is_copy=is_copy)
-        return PlannedPart(task, work, checked), (_planned(output), *data), steps
+        return PlannedPart(task, work, checked), (planned_file(output), *data), steps
 
     def refuse_unrun(self, plan: FilePlan[RequestT, WorkT]) -> None:
         """Refuse a plan that is not run for what its run would refuse in the plain form of a graph.
@@ -353,6 +350,32 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
             return self.transform(replace(part, task=task), folder, _named_steps(name, folder, on_step))
 
         return transform_folder(folder, self.task(plan.request, folder.path, output), plan.parts, work_on_part)
+
+    def call(
+        self,
+        request: type[RequestT],
+        options: OptionsT | None,
+        flags: Mapping[str, Any],
+        on_step: Callable[[StepEvent], None] | None,
+        **fields: Any,
+    ) -> RecordT:
+        """Make one file for a caller from Python.
+
+        Args:
+            request: The request.
+            options: Complete options; None: those in ``flags``.
+            flags: Fields of the options.
+            on_step: Called when a step starts and when it ends.
+            **fields: Fields of the request; paths in any form.
+
+        Raises:
+            WinMLError: as :meth:`plan` and :meth:`run` do.
+        """
+        from winml.modelkit.options import options_of
+
+        parsed = options_of(request.options_record(), options, flags, f"{self.name}_onnx")
+        paths = {name: Path(fields.pop(name)) for name in ("model", "output")}
+        return self.run_file(self.plan_file(request(options=parsed, **paths, **fields)), on_step)
 
     def run_file(self, plan: FilePlan[RequestT, WorkT], on_step: Callable[[StepEvent], None] | None = None) -> RecordT:
         """Do what the plan of one file says; raises as :meth:`run` does."""
@@ -425,10 +448,6 @@ def _is_copy(task: GraphFileTask, work: GraphWork[Any], checked: CheckedSource) 
     from winml.modelkit.transform.graph_file import may_be_copy
 
     return not work.may_be_requested and task.functions is None and may_be_copy(task, checked)
-
-
-def _planned(path: Path) -> PlannedFile:
-    return PlannedFile(path, replaces=path.exists())
 
 
 def _planned_steps(

@@ -107,6 +107,11 @@ def waiting_files(paths: Iterable[Path]) -> frozenset[Path]:
     )
 
 
+def is_waiting(path: Path, outputs: Iterable[Path]) -> bool:
+    """Return True if recovery beside the outputs would put a file in place at a path before it is read."""
+    return path.absolute() in {found.absolute() for found in waiting_files(outputs)}
+
+
 def recover(paths: Iterable[Path]) -> None:
     """Complete or remove what killed commands left in the directories of files that are about to be written.
 
