@@ -281,6 +281,17 @@ def test_other_library_versions_run_everything(bert: Path, out: Path) -> None:
     assert reason(result, "export").startswith("versions changed: onnx 1.0 → ")
 
 
+def test_option_that_is_off_and_newer_than_a_finished_stage_leaves_it_up_to_date(bert: Path, out: Path) -> None:
+    """The record of the stage does not have the option, which has its default; another value is a change."""
+    record = json.loads((out / "build_manifest.json").read_text(encoding="utf-8"))
+    del record["parts"][0]["stages"][0]["origin"]["options"]["export"]["hierarchy"]
+    (out / "build_manifest.json").write_text(json.dumps(record))
+    assert {"reused", "skipped"} == {*statuses(build_hf_model(str(bert), out, config=FUSIONS)).values()}
+    del record["parts"][0]["stages"][1]["origin"]["options"]["optim"]["gelu_fusion"]
+    (out / "build_manifest.json").write_text(json.dumps(record))
+    assert "run" == statuses(build_hf_model(str(bert), out, config=FUSIONS))["optimize"]
+
+
 def test_rebuild_runs_everything_and_touches_no_foreign_file(bert: Path, out: Path) -> None:
     """Also files of an earlier build go only if they are listed."""
     (out / "notes.onnx").write_text("mine")

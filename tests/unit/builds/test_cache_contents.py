@@ -14,7 +14,7 @@ import torch
 
 from winml.modelkit import build_onnx_model, export_pytorch
 from winml.modelkit.builds.cache import list_cache, remove_builds, stored_bytes
-from winml.modelkit.builds.machine_table import contents_document
+from winml.modelkit.builds.cache_command import contents_document
 from winml.modelkit.errors import WriteError
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
 from winml.modelkit.report.terminal import console_for, print_document

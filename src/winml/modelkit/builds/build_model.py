@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from winml.modelkit.builds.identity import ModelIdentity
 from winml.modelkit.builds.manifest_records import BuildResult
 from winml.modelkit.builds.plan import BuildPlan, plan_build, request_record
 from winml.modelkit.builds.stage_walk import StageStore
-from winml.modelkit.builds.stages import STAGES, Stage
+from winml.modelkit.builds.stages import STAGES
 from winml.modelkit.errors import UsageError, rename_options
 from winml.modelkit.export.config import COMMAND_OPTIONS, PYTHON_WORDS, WinMLExportConfig
 from winml.modelkit.models.load_options import declared_options
@@ -119,7 +119,6 @@ def build_in_cache(
     plan: BuildPlan,
     *,
     rebuild: bool = False,
-    stages: Sequence[Stage] = STAGES,
     listener: BuildListener = BuildListener(),  # noqa: B008 - frozen
 ) -> BuildResult:
     """Build in the cache, in the folder that belongs to this model, config, and versions of the libraries.
@@ -130,10 +129,10 @@ def build_in_cache(
     """
     refuse_deploying(plan)
     identity = identify_plan(plan)
-    folder = cache_folder(plan, identity, stages)
+    folder = cache_folder(plan, identity)
     cache = BuildCache(identity, StageStore(cache_root()))
     with unrecorded(), rename_options(CACHE_WORDS):
-        return run_build(plan, folder, cache=cache, rebuild=rebuild, stages=stages, listener=listener)
+        return run_build(plan, folder, cache=cache, rebuild=rebuild, listener=listener)
 
 
 def refuse_deploying(plan: BuildPlan) -> None:
@@ -149,15 +148,14 @@ def refuse_deploying(plan: BuildPlan) -> None:
         )
 
 
-def cache_folder(plan: BuildPlan, identity: ModelIdentity | None, stages: Sequence[Stage] = STAGES) -> Path:
+def cache_folder(plan: BuildPlan, identity: ModelIdentity | None) -> Path:
     """Return the folder of the cache that belongs to this model, config, and versions of the libraries.
 
     Args:
         plan: The build.
         identity: What the model is; None where that is not known yet, and a ``*`` stands for the digits of it.
-        stages: The stages.
     """
-    key = "*" if identity is None else cache_key(plan, identity, stages)[:16]
+    key = "*" if identity is None else cache_key(plan, identity)[:16]
     return cache_root() / "builds" / f"{_name_slug(plan.request.model)}-{key}"
 
 
@@ -185,18 +183,17 @@ def exported_model(
     """
     from winml.modelkit.onnx.bundle import only_part  # imports onnx
 
-    stages = tuple(stage for stage in STAGES if stage.makes_graph)
     export_only = WinMLBuildConfig(export=config, optim=None, quant=None, compile=None)
     plan = replace(plan_build(export_only, request), is_deployed=False)
-    result = build_in_cache(plan, stages=stages, listener=BuildListener(on_step=on_step))
-    record = only_part(result.manifest.parts).stage(stages[-1].name)
+    result = build_in_cache(plan, listener=BuildListener(on_step=on_step))
+    record = only_part(result.manifest.parts).stage("export")
     assert record is not None  # the stage ran, or its result was taken from the cache
     return result.folder / record.files[0].name
 
 
-def cache_key(plan: BuildPlan, identity: ModelIdentity, stages: Sequence[Stage] = STAGES) -> str:
+def cache_key(plan: BuildPlan, identity: ModelIdentity) -> str:
     """Return a digest of all that the result of a build in the cache depends on."""
-    libraries = sorted({name for stage in stages for name in stage.libraries})
+    libraries = sorted({name for stage in STAGES for name in stage.libraries})
     record = {
         "manifest_version": _KEY_VERSION,
         "model": identity.record,
@@ -224,15 +221,6 @@ def _ordered_config(config: WinMLBuildConfig) -> dict[str, object]:
     return record
 
 
-def read_build_config(text_or_path: str | os.PathLike[str], option: str) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
-    """Read a config, and what was changed in it to be of the present version.
-
-    Raises:
-        ConfigError: it cannot be read, or is no valid config.
-    """
-    return parse_build_config(*read_json(text_or_path, option))
-
-
 def passed_build_config(
     config: WinMLBuildConfig | Mapping[str, object] | str | os.PathLike[str] | None,
     listener: BuildListener = BuildListener(),  # noqa: B008 - frozen
@@ -252,7 +240,7 @@ def passed_build_config(
     elif isinstance(config, Mapping):
         parsed, notes = parse_build_config(dict(config), "config")
     else:
-        parsed, notes = read_build_config(config, "config")
+        parsed, notes = parse_build_config(*read_json(config, "config"))
     for note in notes:
         listener.tell(f"note: {note}")
     return parsed if precision is None else parsed.model_copy(update={"quant": with_precision(parsed.quant, precision)})

@@ -14,8 +14,9 @@ from winml.modelkit.cli._options import request_options, result_options
 from winml.modelkit.cli._requests import stated_fields
 from winml.modelkit.cli._streams import show_result
 from winml.modelkit.fields import OUTPUT, declare
+from winml.modelkit.report import document as doc
 from winml.modelkit.report.plan import Plan, PlannedStep
-from winml.modelkit.words import size_words
+from winml.modelkit.words import count_noun, size_words
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.cache import CacheContents
@@ -85,7 +86,6 @@ def command() -> None:
 def _list(**options: object) -> None:
     """List the builds in the cache with the space that removing each one frees, latest first."""
     from winml.modelkit.builds.cache import list_cache
-    from winml.modelkit.builds.machine_table import contents_document
 
     contents = list_cache()
     show_result(contents.as_record(), options, lambda: contents_document(contents))
@@ -99,7 +99,40 @@ def _clean(**options: Any) -> None:
     plan = _plan_cleaning(_CleanRequest(**stated_fields(_CleanRequest, options)))
     end_dry_run(plan, options)
     from winml.modelkit.builds.cache import remove_builds
-    from winml.modelkit.builds.machine_table import removed_document
 
     removed = remove_builds(plan.contents)
-    show_result(removed.as_record(), options, lambda: removed_document(removed))
+    show_result(removed.as_record(), options, lambda: _removed_document(removed))
+
+
+def contents_document(contents: CacheContents) -> doc.Document:
+    """Describe each build, and all of the cache."""
+    total = f"{count_noun(len(contents.builds), 'build')}, {size_words(contents.size_bytes)} in {contents.root}"
+    return doc.Document([_builds_table(contents), doc.Paragraph(total)])
+
+
+def _removed_document(contents: CacheContents) -> doc.Document:
+    """Describe each build that was removed, those that stay, and what was freed."""
+    freed = f"{size_words(contents.size_bytes)} in {contents.root}"
+    return doc.Document(
+        [
+            _builds_table(contents),
+            doc.Fields([("stays", f"{build.folder.name}: somebody builds in it") for build in contents.in_use]),
+            doc.Paragraph(f"{count_noun(len(contents.builds), 'build')} removed, {freed}"),
+        ]
+    )
+
+
+def _builds_table(contents: CacheContents) -> doc.Table:
+    return doc.Table(
+        doc.columns("written", ("size", "bytes"), ("folder", "name"), "model", "state"),
+        [
+            [
+                f"{build.written:%Y-%m-%d %H:%M}",
+                build.size_bytes,
+                build.folder.name,
+                build.model or "?",
+                "finished" if build.is_finished else "unfinished",
+            ]
+            for build in contents.builds
+        ],
+    )

@@ -137,6 +137,22 @@ class WinMLBuildConfig(Options):
         return {**record, **layout, "auto": self.auto}
 
 
+def with_values(config: WinMLBuildConfig, stated: Mapping[str, Mapping[str, Any]]) -> WinMLBuildConfig:
+    """Return a config with other values of some keys; a section that is null stays null.
+
+    Args:
+        config: The config.
+        stated: Section → key → value.
+    """
+    # Sections are not made anew: what was left out of the config is to stay left out.
+    changed = {
+        name: section.model_copy(update=dict(values))
+        for name, values in stated.items()
+        if (section := getattr(config, name)) is not None
+    }
+    return config.model_copy(update=changed)
+
+
 def parse_build_config(value: Any, source: str) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
     """Validate parsed JSON, of this version or an earlier one, or as another tool writes it.
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from winml.modelkit import errors
 from winml.modelkit.builds.build import identify_plan
 from winml.modelkit.builds.build_model import build_in_cache, cache_key, passed_build_config
-from winml.modelkit.builds.config import WinMLBuildConfig
+from winml.modelkit.builds.config import WinMLBuildConfig, with_values
 from winml.modelkit.builds.manifest_records import BuildResult
 from winml.modelkit.builds.plan import BuildPlan, plan_build
+from winml.modelkit.export.config import configured_request
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.files.named_paths import cache_root, unrecorded
 from winml.modelkit.onnx.files.resumable_results import write_atomically
@@ -131,15 +132,9 @@ def build_most_open(
 
 
 def _opened_plan(plan: BuildPlan, choice: Mapping[str, bool]) -> BuildPlan:
-    export = plan.config.export
-    assert export is not None  # checked before
-    export = export.model_copy(update=dict(choice))
-    dynamic = plan.request.dynamic.joined(export.dynamic.requested_by("export.{}"))
-    return replace(
-        plan,
-        config=plan.config.model_copy(update={"export": export}),
-        request=replace(plan.request, dynamic=dynamic),
-    )
+    config = with_values(plan.config, {"export": choice})
+    assert config.export is not None  # checked before
+    return replace(plan, config=config, request=configured_request(plan.request, config.export, "export.{}"))
 
 
 def _remembered_choice(note: Path) -> dict[str, bool] | None:

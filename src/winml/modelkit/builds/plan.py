@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from winml.modelkit.builds.config import (
     AUTO_PRECISION,
@@ -17,6 +17,7 @@ from winml.modelkit.builds.config import (
     loader_section,
     quantize_options,
     requested_quantization,
+    with_values,
 )
 from winml.modelkit.builds.evaluated_models import refuse_missing_evaluations, refuse_unfit_limits
 from winml.modelkit.builds.layouts.layout import find_layout
@@ -136,7 +137,7 @@ def plan_build(
     request = configured_request(request, config.export, "export.{}")
     request = replace(request, cross_keys=find_layout(config.layout).cross_keys)
     if not verify:
-        config = config.model_copy(update={"export": config.export.model_copy(update={"verify": False})})
+        config = with_values(config, {"export": {"verify": False}})
     return replace(plan, config=config, request=request, with_companions=with_companions)
 
 
@@ -190,22 +191,17 @@ def _for_provider(config: WinMLBuildConfig) -> WinMLBuildConfig:
     Raises:
         UsageError: there is no such provider.
     """
-    section, export, optim, quant = config.compile, config.export, config.optim, config.quant
+    section, quant = config.compile, config.quant
     if section is None or section.ep is None:
         return config
     provider = short_name(find_execution_provider(section.ep).name)
-    changed: dict[str, object] = {}
-    if export is not None and export.ep is None:
-        changed["export"] = export.model_copy(update={"ep": provider})
-    if optim is not None and optim.ep is None:
-        changed["optim"] = optim.model_copy(update={"ep": provider})
-    if quant is not None and quant.ep is None:
-        # The kind of device decides what ``auto`` stands for, and nothing else.
-        is_open = quant.precision == AUTO_PRECISION and quant.device is None
-        changed["quant"] = quant.model_copy(
-            update={"ep": provider, "device": section.device if is_open else quant.device}
-        )
-    return config.model_copy(update=changed)
+    sections = {name: getattr(config, name) for name in ("export", "optim", "quant")}
+    stated: dict[str, dict[str, Any]] = {
+        name: {"ep": provider} for name, other in sections.items() if other is not None and other.ep is None
+    }
+    if quant is not None and "quant" in stated and quant.precision == AUTO_PRECISION and quant.device is None:
+        stated["quant"]["device"] = section.device  # decides what ``auto`` stands for, and nothing else
+    return with_values(config, stated)
 
 
 def _refuse_optimization(options: OptimizeOptions, export: WinMLExportConfig | None) -> None:

@@ -23,7 +23,7 @@ from winml.modelkit.builds.in_memory_stages import handed_over_stages
 from winml.modelkit.builds.layouts.folder_layout import BuildCompanions, FolderLayout
 from winml.modelkit.builds.manifest_records import TOOL_NAME, FileRecord, Origin, StageRecord
 from winml.modelkit.builds.plan import BuildPlan
-from winml.modelkit.builds.stages import BuiltPart, Stage, skip_reason
+from winml.modelkit.builds.stages import BuiltPart, Stage, skip_reason, with_new_defaults
 from winml.modelkit.errors import WriteError
 from winml.modelkit.file_names import ONLY_PART, SIDECAR_SUFFIX
 from winml.modelkit.onnx.files.named_paths import unrecorded
@@ -314,7 +314,8 @@ class StageWalk(ABC):
             before = record.origin
             assert before is not None  # only results are given
             requested = stage.undo_resolution(current.options, record)
-            if changed := _changed_keys(stage.relevant(before.options, earlier), stage.relevant(requested, earlier)):
+            stated = with_new_defaults(before.options, requested)
+            if changed := _changed_keys(stage.relevant(stated, earlier), stage.relevant(requested, earlier)):
                 return f"options changed: {', '.join(changed)}"
             if before.source != current.source:
                 return f"its input changed: {', '.join(_changed_keys(before.source, current.source))}"

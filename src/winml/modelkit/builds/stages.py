@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit import file_names
-from winml.modelkit.builds.config import auto_words, idle_quantization, quantize_options, requested_quantization
+from winml.modelkit.builds.config import (
+    CompileSection,
+    OptimSection,
+    auto_words,
+    idle_quantization,
+    quantize_options,
+    requested_quantization,
+)
 from winml.modelkit.builds.layouts.layout import find_layout, refuse_task
 from winml.modelkit.builds.manifest_records import FileRecord, StageName, StageRecord
 from winml.modelkit.builds.plan import WITHOUT_COMPILATION, BuildPlan, idle_compilation, request_record
@@ -22,6 +29,7 @@ from winml.modelkit.errors import StageError, UsageError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.models.checkpoints.adapters import named_adapter
 from winml.modelkit.onnx.specs import current_name
+from winml.modelkit.options import Options
 from winml.modelkit.quantize.calibration.calibration_files import calibration_files, calibration_kind
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import FLOAT32
@@ -487,6 +495,31 @@ STAGES: tuple[Stage, ...] = (
         idle=idle_compilation,
     ),
 )
+
+
+_SECTION_RECORDS: Mapping[str, type[Options]] = {
+    "export": WinMLExportConfig,
+    "optim": OptimSection,
+    "quant": QuantizeOptions,
+    "compile": CompileSection,
+}
+"""Key of the options of a stage → their record."""
+
+
+def with_new_defaults(before: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a finished stage, with the defaults of the options that did not exist when it ran.
+
+    Args:
+        before: Options that the stage was run with, maybe by an earlier version.
+        current: Options of this version.
+    """
+    completed = dict(before)
+    for name, record in _SECTION_RECORDS.items():
+        if isinstance(before.get(name), dict) and isinstance(current.get(name), dict):
+            defaults = record().model_dump(mode="json")
+            new = {key: defaults[key] for key in current[name] if key in defaults and key not in before[name]}
+            completed[name] = {**before[name], **new}
+    return completed
 
 
 def without_idle_stages(config: WinMLBuildConfig) -> tuple[WinMLBuildConfig, tuple[str, ...]]:

@@ -174,6 +174,7 @@ def _config_of(request: BuildRequest) -> WinMLBuildConfig:
     Raises:
         UsageError: an option speaks of a stage that is left out.
     """
+    from winml.modelkit.builds.config import with_values
     from winml.modelkit.ort.execution_providers import find_execution_provider, parse_ep_options, short_name
 
     config = request.config
@@ -192,17 +193,10 @@ def _config_of(request: BuildRequest) -> WinMLBuildConfig:
         sections["export"]["exporter"] = request.exporter
     if request.accept_assumptions:
         sections["export"]["accept_assumptions"] = True
-    changed: dict[str, Any] = {}
+    changed: dict[str, Any] = {} if request.layout is None else {"layout": request.layout}
     if request.compile or request.ep_options:
         changed["compile"] = _requested_compilation(request)
-    if request.layout is not None:
-        changed["layout"] = request.layout
-    for name, stated in sections.items():
-        section = changed.get(name, getattr(config, name))
-        if stated and section is not None:
-            # Not made anew: what was left out of the config is to stay left out.
-            changed[name] = section.model_copy(update=stated)
-    return config.model_copy(update=changed)
+    return with_values(config.model_copy(update=changed), sections)
 
 
 def _requested_compilation(request: BuildRequest) -> CompileSection:

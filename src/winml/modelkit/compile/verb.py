@@ -139,16 +139,17 @@ def compile_onnx(
         StageError: ``model`` itself does not run, so that the result cannot be compared.
         VerificationError: the result does not load, or its outputs differ from those of ``model``; no file was written.
     """
-    return COMPILE.call(
-        CompileRequest,
-        options,
-        flags,
-        on_step,
-        model=model,
-        output=output,
+    from winml.modelkit.compile.options import CompileOptions
+    from winml.modelkit.options import options_of
+
+    request = CompileRequest(
+        options=options_of(CompileOptions, options, flags, "compile_onnx"),
+        model=Path(model),
+        output=Path(output),
         overwrite=overwrite,
         verify=verify,
         seed=seed,
         sizes=sizes,
         reference=None if reference is None else Path(reference),
     )
+    return COMPILE.run_file(COMPILE.plan_file(request), on_step)

@@ -135,13 +135,13 @@ def optimize_onnx(
         StageError: ``model`` itself does not run, so that the result cannot be compared.
         VerificationError: the outputs of the result differ from those of ``model``; no file was written.
     """
-    return OPTIMIZE.call(
-        OptimizeRequest,
-        options,
-        flags,
-        on_step,
-        model=model,
-        output=output,
+    from winml.modelkit.optimize.options import OptimizeOptions
+    from winml.modelkit.options import options_of
+
+    request = OptimizeRequest(
+        options=options_of(OptimizeOptions, options, flags, "optimize_onnx"),
+        model=Path(model),
+        output=Path(output),
         overwrite=overwrite,
         verify=verify,
         skip_normalization=skip_normalization,
@@ -150,3 +150,4 @@ def optimize_onnx(
         sizes=sizes,
         functions=functions,
     )
+    return OPTIMIZE.run_file(OPTIMIZE.plan_file(request), on_step)

@@ -271,19 +271,20 @@ def quantize_onnx(
         StageError: ``model`` itself does not run, so that the result cannot be compared.
         VerificationError: the quality is below the limit; no file was written.
     """
-    return QUANTIZE.call(
-        QuantizeRequest,
-        options,
-        flags,
-        on_step,
-        model=model,
-        output=output,
+    from winml.modelkit.options import options_of
+    from winml.modelkit.quantize.options import QuantizeOptions
+
+    request = QuantizeRequest(
+        options=options_of(QuantizeOptions, options, flags, "quantize_onnx"),
+        model=Path(model),
+        output=Path(output),
         overwrite=overwrite,
         verify=verify,
         external_data=external_data,
         seed=seed,
         sizes=sizes,
     )
+    return QUANTIZE.run_file(QUANTIZE.plan_file(request), on_step)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -351,32 +351,6 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
 
         return transform_folder(folder, self.task(plan.request, folder.path, output), plan.parts, work_on_part)
 
-    def call(
-        self,
-        request: type[RequestT],
-        options: OptionsT | None,
-        flags: Mapping[str, Any],
-        on_step: Callable[[StepEvent], None] | None,
-        **fields: Any,
-    ) -> RecordT:
-        """Make one file for a caller from Python.
-
-        Args:
-            request: The request.
-            options: Complete options; None: those in ``flags``.
-            flags: Fields of the options.
-            on_step: Called when a step starts and when it ends.
-            **fields: Fields of the request; paths in any form.
-
-        Raises:
-            WinMLError: as :meth:`plan` and :meth:`run` do.
-        """
-        from winml.modelkit.options import options_of
-
-        parsed = options_of(request.options_record(), options, flags, f"{self.name}_onnx")
-        paths = {name: Path(fields.pop(name)) for name in ("model", "output")}
-        return self.run_file(self.plan_file(request(options=parsed, **paths, **fields)), on_step)
-
     def run_file(self, plan: FilePlan[RequestT, WorkT], on_step: Callable[[StepEvent], None] | None = None) -> RecordT:
         """Do what the plan of one file says; raises as :meth:`run` does."""
         plan.recover()
