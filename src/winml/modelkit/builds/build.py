@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -362,11 +362,11 @@ class _Build(StageWalk):
                     continue
                 path = folder / self.layout.model_name(part)
                 names[part.name] = self.layout.place(part, folder, files)
-                text, note = self._sidecar_of(part, path, names[part.name], files)
-                if text is not None:
-                    files.reserve(file_names.sidecar_path(path)).write_text(text, encoding="utf-8", newline="\n")
-                self.folder.notes += [note] if note else []
-            self._claim_data(names.values())
+                self._write_sidecar(part, path, names[part.name], files)
+            if find_layout(self.plan.config.layout).numbers_data:
+                # Names that are not made of the content may be somebody's.
+                owned = self.folder.owned_names()
+                self.folder.claim([name for _, *data in names.values() for name in data if name not in owned])
             self.companions.reserve(files)
             # Whatever is put in place next is known to be ours, even after a kill.
             self.folder.save(self._make_manifest("unfinished", {}))
@@ -381,32 +381,54 @@ class _Build(StageWalk):
         placed = {}
         for part in self.parts:
             path = folder / self.layout.model_name(part)
-            placed[part.name] = retained[part.name] or self._placed_model(path, written)
+            sidecar = file_names.sidecar_path(path)
+            described = sidecar.relative_to(folder).as_posix() in written
+            placed[part.name] = retained[part.name] or PlacedModel(
+                self.files.of((path, *external_files(path))), self.files.of([sidecar])[0] if described else None
+            )
         return placed
 
-    def _sidecar_of(
-        self, part: BuiltPart, path: Path, names: Sequence[str], files: OutputFiles
-    ) -> tuple[str | None, str]:
-        """Return the sidecar of a model that was written under its name, before it is put in place."""
+    def _write_sidecar(self, part: BuiltPart, path: Path, names: Sequence[str], files: OutputFiles) -> None:
+        """Write the sidecar of a finished part, if the export wrote one and it describes the export.
+
+        Args:
+            part: The part; its last stage ran or was reused.
+            path: The path that the model gets, under which it is written but not in place yet.
+            names: Names of the model and its data files in the folder.
+            files: Files that are put in place together.
+        """
+        if part.exported is None:
+            return
+        exported, sidecar = part.exported
         folder = self.folder.path
+        try:
+            record: dict[str, object] = read_json_file(folder / sidecar.name)
+            # Sidecars of earlier versions do not say what they describe; the manifest does.
+            is_its_own = record.get("model_sha256", exported.sha256) == exported.sha256
+        except (OSError, ValueError, AttributeError):
+            is_its_own = False
+        if not is_its_own:
+            self.folder.notes.append(f"{folder / sidecar.name} does not describe {exported.name} and is ignored.")
+            return
         sizes = files.written_sizes()
         data = {name: sizes[(folder / name).absolute()] for name in names[1:]}
         if not self.plan.is_deployed:  # it may share the data of its stage
             shared = (file for file in part.current_files[1:] if not file.name.endswith(file_names.SIDECAR_SUFFIX))
             data = {**{file.name: file.size_bytes for file in shared}, **data}
-        return _model_sidecar(part, folder, files.reserve(path), data)
-
-    def _claim_data(self, placed: Iterable[tuple[str, ...]]) -> None:
-        """Let data be ours whose names are not made of its content, and may be somebody's."""
-        if find_layout(self.plan.config.layout).numbers_data:
-            folder = self.folder
-            folder.claim([name for _, *data in placed for name in data if name not in folder.owned_names()])
-
-    def _placed_model(self, path: Path, written: Collection[str]) -> PlacedModel:
-        sidecar = file_names.sidecar_path(path)
-        name = sidecar.relative_to(self.folder.path).as_posix()
-        described = self.files.of([sidecar])[0] if name in written else None
-        return PlacedModel(self.files.of((path, *external_files(path))), described)
+        # Of the stage, whose weights may lie outside: the nodes are the same, and less is read.
+        model = ir.serde.deserialize_model(read_structure(folder / part.current_files[0].name))
+        tags = [(node.name or "", tag) for node in all_nodes(model) if (tag := read_tag(node))]
+        written = files.reserve(path)
+        model_file = file_record(written.name, written)
+        described = DescribedFile(
+            sha256=model_file.sha256,
+            files=((model_file.name, model_file.size_bytes), *data.items()),
+            nodes={name: tag.tag for name, tag in tags},
+            root_nodes=tuple(name for name, tag in tags if tag.source == "root"),
+            coverage=measure_coverage(model),
+        )
+        text = adapted_sidecar_json(record, described)
+        files.reserve(file_names.sidecar_path(path)).write_text(text, encoding="utf-8", newline="\n")
 
     def _resolved_config(self) -> dict[str, object]:
         config = self.plan.config.as_record()
@@ -414,43 +436,6 @@ class _Build(StageWalk):
             for record in part.records:
                 config.update(record.resolved)
         return config
-
-
-def _model_sidecar(part: BuiltPart, folder: Path, written: Path, data: Mapping[str, int]) -> tuple[str | None, str]:
-    """Return the sidecar of a finished part, and what is to be said of it.
-
-    Args:
-        part: The part; its last stage ran or was reused.
-        folder: The folder of the build.
-        written: The model as it was written, under the name that the result gets.
-        data: Size in bytes of each of its data files, by name.
-
-    Returns:
-        The text, None where the export wrote no sidecar or it describes another file; and a note, or an empty string.
-    """
-    if part.exported is None:
-        return None, ""
-    exported, sidecar = part.exported
-    try:
-        record: dict[str, object] = read_json_file(folder / sidecar.name)
-        # Sidecars of earlier versions do not say what they describe; the manifest does.
-        is_its_own = record.get("model_sha256", exported.sha256) == exported.sha256
-    except (OSError, ValueError, AttributeError):
-        is_its_own = False
-    if not is_its_own:
-        return None, f"{folder / sidecar.name} does not describe {exported.name} and is ignored."
-    # Of the stage, whose weights may lie outside: the nodes are the same, and less is read.
-    model = ir.serde.deserialize_model(read_structure(folder / part.current_files[0].name))
-    tags = [(node.name or "", tag) for node in all_nodes(model) if (tag := read_tag(node))]
-    model_file = file_record(written.name, written)
-    described = DescribedFile(
-        sha256=model_file.sha256,
-        files=((model_file.name, model_file.size_bytes), *data.items()),
-        nodes={name: tag.tag for name, tag in tags},
-        root_nodes=tuple(name for name, tag in tags if tag.source == "root"),
-        coverage=measure_coverage(model),
-    )
-    return adapted_sidecar_json(record, described), ""
 
 
 def _count_nodes(path: Path) -> tuple[int, CoverageRecord]:
