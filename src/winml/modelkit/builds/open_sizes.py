@@ -62,28 +62,26 @@ def build_with_open_sizes(
         WinMLError: as :func:`~winml.modelkit.build_hf_model`; of the build with fixed sizes, where none is taken open.
     """
     plan = plan_build(passed_build_config(config, precision=precision), request)
-    export = plan.config.export
-    providers = [name for name in (ep, export and export.ep) if name]
-    is_free = all(find_execution_provider(name).takes_dynamic for name in providers)
-    if export is None or not is_free or export.model_fields_set & _SIZES:
+    if not _may_be_open(plan, ep):
         return build_in_cache(plan)
     note = cache_root() / "open_sizes" / f"{cache_key(plan, identify_plan(plan))}.json"
     return build_most_open(plan, build_in_cache, note)
 
 
-def _says_nothing_of_sizes(plan: BuildPlan) -> bool:
-    """Say whether sizes are free to be left open: nobody asked for any, and the provider takes open ones."""
-    export, request = plan.config.export, plan.request
-    if export is None or plan.onnx_path is not None or export.model_fields_set & _SIZES:
+def _may_be_open(plan: BuildPlan, ep: str | None = None) -> bool:
+    """Return True if the config states no sizes, and each named provider takes dynamic ones."""
+    export = plan.config.export
+    if export is None or export.model_fields_set & _SIZES:
         return False
-    requested = (request.shape_config, request.batch_size, request.input_specs)
-    is_requested = any(value is not None for value in requested) or request.is_dynamic
-    return not is_requested and (export.ep is None or find_execution_provider(export.ep).takes_dynamic)
+    return all(find_execution_provider(name).takes_dynamic for name in (ep, export.ep) if name)
 
 
 def is_free_to_open(plan: BuildPlan) -> bool:
     """Say whether a build for other tools leaves sizes open: who opens such a folder gives rows of any number."""
-    return plan.config.layout is not None and _says_nothing_of_sizes(plan)
+    request = plan.request
+    requested = (request.shape_config, request.batch_size, request.input_specs)
+    is_requested = any(value is not None for value in requested) or request.is_dynamic
+    return plan.config.layout is not None and not is_requested and _may_be_open(plan)
 
 
 def opened_first(plan: BuildPlan) -> BuildPlan:

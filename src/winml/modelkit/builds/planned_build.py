@@ -246,7 +246,7 @@ class _Outline(StageWalk):
         for name in copied:
             self._add(folder / name)
         layout = find_layout(plan.config.layout)
-        for name in self.layout.rewritten_names:
+        for name in self.layout.rewritten:
             self._add(folder / name)
         for name in adapter_names(plan):
             self._add(folder / name)

@@ -16,7 +16,6 @@ from winml.modelkit.verbs.file_to_file import EXTERNAL_FROM_BYTES, FileRequest, 
 from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
-    from winml.modelkit.builds.found_models import FoundFolder
     from winml.modelkit.compile.file_compilation import Compilation
     from winml.modelkit.compile.options import CompileOptions
     from winml.modelkit.compile.records import CompiledFile
@@ -84,12 +83,7 @@ class _Compile(FileVerb[CompileRequest, "CompileOptions", "Compilation", "Compil
             return None
         return f"a weight takes {size_words(EXTERNAL_FROM_BYTES)} or more, or the provider compiles a part"
 
-    def transform(
-        self,
-        part: PlannedPart[Compilation],
-        folder: FoundFolder | None,  # noqa: ARG002  # other verbs look at it
-        on_step: Callable[[StepEvent], None] | None,
-    ) -> CompiledFile:
+    def transform(self, part: PlannedPart[Compilation], on_step: Callable[[StepEvent], None] | None) -> CompiledFile:
         from winml.modelkit.compile.file_compilation import compile_file
 
         return compile_file(part.task, part.work, on_step, part.checked)

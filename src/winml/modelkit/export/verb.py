@@ -15,7 +15,6 @@ from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, 
 from winml.modelkit.verbs.file_to_file import FileRequest, FileVerb, PlannedPart, orphaned_data
 
 if TYPE_CHECKING:
-    from winml.modelkit.builds.found_models import FoundFolder
     from winml.modelkit.export.config import WinMLExportConfig
     from winml.modelkit.export.records import ExportResult
     from winml.modelkit.models.request import ModelRequest, ModelSource
@@ -245,7 +244,6 @@ class _Pin(FileVerb[PinRequest, "Options", "Pinning", Any]):  # its record is no
     def transform(
         self,
         part: PlannedPart[Pinning],
-        folder: FoundFolder | None,  # noqa: ARG002  # other verbs look at it
         on_step: Callable[[StepEvent], None] | None,  # noqa: ARG002  # nobody is shown the steps of fixing sizes
     ) -> PinnedModel:
         from winml.modelkit.transform.pin import pin_file

@@ -14,7 +14,6 @@ from winml.modelkit.optimize.declared_options import OptimizeFields
 from winml.modelkit.verbs.file_to_file import FileVerb, PlannedPart, WeightsRequest
 
 if TYPE_CHECKING:
-    from winml.modelkit.builds.found_models import FoundFolder
     from winml.modelkit.optimize.file_optimization import SingleOptimization
     from winml.modelkit.optimize.options import OptimizeOptions
     from winml.modelkit.optimize.records import OptimizedFile
@@ -75,10 +74,7 @@ class _Optimize(FileVerb[OptimizeRequest, "OptimizeOptions", "SingleOptimization
         return optimization(options, request.sizes or {})
 
     def transform(
-        self,
-        part: PlannedPart[SingleOptimization],
-        folder: FoundFolder | None,  # noqa: ARG002  # other verbs look at it
-        on_step: Callable[[StepEvent], None] | None,
+        self, part: PlannedPart[SingleOptimization], on_step: Callable[[StepEvent], None] | None
     ) -> OptimizedFile:
         from winml.modelkit.optimize.file_optimization import optimize_file
 

@@ -17,7 +17,6 @@ from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, 
 from winml.modelkit.verbs.file_to_file import FilePlan, FileVerb, PlannedPart, WeightsRequest, find_source, only_part
 
 if TYPE_CHECKING:
-    from winml.modelkit.builds.found_models import FoundFolder
     from winml.modelkit.options import Options
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.quantize.file_quantization import Quantization
@@ -122,14 +121,10 @@ class _Quantize(FileVerb[QuantizeRequest, "QuantizeOptions", "Quantization", "Qu
 
         return Quantization(task.source, options, request.sizes or {})
 
-    def transform(
-        self,
-        part: PlannedPart[Quantization],
-        folder: FoundFolder | None,
-        on_step: Callable[[StepEvent], None] | None,
-    ) -> QuantizedFile:
+    def transform(self, part: PlannedPart[Quantization], on_step: Callable[[StepEvent], None] | None) -> QuantizedFile:
         from winml.modelkit.quantize.file_quantization import quantize_file
 
+        folder = part.folder
         processors = folder.path if folder is not None else None
         # The plan has refused a folder all of whose parts keep a limit.
         work = replace(part.work, may_stay_float=folder is not None and len(folder.chosen) > 1)

@@ -132,6 +132,8 @@ class PlannedPart(Generic[WorkT]):
     work: WorkT
     checked: CheckedSource | None
     """The source as it was read; None where recovery would replace it first, so that it is read and checked then."""
+    folder: FoundFolder | None
+    """The folder of a build that the file is a part of, if it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,17 +196,11 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
         return "the weights do not fit into the model"
 
     @abstractmethod
-    def transform(
-        self,
-        part: PlannedPart[WorkT],
-        folder: FoundFolder | None,
-        on_step: Callable[[StepEvent], None] | None,
-    ) -> RecordT:
+    def transform(self, part: PlannedPart[WorkT], on_step: Callable[[StepEvent], None] | None) -> RecordT:
         """Make the file of one part, and return the record of it.
 
         Args:
             part: From which file to which, and what is done.
-            folder: The folder of a build that the file is a part of, if it is.
             on_step: Called when a step starts and when it ends.
 
         Raises:
@@ -242,7 +238,7 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
         is_recovered = is_waiting(model, [output])
         if not model.is_file() and not is_recovered:
             raise ModelPathError(f"{model}: no such file", hint="Pass the path of an ONNX file.")
-        part, files, steps = self._plan_part(request, model, output, request.options, is_recovered=is_recovered)
+        part, files, steps = self._plan_part(request, model, output, request.options, None, is_recovered=is_recovered)
         reads = (model, *(part.checked.data if part.checked is not None else ()))
         return FilePlan(
             verb=self.name,
@@ -274,7 +270,7 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
                 steps.append(PlannedStep(f"{part}: copying", "as it is"))
                 files += [planned_file(output), *([planned_data(output)] if external_files(source) else [])]
                 continue
-            parts[part], outputs, own = self._plan_part(request, source, output, requested[part], is_recovered=False)
+            parts[part], outputs, own = self._plan_part(request, source, output, requested[part], found)
             prefix = f"{part}: " if len(found.parts) > 1 else ""
             steps += [replace(step, name=f"{prefix}{step.name}") for step in own]
             files += outputs
@@ -303,7 +299,14 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
         return output, (f"Without -o, the output is {output}.",)
 
     def _plan_part(
-        self, request: RequestT, source: Path, output: Path, options: OptionsT, *, is_recovered: bool
+        self,
+        request: RequestT,
+        source: Path,
+        output: Path,
+        options: OptionsT,
+        folder: FoundFolder | None,
+        *,
+        is_recovered: bool = False,
     ) -> tuple[PlannedPart[WorkT], tuple[PlannedFile, ...], tuple[PlannedStep, ...]]:
         """Return what would become of one file, what would be written of it, and in which steps."""
         from winml.modelkit.transform.graph_file import check_source
@@ -318,7 +321,7 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
             condition = self.data_condition(task, work)
         data = () if condition is None else (planned_data(output, only_if=condition),)
         steps = _planned_steps(task, work, checked, is_copy=is_copy)
-        return PlannedPart(task, work, checked), (planned_file(output), *data), steps
+        return PlannedPart(task, work, checked, folder), (planned_file(output), *data), steps
 
     def refuse_unrun(self, plan: FilePlan[RequestT, WorkT]) -> None:
         """Refuse a plan that is not run for what its run would refuse in the plain form of a graph.
@@ -347,14 +350,14 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
         plan.recover()
 
         def work_on_part(name: str, task: GraphFileTask, part: PlannedPart[WorkT]) -> RecordT:
-            return self.transform(replace(part, task=task), folder, _named_steps(name, folder, on_step))
+            return self.transform(replace(part, task=task), _named_steps(name, folder, on_step))
 
         return transform_folder(folder, self.task(plan.request, folder.path, output), plan.parts, work_on_part)
 
     def run_file(self, plan: FilePlan[RequestT, WorkT], on_step: Callable[[StepEvent], None] | None = None) -> RecordT:
         """Do what the plan of one file says; raises as :meth:`run` does."""
         plan.recover()
-        return self.transform(plan.parts[ONLY_PART], None, on_step)
+        return self.transform(plan.parts[ONLY_PART], on_step)
 
 
 def _read_plain(part: PlannedPart[Any]) -> ir.Model:

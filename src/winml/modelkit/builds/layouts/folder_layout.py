@@ -40,6 +40,7 @@ class FolderLayout:
 
     Attributes:
         copied: Files that come along as they are: name in the folder → file.
+        rewritten: Files of the checkpoint that are written with other content: name in the folder → text.
         written_names: What is written for the readers besides the models; known once the parts are.
     """
 
@@ -58,8 +59,8 @@ class FolderLayout:
             refuse_task(self._layout, None)
         task = None if plan.request.task is None else canonical_task(plan.request.task)
         refuse_unknown_type(self._layout, self._config, task, has_cache=plan.request.cache)
-        self._rewritten = self._layout.rewrite(self._sources)
-        written = {*self._rewritten, *self._layout.described}
+        self.rewritten = self._layout.rewrite(self._sources)
+        written = {*self.rewritten, *self._layout.described}
         self.copied = {name: source for name, source in self._sources.items() if name not in written}
         self.written_names: tuple[str, ...] = ()
 
@@ -75,11 +76,6 @@ class FolderLayout:
         """Return ``config.json`` of the model, also where it is not copied; None if it has none."""
         found = identity.companions.get(CHECKPOINT_CONFIG_NAME, self._sources.get(CHECKPOINT_CONFIG_NAME))
         return found or next((path for path in identity.places if path.name == CHECKPOINT_CONFIG_NAME), None)
-
-    @property
-    def rewritten_names(self) -> tuple[str, ...]:
-        """Files of the checkpoint that go into the folder with other words."""
-        return tuple(self._rewritten)
 
     def model_name(self, part: BuiltPart) -> str:
         """Return the name of a finished part in the folder, ``/`` between parts."""
@@ -175,7 +171,7 @@ class FolderLayout:
             {part.name: (part.current, self.model_name(part)) for part in parts if part.current is not None},
             {part: tuple(names)[1:] for part, names in placed.items()},
         )
-        texts = {**self._rewritten, **self._layout.describe(files)}
+        texts = {**self.rewritten, **self._layout.describe(files)}
         self.written_names = tuple(texts)
         return texts
 
