@@ -7,7 +7,6 @@ of them are there, since errors of parts add up. What a stage does is said in ``
 
 from __future__ import annotations
 
-import json
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -266,10 +265,7 @@ class _Build(StageWalk):
         names = tuple(sorted({*result.manifest.files, file_names.EVALUATION_NAME}))
         manifest = result.manifest.model_copy(update={"files": names})
         with OutputFiles() as files:
-            text = json.dumps(evaluation.as_record(), indent=2, ensure_ascii=False) + "\n"
-            files.reserve(self.folder.path / file_names.EVALUATION_NAME).write_text(
-                text, encoding="utf-8", newline="\n"
-            )
+            files.write_json(self.folder.path / file_names.EVALUATION_NAME, evaluation.as_record())
             self.folder.save(manifest)
             files.commit(overwrite=True)
         return replace(result, manifest=manifest, evaluation=evaluation)
@@ -370,11 +366,9 @@ class _Build(StageWalk):
             self.companions.reserve(files)
             # Whatever is put in place next is known to be ours, even after a kill.
             self.folder.save(self._make_manifest("unfinished", {}))
-            config = files.reserve(folder / file_names.BUILD_CONFIG_NAME)
-            text = json.dumps(self._resolved_config(), indent=2, ensure_ascii=False) + "\n"
-            config.write_text(text, encoding="utf-8", newline="\n")
+            files.write_json(folder / file_names.BUILD_CONFIG_NAME, self._resolved_config())
             for name, text in self.layout.written(self.parts, names).items():
-                files.reserve(folder / name).write_text(text, encoding="utf-8", newline="\n")
+                files.write_text(folder / name, text)
             self.layout.place_adapters(self.parts, folder, files)
             written = {path.relative_to(folder.absolute()).as_posix() for path in files.commit()}
         self.companions.settle(files)
@@ -427,8 +421,7 @@ class _Build(StageWalk):
             root_nodes=tuple(name for name, tag in tags if tag.source == "root"),
             coverage=measure_coverage(model),
         )
-        text = adapted_sidecar_json(record, described)
-        files.reserve(file_names.sidecar_path(path)).write_text(text, encoding="utf-8", newline="\n")
+        files.write_text(file_names.sidecar_path(path), adapted_sidecar_json(record, described))
 
     def _resolved_config(self) -> dict[str, object]:
         config = self.plan.config.as_record()

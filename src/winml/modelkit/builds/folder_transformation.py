@@ -6,7 +6,6 @@ files appear together, or none. Which verb it is decides who calls it.
 
 from __future__ import annotations
 
-import json
 import platform
 import shutil
 import time
@@ -90,7 +89,7 @@ def transform_folder(
     started, clock = datetime.now(timezone.utc).astimezone(), time.perf_counter()
     records: dict[str, RecordT] = {}
     with OutputFiles() as files:
-        manifest = files.reserve(output / BUILD_MANIFEST_NAME)  # moved last
+        files.reserve(output / BUILD_MANIFEST_NAME)  # moved last
         staged: dict[str, tuple[str, tuple[Path, ...]]] = {}
         for part, source in found.parts.items():
             name = found.name_of(part)
@@ -106,8 +105,8 @@ def transform_folder(
             shutil.copyfile(source, place)
             staged[f"/{name}"] = (name, (place,))
         described = {key: _described(name, paths) for key, (name, paths) in staged.items()}
-        text = _manifest_text(found, output, described, started, time.perf_counter() - clock)
-        manifest.write_text(text, encoding="utf-8", newline="\n")
+        manifest = _manifest(found, output, described, started, time.perf_counter() - clock)
+        files.write_json(output / BUILD_MANIFEST_NAME, manifest.as_record())
         size_bytes = sum(files.commit(overwrite=task.overwrite).values())
     unchanged = {
         part: "none of its modules is selected" if part in found.chosen else f"--submodel {' '.join(found.chosen)}"
@@ -127,20 +126,20 @@ def _described(name: str, staged: Iterable[Path]) -> tuple[FileRecord, ...]:
     )
 
 
-def _manifest_text(
+def _manifest(
     found: FoundFolder,
     output: Path,
     described: Mapping[str, tuple[FileRecord, ...]],
     started: datetime,
     seconds: float,
-) -> str:
+) -> BuildManifest:
     parts = tuple(PartRecord(name=part, model=described[part]) for part in found.parts)
     companions = tuple(record for name in found.companions for record in described[f"/{name}"])
     written = (*(file for part in parts for file in part.model), *companions)
     # The next build may remove what a build left in the folder before.
     earlier = find_manifest(output)
     owned = () if earlier is None else earlier.files
-    manifest = BuildManifest(
+    return BuildManifest(
         status="done",
         files=tuple(sorted({*owned, *(file.name for file in written), BUILD_MANIFEST_NAME})),
         parts=parts,
@@ -152,7 +151,6 @@ def _manifest_text(
         seconds=round(seconds, 3),
         versions={TOOL_NAME: __version__, "python": platform.python_version()},
     )
-    return json.dumps(manifest.as_record(), indent=2, ensure_ascii=False) + "\n"
 
 
 def options_by_part(found: FoundFolder, options: OptionsT) -> dict[str, OptionsT]:

@@ -288,7 +288,7 @@ def write_files(texts: Mapping[Path, Callable[[], str]], *, overwrite: bool) -> 
 
     with OutputFiles() as files:
         for path, text in texts.items():
-            files.reserve(path).write_text(text(), encoding="utf-8", newline="\n")
+            files.write_text(path, text())
         files.commit(overwrite=overwrite)
     return list(texts)
 

@@ -251,13 +251,9 @@ def _write_part(
         result = replace(result, companions=companions)
         reported = _with_part(result, exported, run)
         if paths.report:
-            run.files.reserve(paths.report).write_text(
-                render_markdown(export_report(reported, reported.parts[-1])), encoding="utf-8", newline="\n"
-            )
+            run.files.write_text(paths.report, render_markdown(export_report(reported, reported.parts[-1])))
         if paths.sidecar:
-            run.files.reserve(paths.sidecar).write_text(
-                sidecar_json(reported, reported.parts[-1]), encoding="utf-8", newline="\n"
-            )
+            run.files.write_text(paths.sidecar, sidecar_json(reported, reported.parts[-1]))
         is_last = part is run.loaded.requested_parts[-1]
         sizes = run.files.commit(overwrite=run.target.overwrite) if is_last else run.files.written_sizes()
         if is_last:

@@ -159,15 +159,13 @@ def extract_modules(
         recording = record_boundaries(cuts, options.run)
         step.summary = f"{len(recording.arrays)} values"
     with clock.step(_STEPS[2]) as step, OutputFiles() as files:
-        manifest = files.reserve(folder / EXTRACT_MANIFEST_NAME)
+        files.reserve(folder / EXTRACT_MANIFEST_NAME)  # moved last
         writer = _CutWriter(cuts, recording, folder, files, options.with_inputs)
         outcomes = [writer.write(item, stem) for item, stem in zip(cuts.calls, stems, strict=True)]
         modules = tuple(outcome for outcome in outcomes if isinstance(outcome, ExtractedModule))
         failed = (outcome for outcome in outcomes if isinstance(outcome, RefusedModule))
         result = replace(result, modules=modules, refused=(*cuts.refused, *failed), notes=recording.fed.notes)
-        manifest.write_text(
-            json.dumps(result.as_record(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n"
-        )
+        files.write_json(folder / EXTRACT_MANIFEST_NAME, result.as_record())
         if modules:
             written = files.commit(overwrite=options.overwrite)
             step.summary = f"{len(written)} files"

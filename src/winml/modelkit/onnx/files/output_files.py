@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import stat
 import sys
@@ -348,6 +349,18 @@ class OutputFiles:
                 error.message = error.message.replace(str(folder.path / STAGED), str(directory))
         if isinstance(error, OSError) and (target := self._target_of(error)) is not None:
             raise write_error(target, error) from error
+
+    def write_text(self, path: Path, text: str) -> None:
+        """Write a text that is put in place at ``path``; in UTF-8, with the line ends of Unix.
+
+        Raises:
+            WriteError: the directory cannot be created or written to.
+        """
+        self.reserve(path).write_text(text, encoding="utf-8", newline="\n")
+
+    def write_json(self, path: Path, record: Mapping[str, object]) -> None:
+        """Write a JSON object for people to read; raises as :meth:`write_text` does."""
+        self.write_text(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
     def reserve(self, path: Path, *, gives_way: bool = False) -> Path:
         """Return the temporary path to write the file for ``path`` to; the same for a path that was reserved before.

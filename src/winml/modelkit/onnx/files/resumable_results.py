@@ -30,7 +30,7 @@ def write_atomically(path: Path, text: str) -> None:
         OSError: it cannot be written.
     """
     with OutputFiles() as files:
-        files.reserve(path).write_text(text, encoding="utf-8", newline="\n")
+        files.write_text(path, text)
         files.commit()
 
 
