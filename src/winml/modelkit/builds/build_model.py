@@ -15,14 +15,13 @@ from typing import Any
 from winml.modelkit.builds.build import BuildCache, BuildListener, identify_plan, run_build
 from winml.modelkit.builds.cache import CACHE_WORDS, digest, library_versions
 from winml.modelkit.builds.config import (
-    SECTIONS,
     WinMLBuildConfig,
     check_load_keywords,
     parse_build_config,
     with_precision,
 )
 from winml.modelkit.builds.identity import ModelIdentity
-from winml.modelkit.builds.manifest_records import BuildResult
+from winml.modelkit.builds.manifest_records import TOOL_NAME, BuildResult
 from winml.modelkit.builds.plan import BuildPlan, plan_build, request_record
 from winml.modelkit.builds.stage_walk import StageStore
 from winml.modelkit.builds.stages import STAGES
@@ -35,9 +34,6 @@ from winml.modelkit.options import read_json
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.version import __version__
 
-_KEY_VERSION = 1
-"""Part of the key of a folder in the cache, under the name it had in the first version. Raised when such folders must
-not be used any more; a newer manifest alone is no reason."""
 _FOLDER_WORDS = {"--deploy-only": "deploy_only", "-o FOLDER": "output"}
 """Option of the command that says how the folder is left → keyword of Python."""
 _SLUG_LENGTH = 40
@@ -193,32 +189,22 @@ def exported_model(
 
 def cache_key(plan: BuildPlan, identity: ModelIdentity) -> str:
     """Return a digest of all that the result of a build in the cache depends on."""
+    config = plan.config.model_dump(mode="json")
+    if plan.config.quant is not None:
+        # Of rules, the order decides as well.
+        config["quant"]["per_module"] = [*plan.config.quant.per_module.items()]
     libraries = sorted({name for stage in STAGES for name in stage.libraries})
-    record = {
-        "manifest_version": _KEY_VERSION,
-        "model": identity.record,
-        "request": request_record(plan.request),
-        "config": _ordered_config(plan.config),
-        "skipped": [name for name in SECTIONS if getattr(plan.config, name) is None],
-        "skip_pre_normalization": plan.skip_pre_normalization,
-        "verify": plan.verify,
-        "versions": {"winml-modelkit": __version__, **library_versions(libraries)},
-    }
-    if not plan.with_companions:  # with them, keys stay what they were
-        record["with_companions"] = False
-    return digest(record)
-
-
-def _ordered_config(config: WinMLBuildConfig) -> dict[str, object]:
-    """Return a config as JSON values whose digest tells orders of rules apart."""
-    record = config.model_dump(mode="json")
-    if record["loader"] is not None and not record["loader"]["submodel"]:
-        del record["loader"]["submodel"]
-    if config.layout is None:  # without one, keys stay what they were
-        del record["layout"]
-    if config.quant is not None and config.quant.per_module:
-        record["quant"]["per_module"] = [list(rule) for rule in config.quant.per_module.items()]
-    return record
+    return digest(
+        {
+            "model": identity.record,
+            "request": request_record(plan.request),
+            "config": config,
+            "skip_pre_normalization": plan.skip_pre_normalization,
+            "verify": plan.verify,
+            "with_companions": plan.with_companions,
+            "versions": {TOOL_NAME: __version__, **library_versions(libraries)},
+        }
+    )
 
 
 def passed_build_config(

@@ -33,9 +33,6 @@ from winml.modelkit.onnx.files.resumable_results import write_atomically
 from winml.modelkit.options import read_json_file
 from winml.modelkit.version import __version__
 
-_KEY_VERSION = 1
-"""Part of every key. Raised when results noted before must not be used any more."""
-
 
 @dataclass(frozen=True)
 class StoredResult:
@@ -112,8 +109,9 @@ class StageStore:
         """
         try:
             note = read_json_file(self._note_path(origin))
-            noted = note["parts"] if "parts" in note else {ONLY_PART: note["record"]}
-            records = {name: StageRecord.model_validate_json(json.dumps(record)) for name, record in noted.items()}
+            records = {
+                name: StageRecord.model_validate_json(json.dumps(record)) for name, record in note["parts"].items()
+            }
             place = Path(note["folder"]).resolve()
         except (OSError, ValueError, KeyError, TypeError, AttributeError, pydantic.ValidationError):
             return None
@@ -122,7 +120,7 @@ class StageStore:
         return found if is_usable and place != folder and not FileRecords(place).first_changed(found.files) else None
 
     def _note_path(self, origin: Origin) -> Path:
-        return self._notes / f"{digest([_KEY_VERSION, origin.model_dump(mode='json')])}.json"
+        return self._notes / f"{digest(origin.model_dump(mode='json'))}.json"
 
 
 FROM_CACHE = "from the cache"
