@@ -123,7 +123,7 @@ class StageStore:
         return self._notes / f"{digest(origin.model_dump(mode='json'))}.json"
 
 
-FROM_CACHE = "from the cache"
+_FROM_CACHE = "from the cache"
 """Why a result is there that this folder's builds did not make."""
 
 _DISPLAYED_LENGTH = 24
@@ -219,7 +219,7 @@ class StageWalk(ABC):
         if stored := self.stored_result(stage, part):
             self.claim_parts(tuple(stored.records))
             if self.take(stored):
-                return _as_reused(stored.records, FROM_CACHE)
+                return _as_reused(stored.records, _FROM_CACHE)
         return self.run_stage(stage, part, reason)
 
     @abstractmethod
