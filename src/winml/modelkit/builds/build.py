@@ -25,7 +25,6 @@ from winml.modelkit.builds.folder import held_folder, refuse_input_as_output
 from winml.modelkit.builds.identity import ModelIdentity, identify_model, identify_onnx
 from winml.modelkit.builds.in_memory_stages import handed_over_stages
 from winml.modelkit.builds.layouts.folder_layout import file_record
-from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.manifest_records import (
     TOOL_NAME,
     BuildManifest,
@@ -359,7 +358,7 @@ class _Build(StageWalk):
                 path = folder / self.layout.model_name(part)
                 names[part.name] = self.layout.place(part, folder, files)
                 self._write_sidecar(part, path, names[part.name], files)
-            if find_layout(self.plan.config.layout).numbers_data:
+            if self.plan.layout.numbers_data:
                 # Names that are not made of the content may be somebody's.
                 owned = self.folder.owned_names()
                 self.folder.claim([name for _, *data in names.values() for name in data if name not in owned])

@@ -12,7 +12,6 @@ from pathlib import Path
 import onnx_ir as ir
 
 from winml.modelkit.builds.config import requested_quantization
-from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.coded_weights import CodedTensor
@@ -36,7 +35,7 @@ def optimization_of(section: OptimizeOptions, model: ir.Model, plan: BuildPlan) 
     if not (_is_for_onnxruntime(plan) or _has_codes(model)) or DecoderInterface.of(model) is None:
         return section
     options = section.with_decoder_fusions()
-    return options.with_token_windows() if find_layout(plan.config.layout).pads_right else options
+    return options.with_token_windows() if plan.layout.pads_right else options
 
 
 def is_fused(model: Path, plan: BuildPlan) -> bool:
@@ -69,7 +68,7 @@ def _has_codes(model: ir.Model) -> bool:
 
 def _is_for_onnxruntime(plan: BuildPlan) -> bool:
     """Say whether only ONNX Runtime can run what a build makes, whatever the optimizer does."""
-    if find_layout(plan.config.layout).for_onnxruntime:
+    if plan.layout.for_onnxruntime:
         return True
     options = requested_quantization(plan.config)
     if options is None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from winml.modelkit.builds.config import quantize_options, requested_quantization
-from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.manifest_records import StageName, StageRecord
 from winml.modelkit.builds.plan import BuildPlan, has_coded_weights
 from winml.modelkit.builds.stages import Stage, StageOutcome, StageTask, external_from_bytes, run_export
@@ -75,7 +74,7 @@ def _fused_stage_name(plan: BuildPlan) -> StageName | None:
     ):
         return "quantize"
     if plan.config.optim is not None:
-        is_fused = find_layout(plan.config.layout).for_onnxruntime and not plan.verify
+        is_fused = plan.layout.for_onnxruntime and not plan.verify
         return "optimize" if is_fused or has_coded_weights(plan.request) else None
     return None
 

@@ -20,7 +20,7 @@ from winml.modelkit.builds.config import (
     with_values,
 )
 from winml.modelkit.builds.evaluated_models import refuse_missing_evaluations, refuse_unfit_limits
-from winml.modelkit.builds.layouts.layout import find_layout
+from winml.modelkit.builds.layouts.layout import Layout, find_layout
 from winml.modelkit.errors import CheckpointError, ConfigError, ModelPathError, UsageError, WinMLError, rename_options
 from winml.modelkit.export.config import DEFAULT_OPSETS, WinMLExportConfig, configured_request
 from winml.modelkit.models.checkpoints.hub import cached_snapshot
@@ -60,6 +60,11 @@ class BuildPlan:
     its last stage."""
     deploy_only: bool = False
     """Leave only what is deployed in the folder: no file of a stage, no sidecar, no config of the build."""
+
+    @property
+    def layout(self) -> Layout:
+        """How the folder is arranged."""
+        return find_layout(self.config.layout)
 
 
 def is_onnx_path(model: str) -> bool:

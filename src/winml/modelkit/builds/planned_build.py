@@ -16,7 +16,6 @@ from winml.modelkit.builds.cache import only_looking
 from winml.modelkit.builds.config import quantize_options
 from winml.modelkit.builds.folder import BuildFolder, refuse_input_as_output
 from winml.modelkit.builds.identity import ModelIdentity
-from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.manifest_records import StageRecord
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stage_walk import StageStore, StageWalk, StoredResult
@@ -232,7 +231,7 @@ class _Outline(StageWalk):
         condition = f"{doubt.cause} changes its input" if retained is not None and doubt is not None else self._unknown
         model = self.folder.path / self.layout.model_name(part)
         self._add(model, condition)
-        numbered = find_layout(self.plan.config.layout).numbers_data
+        numbered = self.plan.layout.numbers_data
         self._add_data(file_names.numbered_data_path(model, 0) if numbered else planned_data(model).path, condition)
         is_described = part.has_run and self.plan.onnx_path is None and self._writes_sidecar()
         if not self.plan.deploy_only and (is_described or part.exported is not None):
@@ -245,7 +244,7 @@ class _Outline(StageWalk):
         self._kept.update(name for name in self.companions.planned if name not in copied)
         for name in copied:
             self._add(folder / name)
-        layout = find_layout(plan.config.layout)
+        layout = plan.layout
         for name in self.layout.rewritten:
             self._add(folder / name)
         for name in adapter_names(plan):

@@ -248,7 +248,7 @@ def refuse_resolved(plan: BuildPlan, resolved: ResolvedModel) -> None:
         TaskError: names the task and the layout.
     """
     if resolved.decision is not None:
-        refuse_task(find_layout(plan.config.layout), resolved.decision.task, takes_task=True)
+        refuse_task(plan.layout, resolved.decision.task, takes_task=True)
 
 
 def export_outcomes(
@@ -295,7 +295,7 @@ def _optimize_options(plan: BuildPlan) -> dict[str, object]:
     assert plan.config.optim is not None  # skipped otherwise
     flags = plan.config.optim.model_dump(mode="json", exclude_none=True)
     added = {"plug_ins": plug_ins} if (plug_ins := plan.config.optim.plug_ins()) else {}
-    fused = {"fuses_decoders": True} if find_layout(plan.config.layout).for_onnxruntime else {}
+    fused = {"fuses_decoders": True} if plan.layout.for_onnxruntime else {}
     decided = {"optim": flags, "skip_pre_normalization": plan.skip_pre_normalization, "verify": plan.verify}
     return {**decided, **fused, **added}
 
@@ -327,7 +327,7 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
     section, file_task = task.plan.config.optim, _file_task(task, external_from_bytes(task.plan, "optimize"))
     assert section is not None  # skipped otherwise
     options: OptimizeOptions = section
-    if task.plan.onnx_path is None or find_layout(task.plan.config.layout).for_onnxruntime:
+    if task.plan.onnx_path is None or task.plan.layout.for_onnxruntime:
         from winml.modelkit.builds.decoder_fusions import optimization_of
         from winml.modelkit.onnx.files.graph_reading import load_by_reference
 
@@ -615,5 +615,5 @@ def external_from_bytes(plan: BuildPlan, writer: StageName) -> int:
 
     later = STAGES[[stage.name for stage in STAGES].index(writer) + 1 :]
     is_last = all(skip_reason(stage, plan) for stage in later)
-    is_inside = plan.is_deployed and not find_layout(plan.config.layout).numbers_data
+    is_inside = plan.is_deployed and not plan.layout.numbers_data
     return _NEVER if is_last and is_inside else EXTERNAL_BYTES

@@ -10,7 +10,6 @@ from winml.modelkit.builds.identity import ModelIdentity
 from winml.modelkit.builds.layouts.layout import (
     PLAIN,
     LayoutFiles,
-    find_layout,
     refuse_models,
     refuse_task,
     refuse_unknown_type,
@@ -52,7 +51,7 @@ class FolderLayout:
             TaskError: the readers have no class for the model.
         """
         self._plan = plan
-        self._layout = find_layout(plan.config.layout)
+        self._layout = plan.layout
         self._sources = self._found_sources(identity)
         self._config = self._find_config(identity)
         if plan.onnx_path is None and resolve_source(plan.request, needs_weights=False).kind == "script":
