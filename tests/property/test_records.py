@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from house.sources import imports, modules
 from winml.modelkit import InputTensorSpec, OutputTensorSpec
 from winml.modelkit.builds.manifest_records import BuildManifest
-from winml.modelkit.onnx.specs import DynamicDimension, StatedBounds
+from winml.modelkit.onnx.specs import DynamicDimension
 from winml.modelkit.records import Record, record_keys
 from winml.modelkit.tags.torch_modules import CallTrace
 from winml.modelkit.tags.tree import ModuleTree
@@ -43,7 +43,6 @@ LEAVES: dict[Any, st.SearchStrategy[Any]] = {
     dict[str, Any]: st.dictionaries(texts, json_values, max_size=2),
     InputTensorSpec: st.just(InputTensorSpec(name="ids", shape=(1, "sequence"), dtype="int64", value_range=(0, 9))),
     DynamicDimension: st.just(DynamicDimension(name="sequence", max=64, example=8)),
-    StatedBounds: st.just(StatedBounds(name="sequence", max=64)),
     OutputTensorSpec: st.just(OutputTensorSpec(name="logits", shape=(1, 2), dtype="float32")),
     ModuleTree: st.just(ModuleTree((), CallTrace())),
     BuildManifest: st.just(BuildManifest(status="done", files=("model.onnx",))),

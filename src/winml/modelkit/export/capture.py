@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, takewhile
+from itertools import count
 from typing import Literal
 
 import onnx_ir as ir
@@ -13,6 +13,7 @@ import onnx_ir as ir
 from winml.modelkit.export.config import DEFAULT_OPSETS
 from winml.modelkit.metadata_keys import NAMESPACE_KEY
 from winml.modelkit.onnx.assumptions import Assumption
+from winml.modelkit.tags.address import common_start
 from winml.modelkit.tags.tagging import NodeTag, write_tag
 from winml.modelkit.tags.tree import ModuleTree
 
@@ -112,10 +113,7 @@ def neighbours(node: ir.Node) -> list[ir.Node]:
 
 def shared_scope(scopes: Mapping[ir.Node, Scope], nodes: Iterable[ir.Node]) -> Scope:
     """Return the longest common scope of those of ``nodes`` that have one."""
-    known_scopes = [scopes[node] for node in nodes if scopes.get(node)]
-    if not known_scopes:
-        return ()
-    return tuple(level[0] for level in takewhile(lambda level: len(set(level)) == 1, zip(*known_scopes, strict=False)))
+    return tuple(common_start(scopes[node] for node in nodes if scopes.get(node)))
 
 
 def accepted_names(names: Sequence[str], is_accepted: Callable[[str], bool]) -> list[str]:

@@ -55,7 +55,6 @@ from winml.modelkit.onnx.specs import (
     DynamicDimension,
     OutputAxis,
     OutputTensorSpec,
-    StatedBounds,
 )
 from winml.modelkit.options import nearest
 from winml.modelkit.progress import StepClock
@@ -609,7 +608,7 @@ def _describe_model(model: ir.Model, run: ExportRun, part: ModelPart, tree: Modu
     requested = next(item for item in run.loaded.parts if item.name == part.name).dimensions
     narrowed = {item.name: [item.min, item.max] for item in part.dimensions if item not in requested}
     bounds = (
-        StatedBounds(name=item.name, min=part.smallest_sizes.get(item.name, item.min), max=item.max)
+        item.model_copy(update={"min": part.smallest_sizes.get(item.name, item.min), "example": None})
         for item in part.dimensions
     )
     description = ModelDescription(

@@ -60,7 +60,7 @@ def _downgrade_of(node: ir.Node) -> Downgrade | None:
     Raises:
         _NoOlderFormError: the node has no form in opset 17.
     """
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain:
         return None
     if node.op_type in _NEW_OPERATORS:
         raise _NoOlderFormError(node.op_type)

@@ -24,9 +24,8 @@ def _dimension_words(dimension: DynamicDimension, checked: Sequence[int]) -> str
     >>> _dimension_words(DynamicDimension(name="sequence", max=64, example=48), (1, 55))
     'sequence 1 to 64 (traced 48; checked 1, 55)'
     """
-    bounds = f"{dimension.min} to {dimension.max}" if dimension.max is not None else f"from {dimension.min}"
     checked_words = f"; checked {', '.join(map(str, checked))}" if checked else "; not checked"
-    return f"{dimension.name} {bounds} (traced {dimension.example}{checked_words})"
+    return f"{dimension.name} {dimension.words} (traced {dimension.example}{checked_words})"
 
 
 _MOST_SINGLE = 2

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from winml.modelkit.onnx.specs import StatedBounds
+from winml.modelkit.onnx.specs import DynamicDimension
 from winml.modelkit.records import Record, entry
 
 AnswerKind = Literal[
@@ -114,5 +114,5 @@ class RunSchema(Record, schema_version=1):
     outputs: tuple[SchemaTensor, ...]
     example: str
     """A command that runs it."""
-    dimensions: tuple[StatedBounds, ...] = ()
+    dimensions: tuple[DynamicDimension, ...] = ()
     """Dynamic dimensions that the graphs take some sizes of only."""

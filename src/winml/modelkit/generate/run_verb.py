@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from winml.modelkit.generate.answering import Answer, TaskRunner
     from winml.modelkit.generate.records import AnswerEntry, InferenceResult, RunSchema, SchemaTensor
     from winml.modelkit.models.request import ModelRequest
-    from winml.modelkit.onnx.specs import StatedBounds
+    from winml.modelkit.onnx.specs import DynamicDimension
 
 _ARRAYS_SUFFIX = ".npz"
 _SHORT_S = 2.0
@@ -356,7 +356,7 @@ def _graph_tensors(files: Mapping[str, Path], which: str) -> list[SchemaTensor]:
     return found
 
 
-def _graph_bounds(files: Mapping[str, Path]) -> tuple[StatedBounds, ...]:
+def _graph_bounds(files: Mapping[str, Path]) -> tuple[DynamicDimension, ...]:
     """Return the bounds of dynamic dimensions that the graphs state, each once."""
     from winml.modelkit.onnx.files.reading import read_structure
     from winml.modelkit.onnx.specs import stated_bounds

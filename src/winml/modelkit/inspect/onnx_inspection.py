@@ -32,7 +32,7 @@ from winml.modelkit.onnx.files.reading import check_data_file, inline_functions,
 from winml.modelkit.onnx.module_costs import Cost, ModuleCost, charge_modules, count_node_macs, read_shapes
 from winml.modelkit.onnx.module_tree import OnnxTree, TreeSource, read_tree
 from winml.modelkit.onnx.quantized_weights import count_parameters
-from winml.modelkit.onnx.specs import StatedBounds, damaged_bounds_notes, stated_bounds
+from winml.modelkit.onnx.specs import DynamicDimension, damaged_bounds_notes, stated_bounds
 from winml.modelkit.onnx.validity import cycle_words
 from winml.modelkit.options import load_metadata, read_json_file
 from winml.modelkit.records import Record, entry, json_value, recorded
@@ -99,7 +99,7 @@ class OnnxInspection(Record, kind="onnx"):
     inputs: tuple[ValueInfo, ...]
     """Without the initializers, which older files list among them."""
     outputs: tuple[ValueInfo, ...]
-    dimensions: tuple[StatedBounds, ...]
+    dimensions: tuple[DynamicDimension, ...]
     """Dynamic dimensions for which the file states bounds."""
     weights: tuple[Weight, ...] = field(metadata=entry(skip=True))
     weight_summaries: Mapping[str, WeightSummary] = field(metadata=entry(skip=True))
@@ -356,7 +356,7 @@ def _model_notes(model: onnx.ModelProto, inlined: int, nodes: Sequence[PlacedNod
         )
     newest = onnx.defs.onnx_opset_version()
     for opset in model.opset_import:
-        if opset.domain in ("", "ai.onnx") and opset.version > newest:
+        if not opset.domain and opset.version > newest:
             yield f"opset {opset.version} is newer than {newest}, the newest that the installed onnx supports"
     if cycle := cycle_words(model):
         yield f"The graph is not valid and cannot run: {cycle}."

@@ -14,7 +14,8 @@ from onnx_ir.passes.common import NameFixPass, _c_api_utils
 from winml.modelkit.onnx.coded_weights import CodedTensor
 from winml.modelkit.onnx.files.stored_tensors import StoredTensor
 from winml.modelkit.onnx.fresh_names import FreshNames, cast_node
-from winml.modelkit.onnx.operators import ONNX_DOMAINS, is_operator, producer_of
+from winml.modelkit.onnx.operators import is_operator, producer_of
+from winml.modelkit.onnx.weights import add_initializer, computed_tensor
 from winml.modelkit.tags.tagging import all_nodes
 
 
@@ -297,14 +298,8 @@ def _pads_zeros(node: ir.Node) -> bool:
 def _pad_negative_zeros(graph: ir.Graph, node: ir.Node) -> None:
     dtype = (node.inputs[0] or node.outputs[0]).dtype
     assert dtype is not None  # known to be a floating point type
-    name = f"{node.outputs[0].name}.zero"
-    zero = ir.Value(
-        name=name,
-        type=ir.TensorType(dtype),
-        shape=ir.Shape([]),
-        const_value=ir.tensor(np.array(-0.0, dtype.numpy()), dtype=dtype, name=name),
-    )
-    graph.register_initializer(zero)
+    tensor = ir.tensor(np.array(-0.0, dtype.numpy()), dtype=dtype, name=f"{node.outputs[0].name}.zero")
+    zero = add_initializer(graph, tensor)
     node.resize_inputs(3)
     node.replace_input_with(2, zero)
 
@@ -436,36 +431,24 @@ def _permutation_of(node: ir.Node, rank: int) -> tuple[int, ...] | None:
 def _transpose_weight(graph: ir.Graph, weight: ir.Value, perm: tuple[int, ...]) -> None:
     tensor = weight.const_value
     assert tensor is not None
-    shape = ir.Shape([tensor.shape.numpy()[axis] for axis in perm])
-    name = f"{weight.name}.transposed"
-    transposed = ir.Value(
-        name=name,
-        type=ir.TensorType(tensor.dtype),
-        shape=shape,
-        const_value=_transposed_tensor(tensor, perm, shape, name),
-        doc_string=weight.doc_string,
-        metadata_props=dict(weight.metadata_props),
-    )
+    transposed = add_initializer(graph, _transposed_tensor(tensor, perm, f"{weight.name}.transposed"))
+    transposed.doc_string = weight.doc_string
+    transposed.metadata_props.update(weight.metadata_props)
     for node, _ in weight.uses():
         node.outputs[0].replace_all_uses_with(transposed)
         assert node.graph is not None
         node.graph.remove(node, safe=True)
     del graph.initializers[weight.name or ""]
-    graph.register_initializer(transposed)
 
 
-def _transposed_tensor(tensor: ir.TensorProtocol, perm: Sequence[int], shape: ir.Shape, name: str) -> ir.TensorProtocol:
+def _transposed_tensor(tensor: ir.TensorProtocol, perm: Sequence[int], name: str) -> ir.TensorProtocol:
     if isinstance(tensor, (StoredTensor, CodedTensor)):
         return tensor.transposed(perm, name)
     if isinstance(tensor, tensor_adapters.TorchTensor):
         # A view. torch copies it when it is written, several times as fast as numpy.
         return tensor_adapters.TorchTensor(tensor.raw.permute(*perm), name=name)
-
-    def evaluate() -> ir.TensorProtocol:
-        values = np.ascontiguousarray(tensor.numpy().transpose(perm))
-        return ir.Tensor(values, dtype=tensor.dtype, name=name)
-
-    return ir.LazyTensor(evaluate, dtype=tensor.dtype, shape=shape, name=name)
+    shape = [tensor.shape.numpy()[axis] for axis in perm]
+    return computed_tensor(lambda: tensor.numpy().transpose(perm), tensor.dtype, shape, name)
 
 
 _NARROW, _WIDE = ir.DataType.BFLOAT16, ir.DataType.FLOAT
@@ -496,7 +479,7 @@ class BFloat16WideningPass(ir.passes.InPlacePass):
         modified = False
         for graph in model.graphs():
             # Producers stand before readers, so that the type of what a node reads is known when it is reached.
-            for node in [node for node in graph if node.domain in ONNX_DOMAINS]:
+            for node in [node for node in graph if not node.domain]:
                 if node.op_type == "Cast":
                     node.outputs[0].dtype = ir.DataType(node.attributes.get_int("to"))
                 else:

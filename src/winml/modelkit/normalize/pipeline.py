@@ -30,7 +30,7 @@ from winml.modelkit.normalize.passes import (
     WeightTranspositionPass,
 )
 from winml.modelkit.normalize.size_simplification import SizeSimplificationPass
-from winml.modelkit.onnx.operators import ONNX_DOMAINS, is_operator
+from winml.modelkit.onnx.operators import is_operator
 from winml.modelkit.onnx.stage import DeclaredPass, StageResult, run_passes
 from winml.modelkit.options import Options
 from winml.modelkit.tags.tagging import all_nodes, measure_coverage, read_tag, write_tag
@@ -246,7 +246,7 @@ def _write_in_opset(model: ir.Model) -> None:
     """
     opset = model.opset_imports.get("", 18)
     for node in all_nodes(model) if opset < _SPLIT_INTO_EQUAL_PARTS else ():
-        if node.domain not in ONNX_DOMAINS:
+        if node.domain:
             continue
         if node.op_type == "Constant" and opset < _CONSTANT_INTEGERS and "value" not in node.attributes:
             tensor = ir.convenience.get_const_tensor(node.outputs[0])

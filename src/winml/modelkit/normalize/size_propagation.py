@@ -16,7 +16,7 @@ from typing import TypeVar
 import onnx_ir as ir
 
 from winml.modelkit.normalize.sizes import ONE, ZERO, Size, constant, product, symbol
-from winml.modelkit.onnx.operators import ONNX_DOMAINS, is_operator, producer_of
+from winml.modelkit.onnx.operators import is_operator, producer_of
 
 _T = TypeVar("_T")
 Shape = tuple[Size, ...]
@@ -166,7 +166,7 @@ def _learn(known: KnownSizes, node: ir.Node) -> None:
     """Learn shapes and contents of what a node makes."""
     for value in node.outputs:
         _take_stated(known, value)
-    if node.domain not in ONNX_DOMAINS or not node.outputs:
+    if node.domain or not node.outputs:
         return
     output = node.outputs[0]
     shape = _apply(_SHAPES.get(node.op_type), known, node)

@@ -20,7 +20,8 @@ from winml.modelkit.normalize.size_propagation import (
     reduced_axes,
 )
 from winml.modelkit.normalize.sizes import ONE, Size, constant, product
-from winml.modelkit.onnx.operators import ONNX_DOMAINS, is_operator, producer_of
+from winml.modelkit.onnx.operators import is_operator, producer_of
+from winml.modelkit.onnx.weights import add_initializer
 
 _MOST_READ = 1 << 16
 """Elements. Chosen: a mask of 256 tokens; a weight is not read."""
@@ -129,7 +130,7 @@ class SizeSimplificationPass(ir.passes.InPlacePass):
         work = _Simplification(model.graph, known, _possibly_empty(model.graph, known))
         changed = False
         for node in list(model.graph):
-            if node.domain in ONNX_DOMAINS and len(node.outputs) == 1:
+            if not node.domain and len(node.outputs) == 1:
                 work.grids.learn(node)
                 work.uniforms.learn(node)
             for general_rule in (_replace_known_content, _replace_repetition):
@@ -166,11 +167,9 @@ class _Simplification:
         key = (dtype, tuple(shape), tuple(numbers))
         if key not in self.constants:
             tensor = ir.tensor(np.array(numbers, dtype=dtype.numpy()).reshape(tuple(shape)), name=name)
-            value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape), const_value=tensor)
-            while value.name in self.graph.initializers:
-                value.name = f"{value.name}_sizes"
-            self.graph.register_initializer(value)
-            self.constants[key] = value
+            while name in self.graph.initializers:
+                name = f"{name}_sizes"
+            self.constants[key] = add_initializer(self.graph, tensor, name)
         return self.constants[key]
 
     def identity_of(self, value: ir.Value | None) -> object:
@@ -271,7 +270,7 @@ def _possibly_empty(graph: ir.Graph, known: KnownSizes) -> frozenset[str]:
         if is_operator(node, "Concat"):
             axis = node.attributes.get_int("axis", 0)
             names = names.union(*(_names_in(shape[axis]) for _, shape in shapes if shape))
-        elif node.domain not in ONNX_DOMAINS:
+        elif node.domain:
             names = names.union(
                 *(_names_in(size) for value, shape in shapes if value in inputs for size in shape or ())
             )
@@ -300,7 +299,7 @@ def _replace_repetition(work: _Simplification, node: ir.Node) -> bool:
     """Let the readers of a tensor that counts read the first that is made in the same way."""
     if len(node.outputs) != 1 or node.outputs[0].dtype not in _COUNTING_TYPES or not _is_free(node):
         return False
-    if node.domain not in ONNX_DOMAINS or node.op_type in _RANDOM:
+    if node.domain or node.op_type in _RANDOM:
         return False
     if any(item.type not in _PLAIN_ATTRIBUTES for item in node.attributes.values()):
         return False

@@ -11,7 +11,8 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from winml.modelkit.onnx.weights import read_once
+from winml.modelkit.arrays import Array
+from winml.modelkit.onnx.weights import computed_tensor, read_once
 from winml.modelkit.tags.tagging import all_nodes
 
 _FLOAT, _BFLOAT16 = ir.DataType.FLOAT, ir.DataType.BFLOAT16
@@ -39,7 +40,9 @@ def widen_bfloat16(model: ir.Model) -> bool:
             if name in _DTYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT and attribute.value == _BFLOAT16:
                 node.attributes[name] = ir.AttrInt64(name, int(_FLOAT))
             elif attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype == _BFLOAT16:
-                node.attributes[name] = ir.AttrTensor(name, _float32_tensor(attribute.value))
+                node.attributes[name] = ir.AttrTensor(
+                    name, ir.tensor(_widened(attribute.value), name=attribute.value.name)
+                )
         for value in node.outputs:
             _widen_value(value)
     for graph in model.graphs():
@@ -51,11 +54,10 @@ def widen_bfloat16(model: ir.Model) -> bool:
 def _widen_value(value: ir.Value) -> None:
     tensor = value.const_value
     if tensor is not None and tensor.dtype == _BFLOAT16:
-        read = partial(_float32_tensor, tensor)
-        value.const_value = ir.LazyTensor(read, dtype=_FLOAT, shape=ir.Shape(tensor.shape.numpy()), name=value.name)
+        value.const_value = computed_tensor(partial(_widened, tensor), _FLOAT, tensor.shape.numpy(), value.name or "")
     if value.dtype == _BFLOAT16:
         value.dtype = _FLOAT
 
 
-def _float32_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    return ir.tensor(read_once(tensor).astype(ml_dtypes.bfloat16, copy=False).astype(np.float32), name=tensor.name)
+def _widened(tensor: ir.TensorProtocol) -> Array:
+    return read_once(tensor).astype(ml_dtypes.bfloat16, copy=False).astype(np.float32)

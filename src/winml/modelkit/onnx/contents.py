@@ -157,7 +157,7 @@ def _add_constants(contents: Contents, nodes: Iterable[onnx.NodeProto]) -> dict[
 
 
 def _is_constant(node: onnx.NodeProto) -> bool:
-    return node.op_type == "Constant" and node.domain in ("", "ai.onnx") and len(node.output) > 0
+    return node.op_type == "Constant" and not node.domain and len(node.output) > 0
 
 
 def _held_weight(node: onnx.NodeProto) -> Weight | None:
@@ -217,7 +217,7 @@ def qualified_name(domain: str, name: str) -> str:
     >>> qualified_name("", "Gemm"), qualified_name("com.microsoft", "FusedGemm")
     ('Gemm', 'com.microsoft.FusedGemm')
     """
-    return name if domain in ("", "ai.onnx") else f"{domain}.{name}"
+    return f"{domain}.{name}" if domain else name
 
 
 def dtype_name(data_type: int) -> str:

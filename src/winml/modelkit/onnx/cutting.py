@@ -19,13 +19,11 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.metadata_keys import TREE_KEY
 from winml.modelkit.onnx.fingerprint import OPERAND_LIMIT_ELEMENTS
 from winml.modelkit.onnx.operators import is_operator
-from winml.modelkit.options import load_metadata
 from winml.modelkit.tags import address
 from winml.modelkit.tags.carry.original_graph import RANDOM_OPERATORS
-from winml.modelkit.tags.selector import HasAddress, select
+from winml.modelkit.tags.selector import HasAddress, recorded_modules, select
 from winml.modelkit.tags.tagging import node_graphs, read_tag
 
 _DATA_MOVEMENT = frozenset(
@@ -476,7 +474,8 @@ class ModuleParts:
             model: A tagged model; its weights are not read.
         """
         self._cutter = Cutter(model)
-        self._calls = _recorded_calls(model.metadata_props.get(TREE_KEY, ""))
+        modules = recorded_modules(model.metadata_props) or ()
+        self._calls = {module.tag: module.calls for module in modules if module.calls}
         self._nodes_by_tag: dict[str, Part] = defaultdict(list)
         self._inner_owners: dict[str, ir.Node] = {}
         for node in self._cutter.position:
@@ -614,14 +613,6 @@ class ModuleParts:
         for node in nodes:
             call_parts[leader_of(node)].append(node)
         return list(call_parts.values())
-
-
-def _recorded_calls(text: str) -> dict[str, int]:
-    """Return tag → number of calls at export, from the metadata; nothing where it is damaged."""
-    try:
-        return {entry["tag"]: entry["calls"] for entry in load_metadata(text or "[]") if entry.get("calls")}
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return {}
 
 
 def _tags_within(tags: Sequence[str]) -> Mapping[str, tuple[str, ...]]:

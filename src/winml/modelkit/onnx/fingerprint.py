@@ -55,7 +55,7 @@ class _LineWriter:
     def graph_lines(self, graph: ir.Graph | ir.Function, *, with_names: bool) -> Iterator[str]:
         yield f"inputs {[self._declared_text(value, with_names) for value in graph.inputs]}"
         for node in graph:
-            operator = f"{node.domain if node.domain != 'ai.onnx' else ''}:{node.op_type}:{node.overload}"
+            operator = f"{node.domain}:{node.op_type}:{node.overload}"
             input_texts = [self._used_text(value) for value in _without_trailing_gaps(node.inputs)]
             output_texts = [self._declared_text(value, with_name=False) for value in node.outputs]
             yield f"node {operator} {input_texts} {_without_trailing_gaps(output_texts)}"

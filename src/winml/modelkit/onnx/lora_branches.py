@@ -27,6 +27,7 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.errors import ExportError
 from winml.modelkit.metadata_keys import ADAPTERS_KEY
 from winml.modelkit.onnx.fresh_names import FreshNames
+from winml.modelkit.onnx.weights import add_initializer, computed_tensor
 from winml.modelkit.tags.tagging import name_scope, scope_path
 
 
@@ -136,15 +137,12 @@ class _BranchAdder:
 
     def _constant(self, wish: str, tensor: ir.TensorProtocol, dtype: ir.DataType) -> ir.Value:
         name = self._fresh.take(wish)
-        shape = ir.Shape(tensor.shape.numpy())
-        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=shape, const_value=_cast(tensor, dtype, name))
-        self._graph.register_initializer(value)
-        return value
+        cast = computed_tensor(lambda: tensor.numpy().astype(dtype.numpy()), dtype, tensor.shape.numpy(), name)
+        return add_initializer(self._graph, cast)
 
     def _input(self, name: str, shape: Sequence[int | str], default: Array, dtype: ir.DataType) -> ir.Value:
-        held = ir.Tensor(default, dtype=dtype, name=name)
-        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape), const_value=held)
-        self._graph.register_initializer(value)
+        value = add_initializer(self._graph, ir.Tensor(default, dtype=dtype, name=name))
+        value.shape = ir.Shape(shape)
         self._graph.inputs.append(value)
         return value
 
@@ -179,12 +177,3 @@ def _is_constant(value: ir.Value | None) -> bool:
     if maker is not None and maker.op_type == "Transpose":
         value = maker.inputs[0]
     return value is not None and value.is_initializer()
-
-
-def _cast(tensor: ir.TensorProtocol, dtype: ir.DataType, name: str) -> ir.TensorProtocol:
-    """Return a tensor in another element type under another name; read when it is written."""
-
-    def values() -> ir.TensorProtocol:
-        return ir.Tensor(np.asarray(tensor.numpy()).astype(dtype.numpy()), dtype=dtype, name=name)
-
-    return ir.LazyTensor(values, dtype=dtype, shape=ir.Shape(tensor.shape.numpy()), name=name)

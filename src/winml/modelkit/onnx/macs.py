@@ -233,7 +233,7 @@ _MICROSOFT: Mapping[str, _Formula | None] = {
         _no_macs,
     ),
 }  # fmt: skip
-_FORMULAS: Mapping[str, Mapping[str, _Formula | None]] = {"": _ONNX, "ai.onnx": _ONNX, "com.microsoft": _MICROSOFT}
+_FORMULAS: Mapping[str, Mapping[str, _Formula | None]] = {"": _ONNX, "com.microsoft": _MICROSOFT}
 _ORT_STANDARD = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
 """Operators ONNX Runtime keeps in ONNX's own domain without ONNX knowing them at every opset."""
 

@@ -19,7 +19,7 @@ from winml.modelkit.metadata_keys import (
     TREE_KEY,
 )
 from winml.modelkit.onnx.bundle import PartDescription
-from winml.modelkit.onnx.specs import InputTensorSpec, OutputTensorSpec, StatedBounds
+from winml.modelkit.onnx.specs import DynamicDimension, InputTensorSpec, OutputTensorSpec
 from winml.modelkit.tags.tree import ModuleTree
 
 
@@ -48,7 +48,7 @@ class ModelDescription:
     """Who made it, and how."""
     part: PartDescription | None = None
     """Which part it is; None for a model of one part."""
-    bounds: Sequence[StatedBounds] = ()
+    bounds: Sequence[DynamicDimension] = ()
     """Those of dynamic dimensions."""
 
     def as_metadata(self) -> dict[str, object]:

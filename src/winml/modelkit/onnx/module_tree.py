@@ -7,19 +7,17 @@ it belongs to no module; nothing is guessed.
 
 from __future__ import annotations
 
-import ast
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import onnx
 
 from winml.modelkit import metadata_keys
-from winml.modelkit.options import load_metadata
 from winml.modelkit.tags import address
-from winml.modelkit.tags.selector import ModuleAddress
-from winml.modelkit.tags.tagging import Coverage, name_scope, scope_path
+from winml.modelkit.tags.selector import ModuleAddress, recorded_modules
+from winml.modelkit.tags.tagging import Coverage, listed_names, name_scope, scope_path
 from winml.modelkit.tags.torch_modules import comes_with_torch, comes_with_transformers, hierarchy_paths
 
 TreeSource = Literal[
@@ -74,13 +72,19 @@ def read_tree(nodes: Sequence[onnx.NodeProto], metadata: Metadata, root: str) ->
 
 
 def _tagged_tree(properties: Sequence[Metadata], metadata: Metadata) -> OnnxTree:
-    modules, notes = _recorded_modules(metadata.get(metadata_keys.TREE_KEY))
+    modules: dict[str, ModuleAddress] = {}
+    notes: list[str] = []
     tags = []
+    recorded = recorded_modules(metadata)
+    if recorded is None:
+        notes.append(f"{metadata_keys.TREE_KEY} of the model is damaged; the tree was built from the node tags")
+    for module in recorded or ():
+        _add_module(modules, module)
     sources: Counter[str] = Counter()
     malformed = 0
     for node_metadata in properties:
         tag = node_metadata.get(metadata_keys.TAG_KEY, "")
-        if not _is_tag(tag):
+        if not address.is_tag(tag):
             malformed += bool(tag)
             tag = ""
         tags.append(tag)
@@ -93,21 +97,6 @@ def _tagged_tree(properties: Sequence[Metadata], metadata: Metadata) -> OnnxTree
     return OnnxTree("winml tags", tuple(modules.values()), tuple(tags), coverage, tuple(notes))
 
 
-def _recorded_modules(text: str | None) -> tuple[dict[str, ModuleAddress], list[str]]:
-    """Return the modules in the model's metadata by tag, and notes on a damaged list."""
-    if text is None:
-        return {}, []
-    modules: dict[str, ModuleAddress] = {}
-    try:
-        for entry in load_metadata(text):
-            if not _is_tag(entry["tag"]):
-                raise ValueError("not a tag")
-            _add_module(modules, ModuleAddress(str(entry["path"]), entry["tag"], str(entry["class"])))
-    except (ValueError, TypeError, KeyError):
-        return {}, [f"{metadata_keys.TREE_KEY} of the model is damaged; the tree was built from the node tags"]
-    return modules, []
-
-
 def _add_module(modules: dict[str, ModuleAddress], module: ModuleAddress) -> None:
     """Add a module, after the missing ones above it."""
     for above in address.lineage(module.tag)[:-1]:
@@ -117,10 +106,6 @@ def _add_module(modules: dict[str, ModuleAddress], module: ModuleAddress) -> Non
 
 def _class_of(tag: str) -> str:
     return address.last_segment(tag).partition(".")[0]
-
-
-def _is_tag(text: Any) -> bool:
-    return isinstance(text, str) and address.is_tag(text)
 
 
 @dataclass(frozen=True)
@@ -207,7 +192,7 @@ def _onnxscript_scope(metadata: Metadata) -> Scope:
 
 
 def _listed_scope(metadata: Metadata, paths_key: str, classes_key: str) -> Scope:
-    paths, classes = (_python_list(metadata.get(key, "")) for key in (paths_key, classes_key))
+    paths, classes = (listed_names(metadata.get(key, "")) for key in (paths_key, classes_key))
     return tuple(zip(paths, classes, strict=True)) if len(paths) == len(classes) else ()
 
 
@@ -224,14 +209,6 @@ def _absolute_scopes(scopes: Iterable[Scope]) -> list[Scope]:
                 levels.append((path, class_name))
         found.append(tuple(levels))
     return found
-
-
-def _python_list(text: str) -> list[str]:
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return []
-    return [str(item) for item in value] if isinstance(value, list) else []
 
 
 def _namespace_scopes(namespaces: Sequence[str]) -> list[Scope]:

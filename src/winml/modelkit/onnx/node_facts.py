@@ -97,7 +97,7 @@ def read_facts(model: onnx.ModelProto) -> GraphFacts:
         module = paths.get(tag, tag)
         if proto.name:
             scopes.setdefault(scope_path(name_scope(proto.name, proto.op_type)), module)
-        if proto.op_type == "Constant" and proto.domain in ("", "ai.onnx"):
+        if proto.op_type == "Constant" and not proto.domain:
             continue
         names = [name for name in (*proto.input, *proto.output) if name in types.dtypes]
         open_names, is_unknown = _open_names(map(types.shapes.get, names), places)
@@ -105,7 +105,7 @@ def read_facts(model: onnx.ModelProto) -> GraphFacts:
             NodeFacts(
                 name=proto.name,
                 op_type=proto.op_type,
-                domain="" if proto.domain == "ai.onnx" else proto.domain,
+                domain=proto.domain,
                 module=module,
                 inputs=tuple(map(types.dtypes.get, proto.input)),
                 outputs=tuple(map(types.dtypes.get, proto.output)),
@@ -113,7 +113,7 @@ def read_facts(model: onnx.ModelProto) -> GraphFacts:
                 has_unknown_size=is_unknown,
             )
         )
-    opsets = {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in model.opset_import}
+    opsets = {entry.domain: entry.version for entry in model.opset_import}
     sums = frozenset(stated_sums(metadata))
     return GraphFacts(tuple(nodes), places, sums, opsets, scopes, notes)
 

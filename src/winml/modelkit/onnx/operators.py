@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-ONNX_DOMAINS = ("", "ai.onnx")
-"""Specified by ONNX: both spellings of the domain of its own operators."""
-
 
 def is_operator(node: ir.Node, *operators: str) -> bool:
     """Return True if a node is one of these operators of ONNX itself."""
-    return node.op_type in operators and node.domain in ONNX_DOMAINS
+    return node.op_type in operators and not node.domain
 
 
 def producer_of(value: ir.Value | None, *operators: str) -> ir.Node | None:

@@ -19,7 +19,7 @@ def probability_outputs(graph: ir.Graph) -> frozenset[str]:
 
 def _is_probability(value: ir.Value | None) -> bool:
     node = None if value is None else value.producer()
-    if node is None or node.domain not in ("", "ai.onnx"):
+    if node is None or node.domain:
         return False
     if node.op_type in _MOVING:
         moved = node.inputs if node.op_type == "Concat" else node.inputs[:1]

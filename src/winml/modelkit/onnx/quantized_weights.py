@@ -49,7 +49,7 @@ _MICROSOFT: Mapping[str, _Inputs] = {
 }
 _SCALES_OF_BLOCKS = 2
 """Position of the scales among the inputs of ``GatherBlockQuantized`` and ``MatMulNBits``."""
-_INPUTS: Mapping[str, Mapping[str, _Inputs]] = {"": _ONNX, "ai.onnx": _ONNX, "com.microsoft": _MICROSOFT}
+_INPUTS: Mapping[str, Mapping[str, _Inputs]] = {"": _ONNX, "com.microsoft": _MICROSOFT}
 
 
 def count_parameters(contents: Contents) -> None:

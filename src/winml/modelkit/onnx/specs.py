@@ -208,80 +208,6 @@ def stated_sums(metadata: Mapping[str, str]) -> dict[str, tuple[int | str, ...]]
     return {name: terms for item in stated_inputs(metadata).values() for name, terms in item.sums.items()}
 
 
-class StatedBounds(pydantic.BaseModel):
-    """Sizes of a dynamic dimension for which a graph was made, as its file states them."""
-
-    model_config = pydantic.ConfigDict(frozen=True)
-
-    name: str
-    """As in the shapes of the inputs."""
-    min: Annotated[int, pydantic.Field(ge=0)] = 1
-    """Smallest size."""
-    max: Annotated[int, pydantic.Field(ge=0)] | None = None
-    """Largest size; None: unbounded."""
-
-    @pydantic.model_validator(mode="after")
-    def _check_order(self) -> StatedBounds:
-        if self.max is not None and self.min > self.max:
-            raise ValueError(f"min {self.min} is above max {self.max}")
-        return self
-
-    def clamp(self, size: int) -> int:
-        """Return the nearest size within the bounds."""
-        return max(self.min, size if self.max is None else min(size, self.max))
-
-    def refusal(self, size: int) -> str:
-        """Return why a size is not possible; ``""`` if it is.
-
-        >>> StatedBounds(name="T", max=64).refusal(65)
-        'T 65: the graph was made for sizes 1 to 64'
-        """
-        return "" if self.clamp(size) == size else f"{self.name} {size}: the graph was made for sizes {self.words}"
-
-    @property
-    def words(self) -> str:
-        """The sizes.
-
-        >>> StatedBounds(name="T", max=64).words, StatedBounds(name="T", min=2).words
-        ('1 to 64', 'from 2')
-        """
-        return f"from {self.min}" if self.max is None else f"{self.min} to {self.max}"
-
-    def as_record(self) -> dict[str, Any]:
-        """Return the ``winml.io.dimensions`` entry of FORMATS: name, min and, if bounded, max."""
-        return self.model_dump(exclude_none=True)
-
-
-def stated_bounds(metadata: Mapping[str, str]) -> dict[str, StatedBounds]:
-    """Return the bounds of dynamic dimensions that the metadata of a file states, by name; without damaged ones."""
-    bounds = {}
-    with contextlib.suppress(ValueError, TypeError):
-        for record in load_metadata(metadata.get(DIMENSIONS_KEY, "[]")):
-            with contextlib.suppress(pydantic.ValidationError):
-                item = StatedBounds.model_validate(record)
-                bounds[item.name] = item
-    return bounds
-
-
-def damaged_bounds_notes(metadata: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a note if the metadata of a file states bounds of dimensions that cannot be read and are ignored."""
-    text = metadata.get(DIMENSIONS_KEY)
-    if text is None:
-        return ()
-    try:
-        records = load_metadata(text)
-        is_damaged = not isinstance(records, list) or len(stated_bounds(metadata)) != len(records)
-    except ValueError:
-        is_damaged = True
-    if not is_damaged:
-        return ()
-    note = (
-        f"{DIMENSIONS_KEY} of the file is damaged: bounds of dynamic dimensions that cannot be read are ignored, and "
-        "outputs for other sizes may be wrong. Export the model again."
-    )
-    return (note,)
-
-
 class OutputTensorSpec(_TensorSpec):
     """One graph output: name, shape and element type."""
 
@@ -374,6 +300,61 @@ class DynamicDimension(_Range):
     """As in the shapes of the inputs."""
     min: Annotated[int, pydantic.Field(ge=0)] = 1
     """Smallest size the model will be run with; 0 for a cache that may be empty."""
+
+    def clamp(self, size: int) -> int:
+        """Return the nearest size within the bounds."""
+        return max(self.min, size if self.max is None else min(size, self.max))
+
+    def refusal(self, size: int) -> str:
+        """Return why a size is not possible; ``""`` if it is.
+
+        >>> DynamicDimension(name="T", max=64).refusal(65)
+        'T 65: the graph was made for sizes 1 to 64'
+        """
+        return "" if self.clamp(size) == size else f"{self.name} {size}: the graph was made for sizes {self.words}"
+
+    @property
+    def words(self) -> str:
+        """The sizes.
+
+        >>> DynamicDimension(name="T", max=64).words, DynamicDimension(name="T", min=2).words
+        ('1 to 64', 'from 2')
+        """
+        return f"from {self.min}" if self.max is None else f"{self.min} to {self.max}"
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the ``winml.io.dimensions`` entry of FORMATS: name, min and, if bounded, max."""
+        return {"name": self.name, **self.model_dump(exclude_none=True, include={"min", "max"})}
+
+
+def stated_bounds(metadata: Mapping[str, str]) -> dict[str, DynamicDimension]:
+    """Return the bounds of dynamic dimensions that the metadata of a file states, by name; without damaged ones."""
+    bounds = {}
+    with contextlib.suppress(ValueError, TypeError):
+        for record in load_metadata(metadata.get(DIMENSIONS_KEY, "[]")):
+            with contextlib.suppress(pydantic.ValidationError):
+                item = DynamicDimension.model_validate(record)
+                bounds[item.name] = item
+    return bounds
+
+
+def damaged_bounds_notes(metadata: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a note if the metadata of a file states bounds of dimensions that cannot be read and are ignored."""
+    text = metadata.get(DIMENSIONS_KEY)
+    if text is None:
+        return ()
+    try:
+        records = load_metadata(text)
+        is_damaged = not isinstance(records, list) or len(stated_bounds(metadata)) != len(records)
+    except ValueError:
+        is_damaged = True
+    if not is_damaged:
+        return ()
+    note = (
+        f"{DIMENSIONS_KEY} of the file is damaged: bounds of dynamic dimensions that cannot be read are ignored, and "
+        "outputs for other sizes may be wrong. Export the model again."
+    )
+    return (note,)
 
 
 UNNAMED = ""

@@ -45,12 +45,19 @@ def cycle_words(model: onnx.ModelProto) -> str | None:
     return None
 
 
-def find_loop(items: Iterable[_Item], needed: Callable[[_Item], Iterator[_Item]]) -> list[_Item]:
-    """Return items each of which needs the next, and the last the first; empty where there are none.
+def find_loop(
+    items: Iterable[_Item], needed: Callable[[_Item], Iterator[_Item]], done: dict[_Item, None] | None = None
+) -> list[_Item]:
+    """Return items each of which needs the next, and the last the first; ``[]`` without a loop.
 
     Iterative, since graphs are deeper than Python's stack.
+
+    Args:
+        items: Items to visit, depth first.
+        needed: Item → items that it needs.
+        done: Receives the visited items, each after all items that it needs.
     """
-    done: set[_Item] = set()
+    done = {} if done is None else done
     for item in items:
         if item in done:
             continue
@@ -59,7 +66,7 @@ def find_loop(items: Iterable[_Item], needed: Callable[[_Item], Iterator[_Item]]
             last = next(reversed(path))
             following = next((other for other in path[last] if other not in done), None)
             if following is None:
-                done.add(last)
+                done[last] = None
                 del path[last]
             elif following in path:
                 members = list(path)
@@ -106,10 +113,6 @@ def _shown(names: Sequence[str]) -> str:
     return f"{', '.join(names[:DISPLAYED])}{more}"
 
 
-_ONNX_DOMAINS = ("", "ai.onnx")
-"""Specified: both name ONNX itself."""
-
-
 def refuse_invalid(model: onnx.ModelProto, path: Path) -> None:
     """Refuse a graph that cannot be computed.
 
@@ -153,9 +156,9 @@ def _refuse_unknown_opset(model: onnx.ModelProto, path: Path) -> None:
         (model, model.graph.node),
         *((function, function.node) for function in model.functions),
     ):
-        if any(entry.domain in _ONNX_DOMAINS for entry in model_or_function.opset_import):
+        if any(not entry.domain for entry in model_or_function.opset_import):
             continue
-        for node in (node for node in nodes if node.domain in _ONNX_DOMAINS):
+        for node in (node for node in nodes if not node.domain):
             raise InputError(
                 f"{path}: has {node.op_type}, but no opset version of ONNX (opset_import)",
                 hint="Export it again, or add the version with the tool that wrote it.",

@@ -7,7 +7,7 @@ Tools that take protos get one without the weights.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,22 @@ def add_initializer(graph: ir.Graph, tensor: ir.TensorProtocol, name: str | None
     )
     graph.register_initializer(value)
     return value
+
+
+def drop_unused_initializers(graph: ir.Graph, values: Iterable[ir.Value]) -> None:
+    """Remove those of the values that are initializers which nothing reads, in place."""
+    for value in values:
+        if value.is_initializer() and not (value.uses() or value.is_graph_input() or value.is_graph_output()):
+            graph.initializers.pop(value.name or "", None)
+
+
+def computed_tensor(read: Callable[[], Array], dtype: ir.DataType, shape: Iterable[int], name: str) -> ir.LazyTensor:
+    """Return a tensor whose values are computed each time that it is read, and are not held."""
+
+    def compute() -> ir.Tensor:
+        return ir.Tensor(np.asarray(read(), order="C"), dtype=dtype, name=name)
+
+    return ir.LazyTensor(compute, dtype, ir.Shape(shape), name=name)
 
 
 def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
@@ -94,18 +110,12 @@ def give_products_own_weights(model: ir.Model, names: Container[str | None]) -> 
         node.replace_input_with(1, created[weight])
         if transpose is not None and not read.uses() and not read.is_graph_output():
             graph.remove(transpose, safe=True)
-    for weight in created:
-        if not weight.uses() and not weight.is_graph_output():
-            graph.initializers.pop(weight.name or "")
+    drop_unused_initializers(graph, created)
 
 
 def transposed_tensor(tensor: ir.TensorProtocol, name: str) -> ir.LazyTensor:
     """Return a tensor of two dimensions with its axes exchanged, computed when it is read."""
-
-    def compute() -> ir.TensorProtocol:
-        return ir.Tensor(np.ascontiguousarray(read_once(tensor).T), dtype=tensor.dtype, name=name)
-
-    return ir.LazyTensor(compute, tensor.dtype, ir.Shape(list(tensor.shape.numpy())[::-1]), name=name)
+    return computed_tensor(lambda: read_once(tensor).T, tensor.dtype, tensor.shape.numpy()[::-1], name)
 
 
 _ASKS_SIZES = frozenset({"Shape", "Size"})
@@ -166,36 +176,64 @@ class WeightlessProto:
         self.weights = weights
 
 
-def to_weightless(model: ir.Model) -> WeightlessProto:
-    """Return a model as a protobuf without the values of its large initializers; the model is not changed."""
-    tensors: dict[str, tuple[ir.Value, ir.TensorProtocol]] = {}
-    small: list[tuple[ir.Value, ir.ExternalTensor]] = []
-    for name, value in model.graph.initializers.items():
-        tensor = value.const_value
-        if tensor is not None and tensor.dtype != ir.DataType.STRING and tensor.nbytes >= SMALLEST_BYTES:
-            tensors[name] = (value, tensor)
+def to_weightless(model: ir.Model, *, reads_none: bool = False) -> WeightlessProto:
+    """Return a model as a protobuf without the values of its large initializers; the model is not changed.
+
+    Args:
+        model: The model.
+        reads_none: Also omit the values of smaller initializers that would have to be read or computed.
+    """
+    weights: dict[str, ir.TensorProtocol] = {}
+    replaced: dict[ir.Value, ir.TensorProtocol] = {}
+    for value in (value for graph in model.graphs() for value in graph.initializers.values()):
+        tensor, name = value.const_value, value.name or ""
+        if tensor is None or tensor.dtype == ir.DataType.STRING:
+            continue
+        is_omitted = tensor.nbytes >= SMALLEST_BYTES or (
+            reads_none and isinstance(tensor, (ir.ExternalTensor, ir.LazyTensor))
+        )
+        if value.graph is model.graph and is_omitted:
+            weights[name] = tensor
+            replaced[value] = placed_tensor(value, tensor, _ELSEWHERE)
         elif isinstance(tensor, ir.ExternalTensor):
-            small.append((value, tensor))
-    for graph in model.graphs():
-        if graph is not model.graph:
-            outside = ((value, value.const_value) for value in graph.initializers.values())
-            small += [(value, tensor) for value, tensor in outside if isinstance(tensor, ir.ExternalTensor)]
-    try:
-        for value, tensor in small:
             # A library that writes the model elsewhere would not find its file there.
-            value.const_value = ir.Tensor(read_once(tensor), dtype=tensor.dtype, name=tensor.name)
-        for name, (value, tensor) in tensors.items():
-            shape = ir.Shape(tensor.shape.numpy())
-            value.const_value = ir.ExternalTensor(_ELSEWHERE, None, None, tensor.dtype, shape=shape, name=name)
+            replaced[value] = ir.Tensor(read_once(tensor), dtype=tensor.dtype, name=tensor.name)
+    with replaced_tensors(replaced):
         proto = ir.serde.serialize_model(model)
-    finally:
-        for value, tensor in (*tensors.values(), *small):
-            value.const_value = tensor
     for initializer in proto.graph.initializer:
-        if initializer.name in tensors:
+        if initializer.name in weights:
             initializer.ClearField("data_location")
             initializer.ClearField("external_data")
-    return WeightlessProto(proto, {name: tensor for name, (_, tensor) in tensors.items()})
+    return WeightlessProto(proto, weights)
+
+
+@contextlib.contextmanager
+def replaced_tensors(tensors: Mapping[ir.Value, ir.TensorProtocol]) -> Iterator[None]:
+    """Replace the tensors of initializers for the time of the block."""
+    originals = {value: value.const_value for value in tensors}
+    try:
+        for value, tensor in tensors.items():
+            value.const_value = tensor
+        yield
+    finally:
+        for value, original in originals.items():
+            value.const_value = original
+
+
+def placed_tensor(
+    value: ir.Value, tensor: ir.TensorProtocol, location: str, offset: int | None = None, length: int | None = None
+) -> ir.ExternalTensor:
+    """Return the tensor of an initializer as a reference to its bytes in a data file."""
+    return ir.ExternalTensor(
+        location,
+        offset,
+        length,
+        tensor.dtype,
+        shape=ir.Shape(tensor.shape.numpy()),
+        name=value.name or "",
+        doc_string=tensor.doc_string,
+        metadata_props=dict(tensor.metadata_props),
+    )
 
 
 def from_weightless(sent: WeightlessProto, returned: onnx.ModelProto) -> ir.Model:

@@ -7,10 +7,9 @@ what it did is counted, and that no tag was lost is checked.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
 
 import onnx
 import onnx_ir as ir
@@ -20,7 +19,7 @@ from winml.modelkit.normalize.opset_conversion import convert_opset
 from winml.modelkit.onnx.fingerprint import fingerprint
 from winml.modelkit.onnx.fresh_names import FreshNames
 from winml.modelkit.onnx.stage import StageResult
-from winml.modelkit.onnx.validity import OLDEST_OPSET
+from winml.modelkit.onnx.validity import OLDEST_OPSET, find_loop
 from winml.modelkit.optimize.capabilities import CAPABILITIES, Engine
 from winml.modelkit.optimize.census import GraphCensus
 from winml.modelkit.optimize.graph_matching import CONTRIB_DOMAIN
@@ -28,7 +27,8 @@ from winml.modelkit.optimize.onnxruntime_engine import rewrite_with_onnxruntime
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pass_engine import rewrite_with_passes
 from winml.modelkit.optimize.selected_nodes import Rewrite, rewrite_selected
-from winml.modelkit.tags.tagging import Coverage, all_nodes, measure_coverage, read_tag
+from winml.modelkit.tags.address import common_start
+from winml.modelkit.tags.tagging import Coverage, all_nodes, measure_coverage, node_graphs, read_tag
 
 
 class _ModuleScopes:
@@ -51,17 +51,12 @@ class _ModuleScopes:
             for depth in range(1, len(modules) + 1):
                 scopes_by_module[".".join(modules[:depth])].append(scope_segments)
         self._scopes: Mapping[str, str] = {
-            module: "/".join(_common_start(scopes)) for module, scopes in scopes_by_module.items()
+            module: "/".join(common_start(scopes)) for module, scopes in scopes_by_module.items()
         }
 
     def scope(self, module: str) -> str:
         """Return the name prefix of a module, such as ``/encoder/layer.0``; the root's is empty."""
         return self._scopes.get(module, "")
-
-
-def _common_start(scopes: Iterable[list[str]]) -> list[str]:
-    levels = takewhile(lambda level: len(set(level)) == 1, zip(*scopes, strict=False))
-    return [level[0] for level in levels]
 
 
 def _name_new_nodes(model: ir.Model, scopes: _ModuleScopes) -> None:
@@ -91,36 +86,15 @@ def order_nodes(model: ir.Model) -> None:
     """
     graph = model.graph
     placed: dict[ir.Node, None] = {}
-    for value in graph.outputs:
-        _append_with_producers(value.producer(), graph, placed)
-    for node in graph:
-        _append_with_producers(node, graph, placed)
+    makers = (value.producer() for value in graph.outputs)
+    if loop := find_loop([*filter(None, makers), *graph], lambda node: _producers_read_by(node, graph), placed):
+        raise OptimizeError(
+            f"node {loop[0].name} ({loop[0].op_type}) depends on its own output", hint="Disable an optimization."
+        )
     nodes = list(placed)
     if nodes != list(graph):
         graph.remove(nodes)
         graph.extend(nodes)
-
-
-def _append_with_producers(target: ir.Node | None, graph: ir.Graph, placed: dict[ir.Node, None]) -> None:
-    """Append a node after the nodes it reads from; iterative, since graphs are deeper than Python's stack."""
-    if target is None or target in placed:
-        return
-    stack = [(target, _producers_read_by(target, graph))]
-    waiting = {target}
-    while stack:
-        node, producers = stack[-1]
-        following = next((producer for producer in producers if producer not in placed), None)
-        if following is not None:
-            if following in waiting:
-                raise OptimizeError(
-                    f"node {following.name} ({following.op_type}) depends on its own output",
-                    hint="Disable an optimization.",
-                )
-            waiting.add(following)
-            stack.append((following, _producers_read_by(following, graph)))
-        else:
-            stack.pop()
-            placed[node] = None
 
 
 def _producers_read_by(node: ir.Node, graph: ir.Graph) -> Iterator[ir.Node]:
@@ -133,17 +107,11 @@ def _producers_read_by(node: ir.Node, graph: ir.Graph) -> Iterator[ir.Node]:
 
 def _read_values(node: ir.Node) -> Iterator[ir.Value | None]:
     yield from node.inputs
-    for attribute in node.attributes.values():
-        graphs: Sequence[ir.Graph] = ()
-        if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
-            graphs = (attribute.as_graph(),)
-        elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
-            graphs = attribute.as_graphs()
-        for graph in graphs:
-            # A subgraph may return a value of the outer graph.
-            yield from graph.outputs
-            for inner in graph:
-                yield from _read_values(inner)
+    for graph in node_graphs(node):
+        # A subgraph may return a value of the outer graph.
+        yield from graph.outputs
+        for inner in graph:
+            yield from _read_values(inner)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from winml.modelkit.errors import OptimizeError
 from winml.modelkit.onnx.cutting import Cutter, cut_model
 from winml.modelkit.onnx.fresh_names import FreshNames
+from winml.modelkit.onnx.weights import drop_unused_initializers
 from winml.modelkit.optimize.graph_matching import take_over
 
 Rewrite = Callable[[ir.Model], tuple[ir.Model, tuple[str, ...]]]
@@ -109,9 +110,7 @@ class _Part:
         for value in rewritten.graph.outputs:
             _replace_made_value(self.made[str(value.name)], values[value], graph)
         graph.remove(self.nodes, safe=True)
-        for name, value in self.read.items():
-            if not (value.uses() or value.is_graph_input() or value.is_graph_output()):
-                graph.initializers.pop(name, None)
+        drop_unused_initializers(graph, self.read.values())
         for domain, version in rewritten.opset_imports.items():
             self.original.opset_imports.setdefault(domain, version)
 

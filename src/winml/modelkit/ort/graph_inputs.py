@@ -23,9 +23,9 @@ from winml.modelkit.onnx.files.foreign_names import ForeignNameError, refuse_spe
 from winml.modelkit.onnx.specs import (
     DTYPES,
     CacheSlot,
+    DynamicDimension,
     GridSlot,
     InputTensorSpec,
-    StatedBounds,
     StatedInput,
     counts_rows,
     resolve_names,
@@ -77,7 +77,7 @@ class GraphInput:
     """How many patches it tells of, where the file says that it holds the grids of pictures."""
     window: int | None = None
     """How many of the last tokens the layer of its state of a cache attends to; None: all of them."""
-    bounds: Mapping[str, StatedBounds] = field(default_factory=dict)
+    bounds: Mapping[str, DynamicDimension] = field(default_factory=dict)
     """Name in the shape → the sizes for which the graph was made, where the file says."""
 
     @property
@@ -163,7 +163,7 @@ def described_inputs(
 
 
 def _described_input(
-    name: str, words: str, shape: Sequence[Size], stated: StatedInput, bounds: Mapping[str, StatedBounds]
+    name: str, words: str, shape: Sequence[Size], stated: StatedInput, bounds: Mapping[str, DynamicDimension]
 ) -> GraphInput:
     by_name = name.rpartition(".")[2] if name.startswith(_PAST) else None
     return GraphInput(
@@ -215,7 +215,7 @@ def sizes_by_key(inputs: Sequence[GraphInput], requested: Mapping[str, int]) -> 
     return sizes
 
 
-def bounds_by_name(inputs: Sequence[GraphInput]) -> dict[str, StatedBounds]:
+def bounds_by_name(inputs: Sequence[GraphInput]) -> dict[str, DynamicDimension]:
     """Return the bounds of the dynamic dimensions of some inputs."""
     return {name: bounds for item in inputs for name, bounds in item.bounds.items()}
 

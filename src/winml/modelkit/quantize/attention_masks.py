@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.onnx.fresh_names import FreshNames
-from winml.modelkit.onnx.weights import constant_tensor
+from winml.modelkit.onnx.weights import add_initializer, constant_tensor, drop_unused_initializers
 
 _MASKING = -1e4
 """Values from here on down mask. Chosen: checkpoints use -1e4, -1e9, the smallest float16 or float32, and infinity; no
@@ -44,12 +44,9 @@ def make_masks_finite(model: ir.Model) -> None:
                     continue
                 if value not in finite:
                     fresh = fresh or FreshNames.of_graph(graph)
-                    finite[value] = _clipped(value, fresh.take(f"{value.name}_finite"))
-                    graph.register_initializer(finite[value])
+                    finite[value] = add_initializer(graph, _clipped(value, fresh.take(f"{value.name}_finite")))
                 node.replace_input_with(index, finite[value])
-    for value in finite:
-        if not value.uses() and not value.is_graph_output():
-            graph.initializers.pop(value.name or "", None)
+    drop_unused_initializers(graph, finite)
     if finite:
         for softmax in _softmaxes(model):
             _remove_guard(softmax)
@@ -124,11 +121,10 @@ def _is_masking(name: str, value: ir.Value, ranges: Mapping[str, tuple[float, fl
     return low <= _MASKING if low is not None else name in ranges and ranges[name][0] <= _MASKING / 2
 
 
-def _clipped(value: ir.Value, name: str) -> ir.Value:
+def _clipped(value: ir.Value, name: str) -> ir.Tensor:
     assert value.const_value is not None  # its minimum was read
     array = np.maximum(np.asarray(value.const_value.numpy()), np.float32(_MASKING))
-    tensor = ir.Tensor(array, name=name)
-    return ir.Value(name=name, const_value=tensor, shape=value.shape, type=ir.TensorType(ir.DataType.FLOAT))
+    return ir.Tensor(array, name=name)
 
 
 def _remove_guard(softmax: ir.Node) -> None:

@@ -36,7 +36,7 @@ from winml.modelkit.onnx.coded_weights import (
 from winml.modelkit.onnx.files.stored_tensors import StoredTensor
 from winml.modelkit.onnx.fresh_names import FreshNames, cast_node
 from winml.modelkit.onnx.stage import StageResult
-from winml.modelkit.onnx.weights import add_initializer
+from winml.modelkit.onnx.weights import add_initializer, computed_tensor, drop_unused_initializers
 from winml.modelkit.quantize.declared_options import Algorithm, BlockSize
 from winml.modelkit.quantize.engines.block_quantizers import BlockForm, Blocks, WeightMatrix
 from winml.modelkit.quantize.engines.integer_weights import WeightUse
@@ -237,8 +237,7 @@ def _remove_unread(graph: ir.Graph, weight: ir.Value) -> None:
                 graph.remove(reader, safe=True)
         if not any(output.uses() or output.is_graph_output() for output in node.outputs):
             graph.remove(node, safe=True)
-    if not weight.uses() and not weight.is_graph_output():
-        graph.initializers.pop(weight.name or "")
+    drop_unused_initializers(graph, [weight])
 
 
 def _coded_of(node: ir.Node) -> CodedTensor | None:
@@ -365,16 +364,16 @@ def _is_carried(coded: CodedWeight, operand: Operand) -> bool:
 def _bnb_tensors(weight: CodedWeight, name: str) -> tuple[ir.LazyTensor, ir.LazyTensor]:
     """Return codes and scales as ``MatMulBnb4`` takes them: flat, the first of two codes in the high half of a byte."""
 
-    def codes() -> ir.TensorProtocol:
+    def codes() -> Array:
         packed = weight.read().codes.reshape(-1)
-        return ir.Tensor((packed >> 4) | (packed << 4), name=f"{name}_codes")
+        return (packed >> 4) | (packed << 4)
 
-    def scales() -> ir.TensorProtocol:
-        return ir.Tensor(weight.read().scales.reshape(-1), name=f"{name}_scales")
+    def scales() -> Array:
+        return weight.read().scales.reshape(-1)
 
     return (
-        ir.LazyTensor(codes, ir.DataType.UINT8, ir.Shape([weight.rows * weight.depth // 2]), name=f"{name}_codes"),
-        ir.LazyTensor(scales, ir.DataType.FLOAT, ir.Shape([weight.rows * weight.blocks]), name=f"{name}_scales"),
+        computed_tensor(codes, ir.DataType.UINT8, [weight.rows * weight.depth // 2], f"{name}_codes"),
+        computed_tensor(scales, ir.DataType.FLOAT, [weight.rows * weight.blocks], f"{name}_scales"),
     )
 
 

@@ -30,7 +30,14 @@ import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.onnx.fresh_names import FreshNames
-from winml.modelkit.onnx.weights import constant_tensor, give_products_own_weights, read_once
+from winml.modelkit.onnx.weights import (
+    add_initializer,
+    computed_tensor,
+    constant_tensor,
+    drop_unused_initializers,
+    give_products_own_weights,
+    read_once,
+)
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.tags.tagging import NodeTag, read_tag, write_tag
 
@@ -46,7 +53,6 @@ _HOMOGENEOUS = frozenset({"Relu", "LeakyRelu", "MaxPool", "AveragePool", "Global
 """Operators with ``f(x / s) = f(x) / s`` for every positive ``s`` of a channel."""
 _LAYERS = frozenset({"Conv", "Gemm", "MatMul"})
 _NORMALIZATIONS = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
-_ONNX_DOMAINS = ("", "ai.onnx")
 
 
 class ActivationSource(Protocol):
@@ -218,7 +224,7 @@ def _sites(model: ir.Model, names: Mapping[str, int]) -> Iterator[_Site]:
 
 def _reader(node: ir.Node) -> tuple[_Slot, int] | None:
     """Return the weight of a layer and the axis of the channels it reads; None where it has none that is constant."""
-    if node.domain not in _ONNX_DOMAINS:
+    if node.domain:
         return None
     if node.op_type == "MatMul":
         slot = _slot(node, 1, 0, rank=2)
@@ -258,7 +264,7 @@ def _makers(value: ir.Value, axis: int, channels: int, path: list[ir.Value]) -> 
         path: Gets the values whose numbers change.
     """
     node = value.producer()
-    if node is None or node.domain not in (*_ONNX_DOMAINS, "com.microsoft"):
+    if node is None or node.domain not in ("", "com.microsoft"):
         return None
     path.append(value)
     if node.op_type in _HOMOGENEOUS:
@@ -399,24 +405,13 @@ def _apply(model: ir.Model, factors: Mapping[_Site, Array], forms: dict[str, str
 def _multiply(graph: ir.Graph, slot: _Slot, numbers: Array, fresh: FreshNames) -> None:
     """Let the node read its constant times numbers of each channel, which is computed when it is written."""
     before = slot.node.inputs[slot.index]
-    tensor = slot.tensor
+    tensor, shape = slot.tensor, slot.tensor.shape.numpy()
     assert before is not None  # the slot has a constant
     name = fresh.take(f"{before.name}_equalized")
-
-    def compute() -> ir.TensorProtocol:
-        return ir.Tensor(read_once(tensor) * _along(numbers, slot.axis, len(tensor.shape)), name=name)
-
-    shape = ir.Shape(tensor.shape.numpy())
-    value = ir.Value(
-        name=name,
-        const_value=ir.LazyTensor(compute, tensor.dtype, shape, name=name),
-        shape=shape,
-        type=ir.TensorType(tensor.dtype),
-    )
-    graph.register_initializer(value)
-    slot.node.replace_input_with(slot.index, value)
-    if not before.uses() and not before.is_graph_output():
-        graph.initializers.pop(before.name or "", None)
+    factors = _along(numbers, slot.axis, len(shape))
+    product = computed_tensor(lambda: read_once(tensor) * factors, tensor.dtype, shape, name)
+    slot.node.replace_input_with(slot.index, add_initializer(graph, product))
+    drop_unused_initializers(graph, [before])
 
 
 def _insert_division(graph: ir.Graph, site: _Site, numbers: Array, fresh: FreshNames) -> ir.Value:
@@ -424,11 +419,7 @@ def _insert_division(graph: ir.Graph, site: _Site, numbers: Array, fresh: FreshN
     name = site.value.name
     shape = [site.channels, *([1] * (-site.axis - 1))]
     array = (1 / numbers.astype(np.float64)).astype(np.float32).reshape(shape)
-    tensor = ir.Tensor(array, name=fresh.take(f"{name}_smoothing"))
-    constant = ir.Value(
-        name=tensor.name, const_value=tensor, shape=ir.Shape(shape), type=ir.TensorType(ir.DataType.FLOAT)
-    )
-    graph.register_initializer(constant)
+    constant = add_initializer(graph, ir.Tensor(array, name=fresh.take(f"{name}_smoothing")))
     output = ir.Value(name=fresh.take(f"{name}_smoothed"), shape=site.value.shape, type=site.value.type)
     node = ir.Node("", "Mul", [site.value, constant], outputs=[output], name=fresh.take(f"{name}_smoothing"))
     maker = site.value.producer()

@@ -18,6 +18,7 @@ from collections.abc import Container, Mapping
 import onnx_ir as ir
 
 from winml.modelkit.onnx.fresh_names import FreshNames
+from winml.modelkit.onnx.weights import add_initializer
 from winml.modelkit.quantize.planning import SEPARABLE_LAYERS
 
 _DOMAIN = "com.microsoft"
@@ -62,8 +63,7 @@ def _separate(fused: ir.Node, activation: str, fresh: FreshNames) -> None:
     if activation == "Clip":
         for name, number in parameters.items():
             tensor = ir.tensor(number, output.dtype or ir.DataType.FLOAT, fresh.take(f"{fused.name}_{name}"))
-            constants.append(ir.Value(name=tensor.name, const_value=tensor, shape=ir.Shape([]), type=output.type))
-            graph.register_initializer(constants[-1])
+            constants.append(add_initializer(graph, tensor))
         parameters = {}
     nodes.append(ir.node(activation, [nodes[-1].outputs[0], *constants], parameters))
     for node in nodes:

@@ -109,7 +109,7 @@ class Placement:
 
     def rule(self, node: ir.Node) -> OperatorRule | None:
         """Return how a node is a unit; None where it stays float."""
-        return self.rules.get(node.op_type) if node.domain in ("", "ai.onnx", "com.microsoft") else None
+        return self.rules.get(node.op_type) if node.domain in ("", "com.microsoft") else None
 
     def limits(self, operator: str, bits: int) -> tuple[float, float] | None:
         """Return the range of what an operator makes, whatever the data; None where data say it."""

@@ -282,7 +282,7 @@ def _obstacle(node: ir.Node, weight: ir.Value | None, mode: Mode, options: Quant
         return f"already has {weight.dtype.name.lower()} weights"
     if rules.changes_every_node or weight is None:
         return ""
-    if node.op_type not in rules.operators or node.domain not in ("", "ai.onnx"):
+    if node.op_type not in rules.operators or node.domain:
         return f"{mode} does not support {node.op_type}"
     tensor = weight.const_value
     assert tensor is not None

@@ -11,10 +11,12 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import TypeVar
 
 from winml.modelkit.records import Record, entry
 
 SEPARATOR = "/"
+_T = TypeVar("_T")
 
 
 def parse_tag(tag: str) -> tuple[str, ...]:
@@ -115,11 +117,13 @@ def common_ancestor(tags: Iterable[str]) -> str:
     >>> common_ancestor(["/M/Layer.0/Attention", "/M/Layer.0/Output", "/M/Layer.0"])
     '/M/Layer.0'
     """
-    paths = [parse_tag(tag) for tag in tags]
-    if not paths:
-        return ""
+    return format_tag(common_start(map(parse_tag, tags)))
+
+
+def common_start(paths: Iterable[Sequence[_T]]) -> list[_T]:
+    """Return the longest sequence that all paths start with; ``[]`` without paths."""
     levels = takewhile(lambda level: len(set(level)) == 1, zip(*paths, strict=False))
-    return format_tag(level[0] for level in levels)
+    return [level[0] for level in levels]
 
 
 def sibling_segments(siblings: Sequence[tuple[str, str]]) -> list[str]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.tags.address import SEPARATOR
+from winml.modelkit.metadata_keys import TREE_KEY
+from winml.modelkit.options import load_metadata
+from winml.modelkit.tags.address import SEPARATOR, parse_tag
 
 PATH_SEPARATOR = "."
 _ANY_PARTS = "**"
@@ -49,6 +51,26 @@ class ModuleAddress:
     path: str
     tag: str
     class_name: str
+
+
+@dataclass(frozen=True)
+class RecordedModule(ModuleAddress):
+    """A module of the tree in the metadata of a file."""
+
+    calls: int | None = None
+    """Number of calls in the export, if recorded."""
+
+
+def recorded_modules(metadata: Mapping[str, str]) -> list[RecordedModule] | None:
+    """Return the module tree of a file, ``[]`` if it has none, or None if the tree is damaged."""
+    try:
+        modules = [
+            RecordedModule(str(entry.get("path", "")), entry["tag"], str(entry.get("class", "")), entry.get("calls"))
+            for entry in load_metadata(metadata.get(TREE_KEY, "[]"))
+        ]
+        return modules if all(parse_tag(module.tag) for module in modules) else None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
 
 
 _TOKEN = re.compile(r"(?P<stars>\*+)|(?P<one>\?)|\[(?P<not>!?)(?P<set>[^\]]+)\]|.", re.DOTALL)

@@ -6,6 +6,7 @@ spelled in ``metadata_keys``.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
@@ -181,7 +182,7 @@ def node_graphs(node: ir.Node) -> Iterator[ir.Graph]:
 
 def operator_name(node: ir.Node) -> str:
     """Return the operator of a node, with its domain where that is not ONNX itself."""
-    return f"{node.domain}:{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
+    return f"{node.domain}:{node.op_type}" if node.domain else node.op_type
 
 
 def count_coverage(nodes: Iterable[ir.Node]) -> Coverage:
@@ -194,6 +195,19 @@ def count_coverage(nodes: Iterable[ir.Node]) -> Coverage:
             sources[tag.source] += 1
             at_root += address.depth(tag.tag) == 1
     return Coverage(nodes=total, tagged=sources.total(), sources=dict(sources), at_root=at_root)
+
+
+def listed_names(text: str) -> list[str]:
+    """Parse a Python list, in which torch and onnxscript write scopes and classes; ``[]`` if it is none.
+
+    >>> listed_names("['', 'encoder']"), listed_names("encoder")
+    (['', 'encoder'], [])
+    """
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return []
+    return [str(item) for item in value] if isinstance(value, list) else []
 
 
 _COUNTER = re.compile(r"_\d+$")

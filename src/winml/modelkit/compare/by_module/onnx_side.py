@@ -9,7 +9,6 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
 from pathlib import Path
 
 import onnx_ir as ir
@@ -239,7 +238,7 @@ def _taken_in(model: ir.Model) -> dict[str, str]:
         if not listed:
             continue
         owner = node.metadata_props.get(MODULE_KEY, "")
-        common = _common_path([owner, *listed])
+        common = ".".join(address.common_start(path.split(".") for path in (owner, *listed)))
         makers = [value.producer() for value in node.inputs if value is not None]
         read = [maker.metadata_props.get(MODULE_KEY, "") for maker in makers if maker is not None]
         for path in {owner, *listed}:
@@ -253,12 +252,6 @@ def _taken_in(model: ir.Model) -> dict[str, str]:
 
 def _is_inside(path: str, module: str) -> bool:
     return f"{path}.".startswith(f"{module}.")
-
-
-def _common_path(paths: Sequence[str]) -> str:
-    """Return the longest module path that contains all of these."""
-    levels = zip(*(path.split(".") for path in paths), strict=False)
-    return ".".join(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
 
 
 def _boundaries(module: ModuleAddress, parts: ModuleParts, position: Mapping[ir.Node, int]) -> list[ModuleBoundary]:

@@ -25,7 +25,6 @@ from winml.modelkit.metadata_keys import (
     SOURCE_KEY,
     TAG_KEY,
     TORCH_PREFIX,
-    TREE_KEY,
 )
 from winml.modelkit.onnx.contexts import proto_nodes
 from winml.modelkit.onnx.files.reading import read_referring, read_structure, reading_graph
@@ -34,8 +33,8 @@ from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.onnx.files.writing import write_model
 from winml.modelkit.onnx.function_inlining import inline_module_functions
 from winml.modelkit.onnx.validity import refuse_cycles
-from winml.modelkit.options import load_metadata
 from winml.modelkit.tags import address
+from winml.modelkit.tags.selector import recorded_modules
 from winml.modelkit.tags.tagging import all_nodes, drop_damaged_tags
 
 
@@ -189,10 +188,11 @@ def merge_duplicate_keys(model: onnx.ModelProto) -> MergedKeys:
     """
     model_counts = Counter(entry.key for entry in model.metadata_props)
     model_keys = tuple(key for key, count in model_counts.items() if count > 1)
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
     if model_keys:
-        _replace_metadata(model, {entry.key: entry.value for entry in model.metadata_props})
+        _replace_metadata(model, metadata)
     nodes = 0
-    modules = _modules_by_tag(model)
+    modules = {module.tag: module.path for module in recorded_modules(metadata) or ()}
     for node in proto_nodes(model):
         keys = [entry.key for entry in node.metadata_props]
         if len(keys) == len(set(keys)):
@@ -206,15 +206,6 @@ def _replace_metadata(holder: onnx.ModelProto | onnx.NodeProto, metadata: Mappin
     del holder.metadata_props[:]
     for key, value in metadata.items():
         holder.metadata_props.add(key=key, value=value)
-
-
-def _modules_by_tag(model: onnx.ModelProto) -> dict[str, str]:
-    """Return the module path of each tag in the tree of the model's metadata; nothing where that is damaged."""
-    tree = next((entry.value for entry in model.metadata_props if entry.key == TREE_KEY), "[]")
-    try:
-        return {str(entry["tag"]): str(entry["path"]) for entry in load_metadata(tree)}
-    except (ValueError, TypeError, KeyError):
-        return {}
 
 
 def _merged_metadata(node: onnx.NodeProto, modules: Mapping[str, str]) -> dict[str, str]:

@@ -211,8 +211,7 @@ def _parse_structure(data: mmap.mmap, path: Path, replace: _Replacement) -> onnx
             "UTF-8 text",
             hint="Export or download it again.",
         )
-    if any(entry.domain == _LONG_DOMAIN for entry in model.opset_import):
-        _shorten_domain(model)
+    _shorten_domain(model)
     return model
 
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx_ir.external_data import CallbackInfo
@@ -43,14 +42,15 @@ from winml.modelkit.onnx.files.placing import (
 )
 from winml.modelkit.onnx.files.reading import refer_to_data
 from winml.modelkit.onnx.files.wire_format import LENGTH_DELIMITED, varint, walk_fields
+from winml.modelkit.onnx.weights import placed_tensor, read_once, replaced_tensors, to_weightless
 from winml.modelkit.progress import count_progress
 from winml.modelkit.words import size_words
 
 INLINE_LIMIT_BYTES = 2_000_000_000
 """Largest file with its weights inside. Specified: protobuf reads no message of 2**31 bytes. Chosen: 7 % less, so that
 a later step can add to the file."""
-_STREAMED_BYTES = 4096
-"""Tensors from this size on are written one at a time. Chosen: one page; smaller ones are serialized with the graph."""
+_SMALLEST_OUTSIDE_BYTES = 256
+"""Tensors up to this size stay in the model. Chosen: a reference to a data file takes as much."""
 _ALIGNMENT_BYTES = 65_536
 """Large tensors start at multiples of this in a data file. Specified: the granularity of Windows' memory maps, a
 multiple of every page size."""
@@ -63,7 +63,6 @@ the disk busy."""
 _IN_FLIGHT_BYTES = 256_000_000
 """Tensors in memory at a time; a larger one goes alone beside others of this sum. Chosen: most weights are smaller."""
 
-_PLACEHOLDER = "streamed"
 _REFERENCE_BYTES = 80
 """Of a tensor that names its place in a data file, beside the name of the file. Chosen: keys and numbers take at most
 so many."""
@@ -110,11 +109,8 @@ def write_model(
         WinMLError: a tensor that is computed on demand refused its values.
     """
     try:
-        with _untyped_initializers(model), _placeholders_for_weights(model) as streamed:
-            proto = ir.serde.serialize_model(model)
-            _refuse_foreign_data(proto, path)
-            # Every tensor class of onnx_ir has ``tofile``; its protocol does not say so.
-            framing = _ModelFraming(proto, cast("Mapping[str, StreamedTensor]", streamed))
+        with _untyped_initializers(model):
+            framing = _frame_model(model, path)
             if external is False and framing.size_bytes > inline_limit_bytes:
                 raise WriteError(
                     f"cannot write {path}: with embedded weights it needs {framing.size_bytes} bytes; "
@@ -124,7 +120,6 @@ def write_model(
             if not external and framing.size_bytes <= inline_limit_bytes:
                 framing.write(path)
                 return (path,)
-        with _untyped_initializers(model):
             return _write_outside(model, path)
     except ir.serde.SerdeError as error:
         # onnx_ir wraps the error of a tensor once for each message around it.
@@ -146,29 +141,76 @@ def written_bytes(model: ir.Model, path: Path, *, external: bool | None = None) 
         path: The file that is to be written.
         external: As of :func:`write_model`.
     """
-    with _untyped_initializers(model), _placeholders_for_weights(model) as streamed:
-        framing = _ModelFraming(ir.serde.serialize_model(model), cast("Mapping[str, StreamedTensor]", streamed))
+    with _untyped_initializers(model):
+        framing = _frame_model(model, path)
     if not external and framing.size_bytes <= INLINE_LIMIT_BYTES:
         return framing.size_bytes
-    size, offset = framing.size_bytes, 0
+    tensors = _initializer_tensors(model)
     reference = len(data_path(path, "0" * DATA_DIGITS).name) + _REFERENCE_BYTES
-    with _without_repeated_bytes(model):
-        for value in model.graph.initializers.values():
-            if value.const_value is None:
-                continue
-            tensor = value.const_value
-            size += reference
-            if tensor.nbytes > _ALIGNED_BYTES:
-                size += -offset % _ALIGNMENT_BYTES
-                offset += -offset % _ALIGNMENT_BYTES
-            offset += tensor.nbytes
+    size, offset = framing.size_bytes + len(tensors) * reference, 0
+    for tensor in _distinct_tensors(tensors.values()).values():
+        if tensor.nbytes > _ALIGNED_BYTES:
+            size += -offset % _ALIGNMENT_BYTES
+            offset += -offset % _ALIGNMENT_BYTES
+        offset += tensor.nbytes
     return size
 
 
+def _frame_model(model: ir.Model, path: Path) -> _ModelFraming:
+    weightless = to_weightless(model, reads_none=True)
+    _refuse_foreign_data(weightless.proto, path)
+    # Every tensor class of onnx_ir has ``tofile``; its protocol does not say so.
+    return _ModelFraming(weightless.proto, cast("Mapping[str, StreamedTensor]", weightless.weights))
+
+
+def _initializer_tensors(model: ir.Model) -> dict[ir.Value, ir.TensorProtocol]:
+    """Return the tensors that can be in a data file; strings cannot."""
+    values = (value for graph in model.graphs() for value in graph.initializers.values())
+    tensors = {value: value.const_value for value in values if value.const_value is not None}
+    return {value: tensor for value, tensor in tensors.items() if tensor.dtype != ir.DataType.STRING}
+
+
+def _distinct_tensors(tensors: Iterable[ir.TensorProtocol]) -> dict[object, ir.TensorProtocol]:
+    """Return key of the bytes → the first tensor that has them."""
+    distinct: dict[object, ir.TensorProtocol] = {}
+    for tensor in tensors:
+        distinct.setdefault(_bytes_key(tensor), tensor)
+    return distinct
+
+
+def _bytes_key(tensor: ir.TensorProtocol) -> object:
+    if isinstance(tensor, ir.ExternalTensor):
+        return (tensor.path, tensor.offset, tensor.length, tensor.dtype)
+    return id(tensor.source if isinstance(tensor, ReshapedTensor) else tensor)
+
+
 def _write_outside(model: ir.Model, path: Path) -> tuple[Path, ...]:
+    tensors = _initializer_tensors(model)
+    outside = {value: tensor for value, tensor in tensors.items() if tensor.nbytes > _SMALLEST_OUTSIDE_BYTES}
+    replaced: dict[ir.Value, ir.TensorProtocol] = {
+        value: ir.Tensor(read_once(tensor), dtype=tensor.dtype, name=tensor.name)
+        for value, tensor in tensors.items()
+        if value not in outside and isinstance(tensor, ir.ExternalTensor)
+    }
+    files = [path]
+    if outside:
+        distinct = _distinct_tensors(outside.values())
+        data, places = _write_data(list(distinct.values()), path)
+        place_of = dict(zip(distinct, places, strict=True))
+        for value, tensor in outside.items():
+            place = place_of[_bytes_key(tensor)]
+            replaced[value] = placed_tensor(value, tensor, data.name, place.offset, place.length)
+        files.append(data)
+    with replaced_tensors(replaced):
+        path.write_bytes(ir.serde.serialize_model(model).SerializeToString())
+    return tuple(files)
+
+
+def _write_data(tensors: Sequence[ir.TensorProtocol], path: Path) -> tuple[Path, list[ir.ExternalTensor]]:
+    """Write the data file of a model; return it, and the place of each tensor."""
     unfinished = unfinished_data_path(path)
     with GrowingDigest(unfinished) as digest:
-        count, written = _counting_bytes(model), _WrittenTensors(digest.complete_up_to)
+        count, written = _counting_bytes(tensors), _WrittenTensors(digest.complete_up_to)
         growing: list[Path | None] = []
 
         def before_each(tensor: ir.TensorProtocol, info: CallbackInfo) -> None:
@@ -179,28 +221,17 @@ def _write_outside(model: ir.Model, path: Path) -> tuple[Path, ...]:
             if growing[0] is not None:
                 written.begin(info.index, info.offset)
 
-        with _without_repeated_bytes(model) as repeated:
-            ir.save(
-                model,
-                path,
-                external_data=unfinished.name,
-                callback=before_each,
-                max_workers=WRITING_THREADS,
-                max_in_flight_bytes=_IN_FLIGHT_BYTES,
-                alignment=_ALIGNMENT_BYTES,
-                align_threshold=_ALIGNED_BYTES,
-            )
-        if repeated:
-            _name_repeated_bytes(path, repeated)
-        if not unfinished.exists() or not unfinished.stat().st_size:
-            unfinished.unlink(missing_ok=True)
-            return (path,)  # no tensor was large enough to be outside
-        data = name_data(unfinished, path, digest.finish())
-    # Small: the large tensors are in the data file.
-    proto = onnx.load(path, load_external_data=False)
-    rename_locations(proto, {unfinished.name: data.name})
-    path.write_bytes(proto.SerializeToString())
-    return (path, data)
+        places = ir.external_data.convert_tensors_to_external(
+            tensors,
+            path.parent,
+            unfinished.name,
+            callback=before_each,
+            max_workers=WRITING_THREADS,
+            max_in_flight_bytes=_IN_FLIGHT_BYTES,
+            alignment=_ALIGNMENT_BYTES,
+            align_threshold=_ALIGNED_BYTES,
+        )
+        return name_data(unfinished, path, digest.finish()), places
 
 
 def _growing_file(data: Path) -> Path | None:
@@ -243,10 +274,9 @@ class _WrittenTensors:
             self._on_written(self._offsets[self._next])
 
 
-def _counting_bytes(model: ir.Model) -> Callable[[ir.TensorProtocol], None]:
+def _counting_bytes(tensors: Iterable[ir.TensorProtocol]) -> Callable[[ir.TensorProtocol], None]:
     """Return what notes how much is written, called for each tensor from the threads that write."""
-    tensors = (value.const_value for value in model.graph.initializers.values())
-    total = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    total = sum(tensor.nbytes for tensor in tensors)
     written, context = 0, copy_context()
 
     def count(tensor: ir.TensorProtocol) -> None:
@@ -255,49 +285,6 @@ def _counting_bytes(model: ir.Model) -> Callable[[ir.TensorProtocol], None]:
         context.run(count_progress, written, total, f"{size_words(written)} of {size_words(total)} written")
 
     return count
-
-
-@contextlib.contextmanager
-def _without_repeated_bytes(model: ir.Model) -> Iterator[Mapping[str, tuple[str, ir.TensorProtocol]]]:
-    """Empty the initializers for the time of the block whose bytes are those of another one.
-
-    Yields the name of each → the name of the other, and its tensor.
-    """
-    first: dict[object, str] = {}
-    repeated: dict[str, tuple[str, ir.TensorProtocol]] = {}
-    values = model.graph.initializers
-    for name, value in values.items():
-        tensor = value.const_value
-        if tensor is not None and not isinstance(tensor, ReshapedTensor):
-            key = _range_of(tensor) if isinstance(tensor, ir.ExternalTensor) else id(tensor)
-            if first.setdefault(key, name) != name and isinstance(tensor, ir.ExternalTensor):
-                repeated[name] = (first[key], tensor)
-    for name, value in values.items():
-        if isinstance(value.const_value, ReshapedTensor) and id(value.const_value.source) in first:
-            repeated[name] = (first[id(value.const_value.source)], value.const_value)
-    try:
-        for name, (_, tensor) in repeated.items():
-            values[name].const_value = ir.Tensor(np.empty(0, tensor.dtype.numpy()), dtype=tensor.dtype, name=name)
-        yield repeated
-    finally:
-        for name, (_, tensor) in repeated.items():
-            values[name].const_value = tensor
-
-
-def _range_of(tensor: ir.ExternalTensor) -> tuple[object, ...]:
-    return (tensor.path, tensor.offset, tensor.length, tensor.dtype)
-
-
-def _name_repeated_bytes(path: Path, repeated: Mapping[str, tuple[str, ir.TensorProtocol]]) -> None:
-    """Let initializers that were emptied name the bytes of others, in a file that was written."""
-    proto = onnx.load(path, load_external_data=False)
-    written = {tensor.name: tensor for tensor in proto.graph.initializer}
-    for name, (other, tensor) in repeated.items():
-        written[name].CopyFrom(written[other])
-        written[name].name = name
-        del written[name].dims[:]
-        written[name].dims.extend(tensor.shape.numpy())
-    path.write_bytes(proto.SerializeToString())
 
 
 @contextlib.contextmanager
@@ -320,44 +307,6 @@ def _untyped_initializers(model: ir.Model) -> Iterator[None]:
     finally:
         for value, tensor_type, shape in typed_values:
             value.type, value.shape = tensor_type, shape
-
-
-@contextlib.contextmanager
-def _placeholders_for_weights(model: ir.Model) -> Iterator[dict[str, ir.TensorProtocol]]:
-    """Replace the large tensors of the main graph by references for the time of the block; yields name → tensor."""
-    replaced_tensors: list[tuple[ir.Value, ir.TensorProtocol]] = []
-    try:
-        for graph in model.graphs():
-            for value in graph.initializers.values():
-                tensor = value.const_value
-                # Strings have no bytes to stream. Data in another file is always copied into the file written.
-                if tensor is None or tensor.dtype == ir.DataType.STRING:
-                    continue
-                # What is computed on demand is computed once, in the order of the file.
-                on_demand = isinstance(tensor, (ir.ExternalTensor, ir.LazyTensor))
-                if graph is model.graph and (on_demand or tensor.nbytes >= _STREAMED_BYTES):
-                    replaced_tensors.append((value, tensor))
-                    value.const_value = _placeholder_for(value, tensor)
-                elif isinstance(tensor, ir.ExternalTensor):
-                    replaced_tensors.append((value, tensor))
-                    value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
-        yield {value.name or "": tensor for value, tensor in replaced_tensors if value.graph is model.graph}
-    finally:
-        for value, tensor in replaced_tensors:
-            value.const_value = tensor
-
-
-def _placeholder_for(value: ir.Value, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
-    return ir.ExternalTensor(
-        _PLACEHOLDER,
-        None,
-        None,
-        tensor.dtype,
-        shape=ir.Shape(tensor.shape.numpy()),
-        name=value.name or "",
-        doc_string=tensor.doc_string,
-        metadata_props=dict(tensor.metadata_props),
-    )
 
 
 def _refuse_foreign_data(proto: onnx.ModelProto, path: Path) -> None:

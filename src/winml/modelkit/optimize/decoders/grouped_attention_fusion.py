@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from winml.modelkit.onnx.operators import is_operator, producer_of
 from winml.modelkit.onnx.stage import GraphPass
+from winml.modelkit.onnx.weights import add_initializer
 from winml.modelkit.optimize.decoders.cached_attention import CachedAttention, match_cached_attention
 from winml.modelkit.optimize.decoders.causal_masks import CausalMask, MaskWriter, find_mask, is_blind
 from winml.modelkit.optimize.decoders.interface import DecoderInterface
@@ -241,14 +242,7 @@ class _Fusion:
     def _registered(self, name: str, array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> ir.Value:
         while name in self.graph.initializers:
             name = f"{name}_"
-        value = ir.Value(
-            name=name,
-            type=ir.TensorType(ir.DataType.FLOAT),
-            shape=ir.Shape(array.shape),
-            const_value=ir.tensor(array, name=name),
-        )
-        self.graph.register_initializer(value)
-        return value
+        return add_initializer(self.graph, ir.tensor(array, name=name))
 
 
 def _joined(builder: NodeBuilder, value: ir.Value, heads: int, size: int, role: str) -> ir.Value:

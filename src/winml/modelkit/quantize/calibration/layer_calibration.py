@@ -22,6 +22,7 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import QuantizeError, StageError
 from winml.modelkit.onnx.cutting import Cut, Cutter, cut_model
 from winml.modelkit.onnx.files.resumable_results import OtherRequest, ResumableResults
+from winml.modelkit.onnx.weights import computed_tensor
 from winml.modelkit.ort.decoding.inputs import MASK
 from winml.modelkit.ort.graph_inputs import GraphInput, described_inputs
 from winml.modelkit.ort.graph_sessions import GraphSessions
@@ -384,15 +385,15 @@ def _dequantized(key: WeightKey, value: ir.Value, found: SolvedWeight) -> ir.Laz
     assert value.const_value is not None
     tensor = value.const_value
 
-    def read() -> ir.TensorProtocol:
+    def read() -> Array:
         depth = tensor.shape.numpy()[-1 if key.is_transposed else -2]
         matrix = unpack_blocks(found.read(), found.form, depth)
         if found.input_scale is not None:
             matrix = matrix / found.input_scale[:, None]
         whole = np.ascontiguousarray(matrix.T if key.is_transposed else matrix).reshape(tensor.shape.numpy())
-        return ir.Tensor(whole.astype(tensor.dtype.numpy(), copy=False), dtype=tensor.dtype, name=key.name)
+        return whole.astype(tensor.dtype.numpy(), copy=False)
 
-    return ir.LazyTensor(read, tensor.dtype, ir.Shape(tensor.shape.numpy()), name=key.name)
+    return computed_tensor(read, tensor.dtype, tensor.shape.numpy(), key.name)
 
 
 _CANDIDATES = ("rtn", "k_quant", "gptq", "awq", "awq+gptq")

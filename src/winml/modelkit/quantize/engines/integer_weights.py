@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import QuantizeError
-from winml.modelkit.onnx.weights import read_once
+from winml.modelkit.onnx.weights import computed_tensor, read_once
 from winml.modelkit.quantize.planning import PlannedNode, constant_weight
 from winml.modelkit.tags.tagging import read_tag
 from winml.modelkit.words import size_words
@@ -87,11 +87,8 @@ def measure_scales(weight: ir.TensorProtocol, axis: int | None, integers: Intege
 
 def quantized_tensor(weight: ir.TensorProtocol, scales: WeightScales, name: str) -> ir.LazyTensor:
     """Return the integers of a weight as a tensor that is computed each time it is read."""
-
-    def compute() -> ir.TensorProtocol:
-        return ir.Tensor(_integers_of(read_once(weight), scales), name=name)
-
-    return ir.LazyTensor(compute, scales.integers.dtype, ir.Shape(weight.shape.numpy()), name=name)
+    dtype, shape = scales.integers.dtype, weight.shape.numpy()
+    return computed_tensor(lambda: _integers_of(read_once(weight), scales), dtype, shape, name)
 
 
 def _integers_of(values: Array, scales: WeightScales) -> Array:

@@ -20,7 +20,13 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.errors import QuantizeError
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.fresh_names import FreshNames
-from winml.modelkit.onnx.weights import add_initializer, constant_tensor, give_products_own_weights, read_once
+from winml.modelkit.onnx.weights import (
+    add_initializer,
+    constant_tensor,
+    drop_unused_initializers,
+    give_products_own_weights,
+    read_once,
+)
 from winml.modelkit.quantize.engines.integer_weights import IntegerRange, WeightScales, measure_scales, quantized_tensor
 from winml.modelkit.quantize.planning import EngineTask
 from winml.modelkit.quantize.precisions import Precision
@@ -145,7 +151,7 @@ class _Rewriting:
             for node in layers:
                 replaced = [value for value in node.inputs if value is not None and value.is_initializer()]
                 self._quantize_layer(node)
-                _remove_unused(self._graph, replaced)
+                drop_unused_initializers(self._graph, replaced)
         # Now: the rows of a table are a new value of the old name.
         values = {value.name: value for value in self._graph.inputs}
         values |= {value.name: value for node in self._graph for value in node.outputs}
@@ -187,7 +193,7 @@ class _Rewriting:
             self._unit_constants[key] = dequantized, (stored[1], stored[2])
         dequantized, scales = self._unit_constants[key]
         node.replace_input_with(constant.index, dequantized)
-        _remove_unused(self._graph, [value])
+        drop_unused_initializers(self._graph, [value])
         return scales
 
     def _unit_scales(self, value: ir.Value, constant: QuantizedConstant) -> WeightScales:
@@ -372,7 +378,7 @@ class _Rewriting:
         ]
         dequantized = self._insert_dequantize(inputs, value, read_tag(bias.reader), bias.reader, axis)
         bias.reader.replace_input_with(bias.place, dequantized)
-        _remove_unused(self._graph, [value])
+        drop_unused_initializers(self._graph, [value])
 
     def _insert_dequantize(
         self, inputs: Sequence[ir.Value], constant: ir.Value, tag: NodeTag | None, reader: ir.Node, axis: int | None
@@ -458,14 +464,6 @@ def _read_form(value: ir.Value, names: frozenset[str] | None) -> tuple[ir.Value,
         if uses := [use for use in form.uses() if use.node.name in names]:
             return form, uses
     return value, []
-
-
-def _remove_unused(graph: ir.Graph, weights: Sequence[ir.Value]) -> None:
-    """Remove those of the weights that nothing reads any more, in place."""
-    for value in weights:
-        if value.uses() or value.is_graph_output() or value.is_graph_input():
-            continue
-        graph.initializers.pop(value.name or "", None)
 
 
 def _common_tag(nodes: Sequence[ir.Node], modules: Mapping[str, str]) -> NodeTag | None:

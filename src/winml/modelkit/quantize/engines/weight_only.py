@@ -27,7 +27,7 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.files.writing import ReshapedTensor
 from winml.modelkit.onnx.fresh_names import FreshNames
-from winml.modelkit.onnx.weights import add_initializer
+from winml.modelkit.onnx.weights import add_initializer, computed_tensor, drop_unused_initializers
 from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, Algorithm
 from winml.modelkit.quantize.engines.block_quantizers import BlockForm, Blocks, Slab, WeightMatrix, quantize_blocks
 from winml.modelkit.quantize.engines.calibrated_quantizers import SolvedWeight
@@ -176,12 +176,12 @@ class PackedWeight:
         computed = self._shapes[part]
         shape = (computed[0], math.prod(computed[1:])) if self.is_table_only else computed
 
-        def read() -> ir.TensorProtocol:
+        def read() -> Array:
             values = self._desk.take(self, part)
             assert values.shape == computed
-            return ir.Tensor(values.reshape(shape), dtype=dtype, name=name)
+            return values.reshape(shape)
 
-        return ir.LazyTensor(read, dtype, ir.Shape(shape, frozen=True), name=name)
+        return computed_tensor(read, dtype, shape, name)
 
 
 DOMAIN = "com.microsoft"
@@ -324,9 +324,7 @@ class Packing:
     def remove_unused(self) -> None:
         """Remove the weights that nothing reads any more, their transpositions, and blocks that no node took."""
         for packed in self._packed.values():
-            for part in packed.parts:
-                if not part.uses():
-                    self._graph.initializers.pop(part.name or "")
+            drop_unused_initializers(self._graph, packed.parts)
         for value in self._replaced:
             maker = value.producer()
             if maker is not None and maker.op_type == "Transpose" and not value.uses() and not value.is_graph_output():
@@ -334,8 +332,7 @@ class Packing:
                 if maker.graph is not None:
                     self._graph.remove(maker, safe=True)
                 value = weight if weight is not None else value
-            if value.is_initializer() and not value.uses() and not value.is_graph_output():
-                self._graph.initializers.pop(value.name or "", None)
+            drop_unused_initializers(self._graph, [value])
 
     def _product(self, node: ir.Node, operand: Operand) -> ir.Node:
         packed = self._packed_weight(node, operand)
@@ -408,8 +405,7 @@ class Packing:
             numbers = read.const_value.numpy()
             divided = ir.tensor((numbers / scale).astype(numbers.dtype), name=f"{read.name}_divided")
             maker.replace_input_with(place, self._registered(divided))
-            if not read.uses() and not read.is_graph_output():
-                self._graph.initializers.pop(read.name or "", None)
+            drop_unused_initializers(self._graph, [read])
         return True
 
     def _accuracy_level(self, weight: PackedWeight) -> int:

@@ -6,7 +6,6 @@ Answers which original nodes lie behind a value that no longer exists. Does not 
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -23,11 +22,10 @@ from winml.modelkit.metadata_keys import (
     SCOPES_KEY,
     TAG_KEY,
     TORCH_PREFIX,
-    TREE_KEY,
 )
-from winml.modelkit.options import load_metadata
 from winml.modelkit.tags import address
-from winml.modelkit.tags.tagging import all_nodes, node_graphs
+from winml.modelkit.tags.selector import recorded_modules
+from winml.modelkit.tags.tagging import all_nodes, listed_names, node_graphs
 
 _MOST_PLACES = 64
 """Most modules listed for the nodes that one node replaced; beyond, only their common module is kept. Chosen: fused
@@ -84,11 +82,7 @@ def _levels(key: str, text: str) -> list[str]:
     """Return the modules that a key names, outermost first; torch names the node itself last."""
     if key == NAMESPACE_KEY:
         return text.split(address.SEPARATOR)
-    try:
-        names = [str(name) for name in ast.literal_eval(text)]
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        return []
-    return names[:-1] if key == SCOPES_KEY else names
+    return listed_names(text)[:-1] if key == SCOPES_KEY else listed_names(text)
 
 
 def walk(graph: ir.Graph | ir.Function) -> Iterator[tuple[ir.Node, ir.Node | None]]:
@@ -113,8 +107,8 @@ class Places:
         self._namespaces: dict[str, str] = {}
         self._places: dict[tuple[str, str, Pairs], Place] = {}
         self._of_tags: dict[str, Place] = {}
-        for entry in _recorded_tree(model):
-            self._modules.setdefault(*entry)
+        for module in recorded_modules(model.metadata_props) or ():
+            self._modules.setdefault(module.tag, module.path)
 
     def __contains__(self, tag: str) -> bool:
         return tag in self._modules
@@ -170,20 +164,6 @@ class Places:
                 values.setdefault(key, {}).update(dict.fromkeys(text.split(_JOINT)))
         foreign = tuple((key, _JOINT.join(list(texts)[:_MOST_PLACES])) for key, texts in sorted(values.items()))
         return place if foreign == place.foreign else self.add(place.tag, place.module, place.namespace, foreign)
-
-
-def _recorded_tree(model: ir.Model) -> list[tuple[str, str]]:
-    """Return tag and module path of the modules in the model's metadata; nothing where the list is damaged."""
-    try:
-        entries = [
-            (str(entry["tag"]), str(entry["path"])) for entry in load_metadata(model.metadata_props.get(TREE_KEY, "[]"))
-        ]
-        for tag, _ in entries:
-            if not address.parse_tag(tag):
-                return []
-    except (ValueError, TypeError, KeyError):
-        return []
-    return entries
 
 
 def _enclosing_scopes(namespace: str) -> Iterator[tuple[str, str]]:
