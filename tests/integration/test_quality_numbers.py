@@ -26,7 +26,7 @@ from winml.modelkit.quantize.sensitivity import quantization_sensitivity
 from winml.modelkit.quantize.sensitivity_records import QuantizationSensitivity
 from winml.modelkit.quantize.verb import quantize_onnx
 from winml.modelkit.samples.data_sets import DataSetRequest
-from winml.modelkit.samples.drawn_samples import picture, recording, sentence
+from winml.modelkit.samples.generated_samples import picture, recording, sentence
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.tuning import tune_model
 

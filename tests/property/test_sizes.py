@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from graphs import answer, parse
 from winml.modelkit.normalize.pipeline import normalize
-from winml.modelkit.normalize.sizes import ONE, Size, constant, product, symbol
+from winml.modelkit.normalize.size_propagation import ONE, Size, constant, product, symbol
 
 NAMES = ("batch", "past", "sequence")
 monomials = st.builds(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphs import parse
-from winml.modelkit.onnx.probabilities import probability_outputs
+from winml.modelkit.onnx.operators import probability_outputs
 
 
 def test_outputs_of_sigmoid_and_softmax_are_probabilities_however_they_are_moved() -> None:

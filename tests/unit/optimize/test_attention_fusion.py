@@ -12,9 +12,8 @@ import pytest
 
 from graphs import operators, parse, run_onnx, tags
 from winml.modelkit.optimize.attention_fusion import AttentionFusionPass
-from winml.modelkit.optimize.census import GraphCensus
 from winml.modelkit.optimize.options import OptimizeOptions
-from winml.modelkit.optimize.pipeline import optimize
+from winml.modelkit.optimize.pipeline import GraphCensus, optimize
 
 MINUS_INFINITY = float("-inf")
 

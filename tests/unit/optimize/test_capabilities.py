@@ -15,9 +15,8 @@ from graphs import parse
 from unit.optimize.capability_graphs import CASES, CapabilityCase
 from winml.modelkit.errors import UsageError
 from winml.modelkit.optimize.capabilities import CAPABILITIES
-from winml.modelkit.optimize.census import GraphCensus
 from winml.modelkit.optimize.options import OptimizeOptions
-from winml.modelkit.optimize.pipeline import OptimizeResult, optimize
+from winml.modelkit.optimize.pipeline import GraphCensus, OptimizeResult, optimize
 from winml.modelkit.ort.graph_inputs import draw_feeds, graph_inputs
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.tags.tagging import measure_coverage

@@ -15,9 +15,8 @@ import pytest
 from graphs import answer, operators, parse, tags
 from winml.modelkit.errors import ConfigError, OptimizeError, UsageError
 from winml.modelkit.optimize.capabilities import CAPABILITIES, LEVELS, UNUSED_TRANSFORMERS
-from winml.modelkit.optimize.census import GraphCensus
 from winml.modelkit.optimize.options import OptimizeOptions
-from winml.modelkit.optimize.pipeline import optimize, order_nodes
+from winml.modelkit.optimize.pipeline import GraphCensus, optimize, order_nodes
 from winml.modelkit.options import parse_options
 from winml.modelkit.tags.tagging import NodeTag, all_nodes, clear_tag, write_tag
 

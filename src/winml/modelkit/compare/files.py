@@ -142,7 +142,7 @@ def _probabilities_of(path: Path) -> frozenset[str]:
     """Return the names of the outputs of a file that Sigmoid or Softmax makes."""
     # Read where a comparison fails only.
     from winml.modelkit.onnx.files.graph_reading import graph_of
-    from winml.modelkit.onnx.probabilities import probability_outputs
+    from winml.modelkit.onnx.operators import probability_outputs
 
     return probability_outputs(graph_of(read_structure(path), path).graph)
 

@@ -143,7 +143,7 @@ def data_set_values(
         InputError: a file is damaged.
     """
     with open_data_set(request) as data_set:
-        from winml.modelkit.samples.sample_feeds import SampleFeeds
+        from winml.modelkit.samples.preprocessing import SampleFeeds
 
         samples = SampleFeeds(data_set, folder)
         draws = list(samples.read(with_fixed_sizes(inputs, sizes)))

@@ -23,10 +23,6 @@ _REFUSED_OPERATOR = re.compile(r"^No (?:Previous Version of|Adapter \w+ Version 
 """How onnx's converter names an operator it cannot convert to an older opset."""
 
 
-class _NoOlderFormError(Exception):
-    """A node has no form in the older opset; the text names the operator."""
-
-
 def lower_opset(model: ir.Model, requested_opset: int) -> tuple[ir.Model, str]:
     """Convert a model to an older opset as far as possible.
 
@@ -37,104 +33,61 @@ def lower_opset(model: ir.Model, requested_opset: int) -> tuple[ir.Model, str]:
     Returns:
         The model, and a note on why it has a newer opset; empty where it has the requested one.
     """
-    try:
-        changes = [(node, change) for node in model.graph.all_nodes() if (change := _downgrade_of(node)) is not None]
-    except _NoOlderFormError as reason:
-        return model, _opset_note(
-            model.opset_imports[""], requested_opset, f"{reason} has no form in {_INTERMEDIATE_OPSET}"
-        )
-    for node, change in changes:
-        change(node)
+    nodes = [node for node in model.graph.all_nodes() if not node.domain]
+    if form := next(filter(None, map(_missing_form, nodes)), ""):
+        reason = f"{form} has no form in {_INTERMEDIATE_OPSET}"
+        return model, _opset_note(model.opset_imports[""], requested_opset, reason)
+    for node in nodes:
+        _downgrade(node)
     model.graph.opset_imports[""] = _INTERMEDIATE_OPSET
     if requested_opset == _INTERMEDIATE_OPSET:
         return model, ""
     return _convert_further(model, requested_opset)
 
 
-Downgrade = Callable[[ir.Node], None]
-
-
-def _downgrade_of(node: ir.Node) -> Downgrade | None:
-    """Return the change that makes a node of opset 18 one of opset 17; None where it needs none.
-
-    Raises:
-        _NoOlderFormError: the node has no form in opset 17.
-    """
-    if node.domain:
-        return None
+def _missing_form(node: ir.Node) -> str:
+    """Return the words for a form of a node that opset 17 does not have; ``""`` if it has the form."""
     if node.op_type in _NEW_OPERATORS:
-        raise _NoOlderFormError(node.op_type)
-    check = _CHANGED_OPERATORS.get(node.op_type)
-    return check(node) if check is not None else None
+        return node.op_type
+    forms = _NEW_FORMS.get(node.op_type, ())
+    return next((f"{node.op_type} {words}" for words, is_form in forms if is_form(node)), "")
 
 
-def _downgrade_reduction(node: ir.Node) -> Downgrade | None:
-    """In opset 17, axes are an attribute."""
-    axes = _constant_integers(node, 1)
-    if not axes and _integer_attribute(node, "noop_with_empty_axes"):
-        raise _NoOlderFormError(f"{node.op_type} that reduces nothing")
-
-    def change(node: ir.Node) -> None:
-        node.attributes.pop("noop_with_empty_axes", None)
-        if axes:
+def _downgrade(node: ir.Node) -> None:
+    """Rewrite a node of opset 18 as one of opset 17, in place."""
+    if node.op_type in _REDUCTIONS:
+        if axes := _constant_axes(node):
             node.attributes["axes"] = ir.AttrInt64s("axes", axes)
         node.resize_inputs(1)
-
-    return change
-
-
-def _downgrade_pad(node: ir.Node) -> Downgrade | None:
-    """In opset 17, the padded axes cannot be listed."""
-    if node.attributes.get_string("mode", "constant") == "wrap":
-        raise _NoOlderFormError("Pad that wraps around")
-    if len(node.inputs) < 4 or node.inputs[3] is None:
-        return None
-    raise _NoOlderFormError("Pad along listed axes")
+    for name in _NEW_ATTRIBUTES.get(node.op_type, ()):
+        node.attributes.pop(name, None)
 
 
-def _downgrade_split(node: ir.Node) -> Downgrade | None:
-    """In opset 17, the number of parts is the number of outputs, and the parts are equal."""
-    part_count = _integer_attribute(node, "num_outputs")
-    if not part_count:
-        return None
-    shape, axis = node.inputs[0].shape if node.inputs[0] else None, _integer_attribute(node, "axis")
-    size = shape[axis] if shape is not None else None
-    if not isinstance(size, int) or size % part_count:
-        raise _NoOlderFormError("Split into unequal parts")
-
-    def change(node: ir.Node) -> None:
-        node.attributes.pop("num_outputs", None)
-
-    return change
+def _constant_axes(node: ir.Node) -> list[int] | None:
+    """Return the axes of a reduction; `[]` without axes, None if they are computed."""
+    axes = node.inputs[1] if len(node.inputs) > 1 else None
+    if axes is None:
+        return []
+    tensor = ir.convenience.get_const_tensor(axes)
+    return None if tensor is None else [int(item) for item in tensor.numpy().reshape(-1)]
 
 
-def _downgrade_resize(node: ir.Node) -> Downgrade | None:
-    """In opset 17, there is neither antialiasing nor a list of axes."""
-    if _integer_attribute(node, "antialias") or "axes" in node.attributes:
-        raise _NoOlderFormError("Resize that smooths, or along listed axes")
-    if node.attributes.get_string("keep_aspect_ratio_policy", "stretch") != "stretch":
-        raise _NoOlderFormError("Resize that keeps the aspect ratio")
-
-    def change(node: ir.Node) -> None:
-        for name in ("antialias", "keep_aspect_ratio_policy"):
-            node.attributes.pop(name, None)
-
-    return change
+def _reduces_nothing(node: ir.Node) -> bool:
+    return not _constant_axes(node) and bool(node.attributes.get_int("noop_with_empty_axes", 0))
 
 
-def _downgrade_scatter(node: ir.Node) -> Downgrade | None:
-    """In opset 17, values can be added and multiplied only."""
-    if node.attributes.get_string("reduction", "none") in ("min", "max"):
-        raise _NoOlderFormError(f"{node.op_type} of smallest or largest values")
-    return None
+def _has_unequal_parts(node: ir.Node) -> bool:
+    part_count = node.attributes.get_int("num_outputs", 0)
+    shape = node.inputs[0].shape if node.inputs[0] else None
+    size = shape[node.attributes.get_int("axis", 0)] if shape is not None else None
+    return bool(part_count) and (not isinstance(size, int) or size % part_count != 0)
 
 
-def _downgrade_pool(node: ir.Node) -> Downgrade | None:
-    if _integer_attribute(node, "ceil_mode") or "dilations" in node.attributes:
-        raise _NoOlderFormError("LpPool with dilations or rounded up")
-    return None
-
-
+_REDUCTIONS = (
+    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
+    "ReduceSumSquare",
+)  # fmt: skip
+"""Specified: reductions whose axes became an input in opset 18."""
 _NEW_OPERATORS = frozenset(
     {
         *("BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"),
@@ -142,39 +95,49 @@ _NEW_OPERATORS = frozenset(
     }
 )
 """Specified: operators that opset 18 added."""
-
-_CHANGED_OPERATORS: Mapping[str, Callable[[ir.Node], Downgrade | None]] = {
-    **dict.fromkeys(
-        ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin"),
-        _downgrade_reduction,
-    ),
-    **dict.fromkeys(("ReduceProd", "ReduceSumSquare"), _downgrade_reduction),
-    **dict.fromkeys(("ScatterElements", "ScatterND"), _downgrade_scatter),
-    "Pad": _downgrade_pad,
-    "Split": _downgrade_split,
-    "Resize": _downgrade_resize,
-    "LpPool": _downgrade_pool,
+_NEW_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(_REDUCTIONS, ("noop_with_empty_axes",)),
+    "Split": ("num_outputs",),
+    "Resize": ("antialias", "keep_aspect_ratio_policy"),
 }
-"""Specified: operators that opset 18 changed."""
-
-
-def _integer_attribute(node: ir.Node, name: str) -> int:
-    return node.attributes[name].as_int() if name in node.attributes else 0
-
-
-def _constant_integers(node: ir.Node, position: int) -> list[int] | None:
-    """Return the integers of a constant input, or None where it is absent.
-
-    Raises:
-        _NoOlderFormError: the input is computed.
-    """
-    value = node.inputs[position] if position < len(node.inputs) else None
-    if value is None:
-        return None
-    tensor = ir.convenience.get_const_tensor(value)
-    if tensor is None:
-        raise _NoOlderFormError(f"{node.op_type} along computed axes")
-    return [int(item) for item in tensor.numpy().reshape(-1)]
+"""Specified: attributes that opset 18 added."""
+_Form = tuple[str, Callable[[ir.Node], bool]]
+_SCATTER_FORMS: tuple[_Form, ...] = (
+    ("of smallest or largest values", lambda node: node.attributes.get_string("reduction", "none") in ("min", "max")),
+)
+_NEW_FORMS: Mapping[str, tuple[_Form, ...]] = {
+    **dict.fromkeys(
+        _REDUCTIONS,
+        (
+            ("along computed axes", lambda node: _constant_axes(node) is None),
+            ("that reduces nothing", _reduces_nothing),
+        ),
+    ),
+    "Pad": (
+        ("that wraps around", lambda node: node.attributes.get_string("mode", "constant") == "wrap"),
+        ("along listed axes", lambda node: any(node.inputs[3:])),
+    ),
+    "Split": (("into unequal parts", _has_unequal_parts),),
+    "Resize": (
+        (
+            "that smooths, or along listed axes",
+            lambda node: bool(node.attributes.get_int("antialias", 0)) or "axes" in node.attributes,
+        ),
+        (
+            "that keeps the aspect ratio",
+            lambda node: node.attributes.get_string("keep_aspect_ratio_policy", "stretch") != "stretch",
+        ),
+    ),
+    "LpPool": (
+        (
+            "with dilations or rounded up",
+            lambda node: bool(node.attributes.get_int("ceil_mode", 0)) or "dilations" in node.attributes,
+        ),
+    ),
+    "ScatterElements": _SCATTER_FORMS,
+    "ScatterND": _SCATTER_FORMS,
+}
+"""Specified: forms of operators that opset 18 added."""
 
 
 def _convert_further(model: ir.Model, requested_opset: int) -> tuple[ir.Model, str]:

@@ -10,18 +10,157 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from winml.modelkit.normalize.grids import Grids, counts_flat, counts_through
 from winml.modelkit.normalize.size_propagation import (
+    ONE,
+    ZERO,
     KnownSizes,
     Shape,
+    Size,
     UnknownSizeError,
+    casts_to_sizes,
+    constant,
     is_whole_slice,
     learn_sizes,
+    product,
     reduced_axes,
 )
-from winml.modelkit.normalize.sizes import ONE, Size, constant, product
 from winml.modelkit.onnx.operators import is_operator, producer_of
 from winml.modelkit.onnx.weights import add_initializer
+
+_COMPARISONS = ("GreaterOrEqual", "Greater", "LessOrEqual", "Less")
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """A tensor whose element is ``start`` plus, for some axes, a step times the position on the axis."""
+
+    steps: tuple[tuple[int, Size], ...]
+    """Axis, counted from the last, which is -1, with its step."""
+    start: Size
+
+    def __add__(self, other: _Grid) -> _Grid:
+        sums = dict(self.steps)
+        for axis, step in other.steps:
+            sums[axis] = sums.get(axis, ZERO) + step
+        return _Grid(tuple(sorted((axis, step) for axis, step in sums.items() if step.terms)), self.start + other.start)
+
+    def times(self, factor: Size) -> _Grid:
+        """Return the grid multiplied by a size."""
+        steps = tuple((axis, step * factor) for axis, step in self.steps) if factor.terms else ()
+        return _Grid(steps, self.start * factor)
+
+
+@dataclass
+class Grids:
+    """What is known of grids."""
+
+    known: KnownSizes
+    grids: dict[ir.Value, _Grid] = field(default_factory=dict)
+
+    def learn(self, node: ir.Node) -> None:
+        """Learn what a node of one output makes; those before it come first."""
+        output = node.outputs[0]
+        try:
+            grid, shape = self._computed_grid(node), self.known.shape(output)
+        except UnknownSizeError:
+            return
+        if grid is not None:
+            # Along an axis of one element there is nothing to count.
+            steps = tuple((axis, step) for axis, step in grid.steps if shape[axis] != ONE)
+            self.grids[output] = _Grid(steps, grid.start)
+
+    def grid(self, value: ir.Value | None) -> _Grid:
+        """Return the grid a value is; raises UnknownSizeError if it is none."""
+        grid = None if value is None else self.grids.get(value)
+        if grid is None:
+            scalar = self.known.find_scalar(value)
+            if scalar is None:
+                raise UnknownSizeError
+            grid = _Grid((), scalar)
+        return grid
+
+    def is_always_true(self, node: ir.Node) -> bool:
+        """Say whether a comparison of two grids is true everywhere."""
+        if not is_operator(node, *_COMPARISONS):
+            return False
+        try:
+            left, right = self.grid(node.inputs[0]), self.grid(node.inputs[1])
+        except UnknownSizeError:
+            return False
+        if node.op_type.startswith("Less"):
+            left, right = right, left
+        difference = left + right.times(constant(-1))
+        least = difference.start if node.op_type.endswith("Equal") else difference.start - ONE
+        return least.is_natural and all(step.is_natural for _, step in difference.steps)
+
+    def _computed_grid(self, node: ir.Node) -> _Grid | None:
+        if is_operator(node, "Range"):
+            start, step = self.known.find_scalar(node.inputs[0]), self.known.find_scalar(node.inputs[2])
+            return _Grid(((-1, ONE),), start) if start is not None and step == ONE else None
+        if is_operator(node, "Add", "Sub", "Mul"):
+            left, right = self.grid(node.inputs[0]), self.grid(node.inputs[1])
+            if node.op_type == "Mul":
+                if not right.steps:
+                    return left.times(right.start)
+                return right.times(left.start) if not left.steps else None
+            return left + (right if node.op_type == "Add" else right.times(constant(-1)))
+        if is_operator(node, "Unsqueeze", "Squeeze", "Reshape", "Transpose"):
+            return self._moved(node, self.grid(node.inputs[0]))
+        is_same = (
+            is_operator(node, "Identity", "Expand")
+            or (is_operator(node, "Cast") and casts_to_sizes(node))
+            or (is_operator(node, "Slice") and is_whole_slice(self.known, node))
+        )
+        return self.grid(node.inputs[0]) if is_same else None
+
+    def _moved(self, node: ir.Node, grid: _Grid) -> _Grid | None:
+        """Return the grid after its axes have moved; None where they are not followed."""
+        before, after = self.known.shape(node.inputs[0]), self.known.shape(node.outputs[0])
+        if node.op_type == "Transpose":
+            order = node.attributes.get_ints("perm", range(len(before) - 1, -1, -1))
+            places = {old - len(before): new - len(after) for new, old in enumerate(order)}
+        else:
+            wide = [[axis for axis, size in enumerate(s, -len(s)) if size != ONE] for s in (before, after)]
+            if [before[axis] for axis in wide[0]] != [after[axis] for axis in wide[1]]:
+                return None
+            places = dict(zip(*wide, strict=True))
+        return _Grid(tuple(sorted((places[axis], step) for axis, step in grid.steps)), grid.start)
+
+
+def _counts_through(indices: Sequence[_Grid], shape: Shape, sizes: Shape) -> bool:
+    """Say whether indices of each axis of a tensor name all its elements in order.
+
+    Args:
+        indices: For each axis of the tensor that is indexed, the grid of its indices.
+        shape: Of the indices, which is the same for each.
+        sizes: Of the axes that are indexed.
+    """
+    axes = []
+    for grid, size in zip(indices, sizes, strict=True):
+        if size == ONE and not grid.steps and grid.start == ZERO:
+            continue
+        if len(grid.steps) != 1 or grid.start != ZERO or grid.steps[0][1] != ONE:
+            return False
+        axis = grid.steps[0][0]
+        if shape[axis] != size:
+            return False
+        axes.append(axis)
+    others = [size for axis, size in enumerate(shape, -len(shape)) if axis not in axes]
+    return axes == sorted(set(axes)) and all(size == ONE for size in others)
+
+
+def _counts_flat(grid: _Grid, shape: Shape, size: Size) -> bool:
+    """Say whether a grid of this shape is 0, 1, 2, … up to a size, in the order of its elements."""
+    count = ONE
+    steps = dict(grid.steps)
+    for axis in range(-1, -len(shape) - 1, -1):
+        if shape[axis] == ONE:
+            continue
+        if steps.get(axis) != count:
+            return False
+        count = count * shape[axis]
+    return grid.start == ZERO and count == size
+
 
 _MOST_READ = 1 << 16
 """Elements. Chosen: a mask of 256 tokens; a weight is not read."""
@@ -400,7 +539,7 @@ def _simplify_gather(work: _Simplification, node: ir.Node, source: ir.Value) -> 
     grid, target = work.grids.grid(node.inputs[1]), work.known.shape(node.outputs[0])
     if node.attributes.get_int("axis", 0) != 0 or not data or not indices or not grid.steps:
         return False
-    return counts_flat(grid, indices, data[0]) and work.reshape(node, source, target)
+    return _counts_flat(grid, indices, data[0]) and work.reshape(node, source, target)
 
 
 def _simplify_gather_nd(work: _Simplification, node: ir.Node, source: ir.Value) -> bool:
@@ -415,7 +554,7 @@ def _simplify_gather_nd(work: _Simplification, node: ir.Node, source: ir.Value) 
     if any(work.known.shape(value)[-1:] != (ONE,) for value in joined.inputs):
         return False
     grids = [work.grids.grid(value) for value in joined.inputs]
-    is_all = counts_through(grids, (*indices[:-1], ONE), data[: len(grids)])
+    is_all = _counts_through(grids, (*indices[:-1], ONE), data[: len(grids)])
     return is_all and work.reshape(node, source, target)
 
 

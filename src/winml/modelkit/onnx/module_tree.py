@@ -18,7 +18,7 @@ from winml.modelkit import metadata_keys
 from winml.modelkit.tags import address
 from winml.modelkit.tags.selector import ModuleAddress, recorded_modules
 from winml.modelkit.tags.tagging import Coverage, listed_names, name_scope, scope_path
-from winml.modelkit.tags.torch_modules import comes_with_torch, comes_with_transformers, hierarchy_paths
+from winml.modelkit.tags.torch_modules import TracedModule, comes_with_torch, comes_with_transformers, hierarchy_paths
 
 TreeSource = Literal[
     "winml tags", "pkg.torch.onnx metadata", "pkg.onnxscript metadata", "namespace", "node names", "none"
@@ -108,39 +108,22 @@ def _class_of(tag: str) -> str:
     return address.last_segment(tag).partition(".")[0]
 
 
-@dataclass(frozen=True)
-class _ScopedModule:
-    """A module as the scopes of nodes show it."""
-
-    path: str
-    qualified_class: str
-    stack: tuple[str, ...]
-    calls: int = 0
-
-    @property
-    def class_name(self) -> str:
-        return self.qualified_class.rpartition(".")[2]
-
-    @property
-    def callers(self) -> tuple[str, ...]:
-        return self.stack[-1:]
-
-    @property
-    def is_torch_nn(self) -> bool:
-        return comes_with_torch(self.qualified_class.rpartition(".")[0])
-
-    @property
-    def is_transformers(self) -> bool:
-        return comes_with_transformers(self.qualified_class.rpartition(".")[0])
-
-
 def _hierarchy_scopes(scopes: Sequence[Scope]) -> list[Scope]:
     """Return the scopes without the modules that an export would not take into the hierarchy, and without packages."""
-    modules: dict[str, _ScopedModule] = {}
+    modules: dict[str, TracedModule] = {}
     for scope in scopes:
         for position, (path, qualified_class) in enumerate(scope):
-            stack = tuple(outer for outer, _ in scope[:position])
-            modules.setdefault(path, _ScopedModule(path, qualified_class, stack))
+            if path not in modules:
+                package, _, class_name = qualified_class.rpartition(".")
+                stack = tuple(outer for outer, _ in scope[:position])
+                modules[path] = TracedModule(
+                    path,
+                    class_name,
+                    is_torch_nn=comes_with_torch(package),
+                    is_transformers=comes_with_transformers(package),
+                    stack=stack,
+                    callers=frozenset(stack[-1:]),
+                )
     chosen = hierarchy_paths(modules.values(), "auto")
     return [tuple((path, modules[path].class_name) for path, _ in scope if path in chosen) for scope in scopes]
 

@@ -4,6 +4,28 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+_MAKING = frozenset({"Sigmoid", "HardSigmoid", "Softmax"})
+_MOVING = frozenset(
+    {"Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose"}
+    | {"Unsqueeze"}
+)
+"""Operators whose outputs consist of values of their first input, of Concat of all inputs."""
+
+
+def probability_outputs(graph: ir.Graph) -> frozenset[str]:
+    """Return the names of the outputs whose values are between 0 and 1 by the operator that makes them."""
+    return frozenset(value.name or "" for value in graph.outputs if _is_probability(value))
+
+
+def _is_probability(value: ir.Value | None) -> bool:
+    node = None if value is None else value.producer()
+    if node is None or node.domain:
+        return False
+    if node.op_type in _MOVING:
+        moved = node.inputs if node.op_type == "Concat" else node.inputs[:1]
+        return all(map(_is_probability, moved))
+    return node.op_type in _MAKING
+
 
 def is_operator(node: ir.Node, *operators: str) -> bool:
     """Return True if a node is one of these operators of ONNX itself."""

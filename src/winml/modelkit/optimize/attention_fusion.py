@@ -22,8 +22,8 @@ from winml.modelkit.optimize.graph_matching import (
     NodeBuilder,
     before_transpose,
     behind_nan_guard,
-    has_one_use,
     match_head_join,
+    match_scores,
     only_user,
     rank_of,
     same_shape,
@@ -115,7 +115,7 @@ def _match_attention(softmax: ir.Node) -> _Attention | None:
         return None
     probabilities, is_guarded = behind_nan_guard(softmax.outputs[0])
     join = match_head_join(probabilities, only_user, _same_heads)
-    scaled_scores = _match_scores(scores)
+    scaled_scores = match_scores(scores)
     if join is None or scaled_scores is None:
         return None
     if not _is_of_rows(join.zeroed) or (is_guarded and join.zeroed is not None):
@@ -140,23 +140,6 @@ def _is_of_rows(condition: ir.Value | None) -> bool:
 
 def _same_heads(reshape: ir.Node) -> bool:
     return reshape.inputs[0] is not None and same_shape(reshape.inputs[0], reshape.outputs[0])
-
-
-def _match_scores(scores: ir.Value) -> tuple[ir.Node, ir.Value | None, float] | None:
-    """Return the product of queries and keys, the mask added to it, and the factor it is multiplied by."""
-    mask: ir.Value | None = None
-    node = producer_of(scores, "Add")
-    if node is not None and has_one_use(scores):
-        sides = [side for side in node.inputs if side is not None and producer_of(without_scale(side)[0], "MatMul")]
-        if len(sides) != 1:
-            return None
-        mask = next((side for side in node.inputs if side is not sides[0]), None)
-        scores = sides[0]
-    if not has_one_use(scores):
-        return None
-    scores, scale = without_scale(scores)
-    product = producer_of(scores, "MatMul")
-    return None if product is None or not has_one_use(scores) else (product, mask, scale)
 
 
 def _match_keys(value: ir.Value | None) -> _Heads | None:

@@ -188,6 +188,23 @@ def match_head_join(
     return HeadJoin(product, zeroed, output) if output is not None and is_operator(output, "Reshape") else None
 
 
+def match_scores(scores: ir.Value) -> tuple[ir.Node, ir.Value | None, float] | None:
+    """Return the product of queries and keys, the mask added to it, and the factor it is multiplied by."""
+    mask: ir.Value | None = None
+    node = producer_of(scores, "Add")
+    if node is not None and has_one_use(scores):
+        sides = [side for side in node.inputs if side is not None and producer_of(without_scale(side)[0], "MatMul")]
+        if len(sides) != 1:
+            return None
+        mask = next((side for side in node.inputs if side is not sides[0]), None)
+        scores = sides[0]
+    if not has_one_use(scores):
+        return None
+    scores, scale = without_scale(scores)
+    product = producer_of(scores, "MatMul")
+    return None if product is None or not has_one_use(scores) else (product, mask, scale)
+
+
 def take_over(old: ir.Value, new: ir.Value) -> None:
     """Replace all uses of a value by another one, which gets its type, shape and name."""
     new.type, new.shape, name = old.type, old.shape, old.name

@@ -6,29 +6,126 @@ what it did is counted, and that no tag was lost is checked.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import onnx
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from winml.modelkit.errors import OptimizeError, UsageError
 from winml.modelkit.normalize.opset_conversion import convert_opset
 from winml.modelkit.onnx.fingerprint import fingerprint
 from winml.modelkit.onnx.fresh_names import FreshNames
-from winml.modelkit.onnx.stage import StageResult
+from winml.modelkit.onnx.stage import DeclaredPass, GraphPass, StageResult, run_passes
 from winml.modelkit.onnx.validity import OLDEST_OPSET, find_loop
-from winml.modelkit.optimize.capabilities import CAPABILITIES, Engine
-from winml.modelkit.optimize.census import GraphCensus
+from winml.modelkit.optimize.capabilities import CAPABILITIES, Capability, Engine
 from winml.modelkit.optimize.graph_matching import CONTRIB_DOMAIN
 from winml.modelkit.optimize.onnxruntime_engine import rewrite_with_onnxruntime
 from winml.modelkit.optimize.options import OptimizeOptions
-from winml.modelkit.optimize.pass_engine import rewrite_with_passes
 from winml.modelkit.optimize.selected_nodes import Rewrite, rewrite_selected
 from winml.modelkit.tags.address import common_start
-from winml.modelkit.tags.tagging import Coverage, all_nodes, measure_coverage, node_graphs, read_tag
+from winml.modelkit.tags.carry.carrying import carry_tags
+from winml.modelkit.tags.tagging import Coverage, all_nodes, measure_coverage, node_graphs, operator_name, read_tag
+
+_ORDER = (
+    # First: what turns queries by position reads their normalization as one operator.
+    "simplified_layer_norm_fusion",
+    "group_query_attention_fusion",
+    # Last: sizes that two sides of a sum have in common are known again once attentions are fused.
+    "skip_simplified_layer_norm_fusion",
+)
+"""Capabilities whose passes run in this order before those of all others, which run in the order of the registry."""
+
+_CLEANUP = (
+    # A module that is called twice has two attentions with one name.
+    DeclaredPass(common.NameFixPass(), "keeps"),
+    DeclaredPass(common.RemoveUnusedNodesPass(), "keeps"),
+    DeclaredPass(common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0), "keeps"),
+)
+
+
+def _rewrite_with_passes(model: ir.Model, capabilities: Sequence[Capability]) -> tuple[ir.Model, tuple[str, ...]]:
+    """Run the passes of capabilities, in place; return the model and notes on its tags.
+
+    Args:
+        model: The model.
+        capabilities: The enabled capabilities.
+
+    Raises:
+        OptimizeError: a pass failed, or changed the inputs or outputs of the model.
+        UsageError: the pass of a plug-in cannot be imported.
+    """
+    steps = []
+    for entry in sorted(capabilities, key=lambda entry: [*_ORDER, entry.name].index(entry.name)):
+        if entry.sets is None:  # else it changes the pass of another
+            keywords = {other.sets[1]: True for other in capabilities if other.sets and other.sets[0] == entry.name}
+            effect: GraphPass = CAPABILITIES.part(entry.name, entry.implementation)(**keywords)
+            steps.append(DeclaredPass(effect, effect.tags))
+    if run_passes(model, [step for step in steps if step.tags != "drops"], OptimizeError):
+        run_passes(model, _CLEANUP, OptimizeError)
+    original = model.clone()
+    if not run_passes(model, [step for step in steps if step.tags == "drops"], OptimizeError):
+        return model, ()
+    # The replaced nodes must be removed before the tags of the new nodes are determined.
+    run_passes(model, _CLEANUP, OptimizeError)
+    return model, carry_tags(original, model).notes
+
+
+@dataclass(frozen=True)
+class GraphCensus:
+    """The operators and names of a graph."""
+
+    operators: Counter[str]
+    """Operator, with its domain where that is not ONNX itself (``com.microsoft:Gelu``) → number of nodes."""
+    names: frozenset[str]
+    """Names of nodes and initializers."""
+    modules: Mapping[str, Counter[str]] = field(default_factory=dict)
+    """Tag → operators of its nodes; of nodes without a tag the empty text."""
+    tag_of: Mapping[str, str] = field(default_factory=dict)
+    """Name of a node, or of an initializer, → tag of the node, or of the first that reads it."""
+
+    @classmethod
+    def of(cls, model: ir.Model) -> GraphCensus:
+        """Count a model, subgraphs and functions included."""
+        nodes = list(all_nodes(model))
+        names = {node.name or "" for node in nodes} | {name for graph in model.graphs() for name in graph.initializers}
+        modules: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        tag_of: dict[str, str] = {}
+        for node in nodes:
+            found = read_tag(node)
+            tag = "" if found is None else found.tag
+            modules[tag][operator_name(node)] += 1
+            for name in (node.name, *(value.name for value in node.inputs if value is not None)):
+                tag_of.setdefault(name or "", tag)
+        return cls(Counter(map(operator_name, nodes)), frozenset(names), modules, tag_of)
+
+    def fired(self, capability: Capability, before: GraphCensus) -> int | None:
+        """Return how often a capability fired between ``before`` and this graph, or None where that is unknown."""
+        if capability.makes:
+            added = sum(self.operators[name] - before.operators[name] for name in capability.makes)
+            return max(0, added)
+        if capability.marks:
+            return sum(any(mark in name for mark in capability.marks) for name in self.names - before.names)
+        return None
+
+    def fired_in(self, capability: Capability, before: GraphCensus) -> dict[str, int]:
+        """Return in which modules it fired, by tag; of one that cannot be counted, which modules it made shorter."""
+        found: Counter[str] = Counter()
+        if capability.marks and not capability.makes:
+            for name in sorted(self.names - before.names):
+                if any(mark in name for mark in capability.marks):
+                    found[self.tag_of.get(name, "")] += 1
+            return dict(found)
+        for tag in dict.fromkeys([*before.modules, *self.modules]):
+            now, then = self.modules.get(tag, Counter()), before.modules.get(tag, Counter())
+            if capability.makes:
+                found[tag] = sum(now[name] - then[name] for name in capability.makes)
+            else:
+                found[tag] = then.total() - now.total()
+        return {tag: count for tag, count in found.most_common() if count > 0}
 
 
 class _ModuleScopes:
@@ -168,7 +265,7 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
         if not capabilities:
             continue
         before = GraphCensus.of(model)
-        rewrite: Rewrite = partial(rewrite_with_passes, capabilities=capabilities)
+        rewrite: Rewrite = partial(_rewrite_with_passes, capabilities=capabilities)
         if engine == "onnxruntime":
             contrib = [entry for entry in capabilities if options.uses_contrib(entry)]
             rewrite = partial(rewrite_with_onnxruntime, capabilities=capabilities, contrib=contrib)

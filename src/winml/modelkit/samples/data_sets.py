@@ -242,7 +242,7 @@ def _read_splits(
             return read_saved(source.path), ()
         cache = resources.enter_context(temporary_folder())
         if source.kind == "audio":
-            from winml.modelkit.samples.audio_folders import read_audio_folder
+            from winml.modelkit.samples.local_files import read_audio_folder
 
             return read_audio_folder(source.path, cache), ()
         if source.path.is_file():

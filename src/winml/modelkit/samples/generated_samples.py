@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime as ort
@@ -26,13 +27,84 @@ from winml.modelkit.onnx.bundle import PartDescription, read_part_description
 from winml.modelkit.ort.decoding.decoder import DecoderGraph, GraphCache
 from winml.modelkit.ort.decoding.encoder_decoder import EncoderDecoder
 from winml.modelkit.ort.decoding.inputs import TOKEN_IDS
-from winml.modelkit.ort.default_sizes import SAMPLING_RATE_HZ
+from winml.modelkit.ort.default_sizes import IMAGE_EDGE, SAMPLING_RATE_HZ
 from winml.modelkit.ort.graph_inputs import GraphInput, draw_feeds, settle_sizes, sizes_by_key
 from winml.modelkit.ort.opened_model import RunOptions, Values
 from winml.modelkit.ort.sessions import Session
-from winml.modelkit.samples.drawn_samples import FEWEST_WORDS, picture, recording, sentence, vocabulary
+from winml.modelkit.samples.media import Recording
 from winml.modelkit.samples.preprocessing import Preprocessor
 from winml.modelkit.samples.processors import kinds_for, missing_processors, open_processor
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+_FEWEST_WORDS = 8
+"""Words of a vocabulary below which no sentences are made of it."""
+_SENTENCE_WORDS = (2.8, 0.5)
+"""Mean and deviation of the logarithm of the number of words in a sentence. Chosen: 16 words in the median,
+7 to 37 in 90 % of the sentences."""
+_SHORTEST, _LONGEST = 3, 60
+_WORD_STARTS = ("\u0120", "\u2581")
+"""Specified by byte-level BPE and by SentencePiece: what a token at the start of a word begins with."""
+_PIECE = "##"
+"""Specified by WordPiece: what a token inside of a word begins with."""
+_SECONDS = 2.0
+"""Length of a recording. Chosen: some words."""
+
+
+def vocabulary(tokenizer: Any, value_range: tuple[float, float] | None) -> list[str]:
+    """Return the whole words among the tokens that the model takes, the most frequent first."""
+    most = math.inf if value_range is None else value_range[1]
+    special = set(tokenizer.all_special_ids)
+    tokens = sorted(
+        (number, token) for token, number in tokenizer.get_vocab().items() if number <= most and number not in special
+    )
+    starts = [token[1:] for _, token in tokens if token.startswith(_WORD_STARTS)]
+    words = starts or [token for _, token in tokens if not token.startswith(_PIECE)]
+    return [word for word in words if word.isascii() and word.isalpha() and (len(word) > 1 or word in "aI")]
+
+
+def sentence(generator: np.random.Generator, words: Sequence[str]) -> str:
+    """Return words as often as each is in a language: the second half as often as the first, the third a third."""
+    mean, deviation = _SENTENCE_WORDS
+    length = int(np.clip(round(float(generator.lognormal(mean, deviation))), _SHORTEST, _LONGEST))
+    shares = 1 / np.arange(1, len(words) + 1)
+    chosen = generator.choice(len(words), length, p=shares / shares.sum())
+    return f"{' '.join(words[number] for number in chosen).capitalize()}."
+
+
+def picture(generator: np.random.Generator) -> Image:
+    """Return a picture whose amplitudes fall with the frequency as those of photographs do."""
+    import PIL.Image
+
+    edge = IMAGE_EDGE
+    frequencies = np.hypot(np.fft.fftfreq(edge)[:, None], np.fft.rfftfreq(edge)[None, :])
+    gray, *colours = (_shaped_noise(generator, frequencies, (edge, edge)) for _ in range(4))
+    # The channels of a photograph are nearly alike.
+    channels = np.stack([0.9 * gray + 0.4 * colour for colour in colours], axis=-1)
+    centre = generator.uniform(90, 160)
+    return PIL.Image.fromarray(np.clip(centre + generator.uniform(35, 65) * channels, 0, 255).astype(np.uint8))
+
+
+def recording(generator: np.random.Generator, rate_hz: int) -> Recording:
+    """Return sound whose amplitudes fall with the frequency, and that swells and fades as syllables do."""
+    length = int(_SECONDS * rate_hz)
+    noise = _shaped_noise(generator, np.fft.rfftfreq(length, 1 / rate_hz), (length,))
+    times = np.arange(length) / rate_hz
+    envelope = 0.55 + 0.45 * np.sin(2 * np.pi * (generator.uniform(3, 5) * times + generator.random()))
+    return Recording((0.1 * noise * envelope).clip(-1, 1).astype(np.float32), rate_hz)
+
+
+def _shaped_noise(generator: np.random.Generator, frequencies: Array, shape: tuple[int, ...]) -> Array:
+    """Return noise of unit variance whose amplitude is the inverse of the frequency."""
+    spectrum = np.fft.rfftn(generator.standard_normal(shape), axes=range(len(shape)))
+    noise = np.fft.irfftn(
+        spectrum / np.maximum(frequencies, frequencies[frequencies > 0].min()), shape, axes=range(len(shape))
+    )
+    noise -= noise.mean()
+    result: Array = noise / noise.std()
+    return result
 
 
 def has_processors(inputs: Sequence[GraphInput], folder: Path) -> bool:
@@ -63,7 +135,7 @@ def made_values(inputs: Sequence[GraphInput], folder: Path, count: int, run: Run
     ids = next((item for item in inputs if item.name == "input_ids"), None)
     tokenizer = preprocessor.processors.get("tokenizer")
     words = [] if tokenizer is None else vocabulary(tokenizer, None if ids is None else ids.value_range)
-    if tokenizer is not None and len(words) < FEWEST_WORDS:
+    if tokenizer is not None and len(words) < _FEWEST_WORDS:
         most = "" if ids is None or ids.value_range is None else f" with ids up to {ids.value_range[1]:g}"
         raise UsageError(
             f"the tokenizer beside the model has {len(words)} usable words{most}",
@@ -245,7 +317,7 @@ def token_texts(inputs: Sequence[GraphInput], processors: Path, seed: int) -> It
     low, high = item.value_range or (0, 1)
     for number in itertools.count():
         generator = np.random.Generator(np.random.PCG64([seed, number]))
-        if len(words) < FEWEST_WORDS:
+        if len(words) < _FEWEST_WORDS:
             yield generator.integers(int(low), int(high) + 1, _PROMPT_TOKENS)
         else:
             yield np.asarray(tokenizer(sentence(generator, words))["input_ids"], np.int64)

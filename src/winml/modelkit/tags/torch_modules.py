@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.progress import count_progress
@@ -25,38 +25,6 @@ RULES: tuple[TorchModuleRule, ...] = get_args(TorchModuleRule)
 
 _DISPLAYED_CLASSES = 8
 """Classes named in a note. Chosen: they fit on one line."""
-
-
-class CalledModule(Protocol):
-    """A module that ran."""
-
-    @property
-    def path(self) -> str:
-        """Dotted module path; ``""`` is the root."""
-
-    @property
-    def class_name(self) -> str:
-        """Name of its class."""
-
-    @property
-    def is_torch_nn(self) -> bool:
-        """Whether the class comes with ``torch.nn``."""
-
-    @property
-    def is_transformers(self) -> bool:
-        """Whether the class comes with transformers, or is derived from one that does."""
-
-    @property
-    def calls(self) -> int:
-        """How often it was called; 0 where that is unknown."""
-
-    @property
-    def stack(self) -> Sequence[str]:
-        """Paths of the modules on the call stack of its first call, outermost first, itself excluded."""
-
-    @property
-    def callers(self) -> Iterable[str]:
-        """Paths of the modules that called it, in any of its calls."""
 
 
 def comes_with_torch(package: str) -> bool:
@@ -94,7 +62,7 @@ def normalized_torch_modules(value: Any) -> Any:
     return words[0] if words else names or "none"
 
 
-def hierarchy_paths(modules: Iterable[CalledModule], torch_modules: TorchModules) -> frozenset[str]:
+def hierarchy_paths(modules: Iterable[TracedModule], torch_modules: TorchModules) -> frozenset[str]:
     """Return the paths of the modules that are in the hierarchy: the root, those of no torch class, and the selected.
 
     ``auto`` selects a module of ``torch.nn`` where nothing but the root and other modules of ``torch.nn`` is on its
@@ -112,7 +80,7 @@ def hierarchy_paths(modules: Iterable[CalledModule], torch_modules: TorchModules
     )
 
 
-def _selected_by(called: Sequence[CalledModule], torch_modules: TorchModules) -> Callable[[CalledModule], bool]:
+def _selected_by(called: Sequence[TracedModule], torch_modules: TorchModules) -> Callable[[TracedModule], bool]:
     if torch_modules in ("none", "all"):
         return lambda _module: torch_modules == "all"
     if torch_modules != "auto":
@@ -127,9 +95,9 @@ def _selected_by(called: Sequence[CalledModule], torch_modules: TorchModules) ->
     return lambda module: all(map(is_open, module.stack))
 
 
-def _wrapped_modules(by_path: Mapping[str, CalledModule]) -> set[str]:
+def _wrapped_modules(by_path: Mapping[str, TracedModule]) -> set[str]:
     """Return the path of the root, and where it is a wrapper, of the modules inside of it that stand for the model."""
-    callees: dict[str, list[CalledModule]] = defaultdict(list)
+    callees: dict[str, list[TracedModule]] = defaultdict(list)
     for module in by_path.values():
         for caller in module.callers:
             callees[caller].append(module)
@@ -140,7 +108,7 @@ def _wrapped_modules(by_path: Mapping[str, CalledModule]) -> set[str]:
     return wrapped
 
 
-def torch_module_notes(modules: Iterable[CalledModule], torch_modules: TorchModules) -> tuple[str, ...]:
+def torch_module_notes(modules: Iterable[TracedModule], torch_modules: TorchModules) -> tuple[str, ...]:
     """Say which classes ``auto`` selected, and which listed classes needed no listing.
 
     Raises:
@@ -163,7 +131,7 @@ def torch_module_notes(modules: Iterable[CalledModule], torch_modules: TorchModu
     return tuple(f"{name} is not a class of torch.nn: it is in the hierarchy without --torch-module." for name in own)
 
 
-def _refuse_unknown_classes(called: Sequence[CalledModule], names: Iterable[str]) -> None:
+def _refuse_unknown_classes(called: Sequence[TracedModule], names: Iterable[str]) -> None:
     present = {module.class_name for module in called}
     displayed = sorted({module.class_name for module in called if module.is_torch_nn})
     for name in sorted(set(names) - present):
@@ -224,16 +192,17 @@ class TracedModule:
     class_name: str
     is_torch_nn: bool
     """Whether the class comes with ``torch.nn``."""
-    parameters: Mapping[str, tuple[int, ...]]
+    parameters: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Shape of each parameter registered on the module itself, by name; a tied parameter belongs to its first owner."""
-    trainable: frozenset[str]
+    trainable: frozenset[str] = frozenset()
     """Names in ``parameters`` that require a gradient."""
-    is_leaf: bool
+    is_leaf: bool = True
     """Whether it has no child modules."""
-    execution_order: int | None
+    execution_order: int | None = None
     """Position among the modules by first call, from 0; None where it never ran."""
-    calls: int
-    stack: tuple[str, ...]
+    calls: int = 0
+    """Number of calls; 0 if unknown."""
+    stack: tuple[str, ...] = ()
     """Paths of the modules on the call stack of its first call, outermost first, itself excluded."""
     is_transformers: bool = False
     """Whether the class comes with transformers, or is derived from one that does."""

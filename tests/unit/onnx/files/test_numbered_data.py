@@ -65,4 +65,4 @@ def test_data_that_ends_early_is_told(tmp_path: Path) -> None:
     """Such as of a file that is being written meanwhile."""
     (tmp_path / "weights").write_bytes(b"123")
     with pytest.raises(InputError, match="cut off"):
-        list(StoredBytes(tmp_path / "weights", ((0, 5),)).read())
+        list(StoredBytes(tmp_path / "weights", 0, 5).read())

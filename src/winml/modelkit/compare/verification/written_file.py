@@ -56,7 +56,7 @@ from winml.modelkit.models.tensors import to_torch
 from winml.modelkit.onnx.assumptions import constant_output
 from winml.modelkit.onnx.bfloat16 import computes_in_bfloat16
 from winml.modelkit.onnx.files.reading import read_structure
-from winml.modelkit.onnx.probabilities import probability_outputs
+from winml.modelkit.onnx.operators import probability_outputs
 
 if TYPE_CHECKING:
     from winml.modelkit.ort.sessions import Session

@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 
 from winml.modelkit.errors import InputError
-from winml.modelkit.onnx.files.reading import VALUE_FIELDS, check_data_file, read_located
+from winml.modelkit.onnx.files.reading import check_data_file, read_referring
 from winml.modelkit.progress import count_progress
 from winml.modelkit.words import size_words
 
@@ -27,36 +27,34 @@ class StoredBytes:
     """The bytes of one initializer, in a file."""
 
     path: Path
-    pieces: tuple[tuple[int, int], ...]
-    """Start and length of what holds the values, in order; usually one."""
-    is_raw: bool = True
-    """Whether these are the values as in memory; otherwise as protobuf writes numbers."""
+    start: int = 0
+    length: int = 0
+    """Place of the values in the file."""
     inline: bytes = b""
-    """The values of a small initializer themselves, as in memory; no piece of the file is named then."""
+    """The values themselves if the file is not read for them."""
 
     @property
     def size_bytes(self) -> int:
         """Number of bytes."""
-        return len(self.inline) + sum(length for _, length in self.pieces)
+        return len(self.inline) + self.length
 
     def read(self) -> Iterator[bytes]:
         """Yield the bytes in pieces of ``PIECE_BYTES``, the last one shorter."""
-        if not self.pieces:
+        if not self.length:
             yield self.inline
             return
         with self.path.open("rb") as file:
-            for start, length in self.pieces:
-                file.seek(start)
-                left = length
-                while left:
-                    piece = file.read(min(left, PIECE_BYTES))
-                    if not piece:
-                        raise InputError(
-                            f"{self.path} is cut off: it ends before its last weight",
-                            hint="Export or download the model again.",
-                        )
-                    left -= len(piece)
-                    yield piece
+            file.seek(self.start)
+            left = self.length
+            while left:
+                piece = file.read(min(left, PIECE_BYTES))
+                if not piece:
+                    raise InputError(
+                        f"{self.path} is cut off: it ends before its last weight",
+                        hint="Export or download the model again.",
+                    )
+                left -= len(piece)
+                yield piece
 
 
 def locate_initializers(path: Path) -> dict[str, StoredBytes]:
@@ -71,17 +69,9 @@ def locate_initializers(path: Path) -> dict[str, StoredBytes]:
     return {
         tensor.name: stored_outside(path, tensor)
         if tensor.data_location == onnx.TensorProto.EXTERNAL
-        else _place_inside(path, tensor)
-        for tensor in read_located(path).graph.initializer
+        else StoredBytes(path, inline=_small_values(tensor))
+        for tensor in read_referring(path, initializers_only=True).graph.initializer
     }
-
-
-def _place_inside(path: Path, tensor: onnx.TensorProto) -> StoredBytes:
-    entries = [(entry.key, entry.value.partition(":")) for entry in tensor.external_data if entry.key in VALUE_FIELDS]
-    pieces = tuple((int(start), int(length)) for _, (start, _, length) in entries)
-    if pieces:
-        return StoredBytes(path, pieces, is_raw=entries[0][0] == "raw_data")
-    return StoredBytes(path, (), inline=_small_values(tensor))
 
 
 def _small_values(tensor: onnx.TensorProto) -> bytes:
@@ -107,6 +97,8 @@ def stored_outside(path: Path, tensor: onnx.TensorProto) -> StoredBytes:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     offset = int(entries.get("offset") or 0)
     length = entries.get("length")
+    if entries.get("location") == path.name and length is not None:
+        return StoredBytes(path, offset, int(length))  # in the model itself
     found = check_data_file(path.parent, entries.get("location", ""), offset + int(length or 0))
     if found.problem is not None:
         raise InputError(
@@ -114,17 +106,17 @@ def stored_outside(path: Path, tensor: onnx.TensorProto) -> StoredBytes:
             hint="Put the data file beside the model, as it was written.",
         )
     size = int(length) if length is not None else (found.size_bytes or 0) - offset
-    return StoredBytes(found.path, ((offset, size),))
+    return StoredBytes(found.path, offset, size)
 
 
 def _have_equal_bytes(left: StoredBytes, right: StoredBytes) -> bool:
     """Say whether two initializers of one type and shape have the same values; stops at the first difference."""
     if left == right:
         return True  # both models name one data file
-    if left.size_bytes != right.size_bytes or left.is_raw != right.is_raw:
+    if left.size_bytes != right.size_bytes:
         return False
-    if len(left.pieces) != len(right.pieces):
-        return _bytes_digest(left) == _bytes_digest(right)
+    if not left.length or not right.length:
+        return b"".join(left.read()) == b"".join(right.read())
     return all(first == second for first, second in zip(left.read(), right.read(), strict=True))
 
 

@@ -74,10 +74,14 @@ def read_structure(path: Path, *, as_written: bool = False) -> onnx.ModelProto:
     return _read(path, lambda *_: b"", as_written=as_written)
 
 
-def read_referring(path: Path) -> onnx.ModelProto:
+def read_referring(path: Path, *, initializers_only: bool = False) -> onnx.ModelProto:
     """Read a model whose larger initializers refer to their bytes in the file, which bears its own name as location.
 
     All other tensors have their values, or refer to the data file they referred to.
+
+    Args:
+        path: An ONNX file.
+        initializers_only: Omit the values of other large tensors.
 
     Raises:
         ModelPathError: the file is missing, is a directory or cannot be opened.
@@ -85,7 +89,9 @@ def read_referring(path: Path) -> onnx.ModelProto:
     """
 
     def refer(role: str, field: str, place: slice) -> bytes | None:
-        if role != "initializer" or field != "raw_data":
+        if role != "initializer":
+            return b"" if initializers_only else None
+        if field != "raw_data":
             return None
         tensor = onnx.TensorProto()
         refer_to_data(tensor, path.name, place.start, place.stop - place.start)
@@ -101,27 +107,6 @@ def refer_to_data(tensor: onnx.TensorProto, location: str, offset: int, length: 
     del tensor.external_data[:]
     for key, value in (("location", location), ("offset", offset), ("length", length)):
         tensor.external_data.add(key=key, value=str(value))
-
-
-def read_located(path: Path) -> onnx.ModelProto:
-    """Read a model whose larger initializers tell where in the file their values lie; other tensors have no values.
-
-    Each has an entry of ``external_data`` for every run of values: the field of the tensor they stand in, and
-    ``start:length`` in bytes. Initializers in data files refer to these as they did.
-
-    Raises:
-        ModelPathError: the file is missing, is a directory or cannot be opened.
-        InputError: it is empty, cut off, or not an ONNX file.
-    """
-
-    def locate(role: str, field: str, place: slice) -> bytes | None:
-        tensor = onnx.TensorProto()
-        if role == "initializer":
-            tensor.external_data.add(key=field, value=f"{place.start}:{place.stop - place.start}")
-        content: bytes = tensor.SerializeToString()
-        return content
-
-    return _read(path, locate)
 
 
 _Replacement = Callable[[str, str, slice], bytes | None]

@@ -16,9 +16,9 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, cast
 
 import onnx
 import onnx_ir as ir
@@ -159,8 +159,7 @@ def written_bytes(model: ir.Model, path: Path, *, external: bool | None = None) 
 def _frame_model(model: ir.Model, path: Path) -> _ModelFraming:
     weightless = to_weightless(model, reads_none=True)
     _refuse_foreign_data(weightless.proto, path)
-    # Every tensor class of onnx_ir has ``tofile``; its protocol does not say so.
-    return _ModelFraming(weightless.proto, cast("Mapping[str, StreamedTensor]", weightless.weights))
+    return _ModelFraming(weightless.proto, weightless.weights)
 
 
 def _initializer_tensors(model: ir.Model) -> dict[ir.Value, ir.TensorProtocol]:
@@ -324,21 +323,6 @@ def _refuse_foreign_data(proto: onnx.ModelProto, path: Path) -> None:
                 )
 
 
-class StreamedTensor(Protocol):
-    """A tensor whose bytes are read when they are written."""
-
-    @property
-    def name(self) -> str | None:
-        """For messages."""
-
-    @property
-    def nbytes(self) -> int:
-        """Number of bytes that :meth:`tofile` writes."""
-
-    def tofile(self, file: BinaryIO, /) -> None:
-        """Write the bytes at the position of a file."""
-
-
 class _ModelFraming:
     """The serialized pieces of a model file in order, and its exact length.
 
@@ -346,7 +330,7 @@ class _ModelFraming:
     weight is read.
     """
 
-    def __init__(self, proto: onnx.ModelProto, streamed: Mapping[str, StreamedTensor]) -> None:
+    def __init__(self, proto: onnx.ModelProto, streamed: Mapping[str, ir.TensorProtocol]) -> None:
         """Split the model into pieces; clears ``proto``.
 
         Args:
@@ -382,7 +366,7 @@ class _ModelFraming:
 class _FramedTensor:
     """One initializer; its data is read when it is written."""
 
-    def __init__(self, proto: onnx.TensorProto, data: StreamedTensor | None) -> None:
+    def __init__(self, proto: onnx.TensorProto, data: ir.TensorProtocol | None) -> None:
         self._data = data
         if data is not None:
             proto.ClearField("data_location")
@@ -400,7 +384,7 @@ class _FramedTensor:
         if self._data is None:
             return
         start = file.tell()
-        self._data.tofile(file)
+        cast("ir.Tensor", self._data).tofile(file)  # every tensor class has it, and the protocol does not
         if (written_bytes := file.tell() - start) != self._data.nbytes:
             raise InternalError(
                 f"tensor {self._data.name} of {self._data.nbytes} bytes was written as {written_bytes} bytes"
@@ -443,7 +427,7 @@ def _write_inside(original: Path, target: Path, limit_bytes: int) -> bool:
     streamed = {}
     for tensor in model.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            streamed[tensor.name] = _Streamed(tensor.name, _values(original, tensor))
+            streamed[tensor.name] = _file_tensor(_values(original, tensor), tensor.name)
             tensor.ClearField("data_location")
     for tensor in external_tensors(model):  # the others, of subgraphs, functions and attributes, are small
         tensor.raw_data = b"".join(_values(original, tensor).read())
@@ -459,24 +443,14 @@ def _write_inside(original: Path, target: Path, limit_bytes: int) -> bool:
 def _values(model: Path, tensor: onnx.TensorProto) -> StoredBytes:
     """Return where exactly the values of a tensor lie; a model may name more of its data file than they take."""
     stored = stored_outside(model, tensor)
-    ((start, length),) = stored.pieces
-    needed = 0 if 0 in tensor.dims else stored_bytes(tensor) or length
-    return replace(stored, pieces=((start, min(needed, length)),))
+    needed = 0 if 0 in tensor.dims else stored_bytes(tensor) or stored.length
+    return replace(stored, length=min(needed, stored.length))
 
 
-@dataclass(frozen=True)
-class _Streamed:
-    """A tensor in a data file, written piece by piece."""
-
-    name: str
-    stored: StoredBytes
-
-    @property
-    def nbytes(self) -> int:
-        return self.stored.size_bytes
-
-    def tofile(self, file: BinaryIO, /) -> None:
-        file.writelines(self.stored.read())
+def _file_tensor(stored: StoredBytes, name: str) -> ir.ExternalTensor:
+    """Return bytes of a file as a tensor."""
+    place = (str(stored.path), stored.start, stored.length)
+    return ir.ExternalTensor(*place, ir.DataType.UINT8, shape=ir.Shape([stored.length]), name=name)
 
 
 _CHUNK_BYTES = 1 << 24
@@ -672,7 +646,7 @@ def _write_pieces(model: onnx.ModelProto, folder: Path, target: Path, piece_byte
                 begin = 0
             with pieces[-1].open("r+b" if begin else "wb") as written:
                 written.seek(begin)
-                written.writelines(StoredBytes(folder / name, ((start, length),)).read())
+                written.writelines(StoredBytes(folder / name, start, length).read())
             places[source] = (pieces[-1].name, begin)
             size = begin + length
         refer_to_data(tensor, *places[source], length)

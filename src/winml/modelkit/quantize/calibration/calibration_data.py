@@ -58,7 +58,7 @@ from winml.modelkit.tags.tagging import read_tag
 from winml.modelkit.words import count_noun
 
 if TYPE_CHECKING:
-    from winml.modelkit.samples.sample_feeds import SampleFeeds
+    from winml.modelkit.samples.preprocessing import SampleFeeds
 
 _T = TypeVar("_T")
 
@@ -326,7 +326,7 @@ class Calibration:
             seed=self.seed,
             option=OPTION,
         )
-        from winml.modelkit.samples.sample_feeds import SampleFeeds
+        from winml.modelkit.samples.preprocessing import SampleFeeds
         from winml.modelkit.samples.text_files import TextFile
 
         return SampleFeeds(TextFile(request) if kind == "texts" else open_data_set(request), self.model_folder)
