@@ -91,11 +91,7 @@ def node_summaries(path: Path) -> list[NodeSummary]:
         WireError: it is no ONNX file.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return [
-            _summary(data, start, stop)
-            for graph_start, graph_stop in _messages(data, 0, len(data), _MODEL_GRAPH)
-            for start, stop in _messages(data, graph_start, graph_stop, _GRAPH_NODE)
-        ]
+        return [_summary(data, *node) for node in _messages(data, 0, len(data), _MODEL_GRAPH, _GRAPH_NODE)]
 
 
 _HALF_FLOATS = (10, 16)
@@ -130,28 +126,20 @@ def has_half_floats(model: str | bytes) -> bool:
 
 def _model_has_halves(data: mmap.mmap | bytes) -> bool:
     end = len(data)
+    nodes = _messages(data, 0, end, _MODEL_FUNCTION, _FUNCTION_NODE)
     return any(_graph_has_halves(data, *graph) for graph in _messages(data, 0, end, _MODEL_GRAPH)) or any(
-        _node_has_halves(data, *node)
-        for function in _messages(data, 0, end, _MODEL_FUNCTION)
-        for node in _messages(data, *function, _FUNCTION_NODE)
+        _node_has_halves(data, *node) for node in nodes
     )
 
 
 def _graph_has_halves(data: mmap.mmap | bytes, start: int, end: int) -> bool:
-    for number, _, _, value, stop in walk_fields(data, start, end):
-        if number == _GRAPH_INITIALIZER:
-            found = _number(data, value, stop, _TENSOR_DATA_TYPE) in _HALF_FLOATS
-        elif number == _GRAPH_INPUT:
-            found = any(
-                _number(data, *tensor, _TENSOR_ELEMENT) in _HALF_FLOATS
-                for type_ in _messages(data, value, stop, _VALUE_TYPE)
-                for tensor in _messages(data, *type_, _TYPE_TENSOR)
-            )
-        else:
-            found = number == _GRAPH_NODE and _node_has_halves(data, value, stop)
-        if found:
-            return True
-    return False
+    weights = _messages(data, start, end, _GRAPH_INITIALIZER)
+    inputs = _messages(data, start, end, _GRAPH_INPUT, _VALUE_TYPE, _TYPE_TENSOR)
+    return (
+        any(_number(data, *weight, _TENSOR_DATA_TYPE) in _HALF_FLOATS for weight in weights)
+        or any(_number(data, *tensor, _TENSOR_ELEMENT) in _HALF_FLOATS for tensor in inputs)
+        or any(_node_has_halves(data, *node) for node in _messages(data, start, end, _GRAPH_NODE))
+    )
 
 
 def _node_has_halves(data: mmap.mmap | bytes, start: int, end: int) -> bool:
@@ -186,10 +174,15 @@ def _number(data: mmap.mmap | bytes, start: int, end: int, requested: int) -> in
     )
 
 
-def _messages(data: mmap.mmap | bytes, start: int, end: int, requested: int) -> Iterator[tuple[int, int]]:
-    for number, wire_type, _, value, stop in walk_fields(data, start, end):
-        if number == requested and wire_type == LENGTH_DELIMITED:
-            yield value, stop
+def _messages(data: mmap.mmap | bytes, start: int, end: int, *path: int) -> Iterator[tuple[int, int]]:
+    """Yield start and end of the messages on a path of fields through a message."""
+    number, *rest = path
+    for found, wire_type, _, value, stop in walk_fields(data, start, end):
+        if found == number and wire_type == LENGTH_DELIMITED:
+            if rest:
+                yield from _messages(data, value, stop, *rest)
+            else:
+                yield value, stop
 
 
 def _summary(data: mmap.mmap | bytes, start: int, end: int) -> NodeSummary:
