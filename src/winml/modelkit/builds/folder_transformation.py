@@ -26,7 +26,7 @@ from winml.modelkit.onnx.files.output_files import OutputFiles, recover, refuse_
 from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.onnx.files.writing import place_self_contained
 from winml.modelkit.options import Options
-from winml.modelkit.tags.selector import HasAddress, Selector, select
+from winml.modelkit.tags.selector import ModuleAddress, Selector, select
 from winml.modelkit.transform.graph_file import GraphFileTask
 from winml.modelkit.transform.module_functions import graph_modules
 from winml.modelkit.transform.records import RecordT, TransformedFolder
@@ -34,7 +34,7 @@ from winml.modelkit.version import __version__
 
 OptionsT = TypeVar("OptionsT", bound=Options)
 PlannedT = TypeVar("PlannedT")
-Modules = Mapping[str, list[HasAddress]]
+Modules = Mapping[str, list[ModuleAddress]]
 """Name of a part → its modules."""
 
 _LIMITING = ("module", "include")
@@ -175,7 +175,7 @@ def options_by_part(found: FoundFolder, options: OptionsT) -> dict[str, OptionsT
     return narrowed
 
 
-def _matching(selectors: Any, modules: Iterable[HasAddress]) -> Any:
+def _matching(selectors: Any, modules: Iterable[ModuleAddress]) -> Any:
     """Return the selectors that name a module, in the form they have."""
     modules = list(modules)
     retained = [text for text in selectors if any(map(Selector(text).matches, modules))]

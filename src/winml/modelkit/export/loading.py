@@ -38,10 +38,8 @@ from winml.modelkit.ort.execution_providers import find_execution_provider
 from winml.modelkit.ort.foreign_libraries import local_files_only, local_libraries
 from winml.modelkit.ort.host import available_bytes
 
-Progress = Callable[[str], None]
 
-
-def load_weightless(resolved: ResolvedModel, request: ModelRequest, progress: Progress | None = None) -> LoadedModel:
+def load_weightless(resolved: ResolvedModel, request: ModelRequest) -> LoadedModel:
     """Build a resolved model whose parameters hold no values, and say where these lie.
 
     transformers loads the checkpoint as usual, with tensors that know only their place in a file
@@ -54,13 +52,12 @@ def load_weightless(resolved: ResolvedModel, request: ModelRequest, progress: Pr
     Args:
         resolved: What was decided about the model.
         request: What the user asked for.
-        progress: Told in words which step is being done.
 
     Raises:
         CheckpointError: the weights cannot be read or are not those of the model.
     """
     if resolved.checkpoint is None or not _reads_by_reference(resolved, request):
-        return load_resolved(resolved, request, progress)
+        return load_resolved(resolved, request)
     try:
         with local_libraries():
             model, weight_notes = _load_weights(resolved, request, deferred=True)
@@ -70,7 +67,7 @@ def load_weightless(resolved: ResolvedModel, request: ModelRequest, progress: Pr
             stored = _stored_entries(model)
             _take_values_out(model)
     except NotDeferrableError as reason:
-        loaded = load_resolved(resolved, request, progress)
+        loaded = load_resolved(resolved, request)
         note = f"the weights are loaded into memory: transformers needs their values ({reason})"
         return replace(loaded, model_notes=(*loaded.model_notes, note))
 

@@ -23,7 +23,7 @@ from winml.modelkit.onnx.fingerprint import OPERAND_LIMIT_ELEMENTS
 from winml.modelkit.onnx.operators import is_operator
 from winml.modelkit.tags import address
 from winml.modelkit.tags.carry.original_graph import RANDOM_OPERATORS
-from winml.modelkit.tags.selector import HasAddress, recorded_modules, select
+from winml.modelkit.tags.selector import ModuleAddress, recorded_modules, select
 from winml.modelkit.tags.tagging import node_graphs, read_tag
 
 _DATA_MOVEMENT = frozenset(
@@ -387,7 +387,7 @@ class ModuleCall:
 class GraphModules:
     """Which module each node belongs to, from tags or, where there are none, from node names."""
 
-    modules: Sequence[HasAddress]
+    modules: Sequence[ModuleAddress]
     tag_of: Mapping[str, str]
     """Node name to the tag of its module; ``""`` where nothing says it."""
     source: str = "winml tags"

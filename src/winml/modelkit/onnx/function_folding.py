@@ -35,7 +35,7 @@ from winml.modelkit.onnx.function_inlining import (
     walk_nodes,
 )
 from winml.modelkit.tags import address
-from winml.modelkit.tags.selector import HasAddress
+from winml.modelkit.tags.selector import ModuleAddress
 from winml.modelkit.tags.tagging import NodeTag, all_nodes, node_graphs, write_tag
 
 _BETWEEN = "{} of another module lies between its nodes: it reads their outputs and they read its output"
@@ -45,7 +45,7 @@ _BETWEEN = "{} of another module lies between its nodes: it reads their outputs 
 class FunctionPart:
     """One call of a module that becomes one call of a function."""
 
-    module: HasAddress
+    module: ModuleAddress
     nodes: frozenset[ir.Node]
     parent: FunctionPart | None
     """The function it lies in; None for the main graph."""
@@ -58,7 +58,7 @@ class FunctionPart:
 class NotAFunction:
     """A module that does not become a function."""
 
-    module: HasAddress
+    module: ModuleAddress
     reason: str
 
 
@@ -73,7 +73,7 @@ class FunctionPlan:
     left_out: tuple[NotAFunction, ...]
 
 
-def _plan_functions(model: ir.Model, modules: Iterable[HasAddress]) -> FunctionPlan:
+def _plan_functions(model: ir.Model, modules: Iterable[ModuleAddress]) -> FunctionPlan:
     """Decide which calls of modules become functions.
 
     A function is a set of nodes that one node can stand for: no other node lies between two of them. Functions lie
@@ -85,7 +85,7 @@ def _plan_functions(model: ir.Model, modules: Iterable[HasAddress]) -> FunctionP
     """
     parts = ModuleParts(model)
     planner = _Planner(Cutter(model))
-    wished: list[tuple[HasAddress, list[ir.Node]]] = []
+    wished: list[tuple[ModuleAddress, list[ir.Node]]] = []
     for module in modules:
         if address.depth(module.tag) == 1:
             planner.leave_out(module, "it is the root, which is the graph itself")
@@ -115,10 +115,10 @@ class _Planner:
         top = tuple(part for part in self._parts if part.parent is None)
         return FunctionPlan(top, tuple(self._parts), tuple(self._left_out))
 
-    def leave_out(self, module: HasAddress, reason: str) -> None:
+    def leave_out(self, module: ModuleAddress, reason: str) -> None:
         self._left_out.append(NotAFunction(module, reason))
 
-    def add(self, module: HasAddress, nodes: Sequence[ir.Node]) -> None:
+    def add(self, module: ModuleAddress, nodes: Sequence[ir.Node]) -> None:
         """Make a function of these nodes, or of most of them; else say why there is none."""
         parents = {self._innermost.get(node) for node in nodes}
         if len(parents) != 1:
@@ -222,7 +222,7 @@ class FoldedModel:
     """Nodes in the file: those of the graph and those of functions."""
 
 
-def fold_modules(model: ir.Model, modules: Iterable[HasAddress], sharing: Sharing = "none") -> FoldedModel:
+def fold_modules(model: ir.Model, modules: Iterable[ModuleAddress], sharing: Sharing = "none") -> FoldedModel:
     """Return a model with functions for modules; the one given is not changed, and shares its weights.
 
     The result is inlined once in memory and compared with the graph it was made of. The metadata records the

@@ -18,6 +18,7 @@ from winml.modelkit.onnx.macs import count_macs, is_counted
 from winml.modelkit.onnx.module_tree import OnnxTree
 from winml.modelkit.records import Record, entry, recorded
 from winml.modelkit.tags import address
+from winml.modelkit.tags.selector import ModuleAddress
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,9 @@ class Cost(Record):
 
 
 @dataclass(frozen=True)
-class ModuleCost(Record):
+class ModuleCost(ModuleAddress, Record):
     """The cost of one module."""
 
-    path: str
-    tag: str
     class_name: str = field(metadata=entry("class", null_if_empty=True))
     own: Cost
     """Without the modules below it."""

@@ -16,14 +16,14 @@ from winml.modelkit.quantize.planning import PlannedNode, QuantizationPlan
 from winml.modelkit.quantize.precisions import FLOAT32, PrecisionName
 from winml.modelkit.quantize.sensitivity_records import Part
 from winml.modelkit.tags import address
-from winml.modelkit.tags.selector import HasAddress, escape, select
+from winml.modelkit.tags.selector import ModuleAddress, escape, select
 
 
 @dataclass(frozen=True)
 class ModulePart:
     """Nodes that are quantized alone."""
 
-    module: HasAddress
+    module: ModuleAddress
     part: Part
     nodes: tuple[PlannedNode, ...]
     """Those that are to be quantized; none where the module has none."""
@@ -77,7 +77,7 @@ def list_parts(
     return tuple(parts)
 
 
-def _chosen_modules(modules: GraphModules, depth: int | None, selector: str | None) -> dict[str, HasAddress]:
+def _chosen_modules(modules: GraphModules, depth: int | None, selector: str | None) -> dict[str, ModuleAddress]:
     levels = max((address.depth(module.tag) for module in modules.modules), default=0)
     if depth is not None and depth > levels:
         raise UsageError(

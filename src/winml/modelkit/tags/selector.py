@@ -11,7 +11,7 @@ import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.metadata_keys import TREE_KEY
@@ -28,29 +28,16 @@ _MOST_CLASSES = 12
 """Chosen: how many classes it lists; a transformer has about that many."""
 
 
-class HasAddress(Protocol):
-    """A module with the three addresses a selector can match."""
-
-    @property
-    def path(self) -> str:
-        """Dotted module path; ``""`` is the root."""
-
-    @property
-    def tag(self) -> str:
-        """The tag, such as ``/BertModel/BertEncoder``."""
-
-    @property
-    def class_name(self) -> str:
-        """Name of the class; ``""`` where it is unknown."""
-
-
 @dataclass(frozen=True)
 class ModuleAddress:
     """The three addresses of a module."""
 
     path: str
+    """Dotted module path; ``""`` is the root."""
     tag: str
+    """Such as ``/BertModel/BertEncoder``."""
     class_name: str
+    """``""`` if it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +61,7 @@ def recorded_modules(metadata: Mapping[str, str]) -> list[RecordedModule] | None
 
 
 _TOKEN = re.compile(r"(?P<stars>\*+)|(?P<one>\?)|\[(?P<not>!?)(?P<set>[^\]]+)\]|.", re.DOTALL)
-_AddressT = TypeVar("_AddressT", bound=HasAddress)
+_AddressT = TypeVar("_AddressT", bound=ModuleAddress)
 
 
 @dataclass(frozen=True)
@@ -109,7 +96,7 @@ class Selector:
         if not self.text.strip():
             raise UsageError("the selector is empty", hint=_SELECTOR_HINT)
 
-    def matches(self, module: HasAddress) -> bool:
+    def matches(self, module: ModuleAddress) -> bool:
         """Say whether the selector matches the module."""
         if SEPARATOR in self.text:
             return _matches_glob(self.text, module.tag, SEPARATOR)
@@ -175,7 +162,7 @@ def _is_in_names(glob: Selector, node_names: Iterable[str]) -> bool:
     return any(glob.matches(ModuleAddress(path, "", "")) for path in paths)
 
 
-def nearest_paths(selector: str, modules: Iterable[HasAddress]) -> list[str]:
+def nearest_paths(selector: str, modules: Iterable[ModuleAddress]) -> list[str]:
     """Return the paths of the modules most similar to a selector, the most similar first; of a root its tag.
 
     >>> nearest_paths("layer.7", [ModuleAddress("head", "/M/Head", "Head"), ModuleAddress("layer.1", "/M/L", "L")])
@@ -247,7 +234,7 @@ def _set_expression(characters: str, *, negated: bool) -> str:
     return f"[{'^' if negated else ''}{''.join(members)}]"
 
 
-def _class_words(selector: str, modules: Sequence[HasAddress]) -> str:
+def _class_words(selector: str, modules: Sequence[ModuleAddress]) -> str:
     """Return the classes there are, those most similar to the selector first; empty where none is known."""
     classes = list(dict.fromkeys(module.class_name for module in modules if module.class_name))
     last = re.split(r"[/.]", selector)[-1].lower()
@@ -256,7 +243,7 @@ def _class_words(selector: str, modules: Sequence[HasAddress]) -> str:
     return f"Classes: {', '.join(classes[:_MOST_CLASSES])}{more}." if classes else ""
 
 
-def _nearest_addresses(selector: str, modules: Sequence[HasAddress]) -> list[str]:
+def _nearest_addresses(selector: str, modules: Sequence[ModuleAddress]) -> list[str]:
     """Return the tags, or class names and paths, that are most similar to the selector, the most similar first."""
     if SEPARATOR in selector:
         addresses = [module.tag for module in modules]

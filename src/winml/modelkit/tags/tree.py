@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from winml.modelkit.tags import address
+from winml.modelkit.tags.selector import ModuleAddress
 from winml.modelkit.tags.torch_modules import (
     CallTrace,
     TorchModules,
@@ -23,12 +24,9 @@ from winml.modelkit.tags.torch_modules import (
 
 
 @dataclass(frozen=True)
-class ModuleNode:
+class ModuleNode(ModuleAddress):
     """One hierarchy module."""
 
-    path: str
-    tag: str
-    class_name: str
     is_torch_nn: bool
     parent: str | None
     """Path of the innermost hierarchy module around its first call; None for the root."""

@@ -21,7 +21,6 @@ from winml.modelkit.tags import address
 from winml.modelkit.tags.address import SEPARATOR, ModuleIdentity
 from winml.modelkit.tags.selector import (
     PATH_SEPARATOR,
-    HasAddress,
     ModuleAddress,
     Selector,
     nearest_paths,
@@ -143,7 +142,7 @@ def functions_of_modules(model: ir.Model, requested: str) -> tuple[ir.Model, Mod
     return folded.model, result
 
 
-def refuse_no_functions(model: ir.Model, requested: str) -> Sequence[HasAddress]:
+def refuse_no_functions(model: ir.Model, requested: str) -> Sequence[ModuleAddress]:
     """Return the modules that are asked for of a graph; refuse early what can have no functions.
 
     Raises:
@@ -199,7 +198,7 @@ def refuse_unregistered(model: nn.Module, requested: str) -> None:
         select([item for item, is_torch_nn in registered if not is_torch_nn], requested)
 
 
-def chosen_modules(modules: Iterable[HasAddress], requested: str) -> Sequence[HasAddress]:
+def chosen_modules(modules: Iterable[ModuleAddress], requested: str) -> Sequence[ModuleAddress]:
     """Return the modules that are asked for.
 
     Raises:
@@ -240,5 +239,5 @@ def _result(model: ir.Model, folded: FoldedModel, requested: str) -> ModuleFunct
     )
 
 
-def _identity(module: HasAddress) -> ModuleIdentity:
+def _identity(module: ModuleAddress) -> ModuleIdentity:
     return ModuleIdentity(module.path, module.tag, module.class_name)

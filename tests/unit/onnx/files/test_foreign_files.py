@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from winml.modelkit.errors import CheckpointError, InputError, UsageError
-from winml.modelkit.onnx.files.foreign_files import check_library_files, foreign_parser, library_file, listed_files
+from winml.modelkit.onnx.files.foreign_files import check_library_files, foreign_parser, library_file
 
 needs_links = pytest.mark.skipif(sys.platform == "win32", reason="links and pipes need rights there")
 
@@ -29,9 +29,9 @@ def make_folder(tmp_path: Path) -> Path:
 def test_files_that_libraries_open_are_listed(folder: Path) -> None:
     """Files of other names, and a folder that is not there, are left alone."""
     (folder / "merges.txt").mkdir()
-    names = [path.relative_to(folder).as_posix() for path in listed_files(folder)]
+    names = [path.relative_to(folder).as_posix() for path in check_library_files(folder)]
     assert ["additional_chat_templates/rag.jinja", "config.json", "vocab.txt"] == names
-    assert () == listed_files(folder / "missing")
+    assert () == check_library_files(folder / "missing")
 
 
 @needs_links
@@ -68,10 +68,10 @@ def test_listed_files_of_other_versions_inside_the_folder_pass(folder: Path) -> 
     """Also those that are missing; a damaged list, which is reported by its reader, names none."""
     (folder / "config.4.0.json").write_text("{}")
     (folder / "config.json").write_text(json.dumps({"configuration_files": ["config.4.0.json", "config.9.0.json", 3]}))
-    assert folder / "config.4.0.json" in listed_files(folder)
+    assert folder / "config.4.0.json" in check_library_files(folder)
     for text in ('{"configuration_files": 3}', "[1]", "{"):
         (folder / "config.json").write_text(text)
-        assert folder / "config.json" in listed_files(folder)
+        assert folder / "config.json" in check_library_files(folder)
 
 
 @needs_links
@@ -102,7 +102,7 @@ def test_links_inside_the_folder_and_of_the_hub_cache_pass(folder: Path, tmp_pat
     (repository / "blobs").mkdir()
     (repository / "blobs" / "abc").write_text("{}")
     (repository / "snapshots" / "1234" / "config.json").symlink_to("../../blobs/abc")
-    assert 1 == len(listed_files(repository / "snapshots" / "1234"))
+    assert 1 == len(check_library_files(repository / "snapshots" / "1234"))
 
 
 @pytest.mark.parametrize("raised", [ZeroDivisionError("x"), MemoryError(), RecursionError("x"), KeyError("x")])

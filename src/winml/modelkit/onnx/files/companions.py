@@ -76,15 +76,12 @@ def reserve_companions(
         if not stays_inside(name):
             raise InternalError(f"companion {name!r} of {source} leads out of {directory}")
         target = directory / name
-        is_there = os.path.lexists(target)
-        if is_there and _is_same_content(source, target):
+        is_same, is_ours = _is_same_content(source, target), _can_be_ours(directory, name, owned)
+        if not is_ours or (is_same and name not in owned):
             # Equal files that were there before, such as the checkpoint's own, do not become ours.
-            if name not in owned or is_in_the_way(directory, name):
-                continue
-        elif is_in_the_way(directory, name) or (is_there and name not in owned):
-            retained.append(name)
+            retained += [] if is_same else [name]
             continue
-        else:
+        if not is_same:
             with files.explained_errors():
                 shutil.copyfile(source, files.reserve(target, gives_way=True))
         digests[name] = hash_file(source)
@@ -106,10 +103,13 @@ def outdated_companions(
     return tuple(
         name
         for name, source in sources.items()
-        if not is_in_the_way(directory, name)
-        and not _is_same_content(source, directory / name)
-        and (name in owned or not os.path.lexists(directory / name))
+        if _can_be_ours(directory, name, owned) and not _is_same_content(source, directory / name)
     )
+
+
+def _can_be_ours(directory: Path, name: str, owned: Collection[str]) -> bool:
+    """Return True if no file of somebody else has the name."""
+    return not is_in_the_way(directory, name) and (name in owned or not os.path.lexists(directory / name))
 
 
 def settled_companions(

@@ -119,8 +119,8 @@ def library_file(folder: Path, name: str, *, error: type[InputError] = InputErro
         raise error(f"{path}: {problem}", hint=_REMEDY) from None
 
 
-def listed_files(folder: Path, *, error: type[InputError] = InputError) -> tuple[Path, ...]:
-    """Return the files of a folder that libraries open by their names, sorted; ``()`` if there is no such folder.
+def check_library_files(folder: Path, *, error: type[InputError] = InputError) -> tuple[Path, ...]:
+    """Check the files of a folder that libraries open by their names, and return them, sorted.
 
     Raises:
         InputError: one of them is a link to another folder, a pipe, a device or a socket; or a config lists a file for
@@ -150,15 +150,6 @@ def _listed_names(config: Path, key: str) -> list[str]:
         return []
     names = content.get(key) if isinstance(content, dict) else None
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
-
-
-def check_library_files(folder: Path, *, error: type[InputError] = InputError) -> None:
-    """Check the files of a folder that libraries open by their names.
-
-    Raises:
-        InputError: one of them is a link to another folder, a pipe, a device or a socket.
-    """
-    listed_files(folder, error=error)
 
 
 @contextmanager

@@ -115,9 +115,14 @@ def load_foreign(path: str | os.PathLike[str]) -> ir.Model:
     """
     proto = onnx.load(path, load_external_data=False)
     inline_module_functions(proto)
+    return _graph_beside(proto, Path(path).parent)
+
+
+def _graph_beside(proto: onnx.ModelProto, folder: Path) -> ir.Model:
+    """Return the graph of a model whose data files are in a folder."""
     merge_duplicate_keys(proto)
     model = _checked_graph(ir.serde.deserialize_model(proto))
-    ir.external_data.set_base_dir(model.graph, Path(path).parent)
+    ir.external_data.set_base_dir(model.graph, folder)
     return model
 
 
@@ -131,10 +136,7 @@ def load_by_reference(path: Path) -> ir.Model:
         InputError: it is no ONNX model.
         ValueError: it is not an ONNX graph.
     """
-    proto = read_referring(path)
-    merge_duplicate_keys(proto)
-    model = _checked_graph(ir.serde.deserialize_model(proto))
-    ir.external_data.set_base_dir(model.graph, path.parent)
+    model = _graph_beside(read_referring(path), path.parent)
     for graph in model.graphs():
         for value in graph.initializers.values():
             tensor = value.const_value
