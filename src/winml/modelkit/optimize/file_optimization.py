@@ -6,40 +6,26 @@ PyTorch and imports none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
-import onnx_ir as ir
-
-from winml.modelkit.errors import UsageError
-from winml.modelkit.tags.tagging import all_nodes
-from winml.modelkit.transform.module_functions import selected_nodes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from winml.modelkit.optimize.options import OptimizeOptions
-    from winml.modelkit.optimize.pipeline import OptimizeResult
-
 import os
 import time
 from abc import abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import onnx_ir as ir
+
 from winml.modelkit.compare.files import refuse_different
 from winml.modelkit.compare.outputs import VerificationInfo
-from winml.modelkit.errors import StageError
+from winml.modelkit.errors import StageError, UsageError
 from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
 from winml.modelkit.onnx.pinning import open_dimensions, pin_dimensions, sizes_of_dimensions
 from winml.modelkit.onnx.specs import stated_sums, summed_sizes
 from winml.modelkit.optimize.capabilities import CAPABILITIES, Capability
 from winml.modelkit.optimize.options import OptimizeOptions
-from winml.modelkit.optimize.pipeline import OptimizeResult, refuse_unknown_opset
+from winml.modelkit.optimize.pipeline import OptimizeResult, optimize, refuse_unknown_opset
 from winml.modelkit.optimize.records import (
     BlockedFusion,
     CheckedCapability,
@@ -51,6 +37,7 @@ from winml.modelkit.optimize.records import (
 from winml.modelkit.options import options_of, parse_options
 from winml.modelkit.ort.default_sizes import default_size
 from winml.modelkit.progress import StepEvent
+from winml.modelkit.tags.tagging import all_nodes
 from winml.modelkit.transform.graph_file import (
     EXTERNAL_BYTES,
     CheckedSource,
@@ -61,7 +48,7 @@ from winml.modelkit.transform.graph_file import (
     summarize_graph,
     transform_file,
 )
-from winml.modelkit.transform.module_functions import graph_modules
+from winml.modelkit.transform.module_functions import graph_modules, selected_nodes
 
 _LISTED_CAPABILITIES = 4
 """Capabilities that a plan names one by one. Chosen: they fit on a line; ``--list`` shows all."""
@@ -346,8 +333,7 @@ def _idle_notes(plain: ir.Model, idle: Sequence[Capability], options: OptimizeOp
     """Return why capabilities that are enabled by name changed nothing: a dynamic size, or no such nodes."""
     notes = []
     for entry in idle:
-        alone = {**dict.fromkeys(CAPABILITIES), "level": "none", "opset": None, entry.name: True}
-        blocked, _ = _blocked(plain, options.model_copy(update=alone), {})
+        blocked, _ = _blocked(plain, _alone(entry, options), {})
         found = [item for item in blocked.get(entry.name, ()) if not item.only_at_one]
         reason = "the graph has no nodes that it fuses"
         if found:
@@ -359,6 +345,12 @@ def _idle_notes(plain: ir.Model, idle: Sequence[Capability], options: OptimizeOp
             )
         notes.append(f"--enable-{entry.flag} changed nothing: {reason}.")
     return notes
+
+
+def _alone(entry: Capability, options: OptimizeOptions) -> OptimizeOptions:
+    """Return the options with one capability and no other."""
+    alone = {**dict.fromkeys(CAPABILITIES), "level": "none", "opset": None, entry.name: True}
+    return options.model_copy(update=alone)
 
 
 _OTHER_SIZE = 16
@@ -402,8 +394,8 @@ def check_optimization(
         nodes_before=_node_count(plain),
         nodes_after=_node_count(result.model),
         capabilities=tuple(
-            _counted(entry, result.fired[entry.name], result.fired_in, blocked)
-            if entry.name in result.fired
+            CheckedCapability(name, result.fired[name], None, result.fired_in.get(name, {}), blocked.get(name, ()))
+            if (name := entry.name) in result.fired
             else _removing(entry, plain, options)
             for entry in options.enabled()
         ),
@@ -415,21 +407,9 @@ def _node_count(model: ir.Model) -> int:
     return sum(1 for _ in all_nodes(model))
 
 
-def _counted(
-    entry: Capability, count: int, fired_in: _FiredIn, blocked: Mapping[str, tuple[BlockedFusion, ...]]
-) -> CheckedCapability:
-    return CheckedCapability(entry.name, count, None, fired_in.get(entry.name, {}), blocked.get(entry.name, ()))
-
-
 def _removing(entry: Capability, plain: ir.Model, options: OptimizeOptions) -> CheckedCapability:
     """Run a capability by itself, since what it removes bears no mark."""
-    alone = {
-        **dict.fromkeys(CAPABILITIES),
-        "level": "none",
-        "opset": None,
-        entry.name: True,
-    }
-    result = optimize_within(plain.clone(), options.model_copy(update=alone))
+    result = optimize_within(plain.clone(), _alone(entry, options))
     removed = _node_count(plain) - _node_count(result.model)
     return CheckedCapability(entry.name, None, max(0, removed), result.fired_in.get(entry.name, {}))
 
@@ -441,7 +421,7 @@ def _blocked(
     dimensions = open_dimensions(plain.graph)
     if not dimensions:
         return {}, ()
-    sizes = _usual_sizes(plain, dimensions)
+    sizes = _with_sums(plain, {name: default_size(name) or _OTHER_SIZE for name in dimensions})
     words = ", ".join(f"{name} {size}" for name, size in sizes.items())
     try:
         missing = _more_fired(_fired_at(plain, options, sizes), open_fired)
@@ -478,12 +458,6 @@ def _fired_at(plain: ir.Model, options: OptimizeOptions, sizes: Mapping[str, int
     return optimize_within(pinned, options).fired_in
 
 
-def _usual_sizes(plain: ir.Model, names: Iterable[str]) -> dict[str, int]:
-    """Return the sizes that an export fixes where nobody asks for others."""
-    sizes = {name: default_size(name) or _OTHER_SIZE for name in names}
-    return _with_sums(plain, sizes)
-
-
 def _with_sums(plain: ir.Model, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return sizes in which those that the file states as sums of others are right."""
     sums = summed_sizes(stated_sums(plain.metadata_props), sizes)
@@ -505,12 +479,10 @@ def optimize_within(model: ir.Model, options: OptimizeOptions) -> OptimizeResult
         UsageError: a selector names no module.
         OptimizeError: an engine failed.
     """
-    from winml.modelkit.optimize.pipeline import optimize
-
     if not options.is_limited or options.is_empty:
         return optimize(model, options)
     names, notes = selected_nodes(model, options.module, options.exclude)
-    before = sum(1 for _ in model.graph)
+    before = len(model.graph)
     result = optimize(model, options, names)
     left = f"Only the {len(names)} of {before} nodes in the selected modules were optimized."
     return replace(result, notes=(*notes, left, *result.notes))

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Container, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 
 import onnx_ir as ir
 
@@ -61,9 +61,9 @@ def carry_tags(original_model: ir.Model, carried_model: ir.Model) -> CarryReport
         note = "the original model has no tags to carry"
         return CarryReport(coverage.nodes, coverage.tagged, {}, (note,), is_known=False)
     matches = _match_model(carried_model, original)
-    writer = _TagWriter(original)
+    tag_metadata = cache(_tag_metadata)
     for node, match in matches.items():
-        writer.write(node, match)
+        _write_matched(node, match, tag_metadata)
     for key, value in original_model.metadata_props.items():
         # The stamp of a normalized graph as well: it names the graph it is valid for.
         if key.startswith(OUR_PREFIX):
@@ -118,61 +118,54 @@ def _write_foreign(node: ir.Node, match: Match, original: OriginalModel) -> None
         metadata.setdefault(key, text)
 
 
-class _TagWriter:
-    """Writes the tags of matched nodes, in place."""
+def _write_matched(node: ir.Node, match: Match, tag_metadata: Callable[[Place, Source], Mapping[str, str]]) -> None:
+    """Write the tag of a matched node, in place.
 
-    def __init__(self, original: OriginalModel) -> None:
-        self._original = original
-        self._keys_by_set: dict[tuple[str, ...], tuple[str, ...]] = {}
-        """Metadata keys of a node → those that belong to a tag. Cached: few distinct sets of keys occur."""
-        self._metadata_by_place: dict[tuple[Place, Source], Mapping[str, str]] = {}
+    Args:
+        node: The node.
+        match: What is known of it.
+        tag_metadata: Returns the metadata of a node at a place.
+    """
+    metadata = node.metadata_props
+    survivor = match.survivor.metadata_props if match.survivor is not None else None
+    if match.way == "kept":
+        if metadata != survivor:
+            _realign_tag(node, match.place)
+            _add_missing(metadata, survivor or {})
+        return
+    for key in _owned_keys(tuple(metadata)):
+        del metadata[key]
+    if survivor is not None:
+        metadata.update({key: survivor[key] for key in _owned_keys(tuple(survivor))})
+        _add_missing(metadata, survivor)
+        return
+    metadata.update(tag_metadata(match.place, _tag_source(match)))
+    _add_missing(metadata, dict(match.place.foreign))
+    modules = sorted({replaced.module for replaced in match.replaced.places})
+    if len(modules) > 1:
+        metadata[MODULES_KEY] = json.dumps(modules, ensure_ascii=False)
 
-    def write(self, node: ir.Node, match: Match) -> None:
-        metadata = node.metadata_props
-        survivor = match.survivor.metadata_props if match.survivor is not None else None
-        if match.way == "kept":
-            if metadata != survivor:
-                _realign_tag(node, match.place)
-                _add_missing(metadata, survivor or {})
-            return
-        if metadata:
-            for key in self._owned_keys(metadata):
-                del metadata[key]
-        if survivor is not None:
-            metadata.update({key: survivor[key] for key in self._owned_keys(survivor)})
-            _add_missing(metadata, survivor)
-            return
-        metadata.update(self._tag_metadata(match.place, self._tag_source(match)))
-        _add_missing(metadata, dict(match.place.foreign))
-        if len(match.replaced.places) > 1:
-            modules = sorted({replaced.module for replaced in match.replaced.places})
-            if len(modules) > 1:
-                metadata[MODULES_KEY] = json.dumps(modules, ensure_ascii=False)
 
-    def _tag_metadata(self, place: Place, source: Source) -> Mapping[str, str]:
-        """Return the metadata of a node at a place; built once per place."""
-        tag_metadata = self._metadata_by_place.get((place, source))
-        if tag_metadata is None:
-            example = ir.Node("", "", [])
-            write_tag(example, NodeTag(place.tag, place.module, source))
-            _write_namespace(example, place)
-            tag_metadata = self._metadata_by_place[place, source] = example.metadata_props
-        return tag_metadata
+def _tag_metadata(place: Place, source: Source) -> Mapping[str, str]:
+    """Return the metadata of a node at a place."""
+    example = ir.Node("", "", [])
+    write_tag(example, NodeTag(place.tag, place.module, source))
+    _write_namespace(example, place)
+    return example.metadata_props
 
-    def _owned_keys(self, metadata: Mapping[str, str]) -> tuple[str, ...]:
-        keys = tuple(metadata)
-        owned = self._keys_by_set.get(keys)
-        if owned is None:
-            owned = tuple(key for key in keys if not is_foreign(key))
-            self._keys_by_set[keys] = owned
-        return owned
 
-    def _tag_source(self, match: Match) -> Source:
-        if match.way == "root":
-            return "root"
-        if match.way == "output" and (only := match.replaced.only) is not None and (tag := read_tag(only)) is not None:
-            return tag.source
-        return "inherited" if match.way in ("neighbours", "output") else "merged"
+@lru_cache
+def _owned_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those keys of a node that belong to a tag. Cached: few distinct sets of keys occur."""
+    return tuple(key for key in keys if not is_foreign(key))
+
+
+def _tag_source(match: Match) -> Source:
+    if match.way == "root":
+        return "root"
+    if match.way == "output" and (only := match.replaced.only) is not None and (tag := read_tag(only)) is not None:
+        return tag.source
+    return "inherited" if match.way in ("neighbours", "output") else "merged"
 
 
 def _add_missing(metadata: MutableMapping[str, str], others: Mapping[str, str]) -> None:

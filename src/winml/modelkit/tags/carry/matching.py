@@ -18,6 +18,7 @@ from winml.modelkit.metadata_keys import NAMESPACE_KEY, TAG_KEY
 from winml.modelkit.tags import address
 from winml.modelkit.tags.carry.original_graph import (
     CONVERTING,
+    MOST_PLACES,
     NOTHING,
     GraphNames,
     OriginalModel,
@@ -339,17 +340,60 @@ class _Matching:
             return False
         return successor is None or any(value is node.outputs[0] for value in successor.inputs)
 
-    def gone_maker(self, value: ir.Value | None) -> ir.Node | None:
-        """Return the original node that produced a value, where value and node no longer exist."""
-        return self.original.gone_maker(value, self.present, self.claimed)
+    def gone_maker(self, value: ir.Value | None, present: Container[str] | None = None) -> ir.Node | None:
+        """Return the node that produced a value, where neither exists any more and the node worked on data.
 
-    def replaced_by(self, node: ir.Node) -> Replaced:
-        """Return the original nodes that one node producing the outputs of ``node`` stands for."""
-        return self.original.replaced_by(node, self.present, self.claimed)
+        Args:
+            value: A value of the original.
+            present: Names of the values that exist, if others than all that the tool wrote.
+        """
+        if value is None or value.name in (self.present if present is None else present):
+            return None
+        maker = value.producer()
+        return None if maker is None or maker in self.claimed or maker in self.original.static else maker
 
     def replaced_by_maker_of(self, value: ir.Value | None) -> Replaced:
-        """Return the original nodes that whatever now provides ``value`` stands for."""
-        return self.original.replaced_by_maker_of(value, self.present, self.claimed)
+        """Return the original nodes behind a value that no longer exists; nothing where it still exists."""
+        maker = self.gone_maker(value)
+        return self.replaced_by(maker) if maker is not None else NOTHING
+
+    def replaced_by(self, node: ir.Node) -> Replaced:
+        """Return the original nodes that one node producing the outputs of ``node`` stands for.
+
+        These are ``node`` and all nodes that produced values it needed and that no longer exist. The walk stops at
+        values and nodes that still exist, and at nodes that depend on no model input: a tool may compute constants and
+        shapes ahead, so they say nothing about where the work is done.
+        """
+        regions = self.original.regions
+        pending, started = [node], set[ir.Node]()
+        while pending:
+            current = pending[-1]
+            if current in regions:
+                pending.pop()
+                continue
+            started.add(current)
+            makers = [maker for value in current.inputs if (maker := self.gone_maker(value)) is not None]
+            # A node that was started and is not finished needs itself: the graph has a cycle.
+            unvisited = [maker for maker in makers if maker not in regions and maker not in started]
+            pending += unvisited
+            if not unvisited:
+                regions[current] = self._joined_region(current, makers)
+        return regions[node]
+
+    def _joined_region(self, node: ir.Node, makers: list[ir.Node]) -> Replaced:
+        places = self.original.places_among([node])
+        owners = self.original.owners_among([node])
+        if not makers:
+            return Replaced(places, 1, node, owners)
+        regions = [self.original.regions.get(maker, NOTHING) for maker in makers]
+        for region in regions:
+            # What only converted a value of another module is no work of that module.
+            if region.only is None or region.only.op_type not in CONVERTING or not places:
+                places |= region.places
+                owners |= region.owners
+        if len(places) > MOST_PLACES:
+            places = frozenset({self.original.places.common(places)})
+        return Replaced(places, 1 + sum(region.nodes for region in regions), owners=owners)
 
 
 def _match_survivors(matching: _Matching) -> None:
@@ -435,7 +479,7 @@ def _match_by_layout_names(matching: _Matching) -> None:
         fused = _fused_originals(matching, node, matching.names.makers[value_name], matching.present)
         fused = [*reversed(matching.absorbed_readers.get(node, ())), *fused]
         matching.relaid_makers.update(fused)
-        places = frozenset(place for fused_node in fused if (place := original.place_of.get(fused_node)) is not None)
+        places = original.places_among(fused)
         if node in matching.matches or not places:
             continue
         upstream = _union_of([matching.replaced_by_maker_of(value) for value in fused[-1].inputs])
@@ -469,7 +513,7 @@ def _fused_originals(matching: _Matching, node: ir.Node, maker: ir.Node, present
     """
     fused = [maker]
     while fused[-1].op_type != node.op_type:
-        gone_makers = [matching.original.gone_maker(value, present, matching.claimed) for value in fused[-1].inputs]
+        gone_makers = [matching.gone_maker(value, present) for value in fused[-1].inputs]
         earlier = [gone_maker for gone_maker in gone_makers if gone_maker is not None]
         if len(earlier) != 1 or len(fused) == _LONGEST_FUSION:
             return [maker]
@@ -527,8 +571,7 @@ def _is_new(matching: _Matching, node: ir.Node) -> bool:
 def _region_before(matching: _Matching, maker: ir.Node, node: ir.Node) -> Replaced:
     if matching.claimed.get(maker, node) is not node or maker in matching.relaid_makers:
         # The maker still exists, under its name or in another layout; this node only converts its value back.
-        place = matching.original.place_of.get(maker)
-        return Replaced(frozenset({place}) if place is not None else frozenset(), 1)
+        return Replaced(matching.original.places_among([maker]), 1)
     return matching.replaced_by(maker)
 
 
@@ -607,8 +650,7 @@ def _add_absorbed_work(matching: _Matching) -> None:
         match = matches.get(node)
         if match is None:
             continue
-        others = {place for worker in work if (place := original.place_of.get(worker)) is not None}
-        places = frozenset(others | (match.replaced.places or {match.place}))
+        places = original.places_among(work) | (match.replaced.places or {match.place})
         owners = match.replaced.owners | original.owners_among(work)
         if match.survivor is not None:
             owners |= original.owners_among([match.survivor])
@@ -630,38 +672,23 @@ def _match_by_neighbours(matching: _Matching, outside: Callable[[], Place]) -> N
             if maker in matches:
                 matches[node] = Match("neighbours", matches[maker].place)
     for node, _ in reversed(matching.nodes):
-        if node not in matches:
-            _inherit_shared_place(matching, node, [_nodes_reading(node)])
+        if node not in matches and len(tags_of(places := _matched_places(matching, _nodes_reading(node)))) == 1:
+            matches[node] = Match("neighbours", matching.original.places.common(places))
     for node, enclosing in matching.nodes:
         if node in matches:
             continue
-        sides = [_nodes_feeding(node), _nodes_reading(node)]
-        if _inherit_shared_place(matching, node, sides) or _inherit_common_place(matching, node):
-            continue
-        if enclosing is not None and enclosing in matches:
+        fed, read = (_matched_places(matching, side) for side in (_nodes_feeding(node), _nodes_reading(node)))
+        shared = next((places for places in (fed, read) if len(tags_of(places)) == 1), read or fed)
+        if shared:
+            matches[node] = Match("neighbours", matching.original.places.common(shared))
+        elif enclosing is not None and enclosing in matches:
             matches[node] = Match("neighbours", matches[enclosing].place)
         else:
             matches[node] = Match("root", outside())
 
 
-def _inherit_shared_place(matching: _Matching, node: ir.Node, sides: Iterable[Iterator[ir.Node]]) -> bool:
-    """Take the place that all neighbours on one side share."""
-    for side in sides:
-        places = {match.place for neighbour in side if (match := matching.matches.get(neighbour)) is not None}
-        if places and len({place.tag for place in places}) == 1:
-            matching.matches[node] = Match("neighbours", matching.original.places.common(places))
-            return True
-    return False
-
-
-def _inherit_common_place(matching: _Matching, node: ir.Node) -> bool:
-    """Take the deepest place that contains all neighbours on one side."""
-    for side in (_nodes_reading(node), _nodes_feeding(node)):
-        places = {match.place for neighbour in side if (match := matching.matches.get(neighbour)) is not None}
-        if places:
-            matching.matches[node] = Match("neighbours", matching.original.places.common(places))
-            return True
-    return False
+def _matched_places(matching: _Matching, nodes: Iterable[ir.Node]) -> set[Place]:
+    return {match.place for node in nodes if (match := matching.matches.get(node)) is not None}
 
 
 def _nodes_reading(node: ir.Node) -> Iterator[ir.Node]:

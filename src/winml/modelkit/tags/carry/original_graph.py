@@ -1,13 +1,13 @@
 """Indexes the graph before a foreign tool: its nodes by name, by the values they produce and by place.
 
-Answers which original nodes lie behind a value that no longer exists. Does not look at the nodes after the tool;
-``matching`` does.
+Does not look at the nodes after the tool; ``matching`` does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -27,7 +27,7 @@ from winml.modelkit.tags import address
 from winml.modelkit.tags.selector import recorded_modules
 from winml.modelkit.tags.tagging import all_nodes, listed_names, node_graphs
 
-_MOST_PLACES = 64
+MOST_PLACES = 64
 """Most modules listed for the nodes that one node replaced; beyond, only their common module is kept. Chosen: fused
 operators replace nodes of a handful of modules. The limit keeps the work linear in the size of the graph."""
 
@@ -162,7 +162,7 @@ class Places:
         for other in sorted(others, key=lambda other: other.index):
             for key, text in other.foreign:
                 values.setdefault(key, {}).update(dict.fromkeys(text.split(_JOINT)))
-        foreign = tuple((key, _JOINT.join(list(texts)[:_MOST_PLACES])) for key, texts in sorted(values.items()))
+        foreign = tuple((key, _JOINT.join(list(texts)[:MOST_PLACES])) for key, texts in sorted(values.items()))
         return place if foreign == place.foreign else self.add(place.tag, place.module, place.namespace, foreign)
 
 
@@ -229,15 +229,12 @@ class OriginalModel:
         self.dialects: dict[str, Pairs] = {}
         """Of a model without tags: tag that stands for a module → keys of other exporters that name the module."""
         self._has_metadata = any(node.metadata_props for node in nodes)
-        self.functions: dict[ir.OperatorIdentifier, GraphNames] = {}
         self.main = self._read_names(original.graph)
-        for identifier, function in original.functions.items():
-            self.functions[identifier] = self._read_names(function)
-        self._graph = original.graph
+        self.functions = {name: self._read_names(function) for name, function in original.functions.items()}
         self.initializers = original.graph.initializers
-        self._functions = original.functions.values()
-        self._static: set[ir.Node] | None = None
-        self._replaced: dict[ir.Node, Replaced] = {}
+        self.regions: dict[ir.Node, Replaced] = {}
+        """Node → the original nodes that a node with its outputs stands for, as far as that was asked."""
+        self._model = original
         self._readers: dict[str, frozenset[Place]] = {}
 
     def _read_names(self, graph: ir.Graph | ir.Function) -> GraphNames:
@@ -275,66 +272,6 @@ class OriginalModel:
         foreign = tuple((key, text) for key, text in metadata.items() if not _names_module(key))
         return self.places.add(tag, "", "", foreign)
 
-    def replaced_by_maker_of(
-        self, value: ir.Value | None, present: Container[str], claimed: Container[ir.Node]
-    ) -> Replaced:
-        """Return the original nodes behind a value that no longer exists; nothing where it still exists.
-
-        Args:
-            value: A value of the original.
-            present: Names of the values after the tool.
-            claimed: Original nodes that still exist.
-        """
-        maker = self.gone_maker(value, present, claimed)
-        return self.replaced_by(maker, present, claimed) if maker is not None else NOTHING
-
-    def replaced_by(self, node: ir.Node, present: Container[str], claimed: Container[ir.Node]) -> Replaced:
-        """Return the original nodes that one node producing the outputs of ``node`` stands for.
-
-        These are ``node`` and all nodes that produced values it needed and that no longer exist. The walk stops at
-        values and nodes that still exist, and at nodes that depend on no model input: a tool may compute constants and
-        shapes ahead, so they say nothing about where the work is done.
-
-        Results are cached: the arguments after the first must be the same in every call.
-        """
-        pending = [node]
-        started: set[ir.Node] = set()
-        while pending:
-            current = pending[-1]
-            if current in self._replaced:
-                pending.pop()
-                continue
-            started.add(current)
-            needed_makers = [
-                maker for value in current.inputs if (maker := self.gone_maker(value, present, claimed)) is not None
-            ]
-            # A node that was started and is not finished needs itself: the graph has a cycle.
-            unvisited = [maker for maker in needed_makers if maker not in self._replaced and maker not in started]
-            if unvisited:
-                pending += unvisited
-                continue
-            self._replaced[current] = self._joined_region(current, needed_makers)
-            pending.pop()
-        return self._replaced[node]
-
-    def _joined_region(self, node: ir.Node, makers: list[ir.Node]) -> Replaced:
-        place = self.place_of.get(node)
-        owners = {place} if place is not None and node.op_type in PRODUCTS else set()
-        if not makers:
-            return Replaced(frozenset((place,)) if place is not None else frozenset(), 1, node, frozenset(owners))
-        places = {place} if place is not None else set()
-        count = 1
-        for maker in makers:
-            region = self._replaced.get(maker, NOTHING)
-            # What only converted a value of another module is no work of that module.
-            if region.only is None or region.only.op_type not in CONVERTING or not places:
-                places |= region.places
-                owners |= region.owners
-            count += region.nodes
-        if len(places) > _MOST_PLACES:
-            places = {self.places.common(places)}
-        return Replaced(frozenset(places), count, owners=frozenset(owners))
-
     def owner(self, replaced: Replaced) -> Place:
         """Return the place of a node that replaced others: that of the products, else the common place of all."""
         if len(tags_of(replaced.owners)) != 1:
@@ -343,8 +280,11 @@ class OriginalModel:
 
     def owners_among(self, nodes: Iterable[ir.Node]) -> frozenset[Place]:
         """Return the places of the products among original nodes."""
-        found = (self.place_of.get(node) for node in nodes if node.op_type in PRODUCTS)
-        return frozenset(place for place in found if place is not None)
+        return self.places_among(node for node in nodes if node.op_type in PRODUCTS)
+
+    def places_among(self, nodes: Iterable[ir.Node]) -> frozenset[Place]:
+        """Return the places of original nodes."""
+        return frozenset(place for node in nodes if (place := self.place_of.get(node)) is not None)
 
     def readers_of_weight(self, name: str) -> frozenset[Place]:
         """Return the places of the nodes that read the weight of this name.
@@ -355,48 +295,28 @@ class OriginalModel:
         if places is None:
             weight = self.initializers.get(name)
             readers = (use.node for use in weight.uses()) if weight is not None and _is_weight(weight) else ()
-            places = frozenset(place for node in readers if (place := self.place_of.get(node)) is not None)
-            self._readers[name] = places
+            places = self._readers[name] = self.places_among(readers)
         return places
 
-    def gone_maker(
-        self, value: ir.Value | None, present: Container[str], claimed: Container[ir.Node]
-    ) -> ir.Node | None:
-        """Return the node that produced a value, where neither exists any more and the node worked on data."""
-        if value is None or value.name in present:
-            return None
-        maker = value.producer()
-        if maker is None or maker in claimed or maker in self.static:
-            return None
-        return maker
-
-    @property
+    @cached_property
     def static(self) -> set[ir.Node]:
         """Nodes that depend on no value of a model input: constants, shapes, and what is computed from those."""
-        if self._static is None:
-            self._static = set()
-            graphs: list[ir.Graph | ir.Function] = [self._graph, *self._functions]
-            for graph in graphs:
-                for node, _ in walk(graph):
-                    if self._is_static(node, self._static):
-                        self._static.add(node)
-        return self._static
+        static: set[ir.Node] = set()
+        for node in all_nodes(self._model):
+            if _is_static(node, static):
+                static.add(node)
+        return static
 
-    @staticmethod
-    def _is_static(node: ir.Node, static: Container[ir.Node]) -> bool:
-        if node.op_type in _READS_SHAPE_ONLY:
-            return True
-        if node.op_type in RANDOM_OPERATORS or next(node_graphs(node), None) is not None:
-            return False
-        for value in node.inputs:
-            if value is None:
-                continue
-            maker = value.producer()
-            if maker is None and not value.is_initializer():
-                return False
-            if maker is not None and maker not in static:
-                return False
+
+def _is_static(node: ir.Node, static: Container[ir.Node]) -> bool:
+    if node.op_type in _READS_SHAPE_ONLY:
         return True
+    if node.op_type in RANDOM_OPERATORS or next(node_graphs(node), None) is not None:
+        return False
+    return all(
+        value is None or (value.is_initializer() if (maker := value.producer()) is None else maker in static)
+        for value in node.inputs
+    )
 
 
 def _is_weight(value: ir.Value) -> bool:
