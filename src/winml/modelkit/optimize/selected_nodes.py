@@ -80,35 +80,21 @@ class _Part:
         """Put the rewritten nodes in the place of the original ones, in place."""
         graph = self.original.graph
         outside = FreshNames.of_graph(graph, without=frozenset(self.nodes))
-        values: dict[ir.Value, ir.Value] = {}
-        for name, value in rewritten.graph.initializers.items():
-            values[value] = self._weight(name, value, outside)
-        values |= {value: self.read[str(value.name)] for value in rewritten.graph.inputs if value not in values}
-        new_nodes = []
-        for node in rewritten.graph:
-            outputs = [
-                ir.Value(name=value.name, type=value.type, shape=value.shape, const_value=value.const_value)
-                for value in node.outputs
-            ]
-            for value in outputs:
+        values = {value: self.read[str(value.name)] for value in rewritten.graph.inputs if value.name in self.read}
+        values |= {value: self._weight(name, value, outside) for name, value in rewritten.graph.initializers.items()}
+        nodes, outputs = list(rewritten.graph), list(rewritten.graph.outputs)
+        rewritten.graph.outputs.clear()
+        rewritten.graph.remove(nodes)
+        for inner, value in values.items():
+            inner.replace_all_uses_with(value)
+        for node in nodes:
+            for value in node.outputs:
                 if value.name and value.name not in self.made:
                     value.name = outside.take(value.name)
-            values.update(zip(node.outputs, outputs, strict=True))
-            new_nodes.append(
-                ir.Node(
-                    node.domain,
-                    node.op_type,
-                    [value and values[value] for value in node.inputs],
-                    attributes=list(node.attributes.values()),
-                    overload=node.overload,
-                    outputs=outputs,
-                    name=outside.take(node.name or node.op_type),
-                    metadata_props=dict(node.metadata_props),
-                )
-            )
-        graph.insert_after(self.nodes[-1], new_nodes)
-        for value in rewritten.graph.outputs:
-            _replace_made_value(self.made[str(value.name)], values[value], graph)
+            node.name = outside.take(node.name or node.op_type)
+        graph.insert_after(self.nodes[-1], nodes)
+        for value in outputs:
+            _replace_made_value(self.made[str(value.name)], values.get(value, value), graph)
         graph.remove(self.nodes, safe=True)
         drop_unused_initializers(graph, self.read.values())
         for domain, version in rewritten.opset_imports.items():

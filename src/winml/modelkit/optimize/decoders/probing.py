@@ -30,7 +30,7 @@ class Probe:
     """Values that have to be given, in the order they were met."""
     nodes: tuple[ir.Node, ...]
     """In an order in which they can run."""
-    constants: Mapping[ir.Value, ir.TensorProtocol]
+    constants: tuple[ir.Value, ...]
     _session: Session | None = field(default=None, repr=False)
 
     def run(self, feeds: Mapping[ir.Value, Array]) -> Array:
@@ -46,32 +46,20 @@ class Probe:
         return next(iter(self._session.run(named).values()))
 
     def _as_bytes(self) -> bytes:
-        values = {leaf: ir.Value(name=leaf.name, type=leaf.type) for leaf in self.leaves}
-        initializers = []
-        for value, tensor in self.constants.items():
-            values[value] = ir.Value(name=value.name, type=ir.TensorType(tensor.dtype), const_value=tensor)
-            values[value].shape = ir.Shape(tensor.shape.numpy())
-            initializers.append(values[value])
-        nodes = []
-        for node in self.nodes:
-            inputs = [None if value is None else values[value] for value in node.inputs]
-            # Sizes are left out: those of the graph may be fixed where a probe has others.
-            outputs = [ir.Value(name=value.name, type=value.type) for value in node.outputs]
-            values |= zip(node.outputs, outputs, strict=True)
-            nodes.append(
-                ir.Node(node.domain, node.op_type, inputs, attributes=list(node.attributes.values()), outputs=outputs)
-            )
         owner = self.result.producer()
         assert owner is not None
         assert owner.graph is not None
-        graph = ir.Graph(
-            [values[leaf] for leaf in self.leaves],
-            [values[self.result]],
-            nodes=nodes,
-            initializers=initializers,
+        graph = ir.GraphView(
+            self.leaves,
+            [self.result],
+            nodes=self.nodes,
+            initializers=self.constants,
             opset_imports=dict(owner.graph.opset_imports),
             name="probe",
-        )
+        ).clone()
+        for value in (*graph.inputs, *(output for node in graph for output in node.outputs)):
+            # Sizes of the graph may be fixed where a probe has others.
+            value.shape = None
         content: bytes = ir.to_proto(ir.Model(graph, ir_version=_IR_VERSION)).SerializeToString()
         return content
 
@@ -87,7 +75,7 @@ def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool]) -> Prob
     """
     leaves: dict[ir.Value, None] = {}
     nodes: dict[ir.Node, None] = {}
-    constants: dict[ir.Value, ir.TensorProtocol] = {}
+    constants: dict[ir.Value, None] = {}
     waiting: list[tuple[ir.Value, bool]] = [(result, False)]
     while waiting:
         value, is_done = waiting.pop()
@@ -98,7 +86,7 @@ def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool]) -> Prob
         elif value.const_value is not None and node is None:
             if value.const_value.nbytes > _LARGEST_CONSTANT:
                 return None
-            constants[value] = value.const_value
+            constants[value] = None
         elif node is None or (value is not result and is_leaf(value)):
             if value.dtype is None:
                 return None
@@ -112,4 +100,4 @@ def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool]) -> Prob
             waiting += [(read, False) for read in node.inputs if read is not None]
     if result.dtype is None or not nodes:
         return None
-    return Probe(result, tuple(leaves), tuple(nodes), constants)
+    return Probe(result, tuple(leaves), tuple(nodes), tuple(constants))
