@@ -10,6 +10,7 @@ import heapq
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 from typing import Any, Literal
 
 import onnx_ir as ir
@@ -410,24 +411,17 @@ class _Folder:
     def _ordered(self, nodes: Sequence[ir.Node]) -> list[ir.Node]:
         """Return nodes in topological order, and as far as that allows in the order of the graph."""
         makers = {value: node for node in nodes for value in node.outputs}
-        waits: dict[ir.Node, int] = {}
-        readers: dict[ir.Node, list[ir.Node]] = {node: [] for node in nodes}
-        for node in nodes:
-            needed = {makers[value] for value in _reads(node) if value in makers}
-            waits[node] = len(needed)
-            for maker in needed:
-                readers[maker].append(node)
+        needed = {node: [makers[value] for value in _reads(node) if value in makers] for node in nodes}
+        sorter = TopologicalSorter(needed)
+        sorter.prepare()
         numbered = {self._position[node]: node for node in nodes}
-        ready = [place for place, node in numbered.items() if not waits[node]]
-        heapq.heapify(ready)
+        ready: list[int] = []
         ordered = []
-        while ready:
-            node = numbered[heapq.heappop(ready)]
-            ordered.append(node)
-            for reader in readers[node]:
-                waits[reader] -= 1
-                if not waits[reader]:
-                    heapq.heappush(ready, self._position[reader])
+        while sorter.is_active():
+            for node in sorter.get_ready():
+                heapq.heappush(ready, self._position[node])
+            ordered.append(numbered[heapq.heappop(ready)])
+            sorter.done(ordered[-1])
         return ordered
 
     def _define(self, function: _Function) -> None:
