@@ -12,9 +12,10 @@ from winml.modelkit.errors import StageError
 from winml.modelkit.ort.devices import choose_provider
 from winml.modelkit.ort.kernels import (
     AssignedNode,
-    answered,
+    ask_onnxruntime,
     find_assignment,
     read_placement,
+    reasons_in_log,
     reports_placement,
 )
 
@@ -54,17 +55,17 @@ def test_session_of_the_cpu_provider_says_that_it_takes_each_node(tmp_path: Path
 def test_answer_and_log_are_read_by_provider_and_node() -> None:
     """A reason is of the nodes named just above it; a line in between ends the unit."""
     told = {"assigned": [["QNNExecutionProvider", "/add", "Add", ""], ["CPUExecutionProvider", "/act/Erf", "Erf", ""]]}
-    read = read_placement("QNNExecutionProvider", told, LOG.splitlines(keepends=True))
+    read = read_placement("QNNExecutionProvider", told, reasons_in_log(LOG.splitlines(keepends=True)))
     assert (AssignedNode("/add", "Add", "", True), AssignedNode("/act/Erf", "Erf", "", False)) == read.nodes
     assert dict.fromkeys(("/act/Erf", "/act/Mul"), "QNN does not support this data type") == read.reasons
-    assert "no device" == read_placement("QNNExecutionProvider", {"problem": "no device"}, ()).problem
+    assert "no device" == read_placement("QNNExecutionProvider", {"problem": "no device"}, {}).problem
 
 
 def test_process_that_ends_or_hangs_is_told() -> None:
     """Without an answer nothing is known: not that a provider has no kernels."""
-    with pytest.raises(StageError, match="terminated its") as caught, answered({}, "Someone", 60):
-        pass
+    with pytest.raises(StageError, match="terminated its") as caught:
+        ask_onnxruntime({}, "Someone", 60)
     assert "KeyError" in caught.value.hint
     question = {"kernels_of": "CPUExecutionProvider"}
-    with pytest.raises(StageError, match=r"0.01 s"), answered(question, "Someone", 0.01):
-        pass
+    with pytest.raises(StageError, match=r"0.01 s"):
+        ask_onnxruntime(question, "Someone", 0.01)

@@ -136,6 +136,26 @@ def array_words(array: Array) -> str:
     return f"{_dtype_of(array)}[{', '.join(map(str, array.shape))}]"
 
 
+def fitted_array(item: GraphInput, array: Array, graph: str, hint: str) -> Array:
+    """Return an array in the type of an input.
+
+    Args:
+        item: The input.
+        array: Its value.
+        graph: Name of the graph, for messages.
+        hint: Advice on another shape.
+
+    Raises:
+        UsageError: the shape is another.
+    """
+    array = np.ascontiguousarray(array.astype(item.dtype, copy=False))
+    if not item.takes_sizes(array.shape):
+        raise UsageError(
+            f"input {item.name!r} is {array_words(array)}, but {graph} was built for {item.words}", hint=hint
+        )
+    return array
+
+
 def _dtype_of(array: Array) -> str:
     return "string" if array.dtype.kind == "U" else str(array.dtype)
 
@@ -562,7 +582,7 @@ def _refuse_oversized(archive: zipfile.ZipFile, source: str) -> None:
                 f"{source}: array {name!r} declares {size_words(declared)} and has {size_words(member.file_size)}",
                 hint="Save it again with numpy.savez.",
             )
-        if free is not None and total > free:
+        if total > free:
             raise InputError(
                 f"{source}: the arrays up to {name!r} need {size_words(total)}, but {size_words(free)} of "
                 "memory are free",

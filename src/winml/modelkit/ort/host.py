@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import platform
@@ -30,26 +29,16 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def available_bytes() -> int | None:
-    """Return the bytes this process may still take, or None where the system does not tell.
+def available_bytes() -> int:
+    """Return the bytes this process may still take.
 
     On macOS it is the total memory: the system does not count memory that it can free as available.
     """
-    if sys.platform == "win32":
-        return _windows_available()
-    if not sys.platform.startswith("linux"):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = (_linux_available(), _container_available())
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _linux_available() -> int | None:
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
-    except OSError:
-        return None
-    lines = [line.split()[1] for line in text.splitlines() if line.startswith("MemAvailable:")]
-    return int(lines[0]) * 1024 if lines else None
+    memory = psutil.virtual_memory()
+    if not sys.platform.startswith(("linux", "win32")):
+        return int(memory.total)
+    limit = _container_available()
+    return int(memory.available) if limit is None else min(int(memory.available), limit)
 
 
 def _container_available(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
@@ -64,24 +53,6 @@ def _container_available(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
         return None
     cached = next((int(line.split()[1]) for line in statistics if line.startswith("file ")), 0)
     return max(0, int(limit) - used_bytes + cached)
-
-
-class _MemoryStatus(ctypes.Structure):
-    _fields_ = (
-        ("length", ctypes.c_ulong),
-        ("load_percent", ctypes.c_ulong),
-        *((name, ctypes.c_ulonglong) for name in ("total", "available", "total_page", "available_page")),
-        *((name, ctypes.c_ulonglong) for name in ("total_virtual", "available_virtual", "available_extended")),
-    )
-
-
-def _windows_available() -> int | None:
-    status = _MemoryStatus()
-    status.length = ctypes.sizeof(status)
-    kernel = ctypes.windll.kernel32  # type: ignore[attr-defined]  # only there on Windows
-    if not kernel.GlobalMemoryStatusEx(ctypes.byref(status)):
-        return None
-    return int(status.available)
 
 
 _SAMPLING_SECONDS = 0.05

@@ -10,8 +10,7 @@ import json
 import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,16 +23,19 @@ from winml.modelkit.onnx.files.recovery import temporary_folder
 from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.graph_inputs import element_type
 from winml.modelkit.ort.processes import start_python
+from winml.modelkit.records import Record
 
 
-@contextmanager
-def answered(question: Mapping[str, object], who: str, seconds: float) -> Iterator[tuple[dict[str, Any], Path]]:
-    """Yield the answer and the file of what the process printed, for the block.
+def ask_onnxruntime(question: Mapping[str, object], who: str, seconds: float) -> tuple[dict[str, Any], dict[str, str]]:
+    """Ask ONNX Runtime in a separate process.
 
     Args:
-        question: As ``asking`` takes it, without the file of the answer.
-        who: Who is asked, for messages.
+        question: As ``placement_query`` takes it, without the file of the answer.
+        who: Subject of the messages.
         seconds: After which the process is ended.
+
+    Returns:
+        The answer, and name of a node → why the provider does not run it, where it printed a reason.
 
     Raises:
         StageError: the process ended without an answer, or did not answer in time.
@@ -48,29 +50,21 @@ def answered(question: Mapping[str, object], who: str, seconds: float) -> Iterat
                 "winml.modelkit.ort.placement_query", task, stdout=stream, stderr=stream, cwd=folder
             ) as process,
         ):
+            problem = "terminated its process without a result"
             try:
                 process.wait(seconds)
             except subprocess.TimeoutExpired:
-                raise StageError(
-                    f"{who} did not respond within {seconds:g} s; its process was terminated",
-                    hint=f"{_last_line(log)} Use different --ep-options, or a different --ep.".strip(),
-                ) from None
+                problem = f"did not respond within {seconds:g} s; its process was terminated"
             finally:
                 process.kill()  # nothing where it has ended
-        reported = _read(output)
-        if reported is None:
+        try:
+            reported = dict(json.loads(output.read_text(encoding="utf-8")))
+        except (OSError, ValueError):  # none, or cut off
             raise StageError(
-                f"{who} terminated its process without a result",
-                hint=f"{_last_line(log)} Use different --ep-options, or a different --ep.".strip(),
-            )
-        yield reported, log
-
-
-def _read(output: Path) -> dict[str, object] | None:
-    try:
-        return dict(json.loads(output.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return None  # none, or cut off
+                f"{who} {problem}", hint=f"{_last_line(log)} Use different --ep-options, or a different --ep.".strip()
+            ) from None
+        with log.open(encoding="utf-8", errors="replace") as lines:
+            return reported, reasons_in_log(lines)
 
 
 def _last_line(log: Path) -> str:
@@ -191,14 +185,12 @@ def kernel_table(provider: str, opsets: Mapping[str, int]) -> KernelTable | None
 def _listed(provider: str) -> tuple[dict[_Operator, list[_Kernel]], dict[_Operator, list[_Schema]]]:
     kernels: dict[_Operator, list[_Kernel]] = defaultdict(list)
     schemas: dict[_Operator, list[_Schema]] = defaultdict(list)
-    with answered({"kernels_of": provider}, provider, _SECONDS) as (reported, _):
-        for domain, name, first, last, types in reported["kernels"]:
-            allowed = {key: frozenset(map(element_type, names)) for key, names in types.items()}
-            kernels[_own_domain(domain), name].append(_Kernel(first, last, allowed))
-        for domain, name, since, inputs, outputs in reported["schemas"]:
-            schemas[_own_domain(domain), name].append(
-                _Schema(since, list(map(tuple, inputs)), list(map(tuple, outputs)))
-            )
+    reported, _ = ask_onnxruntime({"kernels_of": provider}, provider, _SECONDS)
+    for domain, name, first, last, types in reported["kernels"]:
+        allowed = {key: frozenset(map(element_type, names)) for key, names in types.items()}
+        kernels[_own_domain(domain), name].append(_Kernel(first, last, allowed))
+    for domain, name, since, inputs, outputs in reported["schemas"]:
+        schemas[_own_domain(domain), name].append(_Schema(since, list(map(tuple, inputs)), list(map(tuple, outputs))))
     return kernels, schemas
 
 
@@ -280,18 +272,12 @@ def find_assignment(model: Path, chosen: ChosenProvider) -> Assignment:
     Raises:
         StageError: the process ended without an answer, or did not end in time.
     """
-    question = {
-        "model": str(model.absolute()),
-        "providers": list(chosen.names),
-        "options": dict(chosen.options),
-        "as_compiled": chosen.provider.compiles,
-    }
-    name = chosen.provider.name
-    with (
-        answered(question, name, _ASSIGNMENT_SECONDS) as (reported, log),
-        log.open(encoding="utf-8", errors="replace") as lines,
-    ):
-        return read_placement(name, reported, lines)
+    question = {**_session_question(model, chosen), "as_compiled": chosen.provider.compiles}
+    return read_placement(chosen.provider.name, *ask_onnxruntime(question, chosen.provider.name, _ASSIGNMENT_SECONDS))
+
+
+def _session_question(model: Path, chosen: ChosenProvider) -> dict[str, object]:
+    return {"model": str(model.absolute()), "providers": list(chosen.names), "options": dict(chosen.options)}
 
 
 @dataclass(frozen=True)
@@ -318,37 +304,27 @@ def compile_to_file(source: Path, target: Path, chosen: ChosenProvider, *, embed
     Raises:
         StageError: the process ended without an answer, or did not end in time.
     """
-    name = chosen.provider.name
-    question = {
-        "model": str(source.absolute()),
-        "compile_to": str(target.absolute()),
-        "embed": embed,
-        "providers": list(chosen.names),
-        "options": dict(chosen.options),
-    }
-    with (
-        answered(question, name, _COMPILATION_SECONDS) as (reported, log),
-        log.open(encoding="utf-8", errors="replace") as lines,
-    ):
-        return CompiledByProvider(_reasons(lines), reported.get("problem", ""), reported.get("refused_options", ""))
+    question = {**_session_question(source, chosen), "compile_to": str(target.absolute()), "embed": embed}
+    reported, reasons = ask_onnxruntime(question, chosen.provider.name, _COMPILATION_SECONDS)
+    return CompiledByProvider(reasons, reported.get("problem", ""), reported.get("refused_options", ""))
 
 
-def read_placement(name: str, reported: Mapping[str, Any], log: Iterable[str]) -> Assignment:
+def read_placement(name: str, reported: Mapping[str, Any], reasons: Mapping[str, str]) -> Assignment:
     """Return what a session told of a provider.
 
     Args:
         name: The provider.
         reported: The answer of the process.
-        log: Lines that it printed.
+        reasons: Name of a node that is left → why.
     """
-    reasons = _reasons(log)
     if "problem" in reported:
         return Assignment(reasons=reasons, problem=reported["problem"])
     nodes = tuple(AssignedNode(node, op_type, domain, ep == name) for ep, node, op_type, domain in reported["assigned"])
     return Assignment(nodes, reasons)
 
 
-def _reasons(lines: Iterable[str]) -> dict[str, str]:
+def reasons_in_log(lines: Iterable[str]) -> dict[str, str]:
+    """Return name of a node → why a provider does not run it, from the lines that it printed."""
     reasons: dict[str, str] = {}
     names: list[str] = []
     for line in lines:
@@ -367,7 +343,7 @@ _TABLES = Path(__file__).with_name("documented_operators.json")
 
 
 @dataclass(frozen=True)
-class DocumentedOperator:
+class DocumentedOperator(Record):
     """One operator of a table."""
 
     limit: str = ""
@@ -379,7 +355,7 @@ class DocumentedOperator:
 
 
 @dataclass(frozen=True)
-class OperatorTable:
+class OperatorTable(Record):
     """The operators that one provider documents."""
 
     source: str
@@ -388,35 +364,20 @@ class OperatorTable:
     """What the document says it is about."""
     operators: Mapping[str, DocumentedOperator]
     """Operator, with its domain where that is not ONNX's own (``com.microsoft.Gelu``) → what is said of it."""
-    also: Mapping[str, str]
+    also: Mapping[str, str] = field(default_factory=dict)
     """Operators that run as part of a pattern only → the pattern, in words."""
-    casts: Mapping[str, str]
+    casts: Mapping[str, str] = field(default_factory=dict)
     """Element types that are taken as others → how, in words."""
-    opsets: tuple[int, int] | None
+    opsets: tuple[int, int] | None = None
     """Oldest and newest opset; None where the document says none."""
-    caveat: str
+    caveat: str = ""
     """What else the document says of the table; empty for nothing."""
 
 
 def operator_table(short: str) -> OperatorTable | None:
     """Return the table of a provider by its short name; None where there is none."""
     table = _tables().get(short)
-    if table is None:
-        return None
-    operators = {
-        name: DocumentedOperator(entry.get("limit", ""), tuple(entry.get("types", ())), tuple(entry.get("devices", ())))
-        for name, entry in table["operators"].items()
-    }
-    opsets = table.get("opsets")
-    return OperatorTable(
-        source=table["source"],
-        version=table["version"],
-        operators=operators,
-        also=table.get("also", {}),
-        casts=table.get("casts", {}),
-        opsets=None if opsets is None else (opsets[0], opsets[1]),
-        caveat=table.get("caveat", ""),
-    )
+    return None if table is None else OperatorTable.from_fields(table)
 
 
 def documented_providers() -> tuple[str, ...]:

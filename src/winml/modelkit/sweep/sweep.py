@@ -256,7 +256,7 @@ def _queue(plan: SweepPlan, options: SweepOptions) -> WorkQueue:
     if (requested := _requested_queue(options)) is not None:
         kind, address = requested
         return kind.open(address, options.seconds, options.resident_bytes, options.jobs)
-    free = int(_MEMORY_SHARE * (available_bytes() or psutil.virtual_memory().total))
+    free = int(_MEMORY_SHARE * available_bytes())
     most = max(1, min(available_cores(), free // (options.resident_bytes or _CELL_BYTES)))
     jobs = options.jobs or (1 if "perf" in plan.do else most)
     share = free // jobs
