@@ -27,7 +27,7 @@ from winml.modelkit.compare.by_module.onnx_side import OnnxSide
 from winml.modelkit.compare.by_module.sides import SidePair
 from winml.modelkit.compare.comparing import at_step
 from winml.modelkit.errors import UsageError
-from winml.modelkit.generate.generation.encoder_decoder_text import prepare_encoder_decoder
+from winml.modelkit.generate.generation.media_prompts import prepare_encoder_decoder
 from winml.modelkit.generate.generation.writing import write_texts
 from winml.modelkit.models.caches.layout import loop_cache_name
 from winml.modelkit.ort.decoding.inputs import DecoderRun, decoder_feeds

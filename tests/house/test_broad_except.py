@@ -10,10 +10,8 @@ import ast
 from house.sources import functions, modules
 
 BOUNDARIES: dict[str, str] = {
-    "compare.verification.generated_text:generate_reference": "a foreign generate(); told as the reason",
-    "compare.verification.parts.encoder_decoder:_generate": "as generate_reference: a foreign generate()",
-    "compare.verification.parts.encoder_decoder:measure_encoder_decoder_text": "as above: a foreign forward",
-    "compare.verification.parts.vision_language:_generate": "as generate_reference: a foreign generate()",
+    "compare.verification.generated_text:generated_or_reason": "a foreign generate(); told as the reason",
+    "compare.verification.parts_together:_measured_reference": "as above: a foreign forward",
     "compare.verification.reference_run:run_reference": "said again with inputs and module",
     "compare.by_module.first_wrong_module:name_first_wrong_module": "the failure stays as it is; says what went wrong",
     "evaluate.sides:TorchSide.run": "a foreign forward raises what it likes; said again with its values",
@@ -26,7 +24,7 @@ BOUNDARIES: dict[str, str] = {
     "onnx.files.foreign_files:foreign_parser": "parsers of foreign files raise what they like; said with the file",
     "onnx.files.placing:_named_data": "what is replaced may be anything at all; then it names no data of ours",
     "onnx.stage:run_passes": "a library pass raises what it likes; said again with its name and place",
-    "generate.generation.causal_lm:generated_by.work": "raised again in the thread that waits",
+    "generate.generation.transformers_loop:generated_by.work": "raised again in the thread that waits",
     "samples.processors:tokenizer_call": "tokenizers raises nothing more narrow, and panics; the rest is raised",
     "generate.generation.template_rendering:_render": "a template is foreign code; said again as its, with the folder",
     "inspect.model_inspection:run_weightless": "a foreign forward may need values; becomes a result with its reason",

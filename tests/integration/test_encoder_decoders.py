@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from dataclasses import dataclass
@@ -20,15 +19,11 @@ from encoder_decoder import save_encoder_decoder
 from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig, compare_models
 from winml.modelkit.builds.layouts.genai import genai_texts
 from winml.modelkit.builds.layouts.layout import LAYOUTS, refuse_models
-from winml.modelkit.compare.verification.parts.encoder_decoder import (
-    EncoderDecoderParts,
-    compare_encoder_decoder_generation,
-    measure_encoder_decoder_text,
-)
+from winml.modelkit.compare.verification.parts_together import TextParts
 from winml.modelkit.compare.verification.reference_run import prepared_part
 from winml.modelkit.errors import UsageError, VerificationError
-from winml.modelkit.generate.generation.seq2seq import EncoderDecoderModel
 from winml.modelkit.generate.generation.settings import part_position_limit
+from winml.modelkit.generate.generation.transformers_loop import EncoderDecoderModel
 from winml.modelkit.models.inputs.options import ShapeConfig
 from winml.modelkit.models.model import load_model
 from winml.modelkit.models.request import ModelRequest
@@ -75,7 +70,12 @@ def encoded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     exporter = HTPExporter(WinMLExportConfig(exporter="torchscript"))
     result = exporter.export_checkpoint(ModelRequest(str(folder)), folder / "onnx" / "model.onnx")
     reference = getattr(transformers, CLASSES[request.param]).from_pretrained(folder).eval()
-    return Encoded(folder, result, reference, EncoderDecoderModel(*(part.model_path for part in result.parts)))
+    return Encoded(
+        folder,
+        result,
+        reference,
+        EncoderDecoderModel(dict(zip(("encoder", "decoder"), (part.model_path for part in result.parts), strict=True))),
+    )
 
 
 def test_names_are_those_other_tools_know(encoded: Encoded) -> None:
@@ -150,7 +150,7 @@ def test_text_begins_with_the_language_and_task_of_the_files(
     }  # fmt: skip
     (tmp_path / "generation_config.json").write_text(json.dumps(told), encoding="utf-8")
     shutil.copy(encoded.folder / "config.json", tmp_path)
-    model = EncoderDecoderModel.of_graphs(encoded.model.graphs, tmp_path)
+    model = EncoderDecoderModel.of_graph(encoded.model.graph, tmp_path)
     for asked, language in (({}, 11), ({"language": "en"}, 10)):
         written = model.generate(**encoded.inputs(), max_new_tokens=5, **settings, **asked)
         assert [[2, language, 12, 13]] * 2 == written[:, :4].tolist()
@@ -179,7 +179,7 @@ def test_loop_of_a_model_type_returns_the_same_tokens(
     }  # fmt: skip
     (tmp_path / "generation_config.json").write_text(json.dumps(told), encoding="utf-8")
     shutil.copy(encoded.folder / "config.json", tmp_path)
-    model = EncoderDecoderModel.of_graphs(encoded.model.graphs, tmp_path)
+    model = EncoderDecoderModel.of_graph(encoded.model.graph, tmp_path)
     reference = transformers.WhisperForConditionalGeneration(encoded.reference.config).eval()
     reference.load_state_dict(encoded.reference.state_dict())
     reference.generation_config = transformers.GenerationConfig.from_pretrained(tmp_path)
@@ -198,7 +198,7 @@ def test_loop_of_a_model_type_writes_long_recordings(encoded: Encoded, tmp_path:
     }  # fmt: skip
     (tmp_path / "generation_config.json").write_text(json.dumps(told), encoding="utf-8")
     shutil.copy(encoded.folder / "config.json", tmp_path)
-    model = EncoderDecoderModel.of_graphs(encoded.model.graphs, tmp_path)
+    model = EncoderDecoderModel.of_graph(encoded.model.graph, tmp_path)
     reference = transformers.WhisperForConditionalGeneration(encoded.reference.config).eval()
     reference.load_state_dict(encoded.reference.state_dict())
     reference.generation_config = transformers.GenerationConfig.from_pretrained(tmp_path)
@@ -238,21 +238,21 @@ def test_input_that_no_graph_takes_is_refused(encoded: Encoded, name: str) -> No
 def test_graphs_of_two_models_do_not_write_the_text(encoded: Encoded, tmp_path: Path) -> None:
     """The comparison finds a decoder that was given what another encoder answered."""
     loaded = load_model(ModelRequest(str(encoded.folder)))
-    encoder, decoder = loaded.parts
-    paths = [part.model_path for part in encoded.result.parts]
-    other = onnx.load(paths[0])
+    decoder = loaded.parts[1]
+    paths = dict(zip(["encoder", "decoder"], [part.model_path for part in encoded.result.parts], strict=True))
+    other = onnx.load(paths["encoder"])
     for weight in other.graph.initializer:
         if len(weight.dims) == 2 and weight.data_type == onnx.TensorProto.FLOAT:
             weight.raw_data = bytes(len(weight.raw_data))
     onnx.save(other, tmp_path / "encoder.onnx")
     with prepared_part(decoder) as prepared:
-        parts = EncoderDecoderParts(encoder, prepared, paths[1], paths[0])
-        assert not isinstance(compare_encoder_decoder_generation(parts, 0), str)
+        parts = TextParts.of(loaded.parts, prepared, paths)
+        mixed = TextParts.of(loaded.parts, prepared, {**paths, "encoder": tmp_path / "encoder.onnx"})
+        assert not isinstance(parts.compare(0), str)
         with pytest.raises(VerificationError, match="1 tokens after 0"):
-            compare_encoder_decoder_generation(dataclasses.replace(parts, encoder_path=tmp_path / "encoder.onnx"), 0)
+            mixed.compare(0)
         # The same of files of few bits: rounding is far below 80 dB, and another encoder tells nothing of this one.
-        same = measure_encoder_decoder_text(parts, 0)
-        other = measure_encoder_decoder_text(dataclasses.replace(parts, encoder_path=tmp_path / "encoder.onnx"), 0)
+        same, other = parts.measure(0), mixed.measure(0)
         assert not isinstance(same, str)
         assert not isinstance(other, str)
         assert same.sqnr_db > 80 > 40 > other.sqnr_db
@@ -268,7 +268,7 @@ def test_readers_that_compute_the_keys_in_the_decoder_are_refused(encoded: Encod
 def test_parts_that_genai_has_no_type_for_are_refused(encoded: Encoded) -> None:
     """It knows recordings of thirty seconds only; what is in the way is named."""
     models = {part.name: (part.model_path, part.model_path.name) for part in encoded.result.parts}
-    names = ", ".join(item.name for item in encoded.model.graphs.inputs)
+    names = ", ".join(item.name for item in encoded.model.graph.encoder.inputs)
     problem = "100 frames of audio; expected 3000" if names == "input_features" else f"an encoder with inputs {names}"
     with pytest.raises(UsageError, match=f"--layout genai: onnxruntime-genai has no type for {problem}"):
         genai_texts(models, {})
@@ -420,7 +420,7 @@ def test_size_open_by_default_that_freezes_is_fixed_with_a_note(tmp_path: Path) 
     (note,) = (note for note in result.model_notes if note.startswith("sequence_length"))
     assert "axis 1 of input_ids" in note
     assert '{"sequence_length": 64}' in note
-    model = EncoderDecoderModel(*(tmp_path / f"model_{part}.onnx" for part in ("encoder", "decoder")))
+    model = EncoderDecoderModel({part: tmp_path / f"model_{part}.onnx" for part in ("encoder", "decoder")})
     reference = transformers.PegasusXForConditionalGeneration.from_pretrained(folder)
     tokens = torch.randint(3, 100, (2, 9), generator=torch.Generator().manual_seed(1))
     pair: tuple[Any, Any] = (model, reference)
@@ -451,7 +451,7 @@ def test_decoder_reads_the_mask_that_the_encoder_answers(tmp_path: Path) -> None
     encoder, decoder = result.parts
     assert {spec.name: spec.shape for spec in encoder.inputs}["input_values"] == ("batch_size", 16000)
     assert "encoder_attention_mask" in {spec.name for spec in decoder.inputs}
-    model = EncoderDecoderModel(*(tmp_path / f"model_{part}.onnx" for part in ("encoder", "decoder")))
+    model = EncoderDecoderModel({part: tmp_path / f"model_{part}.onnx" for part in ("encoder", "decoder")})
     reference = transformers.MoonshineForConditionalGeneration.from_pretrained(folder)
     mask = torch.ones((2, 16000), dtype=torch.int64)
     mask[0, 9000:] = 0

@@ -13,10 +13,10 @@ from encoder_decoder import save_encoder_decoder
 from winml.modelkit import build_hf_model
 from winml.modelkit.compare.fidelity import FidelityInfo, OutputFidelity, output_fidelity
 from winml.modelkit.compare.files import refuse_below_minimum_sqnr
-from winml.modelkit.compare.verification.parts import part_files
+from winml.modelkit.compare.verification import parts_together
 from winml.modelkit.compare.words import fidelity_words
 from winml.modelkit.errors import VerificationError
-from winml.modelkit.generate.generation.seq2seq import EncoderDecoderModel
+from winml.modelkit.generate.generation.transformers_loop import EncoderDecoderModel
 
 CONFIG = {"export": {"exporter": "torchscript"}}
 
@@ -41,7 +41,7 @@ def test_parts_in_int4_are_compared_together(checkpoint: Path, tmp_path: Path) -
     assert "compared without the remaining parts" in encoder.summary
     for path in result.part_paths.values():
         assert "MatMulNBits" in {node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
-    model = EncoderDecoderModel(*result.part_paths.values())
+    model = EncoderDecoderModel(result.part_paths)
     written = model.generate(input_ids=torch.tensor([[5, 6, 7]]), max_new_tokens=4, min_new_tokens=4)
     assert (1, 5) == tuple(written.shape)
 
@@ -103,10 +103,10 @@ def test_files_beyond_a_size_are_not_run_as_a_whole(tmp_path: Path, monkeypatch:
     """All of them together count."""
     paths = [save_small(tmp_path / name) for name in ("a.onnx", "b.onnx")]
     size = sum(path.stat().st_size for path in paths)
-    monkeypatch.setattr(part_files, "MOST_WHOLE_BYTES", size)
-    assert "" == part_files.beyond_memory(paths)
-    monkeypatch.setattr(part_files, "MOST_WHOLE_BYTES", size - 1)
-    assert part_files.beyond_memory(paths).startswith("the files")
+    monkeypatch.setattr(parts_together, "MOST_WHOLE_BYTES", size)
+    assert "" == parts_together.beyond_memory(paths)
+    monkeypatch.setattr(parts_together, "MOST_WHOLE_BYTES", size - 1)
+    assert parts_together.beyond_memory(paths).startswith("the files")
 
 
 def save_small(path: Path) -> Path:

@@ -32,7 +32,7 @@ from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.models.resolution import resolve_model
 from winml.modelkit.onnx.bundle import ModelBundle
 from winml.modelkit.onnx.specs import DynamicRequest
-from winml.modelkit.ort.decoding.vision_language import VisionLanguageDecoder, VisionLanguageSessions
+from winml.modelkit.ort.decoding.parts import VisionLanguageDecoder
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.profile.perf import pytorch_run
 
@@ -267,7 +267,7 @@ def test_second_turn_sees_its_own_picture(checkpoint: Path, exported: ExportResu
 
 def test_images_are_spread_over_the_runs_of_a_prompt(exported: ExportResult, monkeypatch: pytest.MonkeyPatch) -> None:
     """A decoder that takes few tokens in a run gives the scores of one that takes them all."""
-    shown = VisionLanguageDecoder(VisionLanguageSessions(*(Session(part.model_path) for part in exported.parts)))
+    shown = VisionLanguageDecoder(*(Session(part.model_path) for part in exported.parts))
     (pixels,) = shown.embedder.image_inputs
     size = [item if isinstance(item, int) else 1 for item in pixels.shape]
     image = np.random.default_rng(3).standard_normal(size).astype(np.float32)

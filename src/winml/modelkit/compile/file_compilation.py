@@ -261,7 +261,7 @@ class Compilation(graph_file.GraphWork[CompileResult]):
         draws, expected, samples = reference_outputs(source, partial(_read_samples, request, folders))
         provider = self.chosen
         try:
-            session = Session(written, providers=provider.names, provider_options=provider.options)
+            session = provider.open(written)
             outputs = [session.run(draw) for draw in counted(draws, "sample")]
         except (StageError, UsageError) as error:
             reason = unreadable_reason(provider)

@@ -14,12 +14,7 @@ from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples
 from winml.modelkit.compare.files import refuse_below_minimum_sqnr
 from winml.modelkit.compare.outputs import VerificationInfo
-from winml.modelkit.compare.verification.parts.encoder_decoder import TextSample
-from winml.modelkit.compare.verification.parts.parts_together import (
-    compare_text_together,
-    decodes_for_others,
-    measure_text_together,
-)
+from winml.modelkit.compare.verification.parts_together import TextParts, TextSample, decodes_for_others
 from winml.modelkit.compare.verification.reference_run import (
     PreparedPart,
     prepared_part,
@@ -484,7 +479,7 @@ def _measured_text(run: ExportRun, prepared: PreparedPart, fidelity: FidelityInf
     if not decodes_for_others(decoder, parts):
         return replace(fidelity, is_part_alone=True)
     sample = _text_sample(parts, decoder, None if run.handover is None else run.handover.processors, run.seed)
-    text = measure_text_together(parts, prepared, run.staged, run.seed, sample)
+    text = TextParts.of(parts, prepared, run.staged).measure(run.seed, sample)
     if isinstance(text, str):
         run.inputs(decoder).notes.append(f"The parts were not compared as a whole: {text}.")
         return replace(fidelity, is_part_alone=True)
@@ -505,7 +500,7 @@ def _verify_text(run: ExportRun, prepared: PreparedPart, verification: Verificat
     if verification.in_float32:
         run.inputs(prepared.part).notes.append("No text was generated to compare: the weights are bfloat16.")
         return verification
-    generation = compare_text_together(run.loaded.parts, prepared, run.staged, run.seed)
+    generation = TextParts.of(run.loaded.parts, prepared, run.staged).compare(run.seed)
     if isinstance(generation, str):
         run.inputs(prepared.part).notes.append(f"No text was generated to compare: {generation}.")
         return verification
@@ -633,7 +628,7 @@ def words_of_text_together(
             return None
         with local_files_only(), prepared_part(decoder) as prepared:
             sample = _text_sample(loaded.parts, decoder, processor_folder(request), request.seed)
-            text = measure_text_together(loaded.parts, prepared, paths, request.seed, sample)
+            text = TextParts.of(loaded.parts, prepared, paths).measure(request.seed, sample)
     if isinstance(text, str):
         return f"not compared as a whole: {text}"
     # Of scores that are zero everywhere, a wrong graph would give the same.

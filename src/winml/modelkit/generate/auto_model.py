@@ -19,9 +19,12 @@ from winml.modelkit.builds.open_sizes import build_with_open_sizes
 from winml.modelkit.errors import InputError, TaskError, UsageError
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, DECODER, EMBEDDING, ENCODER, PROMPT, VISION, files_folder
 from winml.modelkit.generate.built_model import WinMLModel, config_beside, pad_token_beside
-from winml.modelkit.generate.generation.causal_lm import DecoderModel, generation_config_beside
-from winml.modelkit.generate.generation.seq2seq import EncoderDecoderModel
-from winml.modelkit.generate.generation.vision_language_model import VisionLanguageModel
+from winml.modelkit.generate.generation.transformers_loop import (
+    DecoderModel,
+    EncoderDecoderModel,
+    VisionLanguageModel,
+    generation_config_beside,
+)
 from winml.modelkit.models.caches.layout import CACHE_ARGUMENTS
 from winml.modelkit.models.checkpoints.task import canonical_task, inference_class, inference_classes
 from winml.modelkit.models.request import ModelRequest
@@ -156,17 +159,14 @@ class _BuiltModel(WinMLModel):
         """Open a decoder and what makes its inputs, as an object of this class that generates."""
         cls._refuse_other_task(parts[DECODER])
         opened: Any
-        if VISION in parts:
-            opened = _generating_class(VisionLanguageModel, cls.__name__)(parts, **options)
-            opened.inputs = opened.graph.embedder.image_inputs
-        elif PROMPT in parts:
+        if PROMPT in parts:
             opened = cls._open_file(parts[DECODER], **options)
             opened.prompt_path = parts[PROMPT]
             pair: WinMLModel = opened
             return pair
-        else:
-            opened = _generating_class(EncoderDecoderModel, cls.__name__)(parts[ENCODER], parts[DECODER], **options)
-            opened.inputs = opened.graphs.inputs
+        base = VisionLanguageModel if VISION in parts else EncoderDecoderModel
+        opened = _generating_class(base, cls.__name__)(parts, **options)
+        opened.inputs = opened.graph.first_inputs
         opened.path = str(parts[DECODER])
         opened.task = described_model(parts[DECODER]).get("task")
         model: WinMLModel = opened
@@ -224,7 +224,7 @@ class _GeneratingModel(DecoderModel, _BuiltModel):
     """Graph of fixed sizes that reads a prompt; None: the model's own reads it, too."""
 
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
-        super().__init__(path, **options)
+        _BuiltModel.__init__(self, path, **options)
         self._has_cache = bool(state_feeds(self._session))
 
     @functools.cached_property

@@ -32,8 +32,7 @@ from winml.modelkit.models.tensors import to_numpy, to_torch
 from winml.modelkit.onnx.bundle import described_model
 from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.ort.devices import choose_provider
-from winml.modelkit.ort.graph_inputs import GraphInput, graph_inputs
-from winml.modelkit.ort.sessions import Session
+from winml.modelkit.ort.graph_inputs import GraphInput, array_words, graph_inputs
 from winml.modelkit.samples.processors import open_config
 
 if TYPE_CHECKING:
@@ -116,10 +115,7 @@ class WinMLModel:
         # A pipeline logs an error for every class that is not one of transformers, and then works with it. Adding the
         # same filter again changes nothing.
         logging.getLogger(_LOGGER).addFilter(_is_no_complaint)
-        provider = choose_provider(ep, device, ep_options or {})
-        self._opened = functools.partial(
-            Session, providers=provider.names, provider_options=provider.options, threads=threads
-        )
+        self._opened = functools.partial(choose_provider(ep, device, ep_options or {}).open, threads=threads)
         self._session = self._opened(self.path)
         self.inputs: tuple[GraphInput, ...] = graph_inputs(self._session)
         self.main_input_name = self.inputs[0].name if self.inputs else ""
@@ -194,13 +190,13 @@ class WinMLModel:
         # What the model's own forward takes and the graph does not use changes no answer.
         unused = [name for name in values if name not in names and name in self._forward_parameters]
         # A mask that hides no pixel, as pipelines pass for one image, changes none either.
-        if "pixel_mask" in values and "pixel_mask" not in names and bool(_as_array(values["pixel_mask"]).all()):
+        if "pixel_mask" in values and "pixel_mask" not in names and bool(as_array(values["pixel_mask"]).all()):
             unused.append("pixel_mask")
         values = {name: value for name, value in values.items() if name not in unused}
         unknown = [name for name in values if name not in names]
         if unknown:
             raise UsageError(f"the model has no input {unknown[0]!r}: it takes {', '.join(names)}", hint="Omit it.")
-        arrays = {name: _as_array(value) for name, value in values.items()}
+        arrays = {name: as_array(value) for name, value in values.items()}
         for name in names:
             if name in _FILLERS and name not in arrays and (tokens := arrays.get(_tokens_beside(name))) is not None:
                 arrays[name] = np.full_like(tokens, _FILLERS[name])
@@ -282,7 +278,7 @@ class WinMLModel:
         )
         if not fits:
             raise UsageError(
-                f"input {item.name!r} is {_array_words(passed[item.name])}, but the model was built for {item.words}",
+                f"input {item.name!r} is {array_words(passed[item.name])}, but the model was built for {item.words}",
                 hint=f"Pad or resize it to this size ({self._fitting_ways(item, array)}), or build the model for a "
                 "different size or with this dimension dynamic.",
             )
@@ -334,17 +330,14 @@ def _output_class(model_class: Any) -> type[ModelOutput] | None:
     return next((choice for choice in choices if isinstance(choice, type) and issubclass(choice, ModelOutput)), None)
 
 
-def _as_array(value: Any) -> Array:
-    return to_numpy(value if isinstance(value, torch.Tensor) else torch.as_tensor(value))
+def as_array(value: Any) -> Array:
+    """Return a tensor, an array or a nested list as an array."""
+    return to_numpy(torch.as_tensor(value))
 
 
 def _tokens_beside(name: str) -> str:
     """Return the tokens whose positions an input goes along with."""
     return "decoder_input_ids" if name.startswith("decoder_") else "input_ids"
-
-
-def _array_words(array: Array) -> str:
-    return f"{array.dtype}[{', '.join(map(str, array.shape))}]"
 
 
 def _cast_to_graph(array: Array, item: GraphInput) -> Array:
@@ -357,7 +350,7 @@ def _cast_to_graph(array: Array, item: GraphInput) -> Array:
     if array.dtype == graph_dtype:
         return array
     if _is_float(array.dtype) != _is_float(graph_dtype):
-        raise UsageError(f"input {item.name!r} is {_array_words(array)}, but the model takes {item.words}")
+        raise UsageError(f"input {item.name!r} is {array_words(array)}, but the model takes {item.words}")
     return array.astype(graph_dtype)
 
 

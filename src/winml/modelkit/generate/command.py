@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from winml.modelkit.generate.generation.decoder_prompt import PreparedPrompt
-    from winml.modelkit.generate.text_records import GeneratedText
+    from winml.modelkit.generate.records import GeneratedText
     from winml.modelkit.models.request import ModelRequest
 
 STDIN = "-"
@@ -161,20 +161,15 @@ def _prepare(files: Mapping[str, Path], text: str | None, options: Mapping[str, 
     """Return what the model is given, in its tokens."""
     requested = {key: options[key] for key in _OF_SETTINGS}
     if ENCODER in files:
-        from winml.modelkit.generate.generation.encoder_decoder_text import prepare_encoder_decoder
+        from winml.modelkit.generate.generation.media_prompts import prepare_encoder_decoder
 
         image = next(iter(options["image"]), None)
         passed = {"prompt": text, "audio": options["audio"], "image": image}
         return prepare_encoder_decoder(files, passed, with_times=options["timestamps"], **requested)
-    chat = {"is_chat": options["chat"], "system": options["system"]}
-    if VISION in files:
-        from winml.modelkit.generate.generation.vision_language_text import prepare_vision_language
-
-        return prepare_vision_language(files, text or "", options["image"], **chat, **requested)
     from winml.modelkit.generate.generation.writing import prepare_prompt
 
-    model = files.get(ONLY_PART) or files[DECODER]
-    return prepare_prompt(model, text or "", reader=files.get(PROMPT), **chat, **requested)
+    chat = {"is_chat": options["chat"], "system": options["system"]}
+    return prepare_prompt(files, text or "", options["image"], **chat, **requested)
 
 
 def _refuse_early(options: Mapping[str, Any]) -> Mapping[str, Path]:
@@ -317,7 +312,7 @@ def _write(
 def _tell_result(result: GeneratedText, number: int | None, options: dict[str, object]) -> None:
     if options["quiet"]:
         return
-    from winml.modelkit.generate.text_table import generated_lines
+    from winml.modelkit.generate.table import generated_lines
 
     for line in generated_lines(result, number):
         tell(line)

@@ -511,13 +511,13 @@ def _runner(model: Any, built: Any, task: str, request: RunRequest) -> TaskRunne
     PyTorch takes audio and text of any length, also where the graph is padded or its text is cut.
     """
     from winml.modelkit.generate.answering import AUDIO, TEXT, TaskRunner
-    from winml.modelkit.generate.generation.seq2seq import EncoderDecoderModel
+    from winml.modelkit.generate.generation.transformers_loop import EncoderDecoderModel
 
     folder = files_folder(_described_file(request))
     graph_inputs = built.inputs if len(request.files) == 1 else ()
     if isinstance(built, EncoderDecoderModel):
         # The encoder pads a shorter text itself, and makes audio and images fit.
-        graph_inputs = tuple(item for item in built.graphs.inputs if item.name == TEXT)
+        graph_inputs = tuple(item for item in built.graph.encoder.inputs if item.name == TEXT)
     if model is not built:
         # A question is answered in windows of the context: with equal windows, the scores can be compared.
         whole = {AUDIO} if task == "question-answering" else {AUDIO, TEXT}
@@ -539,8 +539,7 @@ def _compared(
     model: Any,
 ) -> InferenceResult:
     """Return a result with what PyTorch answers in each call."""
-    from winml.modelkit.generate.answer_comparison import compared_answers
-    from winml.modelkit.generate.answering import tensor_answer
+    from winml.modelkit.generate.answering import compared_answers, tensor_answer
     from winml.modelkit.models.model import load_model
 
     checkpoint = _reference(request)

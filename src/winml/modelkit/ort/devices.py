@@ -6,11 +6,12 @@ An installed provider may still lack its driver; only opening a session shows th
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import onnxruntime as ort
 
@@ -31,7 +32,7 @@ from winml.modelkit.ort.plug_ins import (
     refuse_misspelled_options,
     stand_in_kind,
 )
-from winml.modelkit.ort.sessions import CPU
+from winml.modelkit.ort.sessions import CPU, Session
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,10 @@ class ChosenProvider:
     def names(self) -> tuple[str, ...]:
         """The providers for a session: operators the chosen one lacks run on the CPU."""
         return tuple(dict.fromkeys((self.provider.name, *CPU)))
+
+    def open(self, path: str | os.PathLike[str], **options: Any) -> Session:
+        """Open a file on this provider; the options are those of :class:`~winml.modelkit.ort.sessions.Session`."""
+        return Session(path, providers=self.names, provider_options=self.options, **options)
 
 
 PROCESSOR_HINT = "Set the target SoC: --ep-options soc_model=N, with Qualcomm's number for it."

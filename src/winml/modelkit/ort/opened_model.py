@@ -113,13 +113,7 @@ def open_model(path: Path, options: RunOptions, provider: ChosenProvider, **sess
     """
     resident_before, started = resident_bytes(), time.perf_counter()
     try:
-        session = Session(
-            path,
-            providers=provider.names,
-            provider_options=provider.options,
-            threads=options.threads,
-            **session_options,
-        )
+        session = provider.open(path, threads=options.threads, **session_options)
     except StageError as error:
         hint = (
             missing_option_hint(provider, error.message)

@@ -13,9 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 
@@ -43,7 +42,6 @@ from winml.modelkit.ort.session_settings import SessionSettings
 # Older versions on Windows ignore the environment variable that ort/__init__.py sets.
 ort.disable_telemetry_events()
 
-_T = TypeVar("_T")
 Shape = tuple[int | str | None, ...]
 """Sizes of a value; a dynamic dimension is its name, or None without one."""
 
@@ -109,10 +107,12 @@ class Session:
             WriteError: the graph as it is executed cannot be written.
         """
         self.name = (name or "the model in memory") if isinstance(model, bytes) else os.fspath(model)
-        self._path = None if isinstance(model, bytes) else Path(model)
-        source = self._path or source
+        self.model_path = None if isinstance(model, bytes) else Path(model)
+        """The file of the graph; None where it was passed as bytes."""
+        source = self.model_path or source
         _refuse_unknown(providers)
         self._adapter = None if adapter is None else ActiveAdapter(adapter)
+        self._run_options = None if self._adapter is None else self._adapter.options
         self._weights = dict(weights or {})
 
         self.check_seconds = 0.0
@@ -160,8 +160,15 @@ class Session:
                 _refuse_other_provider(source, self.name)
             raise _loading_error(self.name, error) from error
         _refuse_inactive(providers[0], self._session)
+        try:
+            inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+            self.metadata = dict(self._session.get_modelmeta().custom_metadata_map)
+            """The custom metadata of the file, by key."""
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{self.name} is damaged: a name or its metadata is not UTF-8 text", hint="Export or download it again."
+            ) from error
         _refuse_other_processor(self.name, self.metadata.get(COMPILE_KEY))
-        inputs, outputs = self._described(lambda: (self._session.get_inputs(), self._session.get_outputs()))
         self.inputs: dict[str, str] = {value.name: value.type for value in inputs}
         """Input name → type as ONNX Runtime writes it (``tensor(float)``), in order."""
         self.input_shapes: dict[str, Shape] = {value.name: tuple(value.shape) for value in inputs}
@@ -171,28 +178,6 @@ class Session:
             value.name: tuple(value.shape) for value in outputs if value.type.startswith("tensor")
         }
         """Declared or inferred shapes of the outputs that are tensors."""
-
-    @property
-    def _run_options(self) -> ort.RunOptions | None:
-        return None if self._adapter is None else self._adapter.options
-
-    @property
-    def metadata(self) -> dict[str, str]:
-        """The custom metadata of the file, by key."""
-        return self._described(lambda: dict(self._session.get_modelmeta().custom_metadata_map))
-
-    def _described(self, read: Callable[[], _T]) -> _T:
-        """Return what a file says of itself.
-
-        Raises:
-            InputError: it is no UTF-8 text.
-        """
-        try:
-            return read()
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{self.name} is damaged: a name or its metadata is not UTF-8 text", hint="Export or download it again."
-            ) from error
 
     def refuse_sizes(self, feeds: Arrays) -> None:
         """Refuse values of sizes for which the graph was not made, where it may answer wrongly without an error.
@@ -224,13 +209,7 @@ class Session:
                 states.
             StageError: ONNX Runtime refuses the values or fails; gives its reason.
         """
-        if set(feeds) != set(self.inputs):
-            raise UsageError(
-                f"{self.name} takes {', '.join(self.inputs) or 'no inputs'}; got {', '.join(feeds) or 'none'}"
-            )
-        with _run_errors(self.name):
-            outputs = self._run_values(feeds, {}, self.outputs if output_names is None else output_names)
-            return {name: to_array(value) for name, value in outputs.items()}
+        return self._run_values(feeds, {}, self.outputs if output_names is None else output_names, ())[0]
 
     def run_with_states(
         self, feeds: Arrays, states: Mapping[str, ort.OrtValue], retained: Collection[str]
@@ -239,7 +218,7 @@ class Session:
 
         Args:
             feeds: An array for each graph input that has no state.
-            states: Values of earlier runs by graph input; see :func:`state_of_zeros` for the first ones.
+            states: Values of earlier runs by graph input.
             retained: Graph outputs that stay in ONNX Runtime's memory.
 
         Returns:
@@ -249,44 +228,33 @@ class Session:
             UsageError: the names are not those of the graph's inputs.
             StageError: ONNX Runtime refuses the values or fails; gives its reason.
         """
-        if {*feeds, *states} != set(self.inputs):
-            raise UsageError(f"{self.name} takes {', '.join(self.inputs)}; got {', '.join((*feeds, *states))}")
-        with _run_errors(self.name):
-            outputs = self._run_values(feeds, states, self.outputs)
-            arrays = {name: to_array(value) for name, value in outputs.items() if name not in retained}
-            return arrays, {name: value for name, value in outputs.items() if name in retained}
+        return self._run_values(feeds, states, self.outputs, retained)
 
     def _run_values(
-        self, feeds: Arrays, states: Mapping[str, ort.OrtValue], output_names: Sequence[str]
-    ) -> dict[str, ort.OrtValue]:
+        self,
+        feeds: Arrays,
+        states: Mapping[str, ort.OrtValue],
+        output_names: Sequence[str],
+        retained: Collection[str],
+    ) -> tuple[dict[str, Array], dict[str, ort.OrtValue]]:
+        passed = (*feeds, *states)
+        if set(passed) != set(self.inputs):
+            raise UsageError(
+                f"{self.name} takes {', '.join(self.inputs) or 'no inputs'}; got {', '.join(passed) or 'none'}"
+            )
         self.refuse_sizes(feeds)
-        values = {**{name: to_ort_value(array) for name, array in feeds.items()}, **states}
-        outputs = self._session.run_with_ort_values(list(output_names), values, self._run_options)
-        return dict(zip(output_names, outputs, strict=True))
-
-    @property
-    def model_path(self) -> Path | None:
-        """The file of the graph; None where it was passed as bytes."""
-        return self._path
+        with _run_errors(self.name):
+            values = {**{name: to_ort_value(array) for name, array in feeds.items()}, **states}
+            outputs = self._session.run_with_ort_values(list(output_names), values, self._run_options)
+            named = dict(zip(output_names, outputs, strict=True))
+            arrays = {name: to_array(value) for name, value in named.items() if name not in retained}
+            return arrays, {name: value for name, value in named.items() if name in retained}
 
     @property
     def takes_states_in_place(self) -> bool:
-        """Whether :meth:`prepare_in_place` may be used: all values are in the memory of the CPU."""
+        """Whether :class:`InPlaceRun` may be used: all values are in the memory of the CPU."""
         providers: list[str] = self._session.get_providers()
         return providers == list(CPU)
-
-    def prepare_in_place(self, states: Mapping[str, ort.OrtValue], outputs: Mapping[str, str]) -> InPlaceRun:
-        """Return a run whose operators write new states into the memory of the old ones.
-
-        Args:
-            states: The memory by graph input; changed by every run.
-            outputs: Graph input → output that is its next value.
-
-        Raises:
-            StageError: ONNX Runtime refuses the values.
-        """
-        with _run_errors(self.name):
-            return InPlaceRun(self, self._session, states, outputs, self._run_options)
 
     def prepare(self, feeds: Arrays, *, io_binding: bool = True) -> PreparedRun:
         """Return a run on these values that can be repeated without passing them again.
@@ -314,23 +282,26 @@ class InPlaceRun:
     States are bound once: memory that a step adds to is neither allocated nor copied.
     """
 
-    def __init__(
-        self,
-        owner: Session,
-        session: ort.InferenceSession,
-        states: Mapping[str, ort.OrtValue],
-        outputs: Mapping[str, str],
-        run_options: ort.RunOptions | None,
-    ) -> None:
-        """Bind the states; use :meth:`Session.prepare_in_place`."""
-        self._owner, self._session, self._options = owner, session, run_options
-        self._binding = session.io_binding()
+    def __init__(self, session: Session, states: Mapping[str, ort.OrtValue], outputs: Mapping[str, str]) -> None:
+        """Bind the states.
+
+        Args:
+            session: A session with :attr:`Session.takes_states_in_place`.
+            states: The memory by graph input; changed by every run.
+            outputs: Graph input → output that is its next value.
+
+        Raises:
+            StageError: ONNX Runtime refuses the values.
+        """
+        self._session = session
         bound = {outputs[state] for state in states}
-        self._others = [value.name for value in session.get_outputs() if value.name not in bound]
-        self._bind_others()  # first, so that their values come first
-        for state, value in states.items():
-            self._binding.bind_ortvalue_input(state, value)
-            self._binding.bind_ortvalue_output(outputs[state], value)
+        self._others = [name for name in session.outputs if name not in bound]
+        with _run_errors(session.name):
+            self._binding = session._session.io_binding()
+            self._bind_others()  # first, so that their values come first
+            for state, value in states.items():
+                self._binding.bind_ortvalue_input(state, value)
+                self._binding.bind_ortvalue_output(outputs[state], value)
 
     def _bind_others(self) -> None:
         for name in self._others:
@@ -351,8 +322,8 @@ class InPlaceRun:
             UsageError: a size is beyond the bounds that the file states.
             StageError: ONNX Runtime refuses the values or fails; gives its reason.
         """
-        self._owner.refuse_sizes(feeds)
-        with _run_errors(self._owner.name):
+        self._session.refuse_sizes(feeds)
+        with _run_errors(self._session.name):
             # Bound again: otherwise a run writes into the outputs of the run before, which a caller may hold.
             arrays = {name: np.empty_like(like[name]) for name in self._others if name in like}
             if len(arrays) < len(self._others):
@@ -362,7 +333,7 @@ class InPlaceRun:
             values = {name: to_ort_value(array) for name, array in feeds.items()}  # refer to the arrays
             for name, value in values.items():
                 self._binding.bind_ortvalue_input(name, value)
-            self._session.run_with_iobinding(self._binding, self._options)
+            self._session._session.run_with_iobinding(self._binding, self._session._run_options)
             if len(arrays) == len(self._others):
                 return arrays
             outputs = self._binding.get_outputs()[: len(self._others)]
@@ -622,46 +593,6 @@ def _refuse_other_provider(source: Path, name: str) -> None:
             f"{name} is compiled for another execution provider",
             hint=f"winml run, perf, eval and generate run it with {options}.",
         )
-
-
-def state_of_zeros(shape: Sequence[int], dtype: str) -> ort.OrtValue:
-    """Return a value for :meth:`Session.run_with_states`: zeros, or nothing where a size is 0.
-
-    Args:
-        shape: Its sizes.
-        dtype: Its element type as numpy or ``ml_dtypes`` call it.
-    """
-    return to_ort_value(np.zeros(shape, getattr(ml_dtypes, dtype, dtype)))
-
-
-def state_rows(value: ort.OrtValue, rows: Sequence[int], axis: int = 0) -> ort.OrtValue:
-    """Return a value with chosen entries of an axis, in that order; they are copied."""
-    return to_ort_value(np.take(to_array(value), rows, axis=axis))
-
-
-def state_with_room(value: ort.OrtValue, retained: int, room: int, axis: int) -> ort.OrtValue:
-    """Return a value with the first entries of an axis, copied, and room for more of them.
-
-    Args:
-        value: The state.
-        retained: Entries that are copied.
-        room: Entries of the new value; what follows the copied ones is zero.
-        axis: The axis.
-    """
-    array = to_array(value)
-    sizes = list(array.shape)
-    sizes[axis] = room
-    roomy = np.zeros(sizes, array.dtype)
-    first = (slice(None),) * axis + (slice(retained),)
-    roomy[first] = array[first]
-    return to_ort_value(roomy)
-
-
-def last_entries(value: ort.OrtValue, count: int, axis: int) -> ort.OrtValue:
-    """Return a value with the last entries of an axis, copied; the value itself where it has no more."""
-    array = to_array(value)
-    start = array.shape[axis] - count
-    return value if start <= 0 else to_ort_value(array[(slice(None),) * axis + (slice(start, None),)])
 
 
 _DATA_LIMIT_BYTES = 1024

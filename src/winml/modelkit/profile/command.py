@@ -129,23 +129,20 @@ def _show_parts(
 
 
 def _show_generation(request: PerfRequest, plan: AnswerPlan[PerfSubject], options: Mapping[str, object]) -> None:
-    from winml.modelkit.generate.generation.measurement import (
-        measure_encoder_decoder_generation,
-        measure_generation,
-    )
+    from winml.modelkit.generate.generation.measurement import measure_generation
     from winml.modelkit.profile.table import generation_perf_document
 
     subject = plan.subject
     warmup = min(subject.latency.warmup, _WARMUP)
     latency = replace(subject.latency, iterations=request.iterations or _RUNS, warmup=warmup)
     with library_output_to_stderr():
-        if len(subject.models) > 1:
-            paths = {part: _path(subject, part, options) for part in subject.models}
+        paths = {part: _path(subject, part, options) for part in subject.models}
+        if len(paths) > 1:
             run = replace(subject.runs[ENCODER], shown=request.name)
-            result = measure_encoder_decoder_generation(paths, run, latency)
         else:
             ((part, run),) = subject.runs.items()
-            result = measure_generation(_path(subject, part, options), run, latency)
+            paths = {ONLY_PART: paths[part]}
+        result = measure_generation(paths, run, latency)
     show_answer(result.as_record(), plan.files, options, lambda: generation_perf_document(result))
 
 

@@ -25,8 +25,8 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.onnx.bundle import PartDescription, read_part_description
 from winml.modelkit.ort.decoding.decoder import DecoderGraph, GraphCache
-from winml.modelkit.ort.decoding.encoder_decoder import EncoderDecoder
 from winml.modelkit.ort.decoding.inputs import TOKEN_IDS
+from winml.modelkit.ort.decoding.parts import EncoderDecoder
 from winml.modelkit.ort.default_sizes import IMAGE_EDGE, SAMPLING_RATE_HZ
 from winml.modelkit.ort.graph_inputs import GraphInput, draw_feeds, settle_sizes, sizes_by_key
 from winml.modelkit.ort.opened_model import RunOptions, Values
@@ -262,10 +262,10 @@ def _texts(
         encoder = Session(_encoder_of(source, described))
         model = EncoderDecoder(encoder, session)
         first = model.text.first if model.text is not None else _first_token(processors)
-        for number, tokens in enumerate(token_texts(model.decoder.inputs, processors, seed)):
-            feeds = encoder_feeds(model.inputs, processors, sizes, seed + number)
+        for number, tokens in enumerate(token_texts(model.inputs, processors, seed)):
+            feeds = encoder_feeds(model.encoder.inputs, processors, sizes, seed + number)
             rows = len(next(iter(feeds.values())))
-            yield _Text(model.decoder, np.tile([first, *tokens[: _PROMPT_TOKENS - 1]], (rows, 1)), model.start(feeds))
+            yield _Text(model, np.tile([first, *tokens[: _PROMPT_TOKENS - 1]], (rows, 1)), model.start(feeds, rows))
     decoder = DecoderGraph(session)
     batch = next(item.shape[0] for item in decoder.inputs if item.name == TOKEN_IDS)
     rows = batch if isinstance(batch, int) else 1

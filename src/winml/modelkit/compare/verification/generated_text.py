@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import Rounding, compare_outputs
 from winml.modelkit.compare.verification.reference_run import PreparedPart, dtypes_inside
 from winml.modelkit.errors import first_line
+from winml.modelkit.models.caches.arguments import DECODER_TOKENS
 from winml.modelkit.models.caches.inputs import several_positions
 from winml.modelkit.models.caches.layout import CACHE_ARGUMENTS, EMBEDDED, CacheLayout, cache_field
 from winml.modelkit.models.inputs.shape_run import REFUSALS
@@ -35,8 +36,7 @@ _PROMPT, _PADDING = 7, 3
 NEW_TOKENS = 32
 SECOND_PROMPT = 4
 ROWS = 2
-_ANSWER = {"use_cache": True, "return_dict_in_generate": True, "output_logits": True}
-"""Arguments of generate()."""
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -106,14 +106,29 @@ def generate_reference(prepared: PreparedPart, seed: int) -> GeneratedText | str
     if count < 1:
         return f"the cache has only {room} tokens" if held is not None else f"the model has only {room} positions"
     tokens, mask = _prompts(part, seed)
-    try:
-        with as_the_user_calls_it(prepared), unchanged_attributes(prepared.model), quiet_libraries(), _FewRows():
-            assert part.cache is not None
-            is_padded = not mask.all()
-            if is_padded and part.cache.is_recurrent and not _hides_padding(part, prepared.model, tokens, mask):
-                mask = torch.ones_like(mask)
-            text = generated_text(part, prepared.model, (tokens, mask), count)
+
+    def generate() -> GeneratedText:
+        assert part.cache is not None
+        with _FewRows():
+            is_unsafe = not mask.all() and part.cache.is_recurrent
+            is_padded = not is_unsafe or _hides_padding(part, prepared.model, tokens, mask)
+            prompt = (tokens, mask if is_padded else torch.ones_like(mask))
+            text = generated_text(part, prepared.model, prompt, count)
             return replace(text, differs_in_pieces=_difference_in_pieces(part, prepared.model, text.steps[0]))
+
+    return generated_or_reason(prepared, generate)
+
+
+def generated_or_reason(prepared: PreparedPart, generate: Callable[[], _Result]) -> _Result | str:
+    """Return the result of generating with a model as its user calls it; the reason as a text if that fails.
+
+    Args:
+        prepared: The part, with values.
+        generate: Calls the model.
+    """
+    try:
+        with as_the_user_calls_it(prepared), unchanged_attributes(prepared.model), quiet_libraries():
+            return generate()
     except Exception as error:  # code of the model
         return f"generate() in PyTorch fails: {type(error).__name__}: {first_line(error)}"
 
@@ -137,85 +152,112 @@ def generated_text(
         never: Tokens that are not chosen.
     """
     tokens, mask = prompt
-    assert part.cache is not None
     displayed = displayed or {}
-    arguments = {"input_ids": tokens, "attention_mask": mask, **displayed}
-    if len(tokens) > len(mask):
-        return _text_of_streams(part, model, arguments, count)
-    placed = several_positions(part.inputs)
-    rows = 0 if placed is None else int(placed.shape[0])
-    never_chosen = {"suppress_tokens": list(never)} if never else {}
-    with greedy_generation(part, model, count, **never_chosen) as cache, _positions_of_runs(model, rows) as places:
-        result = model.generate(**arguments, **_ANSWER)
+    settings: dict[str, Any] = {"suppress_tokens": list(never)} if never else {}
+    if len(tokens) > len(mask):  # several streams of tokens, one row each
+        own = model.generation_config
+        start = own.bos_token_id if own.decoder_start_token_id is None else own.decoder_start_token_id
+        special = {"decoder_start_token_id": start, "bos_token_id": own.bos_token_id, "pad_token_id": own.pad_token_id}
+        settings = {**special, "num_return_sequences": 1, "suppress_tokens": [own.pad_token_id]}
     reported = {spec.name: to_numpy(displayed[spec.name]) for spec in part.inputs if spec.name in displayed}
-    steps = [
-        TextStep(to_numpy(tokens), to_numpy(mask), to_numpy(result.logits[0])[:, None], reported, next(places, None))
-    ]
-    for number, scores in enumerate(result.logits[1:], start=1):
-        mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
-        end = tokens.shape[1] + number
-        chosen = result.sequences[:, end - 1 : end]
-        steps.append(TextStep(to_numpy(chosen), to_numpy(mask), to_numpy(scores)[:, None], {}, next(places, None)))
-    # The last token was chosen and not read yet.
-    second = torch.cat([result.sequences[:, -1:], tokens[:, -SECOND_PROMPT + 1 :]], dim=1)
-    mask = torch.cat([mask, torch.ones_like(second)], dim=1)
-    last = steps[-1].passed_positions
-    following = None if last is None else last[..., -1:] + 1 + np.arange(second.shape[1])
-    unread = TextStep(to_numpy(second), to_numpy(mask), np.empty(0), {}, following)
-    after = _scores_after(part, model, unread, cache())
-    # transformers returns the scores of its loop in float32, whatever the model computes in.
-    own = [replace(step, scores=step.scores.astype(after.dtype)) for step in steps]
-    return GeneratedText((*own, replace(unread, scores=after)))
+    with recorded_generation(part, model, count, to_numpy(mask), **settings) as recorded:
+        model.generate(input_ids=tokens, attention_mask=mask, **displayed, use_cache=True)
+    recorded.steps[0] = replace(recorded.steps[0], told=reported)
+    following = to_numpy(tokens)[:, -SECOND_PROMPT + 1 :]
+    return recorded.with_second_prompt(following, lambda step: _scores_after(part, model, step, recorded.cache), never)
+
+
+@dataclass
+class RecordedText:
+    """What a part read and returned in each run while its model generated."""
+
+    steps: list[TextStep] = field(default_factory=list)
+    cache: Any = None
+    """The cache after the last run."""
+
+    def with_second_prompt(
+        self, tokens: Array, answer: Callable[[TextStep], Array], never: Sequence[int] = ()
+    ) -> GeneratedText:
+        """Return the text with a second prompt: the last token, which was chosen and not read yet, and further ones.
+
+        Args:
+            tokens: The further tokens.
+            answer: Returns the scores of PyTorch after the tokens of a step.
+            never: Tokens that are not chosen.
+        """
+        last = self.steps[-1]
+        scores = last.scores[:, -1:].copy()
+        scores[..., list(never)] = -np.inf
+        second = np.concatenate([scores.argmax(-1), tokens], axis=1)
+        mask = np.pad(last.mask, ((0, 0), (0, second.shape[1])), constant_values=1)
+        places = last.passed_positions
+        following = None if places is None else places[..., -1:] + 1 + np.arange(second.shape[1])
+        unread = TextStep(second, mask, np.empty(0), {}, following)
+        return GeneratedText((*self.steps, replace(unread, scores=answer(unread))))
 
 
 @contextmanager
-def _positions_of_runs(model: Any, rows: int) -> Iterator[Iterator[Array]]:
-    """Yield the positions that the language model of a model is told in each run, the last so many rows of them.
+def recorded_generation(
+    part: ModelPart, model: Any, count: int, mask: Array | None = None, **settings: Any
+) -> Iterator[RecordedText]:
+    """Let a model choose the best of so many tokens, whatever its own settings are, and record the runs of the block.
 
-    They are those of the runs in the block, in order; none where ``rows`` is 0.
+    The runs themselves are recorded: a model may delay one stream of tokens after another, so that it reads other
+    tokens than it chose, and transformers' generate() returns no cache of a name of its own (for: RWKV). It hands
+    caches on by the name that the installed version has for them; a forward of an older version is given the cache by
+    its own name (for: checkpoints with code).
+
+    Args:
+        part: Keeps the cache; it may have settings of its own, since it generates for the model.
+        model: The model.
+        count: Number of tokens.
+        mask: Mask of the prompt; None: nothing is hidden.
+        **settings: Further settings.
     """
-    seen: deque[Array] = deque()
+    from transformers import GenerationConfig
 
-    def keep(_module: object, _args: Any, named: Mapping[str, Any]) -> None:
-        seen.append(to_numpy(named[POSITIONS])[-rows:])
-
-    handle = model.get_decoder().register_forward_pre_hook(keep, with_kwargs=True) if rows else None
-    try:
-        yield (seen.popleft() for _ in iter(lambda: bool(seen), False))
-    finally:
-        if handle is not None:
-            handle.remove()
-
-
-def _text_of_streams(part: ModelPart, model: Any, arguments: Mapping[str, torch.Tensor], count: int) -> GeneratedText:
-    """Let a model generate several streams of tokens, one row each.
-
-    It delays one stream after another, so that it reads other tokens than it chose: what it was given is looked at.
-    """
     assert part.cache is not None
-    own = model.generation_config
-    start = own.bos_token_id if own.decoder_start_token_id is None else own.decoder_start_token_id
-    special = {"decoder_start_token_id": start, "bos_token_id": own.bos_token_id, "pad_token_id": own.pad_token_id}
-    settings = {**special, "num_return_sequences": 1, "suppress_tokens": [own.pad_token_id]}
-    steps: list[TextStep] = []
+    make_config: Any = GenerationConfig
+    module, argument = model.get_submodule(part.path), part.cache.argument
+    choosing = [vars(item) for item in (model, module) if "generation_config" in vars(item)]
+    own = [attributes["generation_config"] for attributes in choosing]
+    recorded, placed, places = RecordedText(), several_positions(part.inputs), deque[Array](maxlen=1)
 
-    def look(_module: object, _arguments: Any, named: Mapping[str, torch.Tensor], output: Any) -> None:
-        tokens, mask, scores = (to_numpy(item) for item in (named[TOKEN_IDS], named[MASK], output[SCORES]))
-        # It may leave out tokens of the prompt, and then says too much of them.
-        read = tokens.shape[1] + sum(step.tokens.shape[1] for step in steps)
-        steps.append(TextStep(tokens, mask[:, :read], scores))
+    def rename(_module: object, arguments: Any, named: dict[str, Any]) -> Any:
+        passed = {argument if name in CACHE_ARGUMENTS else name: value for name, value in named.items()}
+        return arguments, passed
 
-    handle = model.get_submodule(part.path).register_forward_hook(look, with_kwargs=True)
+    def keep_positions(_module: object, _arguments: Any, named: Mapping[str, Any]) -> None:
+        assert placed is not None
+        places.append(to_numpy(named[POSITIONS])[-int(placed.shape[0]) :])
+
+    def keep(_module: object, _arguments: object, named: Mapping[str, Any], output: Mapping[str, Any]) -> None:
+        tokens = to_numpy(named[DECODER_TOKENS] if DECODER_TOKENS in named else named[TOKEN_IDS])
+        # A model may leave out tokens of the prompt.
+        read = tokens.shape[1] + sum(step.tokens.shape[1] for step in recorded.steps)
+        passed = np.ones_like(tokens[:, :0]) if mask is None else mask
+        displayed = np.pad(passed, ((0, 0), (0, read)), constant_values=1)[:, :read]
+        scores = to_numpy(output[SCORES])[:, -1:]
+        recorded.steps.append(TextStep(tokens, displayed, scores, {}, places[0] if places else None))
+        recorded.cache = output[cache_field(output, argument)]
+
+    handles = [
+        module.register_forward_pre_hook(rename, with_kwargs=True),
+        module.register_forward_hook(keep, with_kwargs=True),
+    ]
+    if placed is not None:
+        handles.append(model.get_decoder().register_forward_pre_hook(keep_positions, with_kwargs=True))
     try:
-        with greedy_generation(part, model, count, **settings) as cache:
-            model.generate(**arguments, **_ANSWER)
+        for attributes in choosing:
+            attributes["generation_config"] = make_config(
+                **{"max_new_tokens": count, "do_sample": False, "pad_token_id": 0, **settings}
+            )
+        yield recorded
     finally:
-        handle.remove()
-    chosen = steps[-1].scores[:, -1:].argmax(-1)
-    second = np.concatenate([chosen, to_numpy(arguments["input_ids"])[:, -SECOND_PROMPT + 1 :]], axis=1)
-    mask = np.pad(steps[-1].mask, ((0, 0), (0, SECOND_PROMPT)), constant_values=1)
-    scores = _scores_after(part, model, TextStep(second, mask, np.empty(0)), cache())
-    return GeneratedText((*steps, TextStep(second, mask, scores)))
+        for handle in handles:
+            handle.remove()
+        for attributes, config in zip(choosing, own, strict=True):
+            attributes["generation_config"] = config
 
 
 def _scores_after(part: ModelPart, model: nn.Module, step: TextStep, cache: Any) -> Array:
@@ -347,50 +389,6 @@ def as_the_user_calls_it(prepared: PreparedPart) -> Iterator[None]:
     finally:
         for attributes, forward in replaced:
             attributes["forward"] = forward
-
-
-@contextmanager
-def greedy_generation(part: ModelPart, model: Any, count: int, **settings: Any) -> Iterator[Callable[[], Any]]:
-    """Let a model choose the best of so many tokens, whatever its own settings are, for the time of the block.
-
-    Yields what returns the cache after the last call of the part. transformers' generate() returns no cache of a name
-    of its own (for: RWKV), and hands others on by the name that the installed version has for it; a forward of an older
-    version is given it by its own (for: checkpoints with code).
-
-    Args:
-        part: Keeps the cache; it may have settings of its own, since it generates for the model.
-        model: The model.
-        count: Number of tokens.
-        **settings: Further settings.
-    """
-    from transformers import GenerationConfig
-
-    assert part.cache is not None
-    make_config: Any = GenerationConfig
-    module, argument = model.get_submodule(part.path), part.cache.argument
-    choosing = [vars(item) for item in (model, module) if "generation_config" in vars(item)]
-    own = [attributes["generation_config"] for attributes in choosing]
-    found: deque[Any] = deque(maxlen=1)
-
-    def rename(_module: object, arguments: Any, named: dict[str, Any]) -> Any:
-        passed = {argument if name in CACHE_ARGUMENTS else name: value for name, value in named.items()}
-        return arguments, passed
-
-    def keep(_module: object, _arguments: object, output: Mapping[str, Any]) -> None:
-        found.append(output[cache_field(output, argument)])
-
-    handles = [module.register_forward_pre_hook(rename, with_kwargs=True), module.register_forward_hook(keep)]
-    try:
-        for attributes in choosing:
-            attributes["generation_config"] = make_config(
-                **{"max_new_tokens": count, "do_sample": False, "pad_token_id": 0, **settings}
-            )
-        yield lambda: found[-1]
-    finally:
-        for handle in handles:
-            handle.remove()
-        for attributes, config in zip(choosing, own, strict=True):
-            attributes["generation_config"] = config
 
 
 class _FewRows(TorchFunctionMode):

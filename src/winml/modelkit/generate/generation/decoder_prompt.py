@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from winml.modelkit.arrays import Array
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError
-from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, GENERATION_CONFIG_NAME
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, DECODER, GENERATION_CONFIG_NAME, ONLY_PART, files_folder
 from winml.modelkit.generate.generation.settings import (
     GenerationSettings,
     check_kinds,
@@ -25,7 +25,6 @@ from winml.modelkit.generate.generation.settings import (
 )
 from winml.modelkit.generate.generation.text import TextTokenizer
 from winml.modelkit.onnx.bundle import TextTokens
-from winml.modelkit.ort.decoding.vision_language import VisionLanguageFiles
 from winml.modelkit.samples.media import Recording
 
 _READ_HERE = {
@@ -209,23 +208,30 @@ def _number(passed: Mapping[str, object], key: str) -> int | None:
 class PreparedPrompt:
     """A prompt in the tokens of the model that is to go on with it."""
 
-    model: Path
+    files: Mapping[str, Path]
+    """Part of the model → its ONNX file; tokenizer, processors and configs are beside them."""
     text: str
     tokens: tuple[int, ...]
     settings: GenerationSettings
     tokenizer: TextTokenizer
-    encoder: Path | None = None
-    """Graph that reads the prompt, where another one writes the answer."""
     beginning: DecoderPrompt | None = None
-    """How the answer begins then."""
+    """How the answer begins, where an encoder reads the prompt and another graph writes the answer."""
     medium: str = "prompt"
     """What the encoder reads: ``prompt``, a text; ``audio`` and ``image``, the file named by ``text``."""
     recording: Recording | None = None
     """The sound of that file, where it is a recording."""
-    reader: Path | None = None
-    """Graph that reads the prompt several tokens at a time, where the model's own reads one."""
-    shown: VisionLanguageFiles | None = None
-    """What the model is shown beside the text, where it takes images."""
+    inputs: Arrays = field(default_factory=dict)
+    """What a model that takes images is given beside the tokens: pixels, kinds and positions of tokens, by name."""
+
+    @property
+    def model(self) -> Path:
+        """The ONNX file that writes the answer."""
+        return self.files.get(DECODER) or self.files[ONLY_PART]
+
+    @property
+    def folder(self) -> Path:
+        """Where tokenizer, processors and configs are."""
+        return files_folder(self.model)
 
     @property
     def before(self) -> tuple[int, ...]:

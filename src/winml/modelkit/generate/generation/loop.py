@@ -18,6 +18,7 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.generate.generation.decoder_prompt import DecoderPrompt
 from winml.modelkit.generate.generation.settings import GenerationSettings, StepSettings
 from winml.modelkit.ort.decoding.decoder import DecoderGraph, rows_of
+from winml.modelkit.ort.decoding.inputs import POSITIONS
 
 Scores = NDArray[np.float32]
 
@@ -100,9 +101,8 @@ def generate_tokens(
     prompt: Sequence[int],
     settings: GenerationSettings,
     *,
-    encoded: Arrays | None = None,
+    inputs: Arrays | None = None,
     beginning: DecoderPrompt | None = None,
-    positions: Array | None = None,
 ) -> Iterator[GeneratedToken]:
     """Yield the tokens after a prompt, one by one; an end token is the last one.
 
@@ -110,9 +110,9 @@ def generate_tokens(
         graph: The model; without a cache, every step runs the whole text.
         prompt: One token at least.
         settings: How tokens are chosen, and when the text ends.
-        encoded: What an encoder answered, which the graph takes in every step.
+        inputs: Inputs of the graphs before the decoder, by name. ``position_ids`` are those of the tokens of the
+            prompt, where they are not counted one by one; later ones follow the last.
         beginning: Which tokens may stand where, besides what is chosen.
-        positions: Of the tokens of the prompt, where they are not counted one by one; later ones follow the last.
 
     Raises:
         UsageError: the graph does not take as many tokens.
@@ -120,9 +120,11 @@ def generate_tokens(
     """
     draw = np.random.default_rng(settings.seed)
     text = list(prompt)
-    cache = graph.empty_cache(1, encoded) if graph.has_cache else None
-    fed = text
+    inputs = inputs or {}
+    positions = inputs.get(POSITIONS)
     before = time.perf_counter()
+    cache = graph.start(inputs) if graph.has_cache else None
+    fed = text
     longest = settings.max_new_tokens + (beginning.prompt_places if beginning is not None else 0)
     for count in range(1, longest + 1):
         logits = graph.run(rows_of(fed), positions=positions, cache=cache)

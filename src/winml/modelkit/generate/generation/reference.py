@@ -14,11 +14,14 @@ from typing import Any
 import torch
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.file_names import files_folder
-from winml.modelkit.generate.generation.causal_lm import generation_call, generation_config_beside, loop_arguments
 from winml.modelkit.generate.generation.decoder_prompt import PreparedPrompt
 from winml.modelkit.generate.generation.text import TextTokenizer
-from winml.modelkit.generate.text_records import GeneratedText, ReferenceText, TokenDifference
+from winml.modelkit.generate.generation.transformers_loop import (
+    generation_call,
+    generation_config_beside,
+    loop_arguments,
+)
+from winml.modelkit.generate.records import GeneratedText, ReferenceText, TokenDifference
 from winml.modelkit.models.model import load_model
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.bundle import described_model
@@ -61,15 +64,15 @@ def _is_quantized(path: Path) -> bool:
 
 def _loaded_model(request: ModelRequest, prompt: PreparedPrompt) -> Any:
     """Return the checkpoint in PyTorch, with the generation config and the tokenizer of the built model."""
-    task = "text-generation" if prompt.encoder is None else "text2text-generation"
+    task = "text-generation" if prompt.beginning is None else "text2text-generation"
     model: Any = load_model(replace(request, task=task)).model
     if not hasattr(model, "generate"):
         raise UsageError(
             f"--reference {request.model}: {type(model).__name__} does not generate",
             hint="Pass a text-generation checkpoint.",
         )
-    model.generation_config = generation_config_beside(files_folder(prompt.model), model.config, has_cache=True)
-    model.tokenizer_folder = files_folder(prompt.model)
+    model.generation_config = generation_config_beside(prompt.folder, model.config, has_cache=True)
+    model.tokenizer_folder = prompt.folder
     return model
 
 

@@ -203,14 +203,6 @@ class StepSettings:
         values = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
         return values if self.is_sampled else {}
 
-    @property
-    def words(self) -> str:
-        """What it does, for people."""
-        if not self.is_sampled:
-            return "greedy"
-        words = [f"temperature {self.temperature:g}", f"top-p {self.top_p:g}"]
-        return ", ".join(("sampled", *words, *([f"top-k {self.top_k}"] if self.top_k else [])))
-
 
 @dataclass(frozen=True)
 class GenerationSettings:

@@ -7,24 +7,23 @@ knows, such as beams, is left to its loop.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from winml.modelkit.arrays import Arrays
 from winml.modelkit.errors import UsageError
-from winml.modelkit.file_names import files_folder
+from winml.modelkit.file_names import DECODER, ONLY_PART, VISION, files_folder
 from winml.modelkit.generate.generation.decoder_prompt import PreparedPrompt
 from winml.modelkit.generate.generation.loop import GeneratedToken, TokenSource, generate_tokens
-from winml.modelkit.generate.generation.settings import position_limit, read_settings
+from winml.modelkit.generate.generation.settings import part_position_limit, position_limit, read_settings
 from winml.modelkit.generate.generation.text import TimedText, chat_prompt, read_tokenizer
-from winml.modelkit.generate.text_records import GeneratedText
+from winml.modelkit.generate.records import GeneratedText
 from winml.modelkit.ort.decoding.decoder import DecoderGraph
-from winml.modelkit.ort.decoding.encoder_decoder import EncoderDecoder
-from winml.modelkit.ort.decoding.vision_language import VisionLanguageDecoder, VisionLanguageSessions
+from winml.modelkit.ort.decoding.parts import EncoderDecoder, open_decoder
 from winml.modelkit.ort.devices import ChosenProvider
-from winml.modelkit.ort.sessions import Session
 from winml.modelkit.progress import count_progress
 
 _NO_CACHE = (
@@ -58,37 +57,46 @@ class _Progress:
 
 
 def prepare_prompt(
-    model: Path,
+    files: Mapping[str, Path],
     prompt: str,
+    pictures: Sequence[str] = (),
     *,
     is_chat: bool,
     system: str | None = None,
-    reader: Path | None = None,
     **requested: Any,
 ) -> PreparedPrompt:
     """Encode a prompt, and settle how the answer is written; the model itself is not opened.
 
     Args:
-        model: The ONNX file; tokenizer and configs are beside it.
+        files: The ONNX files by part; tokenizer and configs are beside them.
         prompt: The text.
+        pictures: Paths of the images that it is about, for a model that takes some.
         is_chat: Whether it is the message of a user, which the chat template of the model makes a prompt of.
         system: What the chat template is given before it in the role ``system``.
-        reader: The ONNX file that reads prompts, where the model is of two graphs of fixed sizes.
         **requested: See :meth:`~winml.modelkit.generate.generation.settings.GenerationSettings.updated`.
 
     Raises:
-        UsageError: the prompt is empty, the model has no chat template, or too few positions.
-        InputError: there is no tokenizer, or a file is damaged.
+        UsageError: the prompt is empty, there is no such picture or no chat template, or there are too few positions.
+        InputError: a picture does not open, there is no tokenizer or processor, or a file is damaged.
     """
-    folder = files_folder(model)
+    images: list[Any] = []
+    if VISION in files:
+        from winml.modelkit.generate.generation.media_prompts import open_picture, process_text
+
+        images = [open_picture(path) for path in pictures]
+    folder = files_folder(files.get(DECODER) or files[ONLY_PART])
     tokenizer = read_tokenizer(folder)
     settings = read_settings(folder).updated(**requested)
-    text = chat_prompt(folder, prompt, system) if is_chat else prompt
-    tokens = tuple(tokenizer.encode(text, with_special=not is_chat))
+    inputs: Arrays = {}
+    if VISION in files and (images or is_chat):
+        text, tokens, inputs = process_text(files, folder, prompt, images, is_chat=is_chat, system=system)
+    else:
+        text = chat_prompt(folder, prompt, system) if is_chat else prompt
+        tokens = tuple(tokenizer.encode(text, with_special=not is_chat))
     if not tokens:
         raise UsageError("the prompt is empty, and the tokenizer adds no start token", hint="Pass a text.")
-    settings = settings.fitted(len(tokens), position_limit(folder))
-    return PreparedPrompt(model, text, tokens, settings, tokenizer, reader=reader)
+    limit = part_position_limit(files[DECODER], folder) if VISION in files else position_limit(folder)
+    return PreparedPrompt(files, text, tokens, settings.fitted(len(tokens), limit), tokenizer, inputs=inputs)
 
 
 def write_texts(
@@ -114,13 +122,11 @@ def write_texts(
         StageError: ONNX Runtime fails.
     """
     started = time.perf_counter()
-    names, options = provider.names, provider.options
-    opened = partial(Session, providers=names, provider_options=options, threads=threads, adapter=adapter)
-    graph, begin = _opened_graphs(prompts[0], opened)
+    graph = open_decoder(prompts[0].files, partial(provider.open, threads=threads, adapter=adapter))
     session_ms = (time.perf_counter() - started) * 1000
     fitted = [replace(item, settings=item.settings.fitted(item.decoder_tokens, graph.most_tokens)) for item in prompts]
     for prompt in fitted:
-        loop, tokens = begin(prompt)
+        loop, tokens = _token_source(graph, prompt)
         yield _written(prompt, graph, loop, tokens, session_ms, show)
 
 
@@ -158,34 +164,27 @@ def _written(
     )
 
 
-def _opened_graphs(
-    prompt: PreparedPrompt, opened: Callable[[Path], Session]
-) -> tuple[DecoderGraph, Callable[[PreparedPrompt], TokenSource]]:
-    """Return the decoder, and what says whose loop chooses the tokens and begins to yield them."""
-    session = opened(prompt.model)
-    if prompt.shown is not None:
-        from winml.modelkit.generate.generation.vision_language_text import vision_language_tokens
-
-        sessions = VisionLanguageSessions(opened(prompt.shown.vision), opened(prompt.shown.embedding), session)
-        displayed = VisionLanguageDecoder(sessions)
-        return displayed, partial(vision_language_tokens, displayed)
-    if prompt.encoder is not None:
-        from winml.modelkit.generate.generation.encoder_decoder_text import encoder_decoder_tokens
-
-        graphs = EncoderDecoder(opened(prompt.encoder), session)
-        return graphs.decoder, partial(encoder_decoder_tokens, graphs)
-    graph = DecoderGraph(session, prompt=None if prompt.reader is None else opened(prompt.reader))
-    return graph, partial(_token_source, graph)
-
-
 def _token_source(graph: DecoderGraph, prompt: PreparedPrompt) -> TokenSource:
     """Return the loop that chooses the tokens, and the tokens."""
+    inputs = prompt.inputs
+    if isinstance(graph, EncoderDecoder):
+        from winml.modelkit.generate.generation.media_prompts import encoder_arrays, recorded_tokens
+
+        if isinstance(prompt.tokenizer, TimedText):
+            return "transformers", recorded_tokens(graph, prompt, prompt.tokenizer)
+        inputs = encoder_arrays(graph.encoder, prompt)
     if prompt.settings.for_transformers is None:
-        return "winml", generate_tokens(graph, prompt.tokens, prompt.settings)
+        tokens = generate_tokens(graph, prompt.before, prompt.settings, inputs=inputs, beginning=prompt.beginning)
+        return "winml", tokens
     import torch
 
-    from winml.modelkit.generate.generation.causal_lm import DecoderModel, generated_by
+    from winml.modelkit.generate.generation.transformers_loop import generated_by, model_of_graph, own_loop
 
-    model = DecoderModel.of_graph(graph, files_folder(prompt.model))
-    inputs = {"inputs": torch.tensor([list(prompt.tokens)])}
-    return "transformers", generated_by(model, inputs, len(prompt.tokens), prompt.settings)
+    model = model_of_graph(graph, prompt.folder)
+    passed = {name: torch.from_numpy(array) for name, array in inputs.items()}
+    count = len(prompt.before)
+    if prompt.beginning is None:
+        passed["inputs"] = torch.tensor([list(prompt.tokens)])
+    elif own_loop(model.config) is not None:
+        count = 0
+    return "transformers", generated_by(model, passed, count, prompt.settings)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.arrays import Array, Arrays, numpy_dtype
 from winml.modelkit.errors import InputError, UsageError, WinMLError
 from winml.modelkit.file_names import GENAI_CONFIG_NAME
 from winml.modelkit.metadata_keys import PART_KEY
@@ -36,16 +36,9 @@ from winml.modelkit.ort.decoding.inputs import (
     plain_value,
     state_feeds,
 )
-from winml.modelkit.ort.graph_inputs import GraphInput, array_words, graph_inputs
+from winml.modelkit.ort.graph_inputs import GraphInput, array_words, fitted_array, graph_inputs
 from winml.modelkit.ort.ort_values import to_array, to_ort_value
-from winml.modelkit.ort.sessions import (
-    InPlaceRun,
-    Session,
-    last_entries,
-    state_of_zeros,
-    state_rows,
-    state_with_room,
-)
+from winml.modelkit.ort.sessions import InPlaceRun, Session
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -105,12 +98,10 @@ class GraphCache:
             room = total + max(total // 2, _SPARE_TOKENS)
         if self._is_shared or room != self.room:
             self.room = room
-            self.values = {
-                name: state_with_room(value, self.length, room, _TOKENS_AXIS) for name, value in self.values.items()
-            }
+            self.values = {name: _with_room(to_array(value), self.length, room) for name, value in self.values.items()}
             self._is_shared, self._run_in_place = False, None
         if self._run_in_place is None:
-            self._run_in_place = self._graph.prepare_in_place(self.values)
+            self._run_in_place = InPlaceRun(self._graph._session, self.values, self._graph.states)
         return self._run_in_place
 
     def rewind(self, earlier: GraphCache) -> None:
@@ -136,7 +127,8 @@ class GraphCache:
         rows = [int(row) for row in beam_idx]
         if rows != list(range(len(rows))):
             self.values = {
-                name: state_rows(value, rows, self._graph.batch_axes[name]) for name, value in self.values.items()
+                name: to_ort_value(np.take(to_array(value), rows, axis=self._graph.batch_axes[name]))
+                for name, value in self.values.items()
             }
             self._is_shared, self._run_in_place = False, None
 
@@ -162,6 +154,21 @@ class GraphCache:
 
     def __deepcopy__(self, _memo: Any) -> GraphCache:
         return self.__copy__()
+
+
+def _with_room(state: Array, retained: int, room: int) -> onnxruntime.OrtValue:
+    """Return a state with the first tokens, copied, and room for more of them, which is zero."""
+    sizes = [room if axis == _TOKENS_AXIS else size for axis, size in enumerate(state.shape)]
+    roomy = np.zeros(sizes, state.dtype)
+    roomy[:, :, :retained] = state[:, :, :retained]
+    return to_ort_value(roomy)
+
+
+def _last_entries(value: onnxruntime.OrtValue, count: int, axis: int) -> onnxruntime.OrtValue:
+    """Return a value with the last entries of an axis, copied; the value itself where it has no more."""
+    array = to_array(value)
+    start = array.shape[axis] - count
+    return value if start <= 0 else to_ort_value(array[(slice(None),) * axis + (slice(start, None),)])
 
 
 class DecoderGraph:
@@ -247,13 +254,22 @@ class DecoderGraph:
         """Whether a run hands anything to the next."""
         return bool(self.states)
 
-    def prepare_in_place(self, values: Mapping[str, onnxruntime.OrtValue]) -> InPlaceRun:
-        """Return a run that writes new states into the memory of the old ones.
+    def encode(self, inputs: Arrays) -> dict[str, Array]:  # noqa: ARG002  # read where others derive
+        """Return what other graphs make of their inputs for the decoder, by name of its input; ``{}`` without others.
 
         Args:
-            values: That memory, by name of the graph input.
+            inputs: Those of the graph that runs first, by name.
         """
-        return self._session.prepare_in_place(values, self.states)
+        return {}
+
+    def start(self, inputs: Arrays, rows: int = 1) -> GraphCache:
+        """Return the state before the first token; see :meth:`encode`.
+
+        Args:
+            inputs: Inputs of the graphs before the decoder, by name.
+            rows: Size of the batch.
+        """
+        return self.empty_cache(rows, self.encode(inputs))
 
     def empty_cache(self, rows: int, encoded: Arrays | None = None) -> GraphCache:
         """Return the state before the first token.
@@ -264,7 +280,10 @@ class DecoderGraph:
         """
         batch = self._by_name[self.fed_input].shape[0]
         states = (self._by_name[name] for name in self.states)
-        values = {item.name: state_of_zeros(empty_state_sizes(item, batch, rows), item.dtype) for item in states}
+        values = {
+            item.name: to_ort_value(np.zeros(empty_state_sizes(item, batch, rows), numpy_dtype(item.dtype)))
+            for item in states
+        }
         return GraphCache(self, values, 0, encoded)
 
     def run(
@@ -383,7 +402,7 @@ class DecoderGraph:
             cache.values = {
                 name: retained[output]
                 if name not in self._growing_axes
-                else last_entries(retained[output], self.held or 0, self._growing_axes[name])
+                else _last_entries(retained[output], self.held or 0, self._growing_axes[name])
                 for name, output in self.states.items()
             }
             if is_hidden.any():
@@ -432,7 +451,8 @@ class DecoderGraph:
         }
         if TOKEN_TYPES in self._by_name:
             passed[TOKEN_TYPES] = _filled(self.token_kinds(values, cache), filled)
-        return {item.name: self._fitted(item, passed[item.name]) for item in self._fed_inputs}
+        hint = "Pass that many rows and tokens, or build the model with dynamic sizes."
+        return {item.name: fitted_array(item, passed[item.name], self.name, hint) for item in self._fed_inputs}
 
     def token_values(self, tokens: Array, cache: GraphCache | None) -> Array:  # noqa: ARG002  # read where others derive
         """Return what the graph takes of tokens: these themselves.
@@ -446,15 +466,6 @@ class DecoderGraph:
     def token_kinds(self, values: Array, cache: GraphCache | None) -> Array:  # noqa: ARG002  # read where others derive
         """Return the kind of each token of a run, of which the vectors or numbers are given: that of text."""
         return np.full(values.shape[:2], self._plain_kind, np.int64)
-
-    def _fitted(self, item: GraphInput, array: Array) -> Array:
-        array = np.ascontiguousarray(array.astype(item.dtype, copy=False))
-        if not item.takes_sizes(array.shape):
-            raise UsageError(
-                f"input {item.name!r} is {array_words(array)}, but {self.name} was built for {item.words}",
-                hint="Pass that many rows and tokens, or build the model with dynamic sizes.",
-            )
-        return array
 
     def _refuse_foreign_cache(self, cache: object, rows: int) -> None:
         if cache is None:

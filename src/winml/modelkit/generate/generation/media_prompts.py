@@ -1,13 +1,14 @@
-"""Prepares what an encoder reads – a text, a recording or a picture – and writes the text its decoder answers.
+"""Prepares prompts of images and recordings, and texts that an encoder reads.
 
-Our own loop chooses the tokens as long as the files ask for nothing else; a text then needs no torch. Recordings and
-pictures are prepared by transformers' processors beside the model.
+Pixels and features are made by transformers' processors beside the model. Of a vision-language model, the processor
+makes tokens and pixels together: it knows which tokens stand for a picture, and how many. A text without pictures needs
+the tokenizer only, and no torch.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,148 @@ import numpy as np
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, DECODER, ENCODER, GENERATION_CONFIG_NAME, files_folder
+from winml.modelkit.file_names import (
+    CHECKPOINT_CONFIG_NAME,
+    DECODER,
+    ENCODER,
+    GENERATION_CONFIG_NAME,
+    VISION,
+    files_folder,
+)
 from winml.modelkit.generate.generation.decoder_prompt import PreparedPrompt, read_decoder_prompt
-from winml.modelkit.generate.generation.loop import GeneratedToken, TokenSource, generate_tokens
+from winml.modelkit.generate.generation.loop import GeneratedToken
 from winml.modelkit.generate.generation.settings import part_position_limit, read_generation_config
-from winml.modelkit.generate.generation.text import TextSegment, TimedText, read_tokenizer
-from winml.modelkit.models.checkpoints.processor_files import read_processor_files
+from winml.modelkit.generate.generation.text import TextSegment, TimedText, read_tokenizer, rendered_chat
+from winml.modelkit.models.checkpoints.processor_files import find_processor_classes, read_processor_files
+from winml.modelkit.onnx.bundle import read_part_description
 from winml.modelkit.onnx.files.foreign_files import foreign_parser
-from winml.modelkit.ort.decoding.encoder_decoder import EncoderDecoder
+from winml.modelkit.onnx.files.reading import read_structure
+from winml.modelkit.ort.decoding.inputs import POSITIONS, TOKEN_TYPES
+from winml.modelkit.ort.decoding.parts import PIXEL_MASK, Encoder, EncoderDecoder
 from winml.modelkit.ort.foreign_libraries import library_folder
-from winml.modelkit.ort.graph_inputs import GraphInput
 from winml.modelkit.samples.media import Unreadable, open_image, open_recording, resampled
+from winml.modelkit.samples.processors import open_config, tokenizer_call
+
+_VIDEO_HALF = "video_processor"
+"""Specified by transformers: part of a processor, which needs torchvision."""
+
+
+def open_picture(path: str) -> Any:
+    """Return the image of a file.
+
+    Raises:
+        UsageError: there is no such file.
+        InputError: the image does not open.
+    """
+    if not Path(path).is_file():
+        raise UsageError(f"--image {path}: no such file", hint="Pass the path of an existing image.")
+    image = open_image(path, None, path)
+    if isinstance(image, Unreadable):
+        raise InputError(
+            f"--image {path}: cannot be opened: {image.reason}", hint="Pass an image, such as PNG or JPEG."
+        )
+    return image.convert("RGB")
+
+
+def process_text(
+    files: Mapping[str, Path], folder: Path, text: str, images: Sequence[object], *, is_chat: bool, system: str | None
+) -> tuple[str, tuple[int, ...], dict[str, Array]]:
+    """Return the text with places for the pictures, its tokens, and what the graphs take besides, by name.
+
+    Args:
+        files: The ONNX files by part.
+        folder: With the processor.
+        text: What is asked. Where it names no place for the pictures, they come before it.
+        images: The pictures.
+        is_chat: Whether the text is the message of a user, which the chat template of the model makes a prompt of.
+        system: What the chat template is given before it in the role ``system``.
+
+    Raises:
+        UsageError: there is no chat template.
+        InputError: there is no processor, or it fails.
+    """
+    processor = _open_processor(folder)
+    count = len(images)
+    text = _chat_text(processor, folder, text, count, system) if is_chat else _placed_text(processor, text, count)
+    hint = "Pass one image for each image placeholder in the prompt."
+    with foreign_parser(f"--image: the processor in {folder} failed", hint=hint), tokenizer_call(folder, text):
+        created = processor(
+            images=list(images) or None, text=[text], add_special_tokens=not is_chat, return_tensors="pt"
+        )
+    arrays = {name: np.asarray(value) for name, value in created.items()}
+    names = [value.name for value in read_structure(files[VISION]).graph.input]
+    requested = {value.name: value for value in read_structure(files[DECODER]).graph.input}
+    names += [PIXEL_MASK, *(name for name in requested if name == TOKEN_TYPES)]
+    tokens = tuple(int(token) for token in arrays["input_ids"][0])
+    retained = {name: arrays[name] for name in names if name in arrays}
+    several: Any = requested[POSITIONS].type.tensor_type.shape.dim if POSITIONS in requested else ()
+    if images and len(several) > 2:
+        retained[POSITIONS] = _positions_with_images(folder, several[0].dim_value, created)
+    return text, tokens, {name: array for name, array in retained.items() if images or name == TOKEN_TYPES}
+
+
+def _positions_with_images(folder: Path, rows: int, created: Mapping[str, Any]) -> Array:
+    """Return the positions of the tokens of a text with pictures."""
+    from winml.modelkit.generate.generation.transformers_loop import ImagePositions
+
+    positions = ImagePositions(open_config(folder), rows)
+    return np.asarray(positions.of_prompt(created["input_ids"], created))
+
+
+def _open_processor(folder: Path) -> Any:
+    with library_folder(folder, f"{folder}: its processor cannot be read", hint=_COPY_HINT), tokenizer_call(folder):
+        processor = _processor_class(folder).from_pretrained(folder)
+    if not hasattr(processor, "image_processor"):
+        raise InputError(f"{folder}: no processor for images and text", hint=_COPY_HINT)
+    return processor
+
+
+def _processor_class(folder: Path) -> Any:
+    """Return what opens the processor in a folder: without its half for videos, where a package for that is missing."""
+    import transformers
+    from transformers.models.auto import processing_auto
+    from transformers.utils.import_utils import is_torchvision_available
+
+    make: Any = transformers.AutoProcessor
+    class_of_name: Any = processing_auto.processor_class_from_name
+    named = next((item for item in find_processor_classes(folder, "", ()) if item.role == "processor"), None)
+    found: Any = None if named is None else class_of_name(named.class_name)
+    if is_torchvision_available() or found is None or _VIDEO_HALF not in found.get_attributes():
+        return make
+    halves = [name for name in found.get_attributes() if name != _VIDEO_HALF]
+    return type(found.__name__, (found,), {"get_attributes": classmethod(lambda _class: halves)})
+
+
+_COPY_HINT = "Copy the processor files of the checkpoint there (processor_config.json), or build the model again."
+
+
+def _placed_text(processor: object, text: str, count: int) -> str:
+    """Return a text that holds a place for each picture: before it, where it names none itself.
+
+    A token that is more than its text is one that a processor puts before texts itself.
+    """
+    place = getattr(processor, "image_token", None)
+    return text if not isinstance(place, str) or not place or place in text else place * count + text
+
+
+def _chat_text(processor: Any, folder: Path, text: str, count: int, system: str | None) -> str:
+    """Return what the chat template makes of a message with pictures.
+
+    Raises:
+        UsageError: there is no template.
+        InputError: it fails.
+    """
+    content = [*({"type": "image"} for _ in range(count)), {"type": "text", "text": text}]
+    templates = (getattr(holder, "chat_template", None) for holder in (processor, processor.tokenizer))
+    template = next((one.get("default") if isinstance(one, dict) else one for one in templates if one), None)
+    if not template:
+        raise UsageError(
+            f"{folder}: no chat template", hint="Omit --chat: without it, the model continues the text as it is."
+        )
+    messages = [{"role": "user", "content": content}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})
+    return rendered_chat(folder, template, messages, processor.tokenizer.special_tokens_map)
 
 
 def _recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedPrompt:
@@ -40,7 +172,7 @@ def _recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedPro
         UsageError: times are asked of a model that tells none, or a long recording is given to one.
         InputError: the recording does not open, or is empty.
     """
-    folder = files_folder(prompt.model)
+    folder = prompt.folder
     seconds = read_processor_files(folder).window_seconds
     recording = open_recording(prompt.text, None, prompt.text)
     if isinstance(recording, Unreadable):
@@ -54,8 +186,7 @@ def _recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedPro
     prompt = replace(prompt, recording=recording)
     if not (with_times or is_long):
         return prompt
-    from winml.modelkit.generate.generation.seq2seq import own_loop
-    from winml.modelkit.samples.processors import open_config
+    from winml.modelkit.generate.generation.transformers_loop import own_loop
 
     config = open_config(folder)
     has_times = read_generation_config(folder).get("no_timestamps_token_id") is not None
@@ -69,7 +200,7 @@ def _recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedPro
     return replace(prompt, tokenizer=TimedText(prompt.tokenizer, with_times=with_times))
 
 
-def _recorded_tokens(graphs: EncoderDecoder, prompt: PreparedPrompt, timed: TimedText) -> Iterator[GeneratedToken]:
+def recorded_tokens(graph: EncoderDecoder, prompt: PreparedPrompt, timed: TimedText) -> Iterator[GeneratedToken]:
     """Yield the tokens of a whole recording, all at the end; the segments are told to ``timed`` before the first.
 
     Raises:
@@ -78,12 +209,11 @@ def _recorded_tokens(graphs: EncoderDecoder, prompt: PreparedPrompt, timed: Time
     """
     from transformers import AutoFeatureExtractor, set_seed
 
-    from winml.modelkit.generate.generation.causal_lm import generation_call
-    from winml.modelkit.generate.generation.seq2seq import EncoderDecoderModel
+    from winml.modelkit.generate.generation.transformers_loop import EncoderDecoderModel, generation_call
 
     started = time.perf_counter()
-    folder = files_folder(prompt.model)
-    model: Any = EncoderDecoderModel.of_graphs(graphs, folder)
+    folder = prompt.folder
+    model: Any = EncoderDecoderModel.of_graph(graph, folder)
     make: Any = AutoFeatureExtractor
     words = f"the feature extractor in {folder} cannot be used"
     with library_folder(folder, words, hint="Correct or replace its files."):
@@ -136,9 +266,6 @@ def prepare_encoder_decoder(
         UsageError: the model reads something else than what is given, or tells no times.
         InputError: there is no tokenizer, a file is damaged, or a recording does not open.
     """
-    from winml.modelkit.onnx.bundle import read_part_description
-    from winml.modelkit.onnx.files.reading import read_structure
-
     encoder, decoder = files[ENCODER], files[DECODER]
     names = [value.name for value in read_structure(encoder).graph.input]
     medium_option = next((_OPTIONS[name] for name in names if name in _OPTIONS), None)
@@ -165,43 +292,18 @@ def prepare_encoder_decoder(
         )
     if medium_option != "prompt" and not Path(content).is_file():
         raise UsageError(f"--{medium_option} {content}: no such file", hint="Pass the path of an existing file.")
-    prompt = PreparedPrompt(
-        decoder, content, tokens, settings, tokenizer, encoder=encoder, beginning=beginning, medium=medium_option
-    )
+    prompt = PreparedPrompt(files, content, tokens, settings, tokenizer, beginning=beginning, medium=medium_option)
     return _recorded_prompt(prompt, with_times=with_times) if medium_option == "audio" else prompt
 
 
-def encoder_decoder_tokens(graphs: EncoderDecoder, prompt: PreparedPrompt) -> TokenSource:
-    """Encode, and return the loop that chooses the tokens, and the tokens.
+def encoder_arrays(encoder: Encoder, prompt: PreparedPrompt) -> dict[str, Array]:
+    """Return what the encoder is fed.
 
     Raises:
-        UsageError: the graphs do not take what is given.
+        UsageError: the graph does not take what is given.
         InputError: what is given does not open.
-        StageError: ONNX Runtime fails.
     """
-    assert prompt.beginning is not None  # prepared for an encoder
-    if isinstance(prompt.tokenizer, TimedText):
-        return "transformers", _recorded_tokens(graphs, prompt, prompt.tokenizer)
-    arrays = _arrays(graphs.unpadded_inputs if prompt.medium == "audio" else graphs.inputs, prompt)
-    if prompt.settings.for_transformers is None:
-        encoded = graphs.encode(arrays)
-        start = (prompt.beginning.start,)
-        return "winml", generate_tokens(
-            graphs.decoder, start, prompt.settings, encoded=encoded, beginning=prompt.beginning
-        )
-    import torch
-
-    from winml.modelkit.generate.generation.causal_lm import generated_by
-    from winml.modelkit.generate.generation.seq2seq import EncoderDecoderModel, own_loop
-
-    model = EncoderDecoderModel.of_graphs(graphs, files_folder(prompt.model))
-    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    passed = 1 if own_loop(model.config) is None else 0
-    return "transformers", generated_by(model, tensors, passed, prompt.settings)
-
-
-def _arrays(inputs: tuple[GraphInput, ...], prompt: PreparedPrompt) -> dict[str, Array]:
-    """Return what the encoder is fed."""
+    inputs = encoder.unpadded_inputs if prompt.medium == "audio" else encoder.inputs
     if prompt.medium == "prompt":
         tokens = np.array([prompt.tokens], np.int64)
         passed = {"input_ids": tokens, "attention_mask": np.ones_like(tokens)}
@@ -211,6 +313,6 @@ def _arrays(inputs: tuple[GraphInput, ...], prompt: PreparedPrompt) -> dict[str,
     opened: Any = prompt.recording or open_image(prompt.text, None, prompt.text)
     if isinstance(opened, Unreadable):
         raise InputError(f"--{prompt.medium} {prompt.text}: cannot be opened: {opened.reason}")
-    preprocessor = Preprocessor.of(files_folder(prompt.model), inputs, option=f"--{prompt.medium}")
+    preprocessor = Preprocessor.of(prompt.folder, inputs, option=f"--{prompt.medium}")
     (batch,) = preprocessor.batches([{str(prompt.medium): opened}])
     return dict(batch.feeds)

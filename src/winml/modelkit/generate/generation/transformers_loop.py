@@ -1,0 +1,809 @@
+"""Lets transformers' own generation loop drive the graphs of a model.
+
+The loop is given tokens, mask and positions as for a model of its own; the cache it hands from step to step is that of
+the decoder, and stays in ONNX Runtime's memory. Of an encoder-decoder it encodes once and hands the outputs of the
+encoder to every step; it repeats rows for beams.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import os
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PretrainedConfig,
+    PreTrainedModel,
+    set_seed,
+)
+from transformers.generation.streamers import BaseStreamer
+from transformers.modeling_outputs import CausalLMOutputWithPast, Seq2SeqLMOutput
+from transformers.utils.generic import ModelOutput
+
+from winml.modelkit.errors import InputError, UsageError, first_line
+from winml.modelkit.file_names import DECODER, GENERATION_CONFIG_NAME, files_folder
+from winml.modelkit.generate.built_model import as_array, config_beside
+from winml.modelkit.generate.generation.decoder_prompt import read_prompt
+from winml.modelkit.generate.generation.loop import GeneratedToken
+from winml.modelkit.generate.generation.settings import (
+    SPEED_ONLY,
+    GenerationSettings,
+    position_limit,
+    read_generation_config,
+)
+from winml.modelkit.generate.generation.text import open_tokenizer
+from winml.modelkit.models.caches.layout import CACHE_ARGUMENTS, loop_cache_name
+from winml.modelkit.models.inputs.modalities.text import KINDS_PARAMETER
+from winml.modelkit.models.tensors import to_numpy, to_torch
+from winml.modelkit.onnx.files.foreign_files import foreign_parser
+from winml.modelkit.ort.decoding.decoder import DecoderGraph, GraphCache
+from winml.modelkit.ort.decoding.inputs import TOKEN_TYPES
+from winml.modelkit.ort.decoding.parts import (
+    PIXEL_MASK,
+    Encoder,
+    EncoderDecoder,
+    VisionLanguageDecoder,
+    open_decoder,
+)
+from winml.modelkit.ort.devices import choose_provider
+from winml.modelkit.ort.foreign_libraries import local_files_only
+from winml.modelkit.samples.processors import tokenizer_call
+
+_Output = TypeVar("_Output")
+_IMAGES_KEY = "winml_seen_images"
+"""Among the arguments of the loop: what the model made of images before their rows were repeated."""
+
+
+def _passed_cache(cache: GraphCache | None, past_key_values: GraphCache | None) -> GraphCache | None:
+    """Return the cache that a call is given by either of its names; None: it is given none.
+
+    Raises:
+        UsageError: it is given two.
+    """
+    if cache is not None and past_key_values is not None and cache is not past_key_values:
+        raise UsageError(
+            "cache and past_key_values are two different caches: they are two names of one argument",
+            hint="Pass the cache of the previous result once.",
+        )
+    return past_key_values if cache is None else cache
+
+
+def _with_cache(record: Callable[..., _Output], logits: torch.Tensor, cache: GraphCache | None) -> _Output:
+    """Return an answer with logits and a cache, which is named as the installed transformers names it.
+
+    Args:
+        record: Class of the answer.
+        logits: Of shape [batch, sequence, vocabulary].
+        cache: For the next call; None: there is none.
+    """
+    return record(logits=logits, **{loop_cache_name(): cache})
+
+
+def _refuse_tuple(return_dict: bool | None) -> None:
+    """Refuse a request for a tuple in place of a record.
+
+    Raises:
+        UsageError: ``return_dict`` is False.
+    """
+    if return_dict is False:
+        raise UsageError(
+            "return_dict=False is not supported: the result is a record",
+            hint="Omit it, and read the fields of the result.",
+        )
+
+
+class DecoderModel(GenerationMixin):
+    """What transformers' loop asks of a model, answered by a graph, or by several of one model.
+
+    Attributes:
+        graph: The decoder in its session.
+        config: The model's config.
+        generation_config: What decides how it generates where a call says nothing.
+    """
+
+    main_input_name = "input_ids"
+    device = torch.device("cpu")
+    dtype = torch.float32
+    _is_stateful = False
+    graph: DecoderGraph
+    config: Any
+    generation_config: GenerationConfig
+    tokenizer_folder: Path
+    """Where the tokenizer is, which finds the strings that end a text."""
+
+    def __init__(
+        self,
+        files: Mapping[str, str | os.PathLike[str]],
+        *,
+        ep: str | None = None,
+        device: Literal["cpu", "gpu", "npu"] | None = None,
+        ep_options: Mapping[str, str] | None = None,
+        threads: int | None = None,
+    ) -> None:
+        """Open the graphs of a model of several parts; config and tokenizer are in the folder of the decoder.
+
+        Args:
+            files: Part → ONNX file.
+            ep: Execution provider to run on; None: the one for the device.
+            device: Kind of processor; None: the provider's own, the CPU without one.
+            ep_options: Options of the provider.
+            threads: Threads that share the work of one operator; None: the runtime's own choice.
+
+        Raises:
+            InputError: the files do not belong together, or there is no config beside them.
+            UsageError: the provider is unknown or not installed.
+            StageError: ONNX Runtime cannot load a file.
+        """
+        paths = {part: Path(path) for part, path in files.items()}
+        opened = partial(choose_provider(ep, device, ep_options or {}).open, threads=threads)
+        self._take_graph(open_decoder(paths, opened), paths[DECODER].parent)
+
+    @classmethod
+    def of_graph(cls, graph: Any, folder: Path) -> Any:
+        """Return the model of a graph that is open already.
+
+        Raises:
+            InputError: there is no config in the folder.
+        """
+        model = cls.__new__(cls)
+        model._take_graph(graph, folder)
+        return model
+
+    @classmethod
+    def can_generate(cls) -> bool:
+        """Say that it does."""
+        return True
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        # Read by transformers' loop: the first answer brings the cache along.
+        return False
+
+    @staticmethod
+    def is_remote_code() -> bool:
+        """Say that the class comes with no checkpoint."""
+        return False
+
+    @staticmethod
+    def get_experts_implementation() -> dict[str, str]:
+        """Say that transformers has no experts of its own to run here."""
+        return {}
+
+    def prepare_inputs_for_generation(self, *arguments: Any, **kwargs: Any) -> dict[str, object]:
+        """Return what a step is given: not the tokenizer, which the loop hands on with what a model takes."""
+        kwargs.pop("tokenizer", None)
+        loop: Any = super()  # declared for models of torch
+        prepared: dict[str, object] = loop.prepare_inputs_for_generation(*arguments, **kwargs)
+        return prepared
+
+    def forward(
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        position_ids: object = None,
+        past_key_values: GraphCache | None = None,
+        use_cache: bool | None = None,
+        return_dict: bool | None = None,
+        cache: GraphCache | None = None,
+        **other: Any,
+    ) -> CausalLMOutputWithPast:
+        """Answer tokens.
+
+        Args:
+            input_ids: Integers of shape [batch, sequence]: those after what ``cache`` stands for.
+            attention_mask: Integers of shape [batch, cached + sequence], 0 for padding; None: there is none.
+            position_ids: Integers of shape [batch, sequence]; None: counted on from the cache.
+            past_key_values: ``cache`` by its name before transformers 5.24.
+            use_cache: Whether the answer brings a cache along; None: where the graph has one.
+            return_dict: Must not be False: the answer is a record.
+            cache: That of the answer before, which this one changes in place; None: a new text begins.
+            **other: Inputs that a caller may hand on, as None.
+
+        Returns:
+            ``logits`` of shape [batch, sequence or 1, vocabulary], and the cache for the next call: ``cache``, or
+            ``past_key_values`` before transformers 5.24.
+
+        Raises:
+            UsageError: an input is missing, unknown or of a shape the graph does not take; or the cache is that of
+                another model.
+            StageError: ONNX Runtime fails.
+        """
+        self._refuse_inputs(input_ids, use_cache, return_dict, other)
+        keeps = self.graph.has_cache if use_cache is None else use_cache
+        tokens = as_array(input_ids)
+        mask = None if attention_mask is None else as_array(attention_mask)
+        positions = None if position_ids is None else as_array(position_ids)
+        cache = _passed_cache(cache, past_key_values)
+        if cache is None and self.graph.has_cache:
+            cache = self.graph.empty_cache(len(tokens))
+        logits = to_torch(self.graph.run(tokens, mask, positions, cache))
+        return _with_cache(CausalLMOutputWithPast, logits, cache if keeps else None)
+
+    __call__ = forward
+
+    def _take_graph(self, graph: Any, folder: Path) -> None:
+        """Take a graph and the configs in a folder.
+
+        Raises:
+            InputError: there is none.
+        """
+        config = config_beside(folder / "model.onnx")
+        if config is None:
+            raise InputError(
+                f"{folder}: the generation loop of transformers needs a config there",
+                hint="Build the model again without --no-tokenizer.",
+            )
+        self.graph, self.config, self.tokenizer_folder = graph, config, folder
+        self.generation_config = generation_config_beside(folder, config, has_cache=graph.has_cache)
+
+    def _refuse_inputs(self, tokens: Any, use_cache: bool | None, return_dict: bool | None, other: Any) -> None:
+        passed = [name for name, value in other.items() if value is not None]
+        if tokens is None or passed:
+            problem = f"unexpected input {passed[0]!r}" if passed else "missing input_ids"
+            raise UsageError(
+                f"{problem}: {self.graph.name} takes {', '.join(item.name for item in self.graph.inputs)}",
+                hint="Pass input_ids, and attention_mask if rows are padded.",
+            )
+        _refuse_tuple(return_dict)
+        if use_cache and not self.graph.has_cache:
+            raise UsageError(
+                f"use_cache=True, but {self.graph.name} has no KV cache",
+                hint="Omit it, or build the model again without --no-cache.",
+            )
+
+
+class EncoderDecoderModel(DecoderModel):
+    """What transformers' loop asks of an encoder-decoder, answered by two graphs.
+
+    Attributes:
+        graph: The graphs in their sessions.
+        config: The model's config.
+        generation_config: What decides how it generates where a call says nothing.
+    """
+
+    graph: EncoderDecoder
+    base_model_prefix = ""
+    """Read by transformers' loop: the model has no other inside."""
+
+    def _take_graph(self, graph: EncoderDecoder, folder: Path) -> None:
+        super()._take_graph(graph, folder)
+        # Of a decoder inside another model, the config of the whole does not say it.
+        self.config.is_encoder_decoder = True
+        if (text := graph.text) is not None:
+            self.generation_config.decoder_start_token_id = text.first
+            self.generation_config.eos_token_id = list(text.ends) or self.generation_config.eos_token_id
+        self.main_input_name = graph.encoder.inputs[0].name
+        self.encoder = _Encoder(graph.encoder)
+        self._folder = files_folder(folder / "model.onnx")
+
+    def generate(self, *inputs: object, **settings: Any) -> Any:
+        """Let transformers' loop write texts; see ``GenerationMixin.generate``.
+
+        Args:
+            *inputs: As there.
+            **settings: As there; besides them ``language`` and ``task`` of a model that writes what it hears. Without
+                ``decoder_input_ids``, a text begins with the tokens of these, or of those that the files name. A longer
+                recording than the encoder takes, ``return_timestamps`` and the like are left to the loop that
+                transformers has for such a model.
+
+        Raises:
+            InputError: the model has no such language or task.
+        """
+        loop: Any = own_loop(self.config)
+        if loop is not None and not isinstance(self, loop):
+            return _looping_model(loop, self).generate(*inputs, **settings)
+        requested = {key: settings.pop(key, None) for key in ("language", "task")}
+        if settings.get("decoder_input_ids") is None and (allowed := read_prompt(self._folder, **requested)):
+            first = tuple(getattr(self.generation_config, "begin_suppress_tokens", None) or ())
+            own = _PromptProcessor(allowed, first)
+            settings["logits_processor"] = LogitsProcessorList([*(settings.get("logits_processor") or ()), own])
+            self._lengthen(settings, len(allowed))
+        general_loop: Any = super()  # declared for models of torch
+        return general_loop.generate(*inputs, **settings)
+
+    def _lengthen(self, settings: dict[str, Any], count: int) -> None:
+        """Allow more new tokens where their number is given: in a call, its config, or that of the model.
+
+        transformers' loop for such a model counts the tokens of the beginning as given, and this one as new.
+        """
+        passed = settings.get("generation_config")
+        requested = self.generation_config.max_new_tokens
+        if passed is not None and passed.max_new_tokens is not None:
+            requested = passed.max_new_tokens
+        requested = settings.get("max_new_tokens", requested)
+        if requested is None:
+            return
+        positions = position_limit(self._folder)
+        # The first token stands at a position, too.
+        longest = requested + count if positions is None else max(requested, min(requested + count, positions - 1))
+        if passed is None or "max_new_tokens" in settings:
+            settings["max_new_tokens"] = longest
+        else:
+            settings["generation_config"] = passed = copy.deepcopy(passed)
+            passed.max_new_tokens = longest
+
+    def get_encoder(self, *_modality: object) -> _Encoder:
+        """Return what encodes; transformers' loop calls it once."""
+        return self.encoder
+
+    def forward(  # type: ignore[override]  # an encoder-decoder's own names
+        self,
+        decoder_input_ids: Any = None,
+        encoder_outputs: Any = None,
+        attention_mask: object = None,
+        past_key_values: GraphCache | None = None,
+        use_cache: bool | None = None,
+        cache: GraphCache | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqLMOutput:
+        """Answer tokens of the decoder.
+
+        Args:
+            decoder_input_ids: Integers of shape [batch, sequence]: those after what ``cache`` stands for.
+            encoder_outputs: What :meth:`get_encoder` answered; None: ``kwargs`` are encoded now.
+            attention_mask: Of the encoder's tokens, 0 for padding.
+            past_key_values: ``cache`` by its name before transformers 5.24.
+            use_cache: Whether the answer brings a cache along; None: it does.
+            cache: That of the answer before, which this one changes in place; None: a new text begins.
+            **kwargs: Inputs of the encoder.
+
+        Returns:
+            ``logits`` of shape [batch, sequence, vocabulary], and the cache for the next call: ``cache``, or
+            ``past_key_values`` before transformers 5.24.
+
+        Raises:
+            UsageError: an input is missing, unknown or of a shape the graphs do not take.
+            StageError: ONNX Runtime fails.
+        """
+        if decoder_input_ids is None:
+            raise UsageError("missing decoder_input_ids", hint="Pass the tokens of the decoder, or call generate().")
+        passed = {name: value for name, value in kwargs.items() if value is not None and name != "return_dict"}
+        self._refuse_unknown(passed, attention_mask, return_dict=kwargs.get("return_dict"))
+        cache = _passed_cache(cache, past_key_values)
+        if cache is None:
+            if encoder_outputs is None:
+                encoder_outputs = self.get_encoder()(**passed, attention_mask=attention_mask)
+            encoded = {name: to_numpy(encoder_outputs[_field(name)]) for name in self.graph.encoded}
+            cache = self.graph.empty_cache(len(decoder_input_ids), encoded)
+        logits = to_torch(self.graph.run(as_array(decoder_input_ids), cache=cache))
+        return _with_cache(Seq2SeqLMOutput, logits, cache if use_cache is None or use_cache else None)
+
+    def _refuse_unknown(self, passed: Mapping[str, object], mask: Any, *, return_dict: bool | None) -> None:
+        names = {item.name for item in self.graph.encoder.inputs}
+        unknown = [name for name in passed if name not in names]
+        # transformers' loop gives a mask that hides nothing to every model.
+        if mask is not None and "attention_mask" not in names and not torch.as_tensor(mask).bool().all():
+            unknown.append("attention_mask")
+        if unknown:
+            raise UsageError(
+                f"unexpected input {unknown[0]!r}: the encoder takes {', '.join(sorted(names))}; the decoder "
+                "takes decoder_input_ids",
+                hint="Omit it: no decoder token is masked.",
+            )
+        _refuse_tuple(return_dict)
+
+    __call__ = forward  # type: ignore[assignment]  # an encoder-decoder's own names
+
+
+class _PromptProcessor(LogitsProcessor):
+    """Leaves only the tokens of language and task at their places, and no others that must not follow them."""
+
+    def __init__(self, allowed: Mapping[int, tuple[int, ...]], first_suppressed: tuple[int, ...]) -> None:
+        self._allowed, self._first_suppressed = allowed, list(first_suppressed)
+        self._free = max(allowed) + 1
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> Any:
+        """Return the scores of one step."""
+        retained: Any = scores.clone()
+        allowed = self._allowed.get(input_ids.shape[1])
+        if allowed is not None:
+            retained.fill_(-torch.inf)
+            # A token alone stands there even where it is suppressed otherwise.
+            retained[:, list(allowed)] = 0.0 if len(allowed) == 1 else scores[:, list(allowed)]
+        elif input_ids.shape[1] == self._free:
+            retained[:, self._first_suppressed] = -torch.inf
+        return retained
+
+
+class _Encoder:
+    """The encoder as transformers' loop calls it; its signature names the inputs of the graph."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self.main_input_name = encoder.inputs[0].name
+        kind = inspect.Parameter.KEYWORD_ONLY
+        names = [inspect.Parameter(item.name, kind, default=None) for item in encoder.inputs]
+
+        def forward(**passed: Any) -> ModelOutput:
+            return self(**passed)
+
+        forward.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]  # what inspect reads
+        self.forward = forward
+
+    def __call__(self, **passed: object) -> ModelOutput:
+        """Encode; every tensor of the answer has one entry for each row."""
+        names = {item.name for item in self._encoder.inputs}
+        arrays = {key: as_array(value) for key, value in passed.items() if key in names and value is not None}
+        encoded = self._encoder.encode(arrays)
+        fields: Mapping[str, Any] = {_field(name): to_torch(value) for name, value in encoded.items()}
+        return ModelOutput(fields)  # type: ignore[no-untyped-call]
+
+
+def _field(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def own_loop(config: object) -> type | None:
+    """Return transformers' class with the generation loop of a model that writes what it hears; None: it has none."""
+    model_class = _model_class(config)
+    return next((base for base in model_class.__mro__ if _is_loop(base)), None) if model_class is not None else None
+
+
+def _looping_model(loop: type, model: Any) -> Any:
+    """Return a model whose ``generate()`` is a loop of transformers, and whose pieces another model writes.
+
+    Args:
+        loop: See :func:`own_loop`.
+        model: Writes the pieces.
+    """
+    model_class: Any = _model_class(model.config)
+
+    class Pieces(type(model)):  # type: ignore[misc]  # of a class that is known here only
+        """Writes one piece."""
+
+        def generate(self, *inputs: object, **settings: Any) -> Any:
+            """Let the general loop write a piece; what it keeps is not handed on."""
+            if settings.get("output_attentions") or settings.get("return_token_timestamps"):
+                raise UsageError(
+                    "token-level timestamps require attentions, which the graphs do not return",
+                    hint="Use return_timestamps=True for timestamps of segments.",
+                )
+            if "attention_mask" not in {item.name for item in self.graph.encoder.inputs}:
+                # It tells how long each recording is, which is read before.
+                settings.pop("attention_mask", None)
+            displayed = settings.pop("decoder_attention_mask", None)
+            if displayed is not None and not torch.as_tensor(displayed).bool().all():
+                raise UsageError(
+                    "the previous tokens of the segments have different lengths, but the decoder takes no mask "
+                    "for them",
+                    hint="Pass one audio file at a time, or omit condition_on_prev_tokens.",
+                )
+            output = super().generate(*inputs, **settings)
+            if not isinstance(output, ModelOutput):
+                return output
+            # A loop that calls the general one would take the cache to pieces.
+            return type(output)(**{name: value for name, value in output.items() if name not in CACHE_ARGUMENTS})
+
+    looping: Any = type(f"{loop.__name__}OfGraphs", (loop, Pieces), {})
+    created = looping.__new__(looping)
+    vars(created).update(vars(model))
+    with torch.device("meta"):
+        # The loop reads how many frames become one state.
+        created.model = model_class(model.config).model
+    return created
+
+
+def _model_class(config: Any) -> Any:
+    from transformers import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
+
+    return MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING.get(type(config), None)
+
+
+def _is_loop(base: type) -> bool:
+    is_model = issubclass(base, (PreTrainedModel, torch.nn.Module))
+    return (
+        issubclass(base, GenerationMixin) and base is not GenerationMixin and not is_model and "generate" in vars(base)
+    )
+
+
+class VisionLanguageModel(DecoderModel):
+    """What transformers' loop asks of a language model that is shown images, answered by three graphs.
+
+    Attributes:
+        graph: The graphs in their sessions.
+        config: The model's config.
+        generation_config: What decides how it generates where a call says nothing.
+    """
+
+    graph: VisionLanguageDecoder
+
+    @property
+    def _extra_argument_names(self) -> tuple[str, ...]:
+        """What a call may be given beside tokens."""
+        kinds = (TOKEN_TYPES,) if self.graph.takes_kinds else ()
+        by_image = (KINDS_PARAMETER,) if self.graph.position_rows is not None else ()
+        return (*(item.name for item in self.graph.embedder.image_inputs), PIXEL_MASK, *kinds, *by_image)
+
+    @cached_property
+    def _positions(self) -> ImagePositions:
+        return ImagePositions(self.config, self.graph.position_rows or 1)
+
+    def _prepare_position_ids_for_generation(self, inputs_tensor: torch.Tensor, model_kwargs: Mapping[str, Any]) -> Any:
+        # Called by transformers' loop: of a text alone, its own way; with pictures, that of the model.
+        if self.graph.position_rows is None:
+            loop: Any = super()  # declared for models of torch
+            return loop._prepare_position_ids_for_generation(inputs_tensor, model_kwargs)
+        return self._positions.of_prompt(model_kwargs.get("input_ids", inputs_tensor), model_kwargs)
+
+    def _validate_model_kwargs(self, model_kwargs: dict[str, object]) -> None:
+        # Called by transformers' loop, which knows the names in a signature only.
+        names = {*self._extra_argument_names, "labels"}
+        model_kwargs.pop("labels", None)  # of processors for training as well; no forward is given them
+        others = {name: value for name, value in model_kwargs.items() if name not in names}
+        loop: Any = super()  # declared for models of torch
+        loop._validate_model_kwargs(others)
+
+    def _expand_inputs_for_generation(
+        self, expand_size: int = 1, is_encoder_decoder: bool = False, input_ids: Any = None, **model_kwargs: Any
+    ) -> Any:
+        # Called by transformers' loop, which repeats the rows of every tensor for beams: patches are no rows.
+        loop: Any = super()  # declared for models of torch
+        items = self.graph.embedder.image_inputs
+        displayed = {item.name: model_kwargs[item.name] for item in items if model_kwargs.get(item.name) is not None}
+        if expand_size > 1 and displayed and any(item.grid is not None for item in items):
+            seen = self.graph.embedder.see({name: to_numpy(value) for name, value in displayed.items()})
+            counts = [self.graph.embedder.count_places(to_numpy(row)) for row in input_ids]
+            # An array: the loop repeats tensors.
+            model_kwargs = {name: value for name, value in model_kwargs.items() if name not in displayed}
+            model_kwargs[_IMAGES_KEY] = {name: _repeated(value, counts, expand_size) for name, value in seen.items()}
+        return loop._expand_inputs_for_generation(expand_size, is_encoder_decoder, input_ids, **model_kwargs)
+
+    def forward(
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        position_ids: object = None,
+        past_key_values: GraphCache | None = None,
+        use_cache: bool | None = None,
+        return_dict: bool | None = None,
+        cache: GraphCache | None = None,
+        **images: Any,
+    ) -> CausalLMOutputWithPast:
+        """Answer tokens; see :meth:`DecoderModel.forward`.
+
+        Args:
+            input_ids: Integers of shape [batch, sequence]; some of them may stand for images.
+            attention_mask: As there.
+            position_ids: As there; of a decoder that takes several of each token, rows of these. None: as the model
+                makes them of the text and its pictures.
+            past_key_values: As there.
+            use_cache: As there.
+            return_dict: As there.
+            cache: As there.
+            **images: What the graph that sees takes, such as ``pixel_values``; with a cache, of the images for which
+                these tokens hold places. Not read where they hold none. With them ``token_type_ids``, where the decoder
+                is told the kind of each token.
+
+        Raises:
+            UsageError: an input is missing, unknown or of a shape the graphs do not take.
+            StageError: ONNX Runtime fails.
+        """
+        cache = _passed_cache(cache, past_key_values)
+        names = self._extra_argument_names
+        if self.graph.position_rows is not None and position_ids is None and input_ids is not None:
+            beside = {"attention_mask": attention_mask, loop_cache_name(): cache, **images}
+            position_ids = self._positions.of_prompt(torch.as_tensor(input_ids), beside)
+            position_ids = position_ids[..., -len(input_ids[0]) :]
+        images.pop(KINDS_PARAMETER, None)
+        seen_before = images.pop(_IMAGES_KEY, None)
+        displayed = {name: to_numpy(images.pop(name)) for name in names if images.get(name) is not None}
+        if seen_before is not None:
+            displayed = {name: array for name, array in displayed.items() if name == TOKEN_TYPES}
+        if cache is None and input_ids is not None:
+            cache = self.graph.start(displayed, len(input_ids))
+            cache.encoded |= seen_before or {}
+        elif displayed.keys() - {TOKEN_TYPES} and self.graph.embedder.count_places(input_ids) and cache is not None:
+            cache.encoded = self.graph.encode(displayed)
+        others = {name: value for name, value in images.items() if name not in names}
+        return super().forward(input_ids, attention_mask, position_ids, None, use_cache, return_dict, cache, **others)
+
+    __call__ = forward
+
+
+def model_of_graph(graph: DecoderGraph, folder: Path) -> Any:
+    """Return what transformers' loop runs, of a graph that is open already; configs are in the folder."""
+    if isinstance(graph, VisionLanguageDecoder):
+        return VisionLanguageModel.of_graph(graph, folder)
+    return (EncoderDecoderModel if isinstance(graph, EncoderDecoder) else DecoderModel).of_graph(graph, folder)
+
+
+def _repeated(vectors: Any, counts: Sequence[int], times: int) -> Any:
+    """Return the vectors of each row so many times, row by row.
+
+    Args:
+        vectors: Of all rows.
+        counts: How many of them each row holds.
+        times: How often.
+    """
+    pieces = np.split(vectors, np.cumsum(counts)[:-1])
+    return np.concatenate([piece for piece in pieces for _ in range(times)])
+
+
+class ImagePositions:
+    """Makes the positions of tokens as the model of a config does."""
+
+    def __init__(self, config: Any, rows: int) -> None:
+        """Build the model, without its weights.
+
+        Args:
+            config: Of the model.
+            rows: How many positions a token has.
+        """
+        from transformers import AutoModelForImageTextToText
+
+        make: Any = AutoModelForImageTextToText
+        words = "the model of config.json cannot be built"
+        with local_files_only(), foreign_parser(words, hint="Correct or replace it."), torch.device("meta"):
+            self._model = make.from_config(config)
+        self._rows = rows
+
+    def of_prompt(self, tokens: torch.Tensor, passed: Mapping[str, Any]) -> torch.Tensor:
+        """Return the positions of tokens, and remember by how much later ones are ahead of their number.
+
+        Args:
+            tokens: Of shape [batch, sequence].
+            passed: What else ``generate()`` is given, such as the grids of pictures and the kinds of tokens.
+
+        Returns:
+            Integers of shape [rows, batch, sequence].
+
+        Raises:
+            UsageError: there are grids of pictures, and nothing says which tokens stand for them.
+        """
+        grids = [name for name in passed if name.endswith("grid_thw") and passed[name] is not None]
+        if grids and passed.get(KINDS_PARAMETER) is None:
+            raise UsageError(
+                f"{grids[0]} requires {KINDS_PARAMETER}, which marks the image tokens",
+                hint="Pass all outputs of the model's processor for the text and the images.",
+            )
+        positions = self._model._prepare_position_ids_for_generation(tokens, dict(passed))
+        several: torch.Tensor = positions[-self._rows :].expand(self._rows, *tokens.shape[:1], -1)
+        return several
+
+
+def generation_config_beside(folder: Path, config: PretrainedConfig, *, has_cache: bool) -> GenerationConfig:
+    """Return what the files in a folder say about generating.
+
+    Args:
+        folder: Where the files are.
+        config: The model's config, which says it where ``generation_config.json`` is missing.
+        has_cache: Whether the graph has a cache.
+
+    Raises:
+        InputError: a file is damaged, or transformers refuses its values.
+        UsageError: a way to choose tokens is asked for that is not supported.
+    """
+    path = folder / GENERATION_CONFIG_NAME
+    passed = {key: value for key, value in read_generation_config(folder).items() if key not in SPEED_ONLY}
+    with foreign_parser(f"{path}: transformers rejects it", hint="Correct it in this file."):
+        found = GenerationConfig.from_dict(passed) if path.is_file() else GenerationConfig.from_model_config(config)
+    found.use_cache = has_cache
+    return found
+
+
+def generation_call(model: DecoderModel, **arguments: Any) -> Any:
+    """Return what ``generate()`` answers, with the tokenizer where a string ends the text.
+
+    Raises:
+        InputError: transformers refuses the settings beside the model, or the tokenizer cannot be read.
+        WinMLError: whatever a run of a graph raises.
+    """
+    folder = model.tokenizer_folder
+    if "max_new_tokens" in arguments:
+        model.generation_config.max_length = None  # transformers warns where both are set
+    ends_by_strings = (arguments.get("stop_strings") or model.generation_config.stop_strings) is not None
+    if ends_by_strings:
+        arguments["tokenizer"] = open_tokenizer(folder)
+    try:
+        with tokenizer_call(folder) if ends_by_strings else contextlib.nullcontext():
+            return model.generate(**arguments)  # type: ignore[misc]  # declared for models of torch
+    except (ValueError, TypeError) as error:  # its words for settings that do not go together
+        if _comes_from_graph(error):
+            raise
+        raise InputError(
+            f"{folder / GENERATION_CONFIG_NAME}: the generation loop of transformers rejects it: {first_line(error)}",
+            hint="Correct or remove this key.",
+        ) from error
+
+
+def _comes_from_graph(error: Exception) -> bool:
+    """Say whether an error was raised while a graph ran, or by code of ours: then no setting is wrong."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = __name__.partition(".")[0]
+    ours = [frame for frame in frames if str(frame.f_globals.get("__name__")).partition(".")[0] == own]
+    return frames[-1] in ours or any(frame.f_code.co_name == "forward" for frame in ours)
+
+
+def loop_arguments(settings: GenerationSettings) -> dict[str, Any]:
+    """Return what ``generate()`` is told of settings that a user can change."""
+    step, others = settings.step, settings.for_transformers or {}
+    return {
+        "max_new_tokens": settings.max_new_tokens,
+        "do_sample": step.is_sampled,
+        "repetition_penalty": step.repetition_penalty,
+        "num_beams": others.get("num_beams", 1),
+        **({"stop_strings": others["stop_strings"]} if "stop_strings" in others else {}),
+        **step.drawn,
+    }
+
+
+def generated_by(
+    model: Any, inputs: Mapping[str, torch.Tensor], passed: int, settings: GenerationSettings
+) -> Iterator[GeneratedToken]:
+    """Yield the tokens that transformers' loop chooses; with beams, all of them at the end.
+
+    Args:
+        model: What the loop runs.
+        inputs: Of one row, by argument of ``generate()``.
+        passed: Tokens at the start of the answer that were not chosen; 0: a loop of the model type takes them off, and
+            gives all others at the end.
+        settings: How tokens are chosen, besides what the configs say.
+
+    Raises:
+        WinMLError: whatever a run of a graph raises.
+    """
+    set_seed(settings.seed)
+    streams = passed > 0 and settings.is_stepwise
+    streamer = _Stream()
+
+    def work() -> None:
+        try:
+            arguments = {**inputs, **loop_arguments(settings)}
+            output = generation_call(model, **arguments, streamer=streamer if streams else None)
+            if not streams:
+                streamer.put(output[0, :passed])
+                for token in output[0, passed:]:
+                    streamer.put(token)
+            streamer.entries.put(None)
+        except BaseException as error:  # handed to the thread that waits for the tokens, and raised there
+            streamer.entries.put(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    before = time.perf_counter()
+    for token in streamer.tokens():
+        now = time.perf_counter()
+        yield GeneratedToken(token, now - before, "eos" if token in settings.eos_token_ids else "")
+        before = now
+
+
+class _Stream(BaseStreamer):
+    """Hands each token to another thread."""
+
+    def __init__(self) -> None:
+        self.entries: queue.Queue[int | BaseException | None] = queue.Queue()
+        self._is_prompt = True
+
+    def put(self, value: Any) -> None:
+        """Take the prompt, then token after token."""
+        if not self._is_prompt:
+            self.entries.put(int(value))
+        self._is_prompt = False
+
+    def end(self) -> None:
+        """Do nothing: the end is told when ``generate`` returns."""
+
+    def tokens(self) -> Iterator[int]:
+        """Yield the tokens as they come.
+
+        Raises:
+            BaseException: whatever the thread met.
+        """
+        while (entry := self.entries.get()) is not None:
+            if isinstance(entry, BaseException):
+                raise entry
+            yield entry

@@ -1,0 +1,421 @@
+"""Runs decoders behind other graphs: an encoder, or a vision encoder and the embedding of tokens.
+
+Which output becomes which input of another graph is said by the files (``winml.part``). What an encoder or a vision
+encoder returns is computed once; the decoder runs token by token. Needs numpy and ONNX Runtime only. Chooses no token.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.errors import UsageError
+from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, ONLY_PART, PROMPT, VISION
+from winml.modelkit.ort.decoding.decoder import DecoderGraph, GraphCache, feeds_between, text_tokens
+from winml.modelkit.ort.decoding.inputs import MASK, POSITIONS, TOKEN_IDS, TOKEN_TYPES, TOKEN_VECTORS
+from winml.modelkit.ort.graph_inputs import GraphInput, array_words, fitted_array, graph_inputs
+from winml.modelkit.ort.sessions import Session
+
+_DECODER_MASK = "encoder_attention_mask"
+"""Specified: how transformers and optimum call the mask over the encoder's tokens at the decoder."""
+_LENGTH_KEYS = {"input_ids": "sequence_length", "input_features": "num_frames", "input_values": "audio_length"}
+"""What an encoder reads → the key of ``--shape-config`` for how much of it."""
+_NORMS_OVER_LENGTHS = frozenset({"InstanceNormalization", "GroupNormalization", "GroupNorm"})
+"""Specified: operators whose mean and variance are taken over all axes behind the channels."""
+
+
+PIXEL_MASK = "pixel_attention_mask"
+"""Specified by transformers: which pixels belong to a picture, where a processor fills it up."""
+_IMAGES_RANK = 5
+"""Rows, images in a row, channels, height and width."""
+_OTHER_SIZE_HINT = "Pass that size, or build the model with a dynamic size."
+
+
+def open_decoder(files: Mapping[str, Path], opened: Callable[[Path], Session]) -> DecoderGraph:
+    """Open the graphs of a model that generates.
+
+    Args:
+        files: Part → ONNX file.
+        opened: Opens a file.
+
+    Raises:
+        InputError: the files do not belong together, or the decoder does not generate.
+        StageError: ONNX Runtime cannot load a file.
+    """
+    decoder = opened(files.get(DECODER) or files[ONLY_PART])
+    if VISION in files:
+        return VisionLanguageDecoder(opened(files[VISION]), opened(files[EMBEDDING]), decoder)
+    if ENCODER in files:
+        return EncoderDecoder(opened(files[ENCODER]), decoder)
+    return DecoderGraph(decoder, prompt=opened(files[PROMPT]) if PROMPT in files else None)
+
+
+class Encoder:
+    """The graph of an encoder.
+
+    Attributes:
+        session: The graph in its session.
+        inputs: What the graph takes, in order.
+    """
+
+    def __init__(self, encoder: Session, decoder: Session) -> None:
+        """Look at how the graphs belong together.
+
+        Raises:
+            InputError: they do not say it.
+        """
+        self.session = encoder
+        self.inputs: tuple[GraphInput, ...] = graph_inputs(encoder)
+        self._feeds = feeds_between(encoder, decoder)
+        self._is_mask_shared = _DECODER_MASK in decoder.inputs and _DECODER_MASK not in self._feeds.values()
+        self.given = (*self._feeds.values(), _DECODER_MASK)
+        """Inputs of the decoder that are the same in every step."""
+
+    def encode(self, passed: Arrays) -> dict[str, Array]:
+        """Return what the decoder takes of the encoder's answer, by name of its input.
+
+        A text or a recording shorter than the one length the graph takes is padded, where a mask hides the padding.
+
+        Args:
+            passed: Inputs of the encoder by name; a mask that is not given hides nothing.
+
+        Raises:
+            UsageError: an input is missing, has a shape the graph does not take, or cannot be padded.
+            StageError: ONNX Runtime fails.
+        """
+        passed = self._padded(passed)
+        feeds = {item.name: self._fitted(item, passed) for item in self.inputs}
+        answer = self.session.run(feeds, list(self._feeds))
+        encoded = {name: answer[output] for output, name in self._feeds.items()}
+        return {**encoded, _DECODER_MASK: feeds[MASK]} if self._is_mask_shared else encoded
+
+    @property
+    def unpadded_inputs(self) -> tuple[GraphInput, ...]:
+        """Inputs as they may be fed: open along the length, to which :meth:`encode` pads or which it demands."""
+        return tuple(
+            replace(item, shape=(item.shape[0], None, *item.shape[2:]))
+            if self._length is not None and item.shape[1:2] == (self._length,)
+            else item
+            for item in self.inputs
+        )
+
+    @property
+    def _length(self) -> int | None:
+        """The one length of a text or a recording that the graph takes; None where it is open."""
+        lengths = {item.name: item.shape[1] for item in self.inputs if len(item.shape) == 2}
+        length = next((lengths[name] for name in (MASK, *_LENGTH_KEYS) if name in lengths), None)
+        return length if isinstance(length, int) else None
+
+    def _padded(self, passed: Arrays) -> Arrays:
+        """Return inputs with zeros up to the length of the graph, where that is a number and a mask hides them."""
+        length = self._length
+        content = next((item.name for item in self.inputs if item.name != MASK and item.name in passed), None)
+        if length is None or content is None:
+            return passed
+        rows = np.asarray(passed[content]).shape[:2]
+        if rows[1] < length:
+            self._refuse_padding(content, rows[1], length)
+        arrays = {MASK: np.ones(rows, np.int64), **{name: np.asarray(array) for name, array in passed.items()}}
+        return {
+            name: np.pad(array, [(0, 0), (0, length - array.shape[1]), *[(0, 0)] * (array.ndim - 2)])
+            if array.shape[:2] == rows and array.shape[1] < length
+            else array
+            for name, array in arrays.items()
+        }
+
+    def _refuse_padding(self, name: str, passed: int, length: int) -> None:
+        if self._unpaddable is not None:
+            raise UsageError(
+                f"input {name!r} has a length of {passed}, but {self.session.name} was built for {length}: "
+                f"padding would change the outputs, because {self._unpaddable}",
+                hint=f"Pass exactly {length}{_other_length(name, passed)}.",
+            )
+
+    @functools.cached_property
+    def _unpaddable(self) -> str | None:
+        """Why padding changes the answer; None where a mask hides it.
+
+        for: Moonshine, whose group norm takes mean and variance over the whole recording. transformers answers
+        otherwise of a padded recording as well.
+        """
+        from winml.modelkit.onnx.files.reading import read_structure
+
+        if all(item.name != MASK for item in self.inputs):
+            return "the graph takes no mask for it"
+        nodes = read_structure(Path(self.session.name)).graph.node
+        is_normalized = any(node.op_type in _NORMS_OVER_LENGTHS for node in nodes)
+        return "the model normalizes over the full length" if is_normalized else None
+
+    def _fitted(self, item: GraphInput, passed: Arrays) -> Array:
+        array = passed.get(item.name)
+        if array is None and item.name == MASK:
+            tokens = next(iter(passed.values()))
+            array = np.ones(tokens.shape[:2], np.int64)
+        if array is None:
+            raise UsageError(
+                f"missing input {item.name!r}: {self.session.name} takes {item.words}",
+                hint=f"Its inputs: {', '.join(other.name for other in self.inputs)}.",
+            )
+        return fitted_array(item, np.asarray(array), self.session.name, self._way_out(item, np.asarray(array)))
+
+    def _way_out(self, item: GraphInput, array: Array) -> str:
+        if (
+            self._length is not None
+            and item.shape[1:2] == (self._length,)
+            and array.ndim > 1
+            and array.shape[1] > self._length
+        ):
+            most = "exactly" if self._unpaddable else "at most"
+            return f"Pass {most} {self._length}{_other_length(item.name, array.shape[1])}."
+        return _OTHER_SIZE_HINT
+
+
+class EncoderDecoder(DecoderGraph):
+    """A decoder that reads what an encoder returns.
+
+    Attributes:
+        encoder: The graph of the encoder.
+        text: How a text begins and ends; None where the files beside the model say it.
+    """
+
+    def __init__(self, encoder: Session, decoder: Session) -> None:
+        """Look at how the graphs belong together.
+
+        Raises:
+            InputError: they do not say it, or the decoder does not generate.
+        """
+        self.encoder = Encoder(encoder, decoder)
+        self.text = text_tokens(decoder)
+        super().__init__(decoder, self.encoder.given)
+
+    @property
+    def first_inputs(self) -> tuple[GraphInput, ...]:
+        """Inputs of the encoder."""
+        return self.encoder.inputs
+
+    def encode(self, inputs: Arrays) -> dict[str, Array]:
+        """Return what the decoder takes of the encoder's answer; see :meth:`Encoder.encode`."""
+        return self.encoder.encode(inputs)
+
+
+def _other_length(name: str, length: int) -> str:
+    key = _LENGTH_KEYS.get(name)
+    words = f" with --shape-config '{{\"{key}\": {length}}}'" if key else f" for {length}"
+    return f", or build the model{words}"
+
+
+class TokenEmbedder:
+    """The graph that sees, and the one that makes vectors of tokens and of what was seen.
+
+    Attributes:
+        image_inputs: What the graph that sees takes, in order.
+        places: Tokens that hold places for images.
+    """
+
+    def __init__(self, vision: Session, embedding: Session) -> None:
+        """Look at how the graphs belong together.
+
+        Raises:
+            InputError: they do not say it.
+        """
+        self._vision, self._embedding = vision, embedding
+        self.image_inputs: tuple[GraphInput, ...] = graph_inputs(vision)
+        self._seen = feeds_between(vision, embedding)
+        by_name = {item.name: item for item in graph_inputs(embedding)}
+        self.places = [value for value, _ in by_name[TOKEN_IDS].first_values]
+        self._no_features = {name: _no_rows(by_name[name]) for name in self._seen.values()}
+
+    def see(self, passed: Arrays) -> dict[str, Array]:
+        """Return what the model makes of images, for :meth:`embed`.
+
+        Args:
+            passed: Inputs of the graph that sees, by name.
+
+        Raises:
+            UsageError: an input is missing, or has a shape the graph does not take.
+            StageError: ONNX Runtime fails.
+        """
+        for item in self.image_inputs:
+            if item.name not in passed:
+                raise UsageError(
+                    f"missing input {item.name!r}: {self._vision.name} takes {item.words}",
+                    hint="Pass the outputs of the model's processor for an image.",
+                )
+        feeds = {item.name: passed[item.name] for item in self.image_inputs}
+        feeds = self._one_in_each_row(feeds, passed.get(PIXEL_MASK))
+        rows = self.image_inputs[0].shape[0]
+        count = len(next(iter(feeds.values())))
+        # Of a graph that sees a fixed number, as many runs as there are such.
+        step = rows if isinstance(rows, int) else max(count, 1)
+        pieces = [
+            {
+                item.name: fitted_array(
+                    item, feeds[item.name][start : start + step], self._vision.name, _OTHER_SIZE_HINT
+                )
+                for item in self.image_inputs
+            }
+            for start in range(0, count, step)
+        ]
+        outputs = [self._vision.run(piece, list(self._seen)) for piece in pieces]
+        if not outputs:
+            return {}
+        return {name: np.concatenate([answer[output] for answer in outputs]) for output, name in self._seen.items()}
+
+    def _one_in_each_row(self, feeds: dict[str, Array], mask: Array | None) -> dict[str, Array]:
+        """Return pictures with one in each row, for a graph that sees such; without filler, which is zero.
+
+        Args:
+            feeds: As a processor makes them: of rows with several pictures, those with fewer are filled up.
+            mask: Which pixels belong to a picture; None: all.
+
+        Raises:
+            UsageError: some do not.
+        """
+        item = self.image_inputs[0]
+        pixels = feeds[item.name]
+        is_of_rows = len(feeds) == 1 and pixels.ndim == len(item.shape) == _IMAGES_RANK and item.shape[1] == 1
+        if is_of_rows:
+            pixels = pixels.reshape(-1, 1, *pixels.shape[2:])
+            is_real = pixels.any(axis=(1, 2, 3, 4))
+            pixels = pixels[is_real]
+        if mask is not None and item.name != PIXEL_MASK and PIXEL_MASK not in feeds:
+            displayed = mask.reshape(-1, *mask.shape[2:])[is_real] if is_of_rows else mask
+            if not displayed.all():
+                raise UsageError(
+                    f"{PIXEL_MASK} masks pixels, but {self._vision.name} does not support masked pixels",
+                    hint="Pass images of the full input size: the processor splits or resizes them.",
+                )
+        return {**feeds, item.name: pixels}
+
+    def count_places(self, tokens: Any) -> int:
+        """Return how many places for images tokens hold."""
+        return int(np.isin(np.asarray(tokens), self.places).sum())
+
+    def embed(self, tokens: Array, seen: Arrays) -> dict[str, Array]:
+        """Return the vectors of tokens; those of images where tokens hold their places.
+
+        Args:
+            tokens: Integers of shape [batch, sequence].
+            seen: What :meth:`see` made of images; looked at where tokens hold places.
+
+        Returns:
+            By name of the output, of shape [batch, sequence, …].
+
+        Raises:
+            UsageError: there are more places than vectors, or fewer.
+            StageError: ONNX Runtime fails.
+        """
+        places = self.count_places(tokens)
+        features = self._no_features
+        if places:
+            features = {name: seen.get(name, empty) for name, empty in self._no_features.items()}
+            for array in features.values():
+                vectors = array.size // array.shape[-1]
+                if vectors != places:
+                    raise UsageError(
+                        f"the tokens have {places} image placeholders, but the images result in {vectors} embeddings",
+                        hint="Create tokens and pixels from the same text and images with the model's processor; "
+                        "after a KV cache, pass the pixels of new images only.",
+                    )
+        return self._embedding.run({TOKEN_IDS: tokens, **features})
+
+
+class VisionLanguageDecoder(DecoderGraph):
+    """A decoder that is given vectors of tokens, with what makes them.
+
+    Attributes:
+        embedder: What makes them; what it sees goes to :meth:`empty_cache`.
+    """
+
+    fed_input: ClassVar[str] = TOKEN_VECTORS
+
+    def __init__(self, vision: Session, embedding: Session, decoder: Session) -> None:
+        """Look at how the graphs belong together.
+
+        Raises:
+            InputError: they do not say it, or the decoder does not generate.
+        """
+        self.embedder = TokenEmbedder(vision, embedding)
+        self._vectors = feeds_between(embedding, decoder)
+        super().__init__(decoder, values=self._vectors.values())
+
+    @property
+    def first_inputs(self) -> tuple[GraphInput, ...]:
+        """Inputs of the vision encoder."""
+        return self.embedder.image_inputs
+
+    def encode(self, inputs: Arrays) -> dict[str, Array]:
+        """Return what the model makes of images, and the kinds of tokens.
+
+        Args:
+            inputs: Those of the vision encoder by name, without images none; ``token_type_ids`` where the decoder takes
+                them.
+        """
+        kinds = {name: array for name, array in inputs.items() if name == TOKEN_TYPES}
+        images = {name: array for name, array in inputs.items() if name not in (TOKEN_TYPES, POSITIONS)}
+        return {**(self.embedder.see(images) if images else {}), **kinds}
+
+    @property
+    def takes_kinds(self) -> bool:
+        """Whether it is told the kind of each token, by which those of an image see each other."""
+        return TOKEN_TYPES in self._by_name
+
+    def run(
+        self,
+        tokens: Array,
+        mask: Array | None = None,
+        positions: Array | None = None,
+        cache: GraphCache | None = None,
+    ) -> Array:
+        """Answer tokens; see :meth:`DecoderGraph.run`.
+
+        The scores of tokens that stand for images are −∞: none may follow, since there is no picture to show then.
+        Images whose places were read are forgotten: further places need further images.
+        """
+        logits = super().run(tokens, mask, positions, cache)
+        if cache is not None and self.embedder.count_places(tokens):
+            cache.encoded = {}
+        elif cache is not None:
+            cache.encoded.pop(TOKEN_TYPES, None)
+        logits[..., self.embedder.places] = -np.inf
+        return logits
+
+    def token_kinds(self, values: Array, cache: GraphCache | None) -> Array:
+        """Return the kind of each token of a run: as given, else that of one that sees only those before it.
+
+        Raises:
+            UsageError: kinds of other tokens are given.
+        """
+        passed = cache.encoded.get(TOKEN_TYPES) if cache is not None else None
+        if passed is None:
+            return super().token_kinds(values, cache)
+        if passed.shape != values.shape[:2]:
+            raise UsageError(
+                f"{TOKEN_TYPES} is {array_words(passed)}; expected one for each token, {list(values.shape[:2])}",
+                hint="Pass the outputs of the model's processor for the same text and images.",
+            )
+        return passed
+
+    def token_values(self, tokens: Array, cache: GraphCache | None) -> Array:
+        """Return the vectors of tokens, side by side, so that they are divided into runs as one.
+
+        Args:
+            tokens: Integers of shape [batch, sequence].
+            cache: Holds what the model made of images.
+
+        Raises:
+            UsageError: there are more places than vectors, or fewer.
+        """
+        vectors = self.embedder.embed(tokens, {} if cache is None else cache.encoded)
+        return np.concatenate([vectors[output] for output in self._vectors], axis=-1)
+
+
+def _no_rows(item: GraphInput) -> Array:
+    """Return the value of an input where there are no images."""
+    return np.zeros((0, *(size for size in item.shape[1:] if isinstance(size, int))), np.dtype(item.dtype))
