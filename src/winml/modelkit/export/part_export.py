@@ -306,7 +306,7 @@ def _verify_adapters(
         return ()
     names = ", ".join(str(adapter.name) for adapter in adapters)
     needed = sum(4 * parameter.numel() for parameter in prepared.model.parameters())
-    if needed > (available_bytes() or needed):
+    if needed > available_bytes():
         return (
             f"Not verified with adapters ({names}): the comparison needs {size_words(needed)} of memory in PyTorch.",
         )
@@ -371,10 +371,7 @@ def _streams_weights(prepared: PreparedPart) -> bool:
 
     So it does where they were not loaded for the trace, and all of them take more than half of the available memory.
     """
-    available = available_bytes()
-    if prepared.part.with_references is None or available is None:
-        return False
-    return 2 * verification_bytes(prepared.model) > available
+    return prepared.part.with_references is not None and 2 * verification_bytes(prepared.model) > available_bytes()
 
 
 def _verified_on_copy(

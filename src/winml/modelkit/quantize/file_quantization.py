@@ -460,7 +460,7 @@ class Quantization(GraphWork[QuantizeResult]):
     def compare(self, source: Path, written: Path, seed: int) -> FidelityInfo | None:
         """Measure what is left of the answers, where the source fits into memory."""
         needed, available = sum(file.stat().st_size for file in (source, *external_files(source))), available_bytes()
-        if available is not None and needed > available:
+        if needed > available:
             self.notes.append(
                 f"Not verified: the comparison runs the source, which needs {size_words(needed)} of memory; "
                 f"{size_words(available)} are available."

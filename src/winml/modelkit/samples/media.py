@@ -113,7 +113,7 @@ def _size_problem(width: int, height: int) -> str:
     pixels, free = width * height, available_bytes()
     if pixels > _MOST_PIXELS:
         return f"its header declares {width} x {height} pixels; the maximum is {_MOST_PIXELS:_} pixels"
-    if free is not None and pixels * _PIXEL_BYTES > free // 2:
+    if pixels * _PIXEL_BYTES > free // 2:
         return f"its header declares {width} x {height} pixels; {size_words(free)} of memory are free"
     return ""
 
@@ -152,7 +152,7 @@ def open_recording(cell: object, folders: Sequence[Path] | None, place: str) -> 
                     f"its sampling rate is {file.samplerate} Hz, expected {_RATES_HZ[0]} to {_RATES_HZ[1]} Hz",
                 )
             declared, free = file.frames * file.channels * _SAMPLE_BYTES, available_bytes()
-            if free is not None and declared > free // 2:
+            if declared > free // 2:
                 return Unreadable(
                     name,
                     f"its header declares {size_words(declared)} of samples; {size_words(free)} of memory are free",

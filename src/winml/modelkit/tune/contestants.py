@@ -149,8 +149,7 @@ class Contestants:
         except MeasureError:
             self.drop(candidate.name)
             raise
-        available = available_bytes()
-        if available is not None and opened["peak_bytes"] > available:  # no room for another one like it
+        if opened["peak_bytes"] > available_bytes():  # no room for another one like it
             self.drop(candidate.name)
         return {**opened, **compared}
 
@@ -164,8 +163,7 @@ class Contestants:
             self.drop(name)
         # What the open ones hold is not available any more.
         missing = sum(size for name, size in peak_bytes.items() if name not in self._open)
-        available = available_bytes()
-        self._stay_open = available is None or missing <= available
+        self._stay_open = missing <= available_bytes()
         if not self._stay_open:
             self.close()
 

@@ -85,7 +85,7 @@ def _reason_against(reference: Path | PreparedPart, candidate: Path) -> str:
     models = [candidate, *([reference] if isinstance(reference, Path) else [])]
     needed = GROUP_BYTES + sum(file.stat().st_size for path in models for file in (path, *external_files(path)))
     available = available_bytes()
-    if available is None or needed <= available:
+    if needed <= available:
         return ""
     return f"both models and a group of their values need {size_words(needed)}; {size_words(available)} are available"
 
