@@ -271,20 +271,23 @@ class _EncoderDecoderParts(TextParts):
 
         decoder = self.decoder.part
         assert decoder.cache is not None
+        argument = decoder.cache.argument
         # Classes that cut long inputs into pieces have a loop of their own around this one; those that let a module
         # inside them generate have none but theirs.
         generate: Any = partial(GenerationMixin.generate, model) if not decoder.path else model.generate
-        settings = {"decoder_start_token_id": _start(model)} if not decoder.path else {"min_new_tokens": count}
+        settings: dict[str, Any] = {"min_new_tokens": count}
+        if not decoder.path:
+            settings = {"decoder_start_token_id": _start(model)}
         with recorded_generation(decoder, model, count, **settings) as recorded:
             generate(**inputs, use_cache=True)
 
         def answer(step: TextStep) -> Array:
             tokens = torch.from_numpy(step.tokens)
-            passed = {**inputs, DECODER_TOKENS: tokens}
+            passed: dict[str, Any] = {**inputs, DECODER_TOKENS: tokens}
             if decoder.path:
                 passed = {TOKENS: tokens, ENCODER_STATES: torch.from_numpy(np.array(encoded[ENCODER_OUTPUT_STATES]))}
-            cache = {decoder.cache.argument: recorded.cache}
-            return to_numpy(model.get_submodule(decoder.path)(**passed, **decoder.forward_kwargs, **cache)[SCORES])
+            passed = {**passed, **decoder.forward_kwargs, argument: recorded.cache}
+            return to_numpy(model.get_submodule(decoder.path)(**passed)[SCORES])
 
         first = recorded.steps[0].tokens[:, :1]
         return recorded.with_second_prompt(np.repeat(first, SECOND_PROMPT - 1, axis=1), answer)
