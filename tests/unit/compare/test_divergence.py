@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from winml.modelkit.compare.by_module.module_errors import ModuleErrors, first_divergence, own_error
+from winml.modelkit.compare.by_module.module_comparison import ModuleErrors, first_divergence, own_error
 
 EXACT = ModuleErrors(0.0, 0.0)
 LIMIT = 1e-3

@@ -14,29 +14,12 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from winml.modelkit.compare.by_module.module_comparison import TOLERANCE, compare_modules, unchanged_modules
 from winml.modelkit.compare.by_module.onnx_side import OnnxSide
 from winml.modelkit.compare.by_module.sides import Side, SidePair
-from winml.modelkit.compare.by_module.value_matching import (
-    MatchedBoundary,
-    match_calls,
-    match_files,
-    match_with_torch,
-    turned,
-)
-from winml.modelkit.compare.fidelity import QualitySource
+from winml.modelkit.compare.by_module.value_matching import MatchedBoundary, match_files, match_with_torch
+from winml.modelkit.compare.fidelity import OutputFidelity, QualitySource, measure_fidelity
 from winml.modelkit.compare.quality_samples import SampleRequest, SampleValues, data_set_values, quality_values
 from winml.modelkit.compare.records import ModelComparison
-from winml.modelkit.compare.refusals import (
-    few_shared_notes,
-    fixed_sizes,
-    folder_of_processors,
-    refuse_no_module,
-    refuse_no_tree,
-    refuse_other_inputs,
-    refuse_random_outputs,
-    refuse_unknown_names,
-    value_files,
-)
 from winml.modelkit.errors import UsageError
-from winml.modelkit.models.request import ModelRequest, with_recorded_seed
+from winml.modelkit.models.request import ModelRequest, processor_folder, with_recorded_seed
 from winml.modelkit.onnx.files.reading import read_structure, required_inputs
 from winml.modelkit.onnx.specs import names_among
 from winml.modelkit.ort.decoding.inputs import (
@@ -46,13 +29,13 @@ from winml.modelkit.ort.decoding.inputs import (
     inputs_of_file,
     next_feeds,
     prompt_before,
-    state_feeds,
 )
 from winml.modelkit.ort.feeds import make_feeds
 from winml.modelkit.ort.graph_inputs import GraphInput, graph_inputs, inputs_of_specs, load_feeds, sizes_by_key
 from winml.modelkit.ort.opened_model import RunOptions, Values, refusals_explained, values_for
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.samples.data_sets import DataSetRequest
+from winml.modelkit.samples.processors import processor_files
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,6 +43,9 @@ if TYPE_CHECKING:
     from winml.modelkit.compare.by_module.torch_side import TorchSide
     from winml.modelkit.models.live_module import ExampleInputs
     from winml.modelkit.models.parts import LoadedModel, ModelPart
+
+_DISPLAYED_NODES = 3
+"""Nodes named in a message; more would bury the rest of it."""
 
 Comparable: TypeAlias = "Path | ModelRequest | nn.Module"
 """An ONNX file, what says which PyTorch model to load, or a live module."""
@@ -116,10 +102,10 @@ def compare_models(
         left = stack.enter_context(_opened(reference, inputs, options, _InputNames.of(candidate, options.names)))
         names_there = _InputNames.of(reference, inverse)
         right = stack.enter_context(_opened(candidate, inputs, options, names_there, is_candidate=True))
-        refuse_unknown_names(left, right, options.names)
+        _refuse_unknown_names(left, right, options.names)
         matched = _match_before_running(left, right, options)
-        folder = folder_of_processors((candidate, reference), options.data_set)
-        few = few_shared_notes(left, right)
+        folder = _folder_of_processors((candidate, reference), options.data_set)
+        few = _few_shared_notes(left, right)
         stack.enter_context(_with_likely_reason(few))
         samples, notes = _drawn_values(left, right, options, folder)
         values, notes = samples.values, (*notes, *few)
@@ -133,7 +119,11 @@ def compare_models(
             # Every value of every module is recorded: where nobody asks for more, one sample shows where they part.
             if options.draws is None and samples.source in ("processor", "random"):
                 pair = replace(pair, draws=pair.draws[:1])
-            result = _by_module(result, pair, matched if matched is not None else _match_with_torch(pair), options)
+            if matched is None:
+                matched = match_with_torch(pair)
+                if not any(isinstance(side, OnnxSide) for side in (left, right)):
+                    _refuse_no_module(left, right, matched)
+            result = _by_module(result, pair, matched, options)
         return result
 
 
@@ -238,34 +228,19 @@ def _match_before_running(left: Side, right: Side, options: CompareOptions) -> l
     With PyTorch on one side, it is not known before it runs what its modules take; then all values that modules of the
     file hand on can be recorded, and None is returned.
     """
-    files = [side for side in (left, right) if isinstance(side, OnnxSide)]
     if not options.by_module:
         return []
     if isinstance(left, OnnxSide) and isinstance(right, OnnxSide):
         matched = match_files(left, right)
-        refuse_no_module(left, right, matched)
+        _refuse_no_module(left, right, matched)
         for number, side in enumerate((left, right)):
-            side.session(list(dict.fromkeys(names[number] for item in matched for names in item.taps)))
+            side.session([names[number] for item in matched for names in item.taps])
         return matched
-    for side in files:
-        refuse_no_tree(side)
-        values = [name for item in side.boundaries.values() for name in (*item.inputs, *item.outputs)]
-        side.session(list(dict.fromkeys(values)))
+    for side in (left, right):
+        if isinstance(side, OnnxSide):
+            _refuse_no_tree(side)
+            side.session([name for item in side.boundaries.values() for name in (*item.inputs, *item.outputs)])
     return None
-
-
-def _match_with_torch(pair: SidePair) -> list[MatchedBoundary]:
-    """Run the PyTorch models once, and return what both sides have in common."""
-    left, right = pair.reference, pair.candidate
-    if isinstance(right, OnnxSide):
-        return match_with_torch(_as_torch(left).calls(pair.reference_feeds(pair.draws[0])).counts, right)
-    calls = _as_torch(right).calls(pair.candidate_feeds(pair.draws[0]))
-    if isinstance(left, OnnxSide):
-        return turned(match_with_torch(calls.counts, left))
-    reference = _as_torch(left).calls(pair.reference_feeds(pair.draws[0]))
-    matched = match_calls(reference.identities, reference.counts, calls.counts)
-    refuse_no_module(left, right, matched)
-    return matched
 
 
 def _as_torch(side: Side) -> TorchSide:
@@ -285,7 +260,7 @@ def _drawn_values(
         folder: Where what makes arrays of the samples of a data set lies.
     """
     if isinstance(right, OnnxSide):
-        sizes, notes = fixed_sizes(left, right, options.names, options.run) if isinstance(left, OnnxSide) else ({}, ())
+        sizes, notes = _fixed_sizes(left, right, options.names, options.run) if isinstance(left, OnnxSide) else ({}, ())
         run = replace(options.run, sizes={**sizes, **options.run.sizes})
         return _draws(right.session(), replace(options, run=run), folder, left), notes
     if isinstance(left, OnnxSide):
@@ -341,7 +316,7 @@ def _torch_draws(part: ModelPart, options: CompareOptions, folder: Path | None) 
 def _whole(pair: SidePair, samples: SampleValues, notes: tuple[str, ...], options: CompareOptions) -> ModelComparison:
     """Compare what both answer."""
     if isinstance(pair.reference, OnnxSide) and isinstance(pair.candidate, OnnxSide):
-        refuse_other_inputs(pair.reference, pair.candidate, options.names)
+        _refuse_other_inputs(pair.reference, pair.candidate, options.names)
     outputs, missing = pair.compared_outputs()
     result = ModelComparison(
         reference=pair.reference.shown,
@@ -353,7 +328,7 @@ def _whole(pair: SidePair, samples: SampleValues, notes: tuple[str, ...], option
         tolerance=options.tolerance,
         notes=(*samples.values[0].notes, *notes, *_missing_notes(pair, missing)),
     )
-    refuse_random_outputs(pair, result.worst.fidelity, options.tolerance)
+    _refuse_random_outputs(pair, result.worst.fidelity, options.tolerance)
     return result
 
 
@@ -464,7 +439,11 @@ def at_step(pair: SidePair, step: int) -> SidePair:
         WinMLError: whatever a run raises.
     """
     _refuse_without_ids(pair, step)
-    states, shapes = _states(pair), _shapes(pair)
+    states, shapes = pair.candidate.states or pair.reference.states, pair.candidate.input_shapes
+    if not states:
+        raise UsageError(
+            "--step: the models have no KV cache", hint="Compare decoders that were exported with a KV cache."
+        )
     texts = []
     for prompt in pair.draws:
         feeds = dict(prompt)
@@ -494,7 +473,7 @@ def _refuse_without_ids(pair: SidePair, step: int) -> None:
     Raises:
         UsageError: the model takes no token ids, or a file answers no scores.
     """
-    if TOKEN_IDS not in pair.candidate.input_dtypes:
+    if TOKEN_IDS not in pair.candidate.input_shapes:
         raise UsageError(
             f"--step {step}: {pair.candidate.shown} has no input {TOKEN_IDS!r} for the next token",
             hint="--step requires a decoder with token ids as input. Compare other models on the inputs of a file: "
@@ -512,26 +491,207 @@ def _refuse_without_scores(pair: SidePair, outputs: Sequence[str], step: int) ->
         )
 
 
-def _shapes(pair: SidePair) -> Mapping[str, Sequence[int | str | None]]:
-    """Return the sizes of the inputs as the candidate states them."""
-    side = pair.candidate
-    if isinstance(side, OnnxSide):
-        return side.session().input_shapes
-    return {spec.name: spec.shape for spec in _as_torch(side).part.inputs}
-
-
-def _states(pair: SidePair) -> Mapping[str, str]:
-    """Return which input of the candidate takes which output, as a file or the exporter's decision says.
+def _refuse_unknown_names(reference: Side, candidate: Side, names: Mapping[str, str]) -> None:
+    """Refuse a pair of names of which one side has none of that name.
 
     Raises:
-        UsageError: nothing does.
+        UsageError: names the pair; says where it is the wrong way round.
     """
-    for side in (pair.candidate, pair.reference):
+    for left, right in names.items():
+        for side, name, other in ((reference, left, candidate), (candidate, right, reference)):
+            known = side.declared_names
+            # The outputs of a PyTorch model are not known before it runs.
+            if name in known or (not isinstance(side, OnnxSide) and name not in other.declared_names):
+                continue
+            is_turned = left in candidate.declared_names and right in reference.declared_names
+            raise UsageError(
+                f"--map {left}={right}: {side.shown} has no input or output {name!r}",
+                hint=f"The name in REFERENCE is the first one: --map {right}={left}."
+                if is_turned
+                else f"It has {', '.join(known)}.",
+            )
+
+
+def _refuse_other_inputs(reference: OnnxSide, candidate: OnnxSide, names: Mapping[str, str]) -> None:
+    """Refuse two files that take other inputs.
+
+    Raises:
+        UsageError: names those of both.
+    """
+    theirs = [names.get(name, name) for name in reference.input_names]
+    if set(theirs) != set(candidate.input_names):
+        raise UsageError(
+            f"{reference.shown} takes {', '.join(reference.input_names)}, "
+            f"{candidate.shown} {', '.join(candidate.input_names)}",
+            hint="Match the inputs with --map reference=candidate. Models with unmatched inputs cannot be compared.",
+        )
+
+
+def _fixed_sizes(
+    reference: OnnxSide, candidate: OnnxSide, names: Mapping[str, str], run: RunOptions
+) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Return the sizes that the reference fixes and the candidate leaves open, and a sentence that says so.
+
+    Raises:
+        UsageError: both fix a size, and not the same, or another is asked for.
+    """
+    theirs = {names.get(item.name, item.name): item for item in graph_inputs(reference.session())}
+    sizes: dict[str, int] = {}
+    inputs = graph_inputs(candidate.session())
+    for ours in inputs:
+        other = theirs.get(ours.name)
+        if other is None:
+            continue
+        if len(other.shape) != len(ours.shape) or _are_apart(other, ours):
+            raise UsageError(
+                f"input {ours.name!r}: {reference.shown} takes {other.words}, {candidate.shown} {ours.words}",
+                hint="Models can only be compared at equal input sizes: export one of them with these dimensions "
+                "dynamic, or with equal sizes.",
+            )
+        for key, size in zip(ours.keys, other.shape, strict=True):
+            if isinstance(key, str) and isinstance(size, int):
+                sizes.setdefault(key, size)
+    if not sizes or run.input_data is not None:
+        return {}, ()
+    requested = sizes_by_key(inputs, run.sizes)
+    for key, size in sizes.items():
+        if requested.get(key, size) != size:
+            raise UsageError(
+                f"--shape-config: {key} {requested[key]}, and {reference.shown} takes {size} only",
+                hint="Omit this size: the fixed one is used.",
+            )
+    words = ", ".join(f"{key} {size}" for key, size in sizes.items())
+    return sizes, (f"fixed sizes of {reference.shown}: {words}",)
+
+
+def _are_apart(left: GraphInput, right: GraphInput) -> bool:
+    pairs = zip(left.shape, right.shape, strict=True)
+    return any(isinstance(one, int) and isinstance(other, int) and one != other for one, other in pairs)
+
+
+def _refuse_no_tree(side: OnnxSide) -> None:
+    """Refuse a file in which nothing says what its modules are.
+
+    Raises:
+        UsageError: names it.
+    """
+    if not side.boundaries:
+        raise UsageError(
+            f"--by-module: {side.shown} has no module information for its nodes",
+            hint="Transfer the tags of its source file with winml retag, or compare without --by-module.",
+        )
+
+
+def _refuse_no_module(reference: Side, candidate: Side, matched: Sequence[MatchedBoundary]) -> None:
+    """Refuse two models that have no module in common.
+
+    Raises:
+        UsageError: one has no modules, or none is on both sides.
+    """
+    for side in (reference, candidate):
         if isinstance(side, OnnxSide):
-            states: Mapping[str, str] = state_feeds(side.session())
-        else:
-            cache = _as_torch(side).part.cache
-            states = {} if cache is None else {state.input: state.output for state in cache.states}
-        if states:
-            return states
-    raise UsageError("--step: the models have no KV cache", hint="Compare decoders that were exported with a KV cache.")
+            _refuse_no_tree(side)
+    if any(item.outputs for item in matched if not item.is_root):
+        return
+    if isinstance(reference, OnnxSide) and isinstance(candidate, OnnxSide):
+        if reference.boundaries.keys() & candidate.boundaries.keys():
+            return
+    elif all(item.is_root for item in matched):
+        return
+    raise UsageError(
+        f"--by-module: {reference.shown} and {candidate.shown} have no module in common",
+        hint="Compare two variants of one model, or omit --by-module.",
+    )
+
+
+def _refuse_random_outputs(pair: SidePair, worst: OutputFidelity, tolerance: float) -> None:
+    """Refuse a model that answers otherwise each time; only where answers differ it is run once more.
+
+    Raises:
+        UsageError: names the model, and in a file the nodes that draw.
+    """
+    if not worst.problem and worst.relative_error <= tolerance:
+        return
+    feeds = pair.draws[0]
+    for side, values in ((pair.reference, pair.reference_feeds(feeds)), (pair.candidate, pair.candidate_feeds(feeds))):
+        nodes = side.drawing_nodes if isinstance(side, OnnxSide) else []
+        if isinstance(side, OnnxSide) and not nodes:
+            continue
+        again = measure_fidelity([side.outputs(values)], [side.outputs(values)], 0.0).worst
+        if again.problem or again.relative_error > tolerance:
+            drawn = f": {', '.join(nodes[:_DISPLAYED_NODES])}" if nodes else ", or keeps state between calls"
+            raise UsageError(
+                f"{side.shown} returns different outputs for the same inputs: it generates random numbers{drawn}",
+                hint="Compare deterministic models: disable dropout, or make the noise an input.",
+            )
+
+
+_FEW = 0.5
+"""Chosen: other forms of a model, such as optimized and quantized files, keep all modules in their metadata. A tree of
+node names also holds modules of torch.nn, so the side with fewer modules is the one to ask."""
+
+
+def _few_shared_notes(reference: Side, candidate: Side) -> tuple[str, ...]:
+    """Return one sentence where the side with fewer modules has less than half of them in common with the other.
+
+    A PyTorch model beside a file has modules that do not run, which do not count.
+
+    Args:
+        reference: What is right.
+        candidate: What is compared with it.
+    """
+    sides = (reference, candidate)
+    counted: tuple[Side, ...] = tuple(side for side in sides if isinstance(side, OnnxSide)) or sides
+    numbers = [len(side.module_classes) for side in counted]
+    shared = _shared(reference.module_classes, candidate.module_classes)
+    # Nobody knows the modules of a file without tags and scopes.
+    if not all(numbers) or shared >= _FEW * min(numbers):
+        return ()
+    counts = ", ".join(f"{shared} of {number} of {side.shown}" for side, number in zip(counted, numbers, strict=True))
+    meaning = "These seem to be different models, not two variants of one, so the output differences may be meaningless"
+    return (
+        f"The models have few modules in common: {counts}. {meaning}. Compare their quality on a task with winml eval.",
+    )
+
+
+def _shared(left: Mapping[str, str], right: Mapping[str, str]) -> int:
+    """Return how many modules have one path, and no other class."""
+    common = left.keys() & right.keys()
+    return sum(left[path] == right[path] or not (left[path] and right[path]) for path in common)
+
+
+def _folder_of_processors(
+    models: Sequence[Path | ModelRequest | nn.Module], request: DataSetRequest | None
+) -> Path | None:
+    """Return the folder of the first model that has something beside it to make arrays with.
+
+    Args:
+        models: What is compared.
+        request: The data set whose samples are made arrays; None: nobody asks for one.
+
+    Raises:
+        UsageError: a data set is asked for, and none of the models lies in a folder.
+    """
+    named = [model for model in models if isinstance(model, (Path, ModelRequest))]
+    folders = [folder for model in named if (folder := processor_folder(model)) is not None]
+    if not folders and request is not None:
+        raise UsageError(
+            f"{request.words}: samples require a tokenizer or image processor, and neither model is in a folder",
+            hint="Pass inputs in an .npz file.",
+        )
+    return next((folder for folder in folders if processor_files(folder)), next(iter(folders), None))
+
+
+def value_files(path: Path) -> list[Path]:
+    """Return the files of a folder that hold values, in their order; of a file, itself.
+
+    Raises:
+        UsageError: the folder has none.
+    """
+    if not path.is_dir():
+        return [path]
+    if files := sorted(path.glob("*.npz")):
+        return files
+    raise UsageError(
+        f"--input-data {path}: no .npz file in this folder", hint="Pass an .npz file, or a folder of .npz files."
+    )

@@ -82,7 +82,7 @@ def plan_comparison(request: CompareRequest) -> AnswerPlan[FoundPairs]:
         OutputExistsError, WriteError: as :func:`winml.modelkit.verbs.answers.plan_answer` raises.
     """
     from winml.modelkit.builds.compared_models import found_pairs
-    from winml.modelkit.compare.refusals import value_files
+    from winml.modelkit.compare.comparing import value_files
 
     if not request.by_module:
         refuse_stated(request, _ONLY_BY_MODULE, "{} shows modules", "Add --by-module, or omit {}.")

@@ -116,9 +116,8 @@ def _first_wrong_module(
     from winml.modelkit.compare.verification.streamed_reference import with_streamed_values
 
     with with_streamed_values(reference) as weighted:
-        model = TorchSide(weighted, "the model in PyTorch")
-        matched = match_with_torch(model.calls(feeds).counts, file)
-        return _first_of(SidePair(model, file, (feeds,)), file, matched, None)
+        pair = SidePair(TorchSide(weighted, "the model in PyTorch"), file, (feeds,))
+        return _first_of(pair, file, match_with_torch(pair), None)
 
 
 def _first_of(

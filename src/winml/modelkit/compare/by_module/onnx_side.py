@@ -26,8 +26,9 @@ from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.onnx.module_tree import OnnxTree, read_tree
 from winml.modelkit.onnx.validity import refuse_cycles
 from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS
+from winml.modelkit.ort.decoding.inputs import state_feeds
 from winml.modelkit.ort.devices import ChosenProvider
-from winml.modelkit.ort.graph_inputs import graph_inputs
+from winml.modelkit.ort.graph_inputs import GraphInput, graph_inputs
 from winml.modelkit.ort.ir_versions import open_with_outputs
 from winml.modelkit.ort.quantized_states import QuantizedStates
 from winml.modelkit.ort.sessions import CPU, Session
@@ -51,6 +52,7 @@ class OnnxSide:
     Attributes:
         path: The file.
         structure: The file without its larger weights.
+        output_names: Names of its outputs.
         shown: The side, for people.
         boundaries: Every call of every module, by tag and number.
         value_names: Values of the main graph.
@@ -96,7 +98,7 @@ class OnnxSide:
         self._tapped: frozenset[str] = frozenset()
         self._shapes: dict[str, tuple[int | str | None, ...]] = {}
         self.structure = read_structure(path)
-        self._declared = [value.name for value in self.structure.graph.output]
+        self.output_names = [value.name for value in self.structure.graph.output]
         if by_module:
             refuse_compiled_modules(self.structure, path)
             self._read_modules()
@@ -110,20 +112,30 @@ class OnnxSide:
         return {item.path: item.class_name for item in tree.modules if item.path or address.depth(item.tag) == 1}
 
     @functools.cached_property
-    def input_dtypes(self) -> Mapping[str, str]:
-        """Name of each input → its type, in numpy's words."""
-        return {item.name: item.dtype for item in graph_inputs(self.session())}
+    def inputs(self) -> Sequence[GraphInput]:
+        """Inputs of the graph, as its session takes them."""
+        return graph_inputs(self.session())
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        """Input of the KV cache → output that is its next value; `{}` without a cache."""
+        return state_feeds(self.session())
+
+    @property
+    def input_shapes(self) -> Mapping[str, Sequence[int | str | None]]:
+        """Input → sizes as the file states them."""
+        return self.session().input_shapes
+
+    @property
+    def declared_names(self) -> Sequence[str]:
+        """Names of its inputs and outputs."""
+        return [*self.input_names, *self.output_names]
 
     @property
     def input_names(self) -> Sequence[str]:
         """Names of its inputs."""
         initialized = {tensor.name for tensor in self.structure.graph.initializer}
         return [value.name for value in self.structure.graph.input if value.name not in initialized]
-
-    @property
-    def output_names(self) -> Sequence[str]:
-        """Names of its outputs."""
-        return self._declared
 
     @property
     def drawing_nodes(self) -> list[str]:
@@ -161,13 +173,13 @@ class OnnxSide:
     def outputs(self, feeds: Arrays) -> dict[str, Array]:
         """Run the model, and return what it answers."""
         session = self.session() if self._fits_memory_limit(feeds) else self._opened(())
-        return self._states.dequantized(session.run(self._states.quantized(feeds), self._declared))
+        return self._states.dequantized(session.run(self._states.quantized(feeds), self.output_names))
 
     def values(self, feeds: Arrays, names: Sequence[str]) -> dict[str, Array]:
         """Run the model, and return inner values by name."""
         if not names:
             return {}
-        requested = frozenset(names).difference(self._declared)
+        requested = frozenset(names).difference(self.output_names)
         is_ready = requested == self._tapped or (requested < self._tapped and self._fits_memory_limit(feeds))
         session = self.session() if is_ready else self._opened(names)
         return self._states.dequantized(session.run(self._states.quantized(feeds), list(names)))
@@ -180,7 +192,7 @@ class OnnxSide:
 
     def _opened(self, tapped: Sequence[str]) -> Session:
         """Open a session that returns these values as well, in place of the one that is open."""
-        names = [name for name in dict.fromkeys(tapped) if name not in self._declared]
+        names = [name for name in dict.fromkeys(tapped) if name not in self.output_names]
         self._session = None  # two would hold the weights twice
         is_as_written = self._as_written or bool(names)
         self._session = (

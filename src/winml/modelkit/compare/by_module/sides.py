@@ -10,6 +10,7 @@ from winml.modelkit.arrays import Array, Arrays, numpy_dtype
 from winml.modelkit.compare.fidelity import FidelitySum
 from winml.modelkit.compare.records import ComparedOutput
 from winml.modelkit.errors import UsageError
+from winml.modelkit.ort.graph_inputs import GraphInput
 from winml.modelkit.progress import counted
 from winml.modelkit.tags.address import ModuleIdentity
 
@@ -56,8 +57,20 @@ class Side(Protocol):
         """Whether it computes with fewer bits than float32."""
 
     @property
-    def input_dtypes(self) -> Mapping[str, str]:
-        """Name of each input → its type, in numpy's words."""
+    def inputs(self) -> Sequence[GraphInput]:
+        """Inputs of the model."""
+
+    @property
+    def declared_names(self) -> Sequence[str]:
+        """Names of inputs and outputs that are known before a run."""
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        """Input of the KV cache → output that is its next value; `{}` without a cache."""
+
+    @property
+    def input_shapes(self) -> Mapping[str, Sequence[int | str | None]]:
+        """Input → sizes as the model states them."""
 
     @property
     def module_classes(self) -> Mapping[str, str]:
@@ -147,7 +160,7 @@ class SidePair:
 
 def _typed(feeds: Arrays, side: Side) -> dict[str, Array]:
     """Return floating-point values in the types a side takes, which may compute in another one."""
-    dtypes = side.input_dtypes
+    dtypes = {item.name: item.dtype for item in side.inputs}
 
     def typed(name: str, array: Array) -> Array:
         is_other = name in dtypes and "float" in dtypes[name] and str(array.dtype) != dtypes[name]

@@ -7,30 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.compare.by_module.value_matching import ValueCounts, value_name
+from winml.modelkit.compare.by_module.sides import CallKey, ModuleBoundary
 from winml.modelkit.compare.verification.reference_run import PreparedPart, prepared_part, run_reference, with_values
 from winml.modelkit.errors import UsageError
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.tensors import to_numpy, to_torch
+from winml.modelkit.ort.graph_inputs import inputs_of_specs
 from winml.modelkit.tags.address import ModuleIdentity
 from winml.modelkit.tags.torch_modules import record_calls
 from winml.modelkit.tags.tree import build_tree
-
-
-@dataclass(frozen=True)
-class TorchCalls:
-    """What one run of a model showed."""
-
-    counts: ValueCounts
-    identities: tuple[ModuleIdentity, ...]
-    """Every call of a hierarchy module, in the order they return."""
-    answer: Mapping[str, Array]
 
 
 class TorchSide:
@@ -44,12 +34,13 @@ class TorchSide:
             shown: The model, for people.
         """
         self.shown = shown
+        self.part = prepared.part
+        self.inputs = inputs_of_specs(prepared.part.inputs)
+        self.declared_names = [item.name for item in self.inputs]
+        self.input_shapes = {item.name: item.shape for item in self.inputs}
+        cache = prepared.part.cache
+        self.states = {} if cache is None else {state.input: state.output for state in cache.states}
         self._prepared = prepared
-
-    @property
-    def input_dtypes(self) -> Mapping[str, str]:
-        """Name of each tensor it is called with → its type."""
-        return {spec.name: spec.dtype for spec in self.part.inputs}
 
     @property
     def is_rounded(self) -> bool:
@@ -60,11 +51,6 @@ class TorchSide:
     def module_classes(self) -> Mapping[str, str]:
         """Path of every module → its class."""
         return {path: type(module).__name__ for path, module in self._prepared.model.named_modules()}
-
-    @property
-    def part(self) -> ModelPart:
-        """What is called."""
-        return self._prepared.part
 
     def value_bytes(self, names: Sequence[str], feeds: Arrays) -> Sequence[int | None]:  # noqa: ARG002 - others look
         """Return nothing: how large values are shows in a run."""
@@ -77,7 +63,7 @@ class TorchSide:
             UsageError: it takes an input that there is no value for.
             ExportError: it refuses the values; names the module.
         """
-        names = list(self.input_dtypes)
+        names = self.declared_names
         if missing := [name for name in names if name not in feeds]:
             raise UsageError(
                 f"{self.shown} takes {', '.join(names)}, but the second model has no input {missing[0]!r}",
@@ -94,56 +80,55 @@ class TorchSide:
         if not requested:
             return retained
 
-        def keep(name: tuple[str, int, str], index: int, tensor: torch.Tensor) -> None:
-            if (text := value_name(*name, index)) in requested:
-                # What a module returns may be changed in place by the next.
-                retained[text] = to_numpy(tensor).copy()
+        def keep(key: CallKey, kind: str, tensors: Sequence[torch.Tensor]) -> None:
+            for name, tensor in zip(_value_names(key, kind, len(tensors)), tensors, strict=True):
+                if name in requested:
+                    # What a module returns may be changed in place by the next.
+                    retained[name] = to_numpy(tensor).copy()
 
         with self._hooked(keep):
             self.outputs(feeds)
         return retained
 
-    def calls(self, feeds: Arrays) -> TorchCalls:
-        """Run the model, and return which modules run, and how many floating-point tensors each takes and returns."""
-        counts: dict[tuple[str, int, str], int] = {}
-        ended: list[tuple[str, int]] = []
+    def calls(self, feeds: Arrays) -> dict[CallKey, ModuleBoundary]:
+        """Run the model, and return module path and number of the call → its tensors, in the order in which calls end.
 
-        def count(name: tuple[str, int, str], _index: int, _tensor: torch.Tensor) -> None:
-            counts[name] = counts.get(name, 0) + 1
+        A module without a tag is none of the hierarchy.
+        """
+        names: dict[tuple[CallKey, str], tuple[str, ...]] = {}
 
-        with record_calls(self._prepared.model) as trace, self._hooked(count, ended):
-            output = self.outputs(feeds)
+        def note(key: CallKey, kind: str, tensors: Sequence[torch.Tensor]) -> None:
+            names[key, kind] = _value_names(key, kind, len(tensors))
+
+        with record_calls(self._prepared.model) as trace, self._hooked(note):
+            self.outputs(feeds)
         nodes = {node.path: node for node in build_tree(trace).nodes}
-        identities = [
-            ModuleIdentity(path, nodes[path].tag, nodes[path].class_name, call, nodes[path].calls)
-            for path, call in ended
-            if path in nodes
-        ]
-        return TorchCalls(counts, tuple(identities), output)
+        boundaries = {}
+        for (path, call), kind in names:
+            if kind == "output":
+                node = nodes.get(path)
+                identity = ModuleIdentity(path, "", "", call)
+                if node is not None:
+                    identity = ModuleIdentity(path, node.tag, node.class_name, call, node.calls)
+                taken, returned = (names[(path, call), side] for side in ("input", "output"))
+                boundaries[path, call] = ModuleBoundary(identity, taken, returned)
+        return boundaries
 
     @contextmanager
-    def _hooked(
-        self,
-        keep: Callable[[tuple[str, int, str], int, torch.Tensor], None],
-        ended: list[tuple[str, int]] | None = None,
-    ) -> Iterator[None]:
-        """Call ``keep`` with every floating-point tensor that any module takes or returns; list ended calls."""
+    def _hooked(self, keep: Callable[[CallKey, str, Sequence[torch.Tensor]], None]) -> Iterator[None]:
+        """Call ``keep`` with the floating-point tensors that each call of a module takes (``input``) or returns."""
         calls: dict[str, int] = {}
 
-        def keep_all(path: str, kind: str, values: object) -> None:
-            floats = (tensor for tensor in _tensors_in(values) if tensor.is_floating_point())
-            for index, tensor in enumerate(floats):
-                keep((path, calls[path], kind), index, tensor)
+        def keep_floats(path: str, kind: str, values: object) -> None:
+            keep((path, calls[path]), kind, [tensor for tensor in _tensors_in(values) if tensor.is_floating_point()])
 
         def hooks_of(path: str) -> tuple[Any, Any]:
             def before(_module: object, arguments: object, keywords: object) -> None:
                 calls[path] = calls.get(path, 0) + 1
-                keep_all(path, "input", (arguments, keywords))
+                keep_floats(path, "input", (arguments, keywords))
 
             def after(_module: object, _arguments: object, output: object) -> None:
-                keep_all(path, "output", output)
-                if ended is not None:
-                    ended.append((path, calls[path]))
+                keep_floats(path, "output", output)
 
             return before, after
 
@@ -153,6 +138,11 @@ class TorchSide:
                 hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
                 hooks.callback(module.register_forward_hook(after).remove)
             yield
+
+
+def _value_names(key: CallKey, kind: str, count: int) -> tuple[str, ...]:
+    path, call = key
+    return tuple(f"{path}|{call}|{kind}|{index}" for index in range(count))
 
 
 @contextmanager
