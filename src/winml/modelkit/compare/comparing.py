@@ -233,8 +233,8 @@ def _match_before_running(left: Side, right: Side, options: CompareOptions) -> l
     if isinstance(left, OnnxSide) and isinstance(right, OnnxSide):
         matched = match_files(left, right)
         _refuse_no_module(left, right, matched)
-        for number, side in enumerate((left, right)):
-            side.session([names[number] for item in matched for names in item.taps])
+        for number, file in enumerate((left, right)):
+            file.session([names[number] for item in matched for names in item.taps])
         return matched
     for side in (left, right):
         if isinstance(side, OnnxSide):

@@ -384,7 +384,7 @@ class _FramedTensor:
         if self._data is None:
             return
         start = file.tell()
-        cast("ir.Tensor", self._data).tofile(file)  # every tensor class has it, and the protocol does not
+        cast("ir.Tensor[Any]", self._data).tofile(file)  # every tensor class has it, and the protocol does not
         if (written_bytes := file.tell() - start) != self._data.nbytes:
             raise InternalError(
                 f"tensor {self._data.name} of {self._data.nbytes} bytes was written as {written_bytes} bytes"
