@@ -8,11 +8,11 @@ from typing import Any
 import jsonschema
 import pytest
 
+from schemas import manifest_schema
 from winml.modelkit.builds.manifest_records import (
     BuildManifest,
     PartRecord,
     StageRecord,
-    manifest_schema,
     read_manifest,
 )
 from winml.modelkit.errors import UsageError
@@ -38,7 +38,7 @@ def _without_defaults(schema: Any) -> Any:
 def test_manifest_is_read_as_it_was_written() -> None:
     """Nothing is lost on the way through JSON."""
     manifest = BuildManifest(status="done", files=("model.onnx",), versions={"torch": "2"}, normalizations=1)
-    jsonschema.validate(manifest.as_record(), dict(manifest_schema()))
+    jsonschema.validate(manifest.as_record(), manifest_schema())
     assert manifest == BuildManifest.model_validate_json(manifest.model_dump_json())
 
 
@@ -60,7 +60,7 @@ def test_manifest_of_several_parts_is_asked_part_by_part() -> None:
     skipped = StageRecord(name="quantize", status="skipped")
     parts = (PartRecord(name="encoder", stages=(skipped,)), PartRecord(name="decoder"))
     manifest = BuildManifest(status="done", files=(), parts=parts)
-    jsonschema.validate(manifest.as_record(), dict(manifest_schema()))
+    jsonschema.validate(manifest.as_record(), manifest_schema())
     found = manifest.part("encoder")
     assert found is not None
     assert skipped == found.stage("quantize")

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from hostile_modules import Leaf
+from schemas import sidecar_schema
 from winml.modelkit import ExportResult, export_pytorch
 from winml.modelkit.compare.outputs import compare_outputs
 from winml.modelkit.export.sidecar import DescribedFile, adapted_sidecar_json, sidecar_json, sidecar_schema
