@@ -20,7 +20,7 @@ from hostile_modules import Leaf
 from schemas import sidecar_schema
 from winml.modelkit import ExportResult, export_pytorch
 from winml.modelkit.compare.outputs import compare_outputs
-from winml.modelkit.export.sidecar import DescribedFile, adapted_sidecar_json, sidecar_json, sidecar_schema
+from winml.modelkit.export.sidecar import DescribedFile, adapted_sidecar_json, sidecar_json
 from winml.modelkit.export.table import export_document, export_report
 from winml.modelkit.report.markdown import render_markdown
 from winml.modelkit.report.module_tree import TreeLimits
