@@ -145,7 +145,9 @@ def run_planned_build(plan: PlannedBuild, request: BuildRequest, listener: Build
 
 def _refused_early(request: BuildRequest) -> BuildPlan:
     """Return the build, after what names and paths show to be wrong was refused: no model library is imported."""
+    from winml.modelkit.builds.folder import refuse_input_as_output
     from winml.modelkit.builds.plan import plan_build, refuse_missing_compiler
+    from winml.modelkit.models.request import resolve_source
     from winml.modelkit.ort.execution_providers import refuse_dynamic
 
     plan = plan_build(
@@ -158,10 +160,14 @@ def _refused_early(request: BuildRequest) -> BuildPlan:
         deploy_only=request.deploy_only,
     )
     refuse_missing_compiler(plan, [option for option, key in _PLACE.items() if getattr(request, key)])
-    export = plan.config.export
+    export, places = plan.config.export, []
     if export is not None:
         refuse_dynamic(export.ep, is_dynamic=plan.request.is_dynamic, allow_dynamic=export.allow_dynamic)
-    if request.output is None:
+        source = resolve_source(plan.request)
+        places = [source.path] if source.path is not None else []
+    if request.output is not None:
+        refuse_input_as_output(request.output, places, ())  # the names of files are looked at by the plan
+    else:
         from winml.modelkit.builds.build_model import refuse_deploying
 
         refuse_deploying(plan)
