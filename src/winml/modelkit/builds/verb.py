@@ -160,7 +160,7 @@ def _refused_early(request: BuildRequest) -> BuildPlan:
         deploy_only=request.deploy_only,
     )
     refuse_missing_compiler(plan, [option for option, key in _PLACE.items() if getattr(request, key)])
-    export, places = plan.config.export, []
+    export, places = plan.config.export, list[Path]()
     if export is not None:
         refuse_dynamic(export.ep, is_dynamic=plan.request.is_dynamic, allow_dynamic=export.allow_dynamic)
         source = resolve_source(plan.request)
