@@ -230,11 +230,13 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
 
     def plan_file(self, request: RequestT) -> FilePlan[RequestT, WorkT]:
         """Return what would be done with one file; raises as :meth:`plan` does."""
-        from winml.modelkit.onnx.files.output_files import is_waiting
+        from winml.modelkit.onnx.files.output_files import ExportPaths, is_waiting, refuse_inputs
 
         assert request.model is not None
         model, (output, notes) = request.model, self._output(request, request.model)
-        self.task(request, model, output).refuse_early()
+        paths = ExportPaths.for_output(output, with_sidecar=False, with_report=False)
+        refuse_inputs([paths.model], [model])
+        paths.refuse_existing(overwrite=request.overwrite)
         is_recovered = is_waiting(model, [output])
         if not model.is_file() and not is_recovered:
             raise ModelPathError(f"{model}: no such file", hint="Pass the path of an ONNX file.")
