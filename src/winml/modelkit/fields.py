@@ -87,7 +87,7 @@ class Field:
         """What it does, in one or several sentences. ``--help`` shows the first one."""
         if self.text or self.declaring is None:
             return self.text
-        return " ".join(field_docstrings(self.declaring)[self.name].split())
+        return " ".join(field_docstrings(self.declaring).get(self.name, "").split())
 
     @property
     def flag(self) -> str:
@@ -193,8 +193,8 @@ def field_docstrings(kind: type) -> dict[str, str]:
 
     Only the help and schemas need them. The source is searched, not parsed: parsing would take as long as the help.
     """
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    source = Path(file).read_text(encoding="utf-8") if file and Path(file).is_file() else ""
+    file = Path(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
+    source = file.read_text(encoding="utf-8") if file.suffix == ".py" and file.is_file() else ""
     body = re.search(rf"^class {kind.__name__}\b.*?(?=^[@\w]|\Z)", source, re.DOTALL | re.MULTILINE)
     fields = re.compile(r'^    (\w+): .*\n(?:(?!    \w+:|    """|\n).*\n)*    """((?:.|\n)*?)"""', re.MULTILINE)
     return {name: inspect.cleandoc(text) for name, text in fields.findall(body[0] if body else "")}
