@@ -26,6 +26,7 @@ from winml.modelkit.normalize.size_propagation import (
 )
 from winml.modelkit.onnx.operators import is_operator, producer_of
 from winml.modelkit.onnx.weights import add_initializer
+from winml.modelkit.tags.carry.original_graph import RANDOM_OPERATORS
 
 _COMPARISONS = ("GreaterOrEqual", "Greater", "LessOrEqual", "Less")
 
@@ -237,7 +238,6 @@ _PLAIN_ATTRIBUTES = (
     ir.AttributeType.INT, ir.AttributeType.INTS, ir.AttributeType.FLOAT, ir.AttributeType.FLOATS,
     ir.AttributeType.STRING,
 )  # fmt: skip
-_RANDOM = ("Multinomial", "Bernoulli", "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike")
 
 
 class SizeSimplificationPass(ir.passes.InPlacePass):
@@ -438,7 +438,7 @@ def _replace_repetition(work: _Simplification, node: ir.Node) -> bool:
     """Let the readers of a tensor that counts read the first that is made in the same way."""
     if len(node.outputs) != 1 or node.outputs[0].dtype not in _COUNTING_TYPES or not _is_free(node):
         return False
-    if node.domain or node.op_type in _RANDOM:
+    if node.domain or node.op_type in RANDOM_OPERATORS:
         return False
     if any(item.type not in _PLAIN_ATTRIBUTES for item in node.attributes.values()):
         return False

@@ -66,13 +66,11 @@ from winml.modelkit.models.preparation import FlatForward
 from winml.modelkit.models.source_lines import asserts_only
 from winml.modelkit.models.state_restoration import quiet_torch
 from winml.modelkit.onnx.assumptions import Assumption, branch_taken, size_taken, values_taken
+from winml.modelkit.tags.carry.original_graph import RANDOM_OPERATORS
 from winml.modelkit.tags.torch_modules import module_of_error
 from winml.modelkit.tags.tree import ModuleTree
 
-_RANDOM = frozenset(
-    {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-)
-"""Specified: operators of ONNX that answer otherwise each time."""
+_RANDOM = RANDOM_OPERATORS | {"Dropout"}
 _APART = "winml_apart"
 """Attribute by whose value nodes are kept apart, for the time of the pass."""
 
