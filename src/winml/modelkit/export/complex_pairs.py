@@ -7,23 +7,18 @@ not known for pairs is given the complex tensor, and the exporter decides what b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from winml.modelkit.ort.shared_settings import attribute_replaced
+from winml.modelkit.ort.shared_settings import attributes_replaced
 
 
-@contextmanager
-def complex_as_pairs() -> Iterator[None]:
+def complex_as_pairs() -> AbstractContextManager[None]:
     """Make pairs in place of complex tensors inside the block; patches torch. Buffers of a module stay as they are."""
-    with (
-        attribute_replaced(torch, "polar", _polar_pair),
-        attribute_replaced(torch, "view_as_complex", _pair_of_parts),
-    ):
-        yield
+    return attributes_replaced((torch, "polar", _polar_pair), (torch, "view_as_complex", _pair_of_parts))
 
 
 _OPERATORS = (

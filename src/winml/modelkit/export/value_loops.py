@@ -12,7 +12,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -135,8 +135,7 @@ class ValueLoops(ABC):
         return self.size_if_filled(values) if getattr(values, _COUNTED, False) else original(values)
 
 
-@contextmanager
-def call_replaced(owner: object, name: str, patch: Callable[..., object]) -> Iterator[None]:
+def call_replaced(owner: object, name: str, patch: Callable[..., object]) -> AbstractContextManager[None]:
     """Replace a function for the time of the block.
 
     Args:
@@ -150,8 +149,7 @@ def call_replaced(owner: object, name: str, patch: Callable[..., object]) -> Ite
     def call(*args: object, **options: object) -> Any:
         return patch(original, *args, **options)
 
-    with attribute_replaced(owner, name, call):
-        yield
+    return attribute_replaced(owner, name, call)
 
 
 def _counted(original: Callable[..., object], *args: object, **options: object) -> Any:

@@ -29,6 +29,15 @@ def attribute_replaced(owner: object, name: str, value: object) -> Iterator[None
             delattr(owner, name)
 
 
+@contextmanager
+def attributes_replaced(*replacements: tuple[object, str, object]) -> Iterator[None]:
+    """Replace attributes for the time of the block: the owner, the name and the value of each."""
+    with ExitStack() as stack:
+        for owner, name, value in replacements:
+            stack.enter_context(attribute_replaced(owner, name, value))
+        yield
+
+
 def shared_by_threads(change: Callable[[], Iterator[None]]) -> Callable[[], AbstractContextManager[None]]:
     """Make a context manager of a change that the first to enter makes, and the last to leave takes back.
 

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -431,8 +431,7 @@ def _sum_of_bags(indices: torch.Tensor, table: torch.Tensor, *args: Any, **optio
     return rows.sum(1) if mode == "sum" else rows.mean(1)
 
 
-@contextmanager
-def _function_as_forward(model: nn.Module, forward: FlatForward, loops: ExportedLoops) -> Iterator[None]:
+def _function_as_forward(model: nn.Module, forward: FlatForward, loops: ExportedLoops) -> AbstractContextManager[None]:
     """Replace the flat forward by a plain function with a signature torch can read, for the time of the block."""
 
     def forward_function(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -443,8 +442,7 @@ def _function_as_forward(model: nn.Module, forward: FlatForward, loops: Exported
     forward_function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # read by inspect.signature
         [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in _argument_names(forward)]
     )
-    with attribute_replaced(model, "forward", forward_function):
-        yield
+    return attribute_replaced(model, "forward", forward_function)
 
 
 def _distinct_outputs(outputs: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -530,8 +528,7 @@ class ModuleStacks:
             # A module registered twice has its first path, by whichever name it was called.
             self._paths[path] = self._first_paths.setdefault(module, path)
 
-    @contextmanager
-    def patched_tracer(self) -> Iterator[None]:
+    def patched_tracer(self) -> AbstractContextManager[None]:
         """Patch torch's tracer, so that an export inside the block writes the paths of this model."""
         path_of_module = _ModuleStackTracer.path_of_module
 
@@ -542,8 +539,7 @@ class ModuleStacks:
             # torch wraps the root and leaves the wrapper out of the path itself.
             return self._first_paths.get(base) or path_of_module(tracer, module)
 
-        with attribute_replaced(_ModuleStackTracer, "path_of_module", first_path):
-            yield
+        return attribute_replaced(_ModuleStackTracer, "path_of_module", first_path)
 
     def read(self, node: ir.Node) -> tuple[str, ...]:
         """Return the paths of the modules a node ran in, outermost first; empty where the exporter recorded none."""

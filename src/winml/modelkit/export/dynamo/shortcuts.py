@@ -12,8 +12,8 @@ NOTE: these places are private in torch (docs/decisions/0004-private-seams.md).
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -22,14 +22,13 @@ from torch._export.utils import _is_cia_op, _is_preservable_cia_op
 from torch._prims_common import is_contiguous_or_false
 from torch.onnx._internal.exporter import _fx_passes, _registration
 
-from winml.modelkit.ort.shared_settings import attribute_replaced
+from winml.modelkit.ort.shared_settings import attributes_replaced
 
 _Form = tuple[Any, tuple[Any, ...], dict[str, Any]]
 """An operator with its arguments and keyword arguments."""
 
 
-@contextmanager
-def shortcuts(*, keep_stack_traces: bool) -> Iterator[None]:
+def shortcuts(*, keep_stack_traces: bool) -> AbstractContextManager[None]:
     """Skip it inside the block; patches torch.
 
     Args:
@@ -47,16 +46,13 @@ def shortcuts(*, keep_stack_traces: bool) -> Iterator[None]:
         _replace_operators(program.graph)
         return program
 
-    with ExitStack() as stack:
-        for owner, name, value in (
-            (_registration, "OnnxDecompMeta", without_signature),
-            # torch takes its domain, which is the opset's.
-            (TracedOnnxFunction, "function_ir", property(lambda form: form.opset)),
-            (_fx_passes, "decompose_with_registry", decompose_where_needed),
-            (torch.fx.config, "do_not_emit_stack_traces", not keep_stack_traces),
-        ):
-            stack.enter_context(attribute_replaced(owner, name, value))
-        yield
+    return attributes_replaced(
+        (_registration, "OnnxDecompMeta", without_signature),
+        # torch takes its domain, which is the opset's.
+        (TracedOnnxFunction, "function_ir", property(lambda form: form.opset)),
+        (_fx_passes, "decompose_with_registry", decompose_where_needed),
+        (torch.fx.config, "do_not_emit_stack_traces", not keep_stack_traces),
+    )
 
 
 def _is_replaced_alone(program: torch.export.ExportedProgram, registry: _registration.ONNXRegistry) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from winml.modelkit.ort.shared_settings import attribute_replaced
+from winml.modelkit.ort.shared_settings import attribute_replaced, attributes_replaced
 
 _MODEL_FILES = "transformers.models."
 _STACK = "nn_module_stack"
@@ -114,11 +114,10 @@ def _fixes_keeping_stacks(exporter: Any) -> Iterator[Callable[[str, torch.fx.Gra
         yield apply_keeping_stacks
 
 
-@contextmanager
-def _inherited_stacks() -> Iterator[None]:
+def _inherited_stacks() -> AbstractContextManager[None]:
     """Give nodes inserted before or after another its module stack; patches torch for the time of the block."""
     graph_class = torch.fx.Graph
-    originals = {name: getattr(graph_class, name) for name in ("inserting_before", "inserting_after", "create_node")}
+    create_originally: Any = graph_class.create_node
     places: dict[torch.fx.Graph, torch.fx.Node | None] = {}
 
     def remembering(insert: Callable[..., object]) -> Callable[..., Any]:
@@ -129,25 +128,20 @@ def _inherited_stacks() -> Iterator[None]:
         return inserting
 
     def create_node(graph: torch.fx.Graph, *args: object, **options: object) -> torch.fx.Node:
-        created: torch.fx.Node = originals["create_node"](graph, *args, **options)
+        created: torch.fx.Node = create_originally(graph, *args, **options)
         place = places.get(graph)
         if created.op == "call_function" and place is not None and _STACK in place.meta:
             created.meta.setdefault(_STACK, place.meta[_STACK])
         return created
 
-    replacements = {
-        "inserting_before": remembering(originals["inserting_before"]),
-        "inserting_after": remembering(originals["inserting_after"]),
-        "create_node": create_node,
-    }
-    with ExitStack() as replaced:
-        for name, replacement in replacements.items():
-            replaced.enter_context(attribute_replaced(graph_class, name, replacement))
-        yield
+    return attributes_replaced(
+        (graph_class, "inserting_before", remembering(graph_class.inserting_before)),
+        (graph_class, "inserting_after", remembering(graph_class.inserting_after)),
+        (graph_class, "create_node", create_node),
+    )
 
 
-@contextmanager
-def _attention_over_low_values(original: Callable[..., torch.Tensor]) -> Iterator[None]:
+def _attention_over_low_values(original: Callable[..., torch.Tensor]) -> AbstractContextManager[None]:
     """Restore torch's result for rows whose mask values are all very low; patches torch for the time of the block.
 
     With transformers' patch, such a row of a float mask gives zeros. torch gives zeros only where all values are minus
@@ -176,8 +170,7 @@ def _attention_over_low_values(original: Callable[..., torch.Tensor]) -> Iterato
             attended_values,
         )
 
-    with attribute_replaced(nn.functional, "scaled_dot_product_attention", attention):
-        yield
+    return attribute_replaced(nn.functional, "scaled_dot_product_attention", attention)
 
 
 def _masked_scatter(self: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:

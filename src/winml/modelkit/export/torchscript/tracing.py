@@ -14,7 +14,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -32,7 +32,7 @@ from winml.modelkit.models.fake_parameters import is_fake
 from winml.modelkit.models.preparation import has_hooks
 from winml.modelkit.models.source_lines import asserts_only
 from winml.modelkit.onnx.assumptions import Place
-from winml.modelkit.ort.shared_settings import attribute_replaced
+from winml.modelkit.ort.shared_settings import attribute_replaced, attributes_replaced
 from winml.modelkit.progress import count_progress
 from winml.modelkit.tags.torch_modules import module_of_error
 
@@ -203,19 +203,15 @@ _MAPPED, _INDEXING = "_vmap_expansion_sdpa", "TransformGetItemToIndex"
 """Not public: what maps conditions over tokens, and how their tensors are indexed meanwhile."""
 
 
-@contextmanager
-def masks_without_vmap() -> Iterator[None]:
+def masks_without_vmap() -> AbstractContextManager[None]:
     """Compute masks for all pairs of tokens at once, for the time of the block; patches transformers.
 
     transformers computes a mask with conditions of its own for one pair of tokens, and maps that over all pairs with
     ``torch.vmap``, which the tracer cannot record.
     """
     module = sys.modules.get(_MODULE)
-    with ExitStack() as stack:
-        for name, replacement in ((_MAPPED, _mask_conditions), (_INDEXING, nullcontext)):
-            if hasattr(module, name):
-                stack.enter_context(attribute_replaced(module, name, replacement))
-        yield
+    replacements = ((module, _MAPPED, _mask_conditions), (module, _INDEXING, nullcontext))
+    return attributes_replaced(*(item for item in replacements if hasattr(*item[:2])))
 
 
 def _mask_conditions(condition: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -235,16 +231,14 @@ _DIGITS = 6
 """Specified: how many decimal digits 32 bits keep for certain (``FLT_DIG``)."""
 
 
-@contextmanager
-def tensors_rounded_as_numbers() -> Iterator[None]:
+def tensors_rounded_as_numbers() -> AbstractContextManager[None]:
     """Let ``round()`` accept tensors of one element inside the block; patches torch.
 
     In a trace a size is a tensor, and tensors have no ``__round__``. The result is a Python number, as without a
     trace: it becomes a constant of the graph, as with ``int()``.
     """
     has_own = hasattr(torch.Tensor, "__round__")
-    with nullcontext() if has_own else attribute_replaced(torch.Tensor, "__round__", _round_tensor):
-        yield
+    return nullcontext() if has_own else attribute_replaced(torch.Tensor, "__round__", _round_tensor)
 
 
 def _round_tensor(values: torch.Tensor, digits: int | None = None) -> int | float:
@@ -313,8 +307,7 @@ _CONVOLUTION_BACKEND = (False, False, False, False)
 """Specified: ``benchmark``, ``deterministic``, ``cudnn_enabled`` and ``allow_tf32``, which no ONNX operator has."""
 
 
-@contextmanager
-def untraced_shape_computation() -> Iterator[None]:
+def untraced_shape_computation() -> AbstractContextManager[None]:
     """Keep what torch does to find the shape of a fake tensor out of a trace, for the time of the block.
 
     torch's Python for it takes sizes of tensors, and in a trace a size is a tensor, for which there are no answers.
@@ -338,8 +331,7 @@ def untraced_shape_computation() -> Iterator[None]:
         finally:
             _set_tracing_state(tracing)
 
-    with attribute_replaced(FakeTensorMode, "dispatch", dispatch_untraced):
-        yield
+    return attribute_replaced(FakeTensorMode, "dispatch", dispatch_untraced)
 
 
 def _set_tracing_state(state: object) -> None:
