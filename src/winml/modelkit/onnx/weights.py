@@ -54,7 +54,7 @@ def drop_unused_initializers(graph: ir.Graph, values: Iterable[ir.Value]) -> Non
 def computed_tensor(read: Callable[[], Array], dtype: ir.DataType, shape: Iterable[int], name: str) -> ir.LazyTensor:
     """Return a tensor whose values are computed each time that it is read, and are not held."""
 
-    def compute() -> ir.Tensor[Any]:
+    def compute() -> ir.TensorProtocol:
         return ir.Tensor(np.asarray(read(), order="C"), dtype=dtype, name=name)
 
     return ir.LazyTensor(compute, dtype, ir.Shape(shape), name=name)

@@ -14,7 +14,6 @@ Softmax can show. A row that is masked as a whole, of padding, averages all valu
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -122,7 +121,7 @@ def _is_masking(name: str, value: ir.Value, ranges: Mapping[str, tuple[float, fl
     return low <= _MASKING if low is not None else name in ranges and ranges[name][0] <= _MASKING / 2
 
 
-def _clipped(value: ir.Value, name: str) -> ir.Tensor[Any]:
+def _clipped(value: ir.Value, name: str) -> ir.TensorProtocol:
     assert value.const_value is not None  # its minimum was read
     array = np.maximum(np.asarray(value.const_value.numpy()), np.float32(_MASKING))
     return ir.Tensor(array, name=name)
