@@ -18,7 +18,6 @@ from winml.modelkit.generate.generation.decoder_prompt import DecoderPrompt
 from winml.modelkit.generate.generation.loop import choose_token, generate_tokens, processed_scores
 from winml.modelkit.generate.generation.settings import (
     GenerationSettings,
-    StepSettings,
     position_limit,
     read_settings,
 )
@@ -42,14 +41,14 @@ def graph(tmp_path: Path) -> DecoderGraph:
 @pytest.mark.parametrize(
     "step",
     [
-        StepSettings(repetition_penalty=1.7),
-        StepSettings(is_sampled=True, temperature=0.6, top_k=20, top_p=0.9),
-        StepSettings(is_sampled=True, top_k=0, top_p=0.5, min_p=0.05, repetition_penalty=0.8),
-        StepSettings(is_sampled=True, top_k=7, min_p=0.2),
+        GenerationSettings(repetition_penalty=1.7),
+        GenerationSettings(is_sampled=True, temperature=0.6, top_k=20, top_p=0.9),
+        GenerationSettings(is_sampled=True, top_k=0, top_p=0.5, min_p=0.05, repetition_penalty=0.8),
+        GenerationSettings(is_sampled=True, top_k=7, min_p=0.2),
     ],
     ids=str,
 )
-def test_scores_are_those_of_transformers_processors(step: StepSettings) -> None:
+def test_scores_are_those_of_transformers_processors(step: GenerationSettings) -> None:
     """The same logits leave the same tokens with the same scores."""
     logits = np.random.default_rng(0).normal(size=(50,)).astype(np.float32) * 3
     before = [3, 7, 7, 41]
@@ -70,7 +69,7 @@ def test_scores_are_those_of_transformers_processors(step: StepSettings) -> None
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     """Three quarters of the draws are of the token with that probability, and a seed gives the same ones again."""
     logits = np.log(np.array([0.75, 0.25, 1e-9]))
-    step = StepSettings(is_sampled=True, top_k=2)
+    step = GenerationSettings(is_sampled=True, top_k=2)
     drawn = [choose_token(logits, [], step, np.random.default_rng(seed)) for seed in range(400)]
     assert 0.7 < np.mean(np.array(drawn) == 0) < 0.8
     assert {0, 1} == set(drawn)
@@ -193,9 +192,9 @@ def test_settings_are_those_of_the_files_and_of_the_user(tmp_path: Path) -> None
     settings = read_settings(tmp_path)
     assert ((1, 2), {"no_repeat_ngram_size": 3}) == (settings.eos_token_ids, settings.for_transformers)
     asked = settings.updated(max_new_tokens=None, temperature=None, top_p=0.8, seed=4)
-    assert (True, 0.5, 50, 0.8) == (asked.step.is_sampled, asked.step.temperature, asked.step.top_k, asked.step.top_p)
+    assert (True, 0.5, 50, 0.8) == (asked.is_sampled, asked.temperature, asked.top_k, asked.top_p)
     greedy = settings.updated(max_new_tokens=7, temperature=0, top_p=None, seed=0)
-    assert (False, 7) == (greedy.step.is_sampled, greedy.max_new_tokens)
+    assert (False, 7) == (greedy.is_sampled, greedy.max_new_tokens)
     assert 30 == position_limit(tmp_path)
 
 

@@ -115,7 +115,7 @@ def command(**options: Any) -> None:
     checkpoint = _checkpoint(files, options["reference"], options["adapter"])
     texts = [_text_on_stdin() if text == STDIN else text for text in options["prompt"]] or [None]
     prompts = [_prepare(files, text, options) for text in texts]
-    if options["reference"] is not None and prompts[0].settings.step.is_sampled:
+    if options["reference"] is not None and prompts[0].settings.is_sampled:
         raise UsageError(
             "--reference compares token by token, which sampling does not allow",
             hint="Add --temperature 0 for greedy decoding.",

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.generate.generation.decoder_prompt import DecoderPrompt
-from winml.modelkit.generate.generation.settings import GenerationSettings, StepSettings
+from winml.modelkit.generate.generation.settings import GenerationSettings
 from winml.modelkit.ort.decoding.decoder import DecoderGraph, rows_of
 from winml.modelkit.ort.decoding.inputs import POSITIONS
 
 Scores = NDArray[np.float32]
 
 
-def choose_token(logits: Array, before: Sequence[int], settings: StepSettings, draw: np.random.Generator) -> int:
+def choose_token(logits: Array, before: Sequence[int], settings: GenerationSettings, draw: np.random.Generator) -> int:
     """Return the next token, chosen as transformers' loop does: greedily, or drawn from the likely ones.
 
     Args:
@@ -40,7 +40,7 @@ def choose_token(logits: Array, before: Sequence[int], settings: StepSettings, d
     return int(draw.choice(len(scores), p=_probabilities(scores)))
 
 
-def processed_scores(logits: Array, before: Sequence[int], settings: StepSettings) -> Scores:
+def processed_scores(logits: Array, before: Sequence[int], settings: GenerationSettings) -> Scores:
     """Return the scores a token is chosen by, shape [vocabulary]; those that are out have -inf.
 
     Each step is transformers' processor of that name, in its order (``generation/logits_process.py``).
@@ -132,7 +132,7 @@ def generate_tokens(
         scores = logits[0, -1]
         if beginning is not None:
             scores = beginning.scores(scores, len(text), is_last=count == longest)
-        token = choose_token(scores, text, settings.step, draw)
+        token = choose_token(scores, text, settings, draw)
         text.append(token)
         fed = [token] if graph.has_cache else text
         now = time.perf_counter()

@@ -226,9 +226,9 @@ def recorded_tokens(graph: EncoderDecoder, prompt: PreparedPrompt, timed: TimedT
         passed = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt", **complete)
     settings = prompt.settings
     requested: dict[str, object] = {} if settings.is_default_length else {"max_new_tokens": settings.max_new_tokens}
-    drawn = {"temperature": settings.step.temperature, "top_p": settings.step.top_p} if settings.step.is_sampled else {}
+    drawn = {"temperature": settings.temperature, "top_p": settings.top_p} if settings.is_sampled else {}
     set_seed(settings.seed)
-    requested |= {"return_timestamps": True, "return_segments": True, "do_sample": settings.step.is_sampled}
+    requested |= {"return_timestamps": True, "return_segments": True, "do_sample": settings.is_sampled}
     output = generation_call(model, **passed, **requested, **drawn)
     first_time = int(model.generation_config.no_timestamps_token_id) + 1
     timed.segments = tuple(

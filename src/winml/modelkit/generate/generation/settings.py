@@ -181,8 +181,8 @@ _NOTED = {"prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp"}
 
 
 @dataclass(frozen=True)
-class StepSettings:
-    """How one token is chosen from the scores of all."""
+class GenerationSettings:
+    """How a text is written."""
 
     is_sampled: bool = False
     """Draw it; else it is the one with the highest score."""
@@ -196,19 +196,6 @@ class StepSettings:
     """Draw from tokens that have at least this share of the largest probability."""
     repetition_penalty: float = 1.0
     """Divides positive scores of tokens that occurred, and multiplies negative ones."""
-
-    @property
-    def drawn(self) -> dict[str, Any]:
-        """What decides how a token is drawn, by the names of transformers; `{}` if none is drawn."""
-        values = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
-        return values if self.is_sampled else {}
-
-
-@dataclass(frozen=True)
-class GenerationSettings:
-    """How a text is written."""
-
-    step: StepSettings = StepSettings()
     max_new_tokens: int = _DEFAULT_NEW_TOKENS
     is_default_length: bool = True
     """Whether nobody said how long it may become, so that it may be made to fit the positions of the model."""
@@ -223,17 +210,22 @@ class GenerationSettings:
     """What the files ask for and is left out, one sentence each."""
 
     @property
+    def drawn(self) -> dict[str, Any]:
+        """What decides how a token is drawn, by the names of transformers; `{}` if none is drawn."""
+        values = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
+        return values if self.is_sampled else {}
+
+    @property
     def is_stepwise(self) -> bool:
         """Whether each token is known as soon as it is chosen; of beams, all are known at the end."""
         return bool((self.for_transformers or {}).get("num_beams", 1) == 1)
 
     def as_record(self) -> dict[str, Any]:
         """Return what decides the text, as JSON values."""
-        step = self.step
         return {
-            "do_sample": step.is_sampled,
-            **(step.drawn | {"seed": self.seed} if step.is_sampled else {}),
-            "repetition_penalty": step.repetition_penalty,
+            "do_sample": self.is_sampled,
+            **(self.drawn | {"seed": self.seed} if self.is_sampled else {}),
+            "repetition_penalty": self.repetition_penalty,
             "max_new_tokens": self.max_new_tokens,
             "eos_token_ids": list(self.eos_token_ids),
             **(self.for_transformers or {}),
@@ -266,16 +258,16 @@ class GenerationSettings:
             seed: Of what is drawn.
         """
         drawn = without_none(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        step = replace(self.step, **without_none(repetition_penalty=repetition_penalty))
+        changed = without_none(repetition_penalty=repetition_penalty)
         if temperature == 0:
-            step = replace(step, is_sampled=False)
+            changed["is_sampled"] = False
         elif drawn:
-            step = replace(step, is_sampled=True, **drawn)
+            changed |= {"is_sampled": True, **drawn}
         others = {**(self.for_transformers or {}), **({"stop_strings": list(stop)} if stop else {})}
         if num_beams is not None:
             others.pop("num_beams", None)
             others |= {"num_beams": num_beams} if num_beams > 1 else {}
-        found = replace(self, step=step, seed=seed, for_transformers=others or None)
+        found = replace(self, **changed, seed=seed, for_transformers=others or None)
         if max_new_tokens is None:
             return found
         return replace(found, max_new_tokens=max_new_tokens, max_length=None, is_default_length=False)
@@ -336,7 +328,7 @@ def read_settings(folder: Path) -> GenerationSettings:
         if key not in read_here and (key not in _NEUTRAL or value != _NEUTRAL[key])
     }
     temperature = float(passed.get("temperature", 1.0))
-    step = StepSettings(
+    return GenerationSettings(
         # As --temperature 0 does: the token with the highest score.
         is_sampled=passed.get("do_sample", False) and temperature > 0,
         temperature=temperature or 1.0,
@@ -344,9 +336,6 @@ def read_settings(folder: Path) -> GenerationSettings:
         top_p=float(passed.get("top_p", 1.0)),
         min_p=passed.get("min_p"),
         repetition_penalty=float(passed.get("repetition_penalty", 1.0)),
-    )
-    return GenerationSettings(
-        step,
         max_new_tokens=passed.get("max_new_tokens", _DEFAULT_NEW_TOKENS),
         max_length=None if "max_new_tokens" in passed else passed.get("max_length"),
         eos_token_ids=tuple(token for token in ids if isinstance(token, int) and not isinstance(token, bool)),

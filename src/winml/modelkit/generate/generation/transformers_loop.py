@@ -731,14 +731,14 @@ def _comes_from_graph(error: Exception) -> bool:
 
 def loop_arguments(settings: GenerationSettings) -> dict[str, Any]:
     """Return what ``generate()`` is told of settings that a user can change."""
-    step, others = settings.step, settings.for_transformers or {}
+    others = settings.for_transformers or {}
     return {
         "max_new_tokens": settings.max_new_tokens,
-        "do_sample": step.is_sampled,
-        "repetition_penalty": step.repetition_penalty,
+        "do_sample": settings.is_sampled,
+        "repetition_penalty": settings.repetition_penalty,
         "num_beams": others.get("num_beams", 1),
         **({"stop_strings": others["stop_strings"]} if "stop_strings" in others else {}),
-        **step.drawn,
+        **settings.drawn,
     }
 
 
