@@ -288,7 +288,7 @@ class EncoderDecoderModel(DecoderModel):
             self.generation_config.decoder_start_token_id = text.first
             self.generation_config.eos_token_id = list(text.ends) or self.generation_config.eos_token_id
         self.main_input_name = graph.encoder.inputs[0].name
-        self.encoder = _Encoder(graph.encoder)
+        self.encoder = _LoopEncoder(graph.encoder)
         self._folder = files_folder(folder / "model.onnx")
 
     def generate(self, *inputs: object, **settings: Any) -> Any:
@@ -337,7 +337,7 @@ class EncoderDecoderModel(DecoderModel):
             settings["generation_config"] = passed = copy.deepcopy(passed)
             passed.max_new_tokens = longest
 
-    def get_encoder(self, *_modality: object) -> _Encoder:
+    def get_encoder(self, *_modality: object) -> _LoopEncoder:
         """Return what encodes; transformers' loop calls it once."""
         return self.encoder
 
@@ -420,7 +420,7 @@ class _PromptProcessor(LogitsProcessor):
         return retained
 
 
-class _Encoder:
+class _LoopEncoder:
     """The encoder as transformers' loop calls it; its signature names the inputs of the graph."""
 
     def __init__(self, encoder: Encoder) -> None:
