@@ -253,16 +253,14 @@ class TokenEmbedder:
         count = len(next(iter(feeds.values())))
         # Of a graph that sees a fixed number, as many runs as there are such.
         step = rows if isinstance(rows, int) else max(count, 1)
-        pieces = [
-            {
-                item.name: fitted_array(
-                    item, feeds[item.name][start : start + step], self._vision.name, _OTHER_SIZE_HINT
-                )
+        outputs = []
+        for start in range(0, count, step):
+            images = {name: array[start : start + step] for name, array in feeds.items()}
+            piece = {
+                item.name: fitted_array(item, images[item.name], self._vision.name, _OTHER_SIZE_HINT)
                 for item in self.image_inputs
             }
-            for start in range(0, count, step)
-        ]
-        outputs = [self._vision.run(piece, list(self._seen)) for piece in pieces]
+            outputs.append(self._vision.run(piece, list(self._seen)))
         if not outputs:
             return {}
         return {name: np.concatenate([answer[output] for answer in outputs]) for output, name in self._seen.items()}
