@@ -141,7 +141,7 @@ def generated_text(
     displayed: Mapping[str, torch.Tensor] | None = None,
     never: Sequence[int] = (),
 ) -> GeneratedText:
-    """Let a model generate, and read a second prompt after that.
+    """Generate with a model, and read a second prompt after that.
 
     Args:
         part: What keeps the cache.
@@ -169,7 +169,7 @@ def generated_text(
 
 @dataclass
 class RecordedText:
-    """What a part read and returned in each run while its model generated."""
+    """Runs of a part while its model generated: tokens, scores, and the cache after them."""
 
     steps: list[TextStep] = field(default_factory=list)
     cache: Any = None
@@ -200,7 +200,7 @@ class RecordedText:
 def recorded_generation(
     part: ModelPart, model: Any, count: int, mask: Array | None = None, **settings: Any
 ) -> Iterator[RecordedText]:
-    """Let a model choose the best of so many tokens, whatever its own settings are, and record the runs of the block.
+    """Set a model to greedy generation of so many tokens for the block, and record the runs of a part in the block.
 
     The runs themselves are recorded: a model may delay one stream of tokens after another, so that it reads other
     tokens than it chose, and transformers' generate() returns no cache of a name of its own (for: RWKV). It hands

@@ -84,25 +84,25 @@ _SINGLE_STEPS = 8
 
 @dataclass(frozen=True)
 class TextSample:
-    """What encoder and decoder read in use."""
+    """Inputs of an encoder and tokens of its decoder, as a processor and a tokenizer make them."""
 
     inputs: Arrays
-    """Of the encoder, by name."""
+    """Inputs of the encoder, by name."""
     tokens: Array
-    """Of a text, integers [tokens]."""
+    """Tokens of a text, integers [tokens]."""
 
 
 def decodes_for_others(part: ModelPart, parts: Sequence[ModelPart]) -> bool:
-    """Say whether a part decodes what other parts made."""
+    """Return True if a part decodes the outputs of other parts."""
     return part.cache is not None and len(parts) > 1 and not generates_alone(part)
 
 
 @dataclass(frozen=True)
 class _Reference:
-    """What PyTorch read and generated."""
+    """The text of PyTorch, and the inputs that it was generated from."""
 
     inputs: _Tensors
-    """Of the first part: images, or what is encoded."""
+    """Inputs of the first part: images, or a text or recording to encode."""
     text: GeneratedText
     encoded: Arrays = field(default_factory=dict)
     """The outputs of an encoder."""
@@ -200,12 +200,12 @@ class TextParts(ABC):
             return generate if isinstance(generate, str) else generated_or_reason(weighted, generate)
 
     def _reason_against(self) -> str:
-        """Return why no text can be compared; empty where it can."""
+        """Return why no text can be compared; empty if one can."""
         return ""
 
     @abstractmethod
     def _prepare(self, weighted: PreparedPart, seed: int) -> Callable[[], _Reference] | str:
-        """Draw inputs, and return what generates with them in PyTorch; a text why nothing can be generated."""
+        """Draw inputs, and return a function that generates from them in PyTorch; a text: why nothing is generated."""
 
     @abstractmethod
     def _measured_reference(self, seed: int, sample: TextSample | None) -> _Reference | str:
@@ -221,7 +221,7 @@ class TextParts(ABC):
         """
 
     def _opened_decoder(self, fixed: Arrays) -> Callable[[Draw], Arrays]:
-        """Return what runs the file of the decoder, row by row where it takes no more.
+        """Return a function that runs the file of the decoder, row by row if it takes one row at a time.
 
         Args:
             fixed: Inputs that are the same in every run.
@@ -322,7 +322,7 @@ class _EncoderDecoderParts(TextParts):
         return _Reference(inputs, text, encoded)
 
     def _read_in_pytorch(self, inputs: dict[str, torch.Tensor], tokens: Array) -> tuple[Arrays, Array]:
-        """Return what the encoder answers in PyTorch, and the scores after each token of a text."""
+        """Return the outputs of the encoder in PyTorch, and the scores after each token of a text."""
         decoder = self.decoder.part
         assert decoder.cache is not None
         with as_the_user_calls_it(self.decoder), prepared_part(self.encoder) as encoder:
@@ -336,7 +336,7 @@ class _EncoderDecoderParts(TextParts):
         return encoded, _answered(self.decoder, {spec.name: passed[spec.name] for spec in decoder.inputs})[SCORES]
 
     def _taken(self, encoded: Arrays, inputs: _Tensors) -> dict[str, Array]:
-        """Return what the decoder takes in every run, by name of its input.
+        """Return the inputs of the decoder that are the same in every run, by name.
 
         Args:
             encoded: The outputs of the encoder.

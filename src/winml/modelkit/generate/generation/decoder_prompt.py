@@ -221,7 +221,7 @@ class PreparedPrompt:
     recording: Recording | None = None
     """The sound of that file, where it is a recording."""
     inputs: Arrays = field(default_factory=dict)
-    """What a model that takes images is given beside the tokens: pixels, kinds and positions of tokens, by name."""
+    """Inputs of a model that takes images, beside the tokens: pixels, kinds and positions of tokens, by name."""
 
     @property
     def model(self) -> Path:
@@ -230,7 +230,7 @@ class PreparedPrompt:
 
     @property
     def folder(self) -> Path:
-        """Where tokenizer, processors and configs are."""
+        """Folder of tokenizer, processors and configs."""
         return files_folder(self.model)
 
     @property

@@ -297,7 +297,7 @@ def prepare_encoder_decoder(
 
 
 def encoder_arrays(encoder: Encoder, prompt: PreparedPrompt) -> dict[str, Array]:
-    """Return what the encoder is fed.
+    """Return the inputs of an encoder by name, made of the prompt.
 
     Raises:
         UsageError: the graph does not take what is given.

@@ -616,7 +616,7 @@ class VisionLanguageModel(DecoderModel):
 
 
 def model_of_graph(graph: DecoderGraph, folder: Path) -> Any:
-    """Return what transformers' loop runs, of a graph that is open already; configs are in the folder."""
+    """Return the model that transformers' loop runs, made of an open graph and the configs in a folder."""
     if isinstance(graph, VisionLanguageDecoder):
         return VisionLanguageModel.of_graph(graph, folder)
     return (EncoderDecoderModel if isinstance(graph, EncoderDecoder) else DecoderModel).of_graph(graph, folder)

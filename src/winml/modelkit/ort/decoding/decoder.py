@@ -255,7 +255,7 @@ class DecoderGraph:
         return bool(self.states)
 
     def encode(self, inputs: Arrays) -> dict[str, Array]:  # noqa: ARG002  # read where others derive
-        """Return what other graphs make of their inputs for the decoder, by name of its input; ``{}`` without others.
+        """Run the graphs before the decoder, and return its inputs from them by name; ``{}`` without such graphs.
 
         Args:
             inputs: Those of the graph that runs first, by name.

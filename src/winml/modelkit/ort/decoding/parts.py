@@ -65,10 +65,10 @@ class Encoder:
     """
 
     def __init__(self, encoder: Session, decoder: Session) -> None:
-        """Look at how the graphs belong together.
+        """Read from the files which outputs of the encoder become inputs of the decoder.
 
         Raises:
-            InputError: they do not say it.
+            InputError: the files do not state it.
         """
         self.session = encoder
         self.inputs: tuple[GraphInput, ...] = graph_inputs(encoder)
@@ -200,7 +200,7 @@ class EncoderDecoder(DecoderGraph):
         return self.encoder.inputs
 
     def encode(self, inputs: Arrays) -> dict[str, Array]:
-        """Return what the decoder takes of the encoder's answer; see :meth:`Encoder.encode`."""
+        """Run the encoder; see :meth:`Encoder.encode`."""
         return self.encoder.encode(inputs)
 
 
@@ -349,7 +349,7 @@ class VisionLanguageDecoder(DecoderGraph):
         return self.embedder.image_inputs
 
     def encode(self, inputs: Arrays) -> dict[str, Array]:
-        """Return what the model makes of images, and the kinds of tokens.
+        """Run the vision encoder on images, and return its outputs with the kinds of tokens.
 
         Args:
             inputs: Those of the vision encoder by name, without images none; ``token_type_ids`` where the decoder takes
