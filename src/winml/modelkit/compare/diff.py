@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 import onnx
 
-from winml.modelkit.compare.records import ChangedModule, ComparedFile, ModuleStatus, StructureDiff, WeightChange
-from winml.modelkit.compare.structure import (
-    MatchedModule,
-    ModuleStructure,
-    StoredWeight,
+from winml.modelkit.compare.records import (
+    ChangedModule,
+    ComparedFile,
+    ModuleStatus,
+    StructureDiff,
+    WeightChange,
     changed_counts,
-    match_modules,
-    match_weights,
 )
-from winml.modelkit.onnx.contents import Contents, node_signature, read_contents
+from winml.modelkit.onnx.contents import Contents, Weight, node_signature, read_contents
 from winml.modelkit.onnx.files.graph_reading import graph_of
 from winml.modelkit.onnx.files.initializer_bytes import StoredBytes, WeightEquality, locate_initializers
 from winml.modelkit.onnx.files.placing import external_files
@@ -31,6 +30,7 @@ from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.onnx.fingerprint import fingerprint
 from winml.modelkit.onnx.module_costs import weight_owners
 from winml.modelkit.onnx.module_tree import OnnxTree, read_tree
+from winml.modelkit.words import shape_words
 
 _NO_MODULE = "nodes without a module"
 
@@ -54,7 +54,7 @@ def diff_models(before: str | os.PathLike[str], after: str | os.PathLike[str]) -
     """
     old, new = _Side.read(Path(before)), _Side.read(Path(after))
     weights = WeightEquality(old.places, new.places)
-    matches = match_modules(old.modules, new.modules)
+    matches = _match_modules(old.modules, new.modules)
     changed = [module for match in matches if (module := _changed_module(match, weights)) is not None]
     interface = _interface_changes(old.structure, new.structure)
     is_rewired = not changed and fingerprint(graph_of(old.structure, old.path)) != fingerprint(
@@ -66,11 +66,56 @@ def diff_models(before: str | os.PathLike[str], after: str | os.PathLike[str]) -
         operators=changed_counts(old.operators, new.operators),
         interface=interface,
         modules=tuple(changed),
-        same_modules=sum(match.before is not None and match.after is not None for match in matches)
+        same_modules=sum(None not in match for match in matches)
         - sum(module.status in ("changed", "renamed") for module in changed),
         is_rewired=is_rewired and not interface,
         notes=_notes(old.tree, new.tree),
     )
+
+
+@dataclass
+class _Module:
+    """What one module holds itself, those below it not included."""
+
+    path: str = ""
+    tag: str = ""
+    class_name: str = _NO_MODULE
+    operators: Counter[str] = field(default_factory=Counter)
+    signatures: Counter[str] = field(default_factory=Counter)
+    """Operator with its attributes → nodes."""
+    weights: list[Weight] = field(default_factory=list)
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return self.operators.total()
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return sum(weight.parameters for weight in self.weights if weight.has_parameters)
+
+    @property
+    def bytes_by_dtype(self) -> Counter[str]:
+        """Type of weights → bytes."""
+        counts: Counter[str] = Counter()
+        for weight in self.weights:
+            counts[weight.dtype] += weight.size_bytes or 0
+        return counts
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its weights."""
+        return self.bytes_by_dtype.total()
+
+    @property
+    def weight_types(self) -> tuple[str, ...]:
+        """Types and shapes of its weights, in no order."""
+        return tuple(sorted(map(_type_words, self.weights)))
+
+
+_Match = tuple[_Module | None, _Module | None]
+"""A module before and after; None where it is missing."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +125,7 @@ class _Side:
     path: Path
     structure: onnx.ModelProto
     tree: OnnxTree
-    modules: tuple[ModuleStructure, ...]
+    modules: list[_Module]
     places: Mapping[str, StoredBytes]
 
     @classmethod
@@ -89,82 +134,146 @@ class _Side:
         contents = read_contents(structure)
         metadata = {item.key: item.value for item in structure.metadata_props}
         tree = read_tree([node.proto for node in contents.nodes], metadata, structure.graph.name.strip("/") or "graph")
-        return cls(path, structure, tree, _module_structures(tree, contents), locate_initializers(path))
+        return cls(path, structure, tree, _read_modules(tree, contents), locate_initializers(path))
 
     @property
     def operators(self) -> Counter[str]:
-        counts: Counter[str] = Counter()
-        for module in self.modules:
-            counts.update(module.operators)
-        return counts
+        return sum((module.operators for module in self.modules), Counter[str]())
 
     def as_compared(self) -> ComparedFile:
         files = (self.path, *external_files(self.path))
-        opsets = {entry.domain or "ai.onnx": entry.version for entry in self.structure.opset_import}
         return ComparedFile(
             path=self.path,
             size_bytes=sum(file.stat().st_size for file in files),
             nodes=sum(module.nodes for module in self.modules),
             parameters=sum(module.parameters for module in self.modules),
             weight_bytes=sum(module.size_bytes for module in self.modules),
-            opset=opsets.get("ai.onnx", 0),
+            opset=_opsets(self.structure).get("ai.onnx", 0),
             tree_source=self.tree.source,
         )
 
 
-def _module_structures(tree: OnnxTree, contents: Contents) -> tuple[ModuleStructure, ...]:
-    operators: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    signatures: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    weights: defaultdict[str, list[StoredWeight]] = defaultdict(list)
-    parameters: Counter[str] = Counter()
+def _read_modules(tree: OnnxTree, contents: Contents) -> list[_Module]:
+    held: defaultdict[str, _Module] = defaultdict(_Module)
     for node, tag in zip(contents.nodes, tree.tags, strict=True):
-        operators[tag][node.operator] += 1
-        signatures[tag][node_signature(node)] += 1
+        held[tag].operators[node.operator] += 1
+        held[tag].signatures[node_signature(node)] += 1
     for weight, tag in zip(contents.weights, weight_owners(tree, contents), strict=True):
-        weights[tag].append(StoredWeight(weight.name, weight.dtype, weight.shape, weight.size_bytes or 0))
-        parameters[tag] += weight.parameters if weight.has_parameters else 0
-    known = [(module.path, module.tag, module.class_name) for module in tree.modules]
-    if operators[""] or weights[""]:
-        known.append(("", "", _NO_MODULE))
-    return tuple(
-        ModuleStructure(
-            path,
-            tag,
-            class_name,
-            operators[tag],
-            signatures[tag],
-            tuple(weights[tag]),
-            parameters[tag],
-            sum(weight.size_bytes for weight in weights[tag]),
-        )
-        for path, tag, class_name in known
+        held[tag].weights.append(weight)
+    known = [(item.tag, item.path, item.class_name) for item in tree.modules]
+    modules = [replace(held[tag], tag=tag, path=path, class_name=class_name) for tag, path, class_name in known]
+    return [*modules, held[""]] if held[""].operators or held[""].weights else modules
+
+
+def _type_words(weight: Weight) -> str:
+    """Return type and shape: ``float32[384, 384]``."""
+    return shape_words(weight.dtype, weight.shape)
+
+
+def _match_modules(before: Sequence[_Module], after: Sequence[_Module]) -> list[_Match]:
+    """Pair the modules of two graphs, in the order of the second; those that went follow the one they followed.
+
+    Modules of one tag are the same. Of the others, those of one path are, then those that look alike: the same class,
+    operators and shapes of weights, or at least the same shapes of weights where it has any.
+    """
+    partner = _partners(before, after)
+    by_tag = {module.tag: module for module in before}
+    matches: list[_Match] = [(by_tag.get(partner.get(module.tag, "")), module) for module in after]
+    found = set(partner.values())
+    for position, module in enumerate(before):
+        if module.tag in found:
+            continue
+        previous = {earlier.tag for earlier in before[:position]}
+        place = max((i + 1 for i, (old, _) in enumerate(matches) if old and old.tag in previous), default=0)
+        matches.insert(place, (module, None))
+    return matches
+
+
+def _partners(before: Sequence[_Module], after: Sequence[_Module]) -> dict[str, str]:
+    """Return the tag after → the tag before, of the modules that are on both sides."""
+    partner: dict[str, str] = {}
+    keys: tuple[Callable[[_Module], object], ...] = (
+        lambda module: module.tag,
+        lambda module: module.path or None,
+        lambda module: (module.class_name, tuple(sorted(module.operators.items())), module.weight_types),
+        lambda module: module.weight_types or None,
+    )
+    for key in keys:
+        waiting: defaultdict[object, list[_Module]] = defaultdict(list)
+        for module in before:
+            if module.tag not in partner.values() and key(module) is not None:
+                waiting[key(module)].append(module)
+        for module in after:
+            if module.tag not in partner and waiting.get(key(module)):
+                partner[module.tag] = waiting[key(module)].pop(0).tag
+    return partner
+
+
+def _match_weights(
+    before: Sequence[Weight],
+    after: Sequence[Weight],
+    are_equal: Callable[[str, str], bool],
+) -> list[tuple[Weight | None, Weight | None]]:
+    """Pair the weights of one module that are not the same on both sides.
+
+    Args:
+        before: Its weights before.
+        after: Its weights after.
+        are_equal: Says of two names, before and after, of one type and shape, whether the values are the same.
+
+    Returns:
+        Pairs of one name with other values, type or shape; two names with the same values, or of one shape where the
+        type changed and the name was added to; and the others alone. Weights of one name with the same values are left
+        out.
+    """
+    old, new = {weight.name: weight for weight in before}, {weight.name: weight for weight in after}
+    matches: list[tuple[Weight | None, Weight | None]] = []
+    for name in [name for name in new if name in old]:
+        left, right = old.pop(name), new.pop(name)
+        if _type_words(left) != _type_words(right) or not are_equal(name, name):
+            matches.append((left, right))
+    by_type: defaultdict[str, list[Weight]] = defaultdict(list)
+    for weight in old.values():
+        by_type[_type_words(weight)].append(weight)
+    for weight in new.values():
+        twin = next((other for other in by_type[_type_words(weight)] if are_equal(other.name, weight.name)), None)
+        twin = twin or _retyped(weight, by_type)
+        if twin is not None:
+            by_type[_type_words(twin)].remove(twin)
+        matches.append((twin, weight))
+    matches += [(weight, None) for weights in by_type.values() for weight in weights]
+    return matches
+
+
+def _retyped(weight: Weight, gone: Mapping[str, Sequence[Weight]]) -> Weight | None:
+    """Return the weight that stands in another type now: tools that change a type add to the name."""
+    return next(
+        (
+            other
+            for weights in gone.values()
+            for other in weights
+            if other.dtype != weight.dtype and other.shape == weight.shape and weight.name.startswith(other.name)
+        ),
+        None,
     )
 
 
-def _changed_module(match: MatchedModule, weights: WeightEquality) -> ChangedModule | None:
+def _changed_module(match: _Match, weights: WeightEquality) -> ChangedModule | None:
     """Return what changed of a module; None where nothing did."""
-    before, after = match.before, match.after
-    displayed = after or before
-    assert displayed is not None  # a match has one side at least
-    old_operators = before.operators if before else {}
-    new_operators = after.operators if after else {}
-    operators = changed_counts(old_operators, new_operators)
-    changes = [
-        _weight_change(left, right)
-        for left, right in match_weights(
-            before.weights if before else (), after.weights if after else (), weights.are_equal
-        )
-    ]
-    attributes = _changed_attributes(before, after) if before and after else 0
-    is_changed = bool(operators or changes or attributes)
+    before, after = match
+    old, new = before or _Module(), after or _Module()
+    displayed = new if after else old
+    operators = changed_counts(old.operators, new.operators)
+    changes = [_weight_change(*pair) for pair in _match_weights(old.weights, new.weights, weights.are_equal)]
+    attributes = _changed_attributes(old, new)
     status: ModuleStatus
     if before is None:
         status = "added"
     elif after is None:
         status = "removed"
-    elif match.is_renamed:
+    elif old.tag != new.tag:
         status = "renamed"
-    elif is_changed:
+    elif operators or changes or attributes:
         status = "changed"
     else:
         return None
@@ -173,44 +282,37 @@ def _changed_module(match: MatchedModule, weights: WeightEquality) -> ChangedMod
         module=displayed.path,
         tag=displayed.tag,
         class_name=displayed.class_name,
-        nodes=(before.nodes if before else 0, after.nodes if after else 0),
-        parameters=(before.parameters if before else 0, after.parameters if after else 0),
-        size_bytes=(before.size_bytes if before else 0, after.size_bytes if after else 0),
+        nodes=(old.nodes, new.nodes),
+        parameters=(old.parameters, new.parameters),
+        size_bytes=(old.size_bytes, new.size_bytes),
         operators=operators,
-        dtypes=changed_counts(_bytes_by_dtype(before), _bytes_by_dtype(after)),
+        dtypes=changed_counts(old.bytes_by_dtype, new.bytes_by_dtype),
         weights=tuple(changes),
         attributes_changed=attributes,
-        renamed_from=before.tag if before is not None and match.is_renamed else "",
+        renamed_from=old.tag if status == "renamed" else "",
     )
 
 
-def _weight_change(before: StoredWeight | None, after: StoredWeight | None) -> WeightChange:
+def _weight_change(before: Weight | None, after: Weight | None) -> WeightChange:
     if before is None:
         assert after is not None  # a match has one side at least
-        return WeightChange(after.name, "added", after=after.words)
+        return WeightChange(after.name, "added", after=_type_words(after))
     if after is None:
-        return WeightChange(before.name, "removed", before=before.words)
+        return WeightChange(before.name, "removed", before=_type_words(before))
+    old, new = _type_words(before), _type_words(after)
     renamed_from = before.name if before.name != after.name else ""
-    status: Literal["renamed", "changed"] = "renamed" if renamed_from and before.words == after.words else "changed"
-    return WeightChange(after.name, status, before.words, after.words, renamed_from)
+    status: Literal["renamed", "changed"] = "renamed" if renamed_from and old == new else "changed"
+    return WeightChange(after.name, status, old, new, renamed_from)
 
 
-def _changed_attributes(before: ModuleStructure, after: ModuleStructure) -> int:
+def _changed_attributes(before: _Module, after: _Module) -> int:
     """Return how many nodes have an operator as before with other attributes."""
-    gone = Counter(before.signatures) - Counter(after.signatures)
-    come = Counter(after.signatures) - Counter(before.signatures)
     by_operator = [Counter[str](), Counter[str]()]
-    for counts, signatures in zip(by_operator, (gone, come), strict=True):
+    exchanged = (before.signatures - after.signatures, after.signatures - before.signatures)
+    for counts, signatures in zip(by_operator, exchanged, strict=True):
         for signature, count in signatures.items():
             counts[signature.rpartition(" ")[0]] += count
     return sum((by_operator[0] & by_operator[1]).values())
-
-
-def _bytes_by_dtype(module: ModuleStructure | None) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for weight in module.weights if module else ():
-        counts[weight.dtype] += weight.size_bytes
-    return counts
 
 
 def _interface_changes(before: onnx.ModelProto, after: onnx.ModelProto) -> tuple[str, ...]:
@@ -227,11 +329,13 @@ def _interface_changes(before: onnx.ModelProto, after: onnx.ModelProto) -> tuple
         ]
         if [name for name in old if name in new] != [name for name in new if name in old]:
             changes.append(f"the order of the {kind}s changed")
-    old_opsets = {entry.domain or "ai.onnx": entry.version for entry in before.opset_import}
-    new_opsets = {entry.domain or "ai.onnx": entry.version for entry in after.opset_import}
-    for domain, (left, right) in changed_counts(old_opsets, new_opsets).items():
+    for domain, (left, right) in changed_counts(_opsets(before), _opsets(after)).items():
         changes.append(f"opset of {domain} was {left or 'absent'}, is {right or 'absent'}")
     return tuple(changes)
+
+
+def _opsets(model: onnx.ModelProto) -> dict[str, int]:
+    return {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
 
 
 def _declared_values(graph: onnx.GraphProto, kind: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -193,6 +194,14 @@ class ModelComparison:
 ModuleStatus = Literal["added", "removed", "changed", "renamed"]
 BeforeAfter = tuple[int, int]
 """A number before and after."""
+
+
+def changed_counts(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """Return what differs between two counts: before and after, the largest change first."""
+    difference = Counter(after)
+    difference.subtract(before)
+    ordered = sorted(difference.items(), key=lambda item: (-abs(item[1]), item[0]))
+    return {name: (before.get(name, 0), after.get(name, 0)) for name, change in ordered if change}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from winml.modelkit.compare.structure import changed_counts
+from winml.modelkit.compare.records import changed_counts
 from winml.modelkit.records import Record, entry, recorded
 from winml.modelkit.transform.records import GraphSummary, ModuleFunctions, TransformedFile
 
