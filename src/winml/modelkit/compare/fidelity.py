@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.compare.outputs import TEXT_KINDS, silent_kinds, silent_words
+from winml.modelkit.compare.outputs import TEXT_KINDS, finite_values, silent_kinds, silent_words
 from winml.modelkit.records import Record, entry, json_value, recorded
 from winml.modelkit.words import MOST_DB
 
@@ -283,8 +283,7 @@ class FidelitySum:
         self._name = name
         self._problem = ""
         self._signal = self._noise = self._other = self._product = self._largest = 0.0
-        self._symbols = self._equal = 0
-        self._has_symbols = self._has_numbers = self._has_finite = False
+        self._are_symbols = self._has_numbers = self._has_finite = False
         self._silent: set[str] = set()
         self._ratios: list[float] = []
         self._noises: list[float] = []
@@ -321,25 +320,12 @@ class FidelitySum:
         """Return how near the value is over all draws."""
         if self._problem:
             return _incomparable(self._name, self._problem)
-        if self._has_symbols:
-            # Each is a one-hot vector, so that another symbol is off by the square root of 2.
-            share = self._equal / self._symbols if self._symbols else 1.0
-            relative = math.sqrt(2 * (1 - share))
-            return OutputFidelity(
-                self._name,
-                _decibels(relative),
-                share,
-                relative,
-                self._largest,
-                equal_share=share,
-                spread=SampleSpread.of(self._ratios),
-            )
         signal, noise, other = self._signal, self._noise, self._other
         ratios = self._ratios
         if self._are_single and len(ratios) > 1:
             # A single number may be near zero by itself: its error is measured against the mean signal of all samples.
             ratios = [_decibels(_relative(item, signal / len(ratios))) for item in self._noises]
-        relative = _relative(noise, signal)
+        relative, has_top1 = _relative(noise, signal), self._has_scores and not self._are_symbols
         cosine = self._product / math.sqrt(signal * other) if signal and other else float(signal == other)
         return OutputFidelity(
             self._name,
@@ -347,9 +333,10 @@ class FidelitySum:
             cosine,
             relative,
             self._largest,
-            has_signal=bool(signal),
+            equal_share=cosine if self._are_symbols else None,
+            has_signal=self._are_symbols or bool(signal),
             spread=SampleSpread.of(ratios) if ratios else None,
-            top1_agreement=float(np.mean(self._agreeing)) if self._has_scores and self._agreeing else None,
+            top1_agreement=float(np.mean(self._agreeing)) if has_top1 and self._agreeing else None,
         )
 
     def of_output(self) -> OutputFidelity:
@@ -363,34 +350,29 @@ class FidelitySum:
         return self.of_value()
 
     def _add_symbols(self, expected: Array, actual: Array) -> None:
-        self._has_symbols = True
-        equal = int(np.count_nonzero(expected == actual))
-        self._symbols += expected.size
-        self._equal += equal
-        self._ratios.append(_decibels(math.sqrt(2 * (1 - equal / expected.size))) if expected.size else MOST_DB)
-        difference = np.abs(expected.astype(np.float64) - actual.astype(np.float64))
-        self._largest = max(self._largest, float(difference.max(initial=0.0)))
+        """Add one-hot vectors, so that another symbol is off by the square root of 2."""
+        self._are_symbols, self._are_single = True, False
+        size, equal = expected.size, int(np.count_nonzero(expected == actual))
+        self._add_sums(size, 2 * (size - equal), size, equal, expected.astype(np.float64) - actual.astype(np.float64))
 
     def _add_amounts(self, expected: Array, actual: Array) -> None:
-        left, right = expected.astype(np.float64).ravel(), actual.astype(np.float64).ravel()
-        finite = np.isfinite(left)
-        are_all_finite = bool(finite.all() and np.isfinite(right).all())
-        if not are_all_finite:
-            # NaN equals NaN here, and an infinity the same infinity: they are part of the answer.
-            are_same = np.array_equal(left[~finite], right[~finite], equal_nan=True)
-            if not are_same or not np.isfinite(right[finite]).all():
-                self._problem = _place_words(left, right, expected.shape)
-                return
-            left, right = left[finite], right[finite]
+        values = finite_values(expected, actual)
+        if values is None:
+            self._problem = _place_words(expected, actual)
+            return
+        left, right = values
         difference = right - left
-        signal, noise = _dot(left, left), _dot(difference, difference)
+        self._are_single = self._are_single and expected.size == 1
+        products = (_dot(left, left), _dot(difference, difference), _dot(right, right), _dot(left, right))
+        self._add_sums(*products, difference)
+
+    def _add_sums(self, signal: float, noise: float, other: float, product: float, difference: Array) -> None:
         self._ratios.append(_decibels(_relative(noise, signal)))
         self._noises.append(noise)
-        self._are_single = self._are_single and expected.size == 1
         self._signal += signal
-        self._other += _dot(right, right)
         self._noise += noise
-        self._product += _dot(left, right)
+        self._other += other
+        self._product += product
         self._largest = max(self._largest, float(np.abs(difference).max(initial=0.0)))
 
 
@@ -405,15 +387,16 @@ def _dot(left: Array, right: Array) -> float:
     return float(np.einsum("i,i->", left, right))
 
 
-def _place_words(expected: Array, actual: Array, shape: tuple[int, ...]) -> str:
+def _place_words(expected: Array, actual: Array) -> str:
     """Return how many values are NaN or infinite on one side only, or otherwise there, and the first of them."""
-    are_same = (expected == actual) | (np.isnan(expected) & np.isnan(actual))
-    places = np.flatnonzero(~are_same & ~(np.isfinite(expected) & np.isfinite(actual)))
+    left, right = expected.astype(np.float64).ravel(), actual.astype(np.float64).ravel()
+    are_same = (left == right) | (np.isnan(left) & np.isnan(right))
+    places = np.flatnonzero(~are_same & ~(np.isfinite(left) & np.isfinite(right)))
     first = places[0]
-    index = [int(position) for position in np.unravel_index(first, shape)]
+    index = [int(position) for position in np.unravel_index(first, expected.shape)]
     return (
-        f"NaN or infinity in different places: {len(places)} of {expected.size} values, "
-        f"first at {index}: {actual[first]:.4g} instead of {expected[first]:.4g}"
+        f"NaN or infinity in different places: {len(places)} of {left.size} values, "
+        f"first at {index}: {right[first]:.4g} instead of {left[first]:.4g}"
     )
 
 

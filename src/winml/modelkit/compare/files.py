@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
-from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, measure_fidelity
 from winml.modelkit.compare.outputs import ROUNDING_FACTOR, TEXT_KINDS, Rounding, VerificationInfo, compare_outputs
 from winml.modelkit.compare.words import difference_words, fidelity_words, samples_words
@@ -85,7 +85,14 @@ def refuse_different(
         VerificationError: they differ, or the candidate cannot be run.
     """
     if has_fixed_sizes:
-        draws, outputs = _draws_of_candidate(candidate, seed, sizes or {})
+        try:
+            draws, outputs = _draws_and_outputs(candidate, seed, sizes or {})
+        except (StageError, UsageError) as error:
+            # The sizes may be none that the model takes: that is no fault of the candidate.
+            raise StageError(
+                f"cannot verify: {error.message.replace(str(candidate), 'the result')}",
+                hint="--no-verify writes the result without comparing it.",
+            ) from error
         expected = _reference_outputs(reference, draws)
     else:
         with _runs_of_reference(reference):
@@ -95,7 +102,15 @@ def refuse_different(
         raise VerificationError(
             f"the result has outputs {', '.join(outputs[0])}; {reference.name} has {', '.join(expected[0])}", hint=_HINT
         )
-    rounding = Rounding(probabilities=lambda: _probabilities_of(reference))
+
+    def probabilities() -> frozenset[str]:
+        # Read where a comparison fails only.
+        from winml.modelkit.onnx.files.graph_reading import graph_of
+        from winml.modelkit.onnx.operators import probability_outputs
+
+        return probability_outputs(graph_of(read_structure(reference), reference).graph)
+
+    rounding = Rounding(probabilities=probabilities)
     verification = compare_outputs(expected, outputs, rounding=rounding)
     different = [item for item in verification.comparisons if not item.is_equal]
     # So little may be rounding in a deep graph, done in another order.
@@ -114,7 +129,9 @@ def refuse_different(
         )
     _refuse_crashing(reference, candidate)
     # A model that ignores its inputs was found out when it was exported; here only equality is asked, also of zeros.
-    has_signal = any(map(_is_telling, (item for draw in expected for item in draw.values())))
+    has_signal = any(
+        value.dtype.kind in TEXT_KINDS or bool(np.isfinite(value).any()) for draw in expected for value in draw.values()
+    )
     return replace(
         verification,
         has_signal=has_signal,
@@ -136,15 +153,6 @@ def _refuse_crashing(reference: Path, candidate: Path) -> None:
         refuse_crashing_file(reference)
         message = error.message.replace(str(candidate), "the result")
         raise VerificationError(f"the result does not run: {message}", hint=_HINT) from error
-
-
-def _probabilities_of(path: Path) -> frozenset[str]:
-    """Return the names of the outputs of a file that Sigmoid or Softmax makes."""
-    # Read where a comparison fails only.
-    from winml.modelkit.onnx.files.graph_reading import graph_of
-    from winml.modelkit.onnx.operators import probability_outputs
-
-    return probability_outputs(graph_of(read_structure(path), path).graph)
 
 
 def refuse_unfaithful(
@@ -256,22 +264,6 @@ def _below_minimum_words(fidelity: FidelityInfo, reference: str) -> str:
     where = "" if fidelity.samples is None else f" (lower end of 90 % of {samples_words(fidelity.samples)})"
     reached, least = fidelity.judged_db(worst), fidelity.limit_db(worst)
     return f"{worst.name} has an SQNR of {reached:.2f} dB beside {reference}{where}; the minimum is {least:.4g} dB"
-
-
-def _draws_of_candidate(path: Path, seed: int, sizes: Mapping[str, int]) -> tuple[list[Arrays], list[Arrays]]:
-    try:
-        return _draws_and_outputs(path, seed, sizes)
-    except (StageError, UsageError) as error:
-        # The sizes may be none that the model takes: that is no fault of the candidate.
-        raise StageError(
-            f"cannot verify: {error.message.replace(str(path), 'the result')}",
-            hint="--no-verify writes the result without comparing it.",
-        ) from error
-
-
-def _is_telling(values: Array) -> bool:
-    """Say whether there is something in an answer that a wrong graph would get wrong: not only NaN and infinities."""
-    return values.dtype.kind in TEXT_KINDS or bool(np.isfinite(values).any())
 
 
 def open_session(path: Path, *, as_written: bool) -> Session:

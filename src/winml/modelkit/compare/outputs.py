@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -285,28 +286,39 @@ def _compare_one(name: str, draw: int, expected: Array, actual: Array, tolerance
     dtype = str(expected.dtype)
     threshold = tolerance.relative(dtype)
     computed_in = tolerance.coarsest if threshold > THRESHOLDS.get(dtype, 0.0) else ""
+    unequal = partial(OutputComparison, name, draw, dtype, np.inf, 0.0, np.inf, threshold, is_equal=False)
     if expected.shape != actual.shape or expected.dtype != actual.dtype:
-        problem = f"PyTorch returns {dtype}{list(expected.shape)}, ONNX Runtime {actual.dtype}{list(actual.shape)}"
-        return OutputComparison(name, draw, dtype, np.inf, 0.0, np.inf, threshold, is_equal=False, problem=problem)
-    left, right = _as_float64(expected), _as_float64(actual)
-    finite = np.isfinite(left)
-    # NaN equals NaN here, and an infinity the same infinity: they are part of the answer.
-    if not np.array_equal(left[~finite], right[~finite], equal_nan=True) or not np.isfinite(right[finite]).all():
-        problem = "NaN or infinity in different places"
-        return OutputComparison(name, draw, dtype, np.inf, 0.0, np.inf, threshold, is_equal=False, problem=problem)
-    difference, floor = _largest_difference(expected[finite], actual[finite]), tolerance.absolute(name, expected)
-    scale = float(np.abs(left[finite]).max(initial=0.0))
+        words = f"PyTorch returns {dtype}{list(expected.shape)}, ONNX Runtime {actual.dtype}{list(actual.shape)}"
+        return unequal(problem=words)
+    if (values := finite_values(expected, actual)) is None:
+        return unequal(problem="NaN or infinity in different places")
+    left, right = values
+    is_integer, is_finite = expected.dtype.kind in "biu", left.size == expected.size
+    difference = _integer_distance(expected, actual) if is_integer else float(np.abs(left - right).max(initial=0.0))
+    floor, scale = tolerance.absolute(name, expected), float(np.abs(left).max(initial=0.0))
     relative = difference / scale if scale else (0.0 if difference == 0 else np.inf)
     threshold = max(threshold, floor / scale) if scale else threshold
-    nan_count = int(np.isnan(left).sum())
-    problem = ""
-    if relative <= threshold and not computed_in and dtype in _CHANNEL_DTYPES and finite.all():
+    nan_count, problem = 0 if is_finite else int(np.isnan(_as_float64(expected)).sum()), ""
+    if relative <= threshold and not computed_in and dtype in _CHANNEL_DTYPES and is_finite:
         least = max(floor, _CHANNEL_UNITS * float(np.finfo(dtype).eps) * scale)
-        problem = _wrong_channel(left, right, threshold, least)
+        problem = _wrong_channel(left.reshape(expected.shape), right.reshape(expected.shape), threshold, least)
     is_equal = relative <= threshold and not problem
     return OutputComparison(
         name, draw, dtype, difference, scale, relative, threshold, is_equal, computed_in, nan_count, problem
     )
+
+
+def finite_values(expected: Array, actual: Array) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Return the finite values of two arrays of one shape; `None` if NaN or infinity are in different places.
+
+    NaN equals NaN here, and an infinity the same infinity: they are part of the answer.
+    """
+    left, right = _as_float64(expected).ravel(), _as_float64(actual).ravel()
+    finite = np.isfinite(left)
+    if finite.all() and np.isfinite(right).all():
+        return left, right
+    are_same = np.array_equal(left[~finite], right[~finite], equal_nan=True) and np.isfinite(right[finite]).all()
+    return (left[finite], right[finite]) if are_same else None
 
 
 def _channel_axes(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], str]]:
@@ -380,9 +392,7 @@ def _refuse_frozen_channels(
     return comparison
 
 
-def _largest_difference(expected: Array, actual: Array) -> float:
-    if expected.dtype.kind not in "biu":
-        return float(np.abs(_as_float64(expected) - _as_float64(actual)).max(initial=0.0))
+def _integer_distance(expected: Array, actual: Array) -> float:
     # In float64, integers beyond 2**53 that differ can be one number; unsigned subtraction is exact.
     left, right = expected.astype(np.int64), actual.astype(np.int64)
     distances = np.maximum(left, right).astype(np.uint64) - np.minimum(left, right).astype(np.uint64)
