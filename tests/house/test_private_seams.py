@@ -191,7 +191,7 @@ SEAMS: dict[str, dict[str, str]] = {
         "torch.utils._pytree": "tests/integration/test_input_values.py::"
         "test_value_that_the_trace_fixed_is_no_verified_file",
     },
-    "compare.verification.streamed_parameters": {
+    "compare.verification.streamed_reference": {
         "torch.utils._pytree": f"{_STREAMED}::test_other_operations_answer_as_when_weights_are_held",
         "._parameters": f"{_STREAMED}::test_large_matrices_answer_as_when_they_are_held",
         "._schema": f"{_STREAMED}::test_forward_that_writes_into_a_parameter_is_refused",

@@ -20,7 +20,7 @@ READ_BY_RENDERERS = {
 """The leaves, and the rooms about graphs. Of a subject, its records and tables."""
 
 SHOWN_TOO = {
-    "compare.fidelity", "compare.outputs", "compare.words", "compare.verification_words", "inspect.onnx_inspection",
+    "compare.fidelity", "compare.outputs", "compare.words", "inspect.onnx_inspection",
     "inspect.provider_fit",
     "profile.latency", "profile.module_profile", "profile.statistics",
 }  # fmt: skip

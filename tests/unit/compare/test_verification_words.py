@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs
-from winml.modelkit.compare.verification_words import verification_words
+from winml.modelkit.compare.words import verification_words
 from winml.modelkit.words import count_words, shape_words, size_words
 
 HIDDEN = "so a wrong graph would go unnoticed"

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from graphs import parse
-from winml.modelkit.compare.verification.float32_sides import comparable_graph
+from winml.modelkit.compare.verification.file_run import comparable_graph
 from winml.modelkit.errors import WinMLError
 from winml.modelkit.onnx.bfloat16 import computes_in_bfloat16, widen_bfloat16
 from winml.modelkit.onnx.files.writing import write_model

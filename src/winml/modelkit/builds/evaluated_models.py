@@ -204,7 +204,7 @@ def variant_evaluator(model: Path, options: EvaluationOptions, target: tuple[str
     """
     from winml.modelkit.evaluate.evaluated_models import Subject, opened_model
     from winml.modelkit.evaluate.evaluation import prepared_data
-    from winml.modelkit.evaluate.sides import CachedBatches, OnnxSide
+    from winml.modelkit.evaluate.sides import CachedBatches, onnx_side
     from winml.modelkit.evaluate.tasks.table import chosen_metrics, task_definition
     from winml.modelkit.onnx.files.placing import file_digest
     from winml.modelkit.ort.opened_model import RunOptions
@@ -222,7 +222,7 @@ def variant_evaluator(model: Path, options: EvaluationOptions, target: tuple[str
         del evaluated  # its session holds the weights, and only forms are run
 
         def judge(session: Session) -> dict[str, float]:
-            scores = prepared.scores([OnnxSide(session, session.name, "cpu")])
+            scores = prepared.scores([onnx_side(session, session.name, "cpu")])
             return {metric.name: scores.measured(metric)[0].value for metric in metrics}
 
         source = find_source(options.dataset)

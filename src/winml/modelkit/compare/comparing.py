@@ -5,7 +5,7 @@ Each is an ONNX file, a PyTorch model that is loaded, or a live module.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +20,6 @@ from winml.modelkit.compare.quality_samples import SampleRequest, SampleValues, 
 from winml.modelkit.compare.records import ModelComparison
 from winml.modelkit.errors import UsageError
 from winml.modelkit.models.request import ModelRequest, processor_folder, with_recorded_seed
-from winml.modelkit.onnx.files.reading import read_structure, required_inputs
 from winml.modelkit.onnx.specs import names_among
 from winml.modelkit.ort.decoding.inputs import (
     SCORES,
@@ -96,12 +95,15 @@ def compare_models(
             f"reference and candidate are the same {type(reference).__name__} object",
             hint="Pass a copy as one of them: copy.deepcopy(model).",
         )
-    reference, candidate = _with_seed_of(candidate, reference), _with_seed_of(reference, candidate)
     with ExitStack() as stack:
+        # The candidate is run as users run it, with the optimizations of ONNX Runtime, unless modules are asked for.
+        left_file, right_file = (
+            OnnxSide(model, by_module=options.by_module, as_written=is_as_written) if isinstance(model, Path) else None
+            for model, is_as_written in ((reference, True), (candidate, options.by_module))
+        )
         inverse = {name: original for original, name in options.names.items()}
-        left = stack.enter_context(_opened(reference, inputs, options, _InputNames.of(candidate, options.names)))
-        names_there = _InputNames.of(reference, inverse)
-        right = stack.enter_context(_opened(candidate, inputs, options, names_there, is_candidate=True))
+        left = left_file or stack.enter_context(_opened_in_torch(reference, inputs, right_file, inverse))
+        right = right_file or stack.enter_context(_opened_in_torch(candidate, inputs, left_file, options.names))
         _refuse_unknown_names(left, right, options.names)
         matched = _match_before_running(left, right, options)
         folder = _folder_of_processors((candidate, reference), options.data_set)
@@ -127,13 +129,6 @@ def compare_models(
         return result
 
 
-def _with_seed_of(file: Comparable, model: Comparable) -> Comparable:
-    """Return a model with the seed that the file on the other side records, if these are a request and a file."""
-    if not isinstance(file, Path) or not isinstance(model, ModelRequest):
-        return model
-    return with_recorded_seed(model, {entry.key: entry.value for entry in read_structure(file).metadata_props})
-
-
 @contextmanager
 def _with_likely_reason(notes: Sequence[str]) -> Iterator[None]:
     """Add to a refusal what may be the reason for it."""
@@ -144,59 +139,28 @@ def _with_likely_reason(notes: Sequence[str]) -> Iterator[None]:
         raise
 
 
-@dataclass(frozen=True)
-class _InputNames:
-    """What the other side takes."""
-
-    inputs: frozenset[str] | None
-    """None where that is not known before it is loaded."""
-    renamed: Mapping[str, str]
-    """Name here → name there, where it is another one."""
-
-    @classmethod
-    def of(cls, model: Comparable, renamed: Mapping[str, str]) -> _InputNames:
-        """Read the names from a file; a PyTorch model does not tell them."""
-        if not isinstance(model, Path):
-            return cls(None, renamed)
-        return cls(frozenset(item.name for item in required_inputs(read_structure(model).graph)), renamed)
-
-    def has(self, name: str) -> bool:
-        """Say whether an input of this side is one of the other."""
-        return self.inputs is None or self.renamed.get(name, name) in self.inputs
-
-    def part_of(self, loaded: LoadedModel) -> ModelPart | None:
-        """Return the part of a model that takes the same; None where at most the model without a cache does."""
-        if len(loaded.parts) == 1:
-            part = loaded.only_part
-            return part if all(self.has(spec.name) for spec in part.inputs if spec.cache is not None) else None
-        if self.inputs is None:
-            return None
-        original = {name: own for own, name in self.renamed.items()}
-        return loaded.part_taking([original.get(name, name) for name in self.inputs])
-
-
 @contextmanager
-def _opened(
-    model: Comparable,
-    inputs: ExampleInputs | None,
-    options: CompareOptions,
-    other: _InputNames,
-    *,
-    is_candidate: bool = False,
-) -> Iterator[Side]:
-    """Yield one side, ready to be run; without its cache where the other side takes none.
+def _opened_in_torch(
+    model: Comparable, inputs: ExampleInputs | None, file: OnnxSide | None, names: Mapping[str, str]
+) -> Iterator[TorchSide]:
+    """Yield a PyTorch model, ready to be run; without its cache if the file on the other side takes none.
 
-    The candidate is run as users run it, with the optimizations of ONNX Runtime, unless modules are asked for.
+    Args:
+        model: The model.
+        inputs: Example inputs of a live module.
+        file: The other side; None: a PyTorch model as well.
+        names: Name there → name here, of inputs and outputs with different names.
     """
-    if isinstance(model, Path):
-        yield OnnxSide(model, by_module=options.by_module, as_written=options.by_module or not is_candidate)
-        return
     from winml.modelkit.compare.by_module.torch_side import opened_torch_side
 
+    assert not isinstance(model, Path)  # a file is not run in PyTorch
     if isinstance(model, ModelRequest):
-        displayed = model.model or "the model"
-        part = _part_for(model, other)
-        with opened_torch_side(part, displayed) as side:
+        taken = None
+        if file is not None:
+            # Weights that the checkpoint lacks are drawn as for the file.
+            model = with_recorded_seed(model, {entry.key: entry.value for entry in file.structure.metadata_props})
+            taken = {names.get(name, name) for name in file.input_names}
+        with opened_torch_side(_part_for(model, taken), model.model or "the model") as side:
             yield side
         return
     from winml.modelkit.models.live_module import loaded_from_module
@@ -209,17 +173,25 @@ def _opened(
             yield side
 
 
-def _part_for(model: ModelRequest, other: _InputNames) -> ModelPart:
-    """Load a PyTorch model, and return the part that takes what the other side takes; else all of it, without cache."""
+def _part_for(model: ModelRequest, taken: Collection[str] | None) -> ModelPart:
+    """Load a PyTorch model, and return the part that takes these inputs; else all of it, without cache."""
     from winml.modelkit.models.model import load_model
 
     loaded = load_model(model)
-    if (part := other.part_of(loaded)) is not None:
-        return part
-    if len(loaded.parts) > 1 and other.inputs is not None:
+    part = _part_taking(loaded, taken)
+    if part is None and len(loaded.parts) > 1 and taken is not None:
         # The file may be of a layout whose decoder computes the keys and values of what was encoded.
-        part = other.part_of(load_model(replace(model, cross_keys="decoder")))
+        part = _part_taking(load_model(replace(model, cross_keys="decoder")), taken)
     return part or load_model(replace(model, cache=False)).only_part
+
+
+def _part_taking(loaded: LoadedModel, taken: Collection[str] | None) -> ModelPart | None:
+    """Return the part that takes these inputs; `None` if at most the model without a cache does."""
+    if len(loaded.parts) > 1:
+        return None if taken is None else loaded.part_taking(taken)
+    part = loaded.only_part
+    is_fed = taken is None or {spec.name for spec in part.inputs if spec.cache is not None} <= set(taken)
+    return part if is_fed else None
 
 
 def _match_before_running(left: Side, right: Side, options: CompareOptions) -> list[MatchedBoundary] | None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from winml.modelkit.compare.verification_words import coverage_words
-from winml.modelkit.compare.words import comparison_words
+from winml.modelkit.compare.words import comparison_words, coverage_words
 from winml.modelkit.compile.records import CompilableProvider, CompiledFile
 from winml.modelkit.report import document as doc
 from winml.modelkit.transform.table import DISPLAYED_ROWS, written_fields

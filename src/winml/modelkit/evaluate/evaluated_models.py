@@ -168,7 +168,7 @@ def task_name(name: str) -> str:
 
 def _onnx_model(path: Path, run: RunOptions, task: str | None) -> EvaluatedModel:
     side = open_onnx_side(path, run)
-    metadata = side.session.metadata
+    metadata = side.metadata
     stated = _task_of(metadata)
     if task is None and stated is None:
         raise TaskError(
@@ -183,11 +183,11 @@ def _onnx_model(path: Path, run: RunOptions, task: str | None) -> EvaluatedModel
     return EvaluatedModel(side, name, rule, folder, open_config(folder), source)
 
 
-def _task_of(metadata: dict[str, str]) -> str | None:
+def _task_of(metadata: Mapping[str, str]) -> str | None:
     return model_record(metadata).get("task") or None
 
 
-def _source_of(metadata: dict[str, str], displayed: str) -> ModelRequest | None:
+def _source_of(metadata: Mapping[str, str], displayed: str) -> ModelRequest | None:
     try:
         return exported_from(metadata, displayed)
     except UsageError:
@@ -250,8 +250,8 @@ def opened_baseline(subject: Subject, model: EvaluatedModel, stack: ExitStack) -
         if subject.has_baseline is None:
             return None, ("There is no baseline: the checkpoint of the export is not on this machine.",)
         assert isinstance(subject.model, Path)
-        baseline = exported_from(_metadata(model.side), subject.run.shown, hint=_HINT)
-    baseline = with_recorded_seed(baseline, _metadata(model.side))
+        baseline = exported_from(model.side.metadata, subject.run.shown, hint=_HINT)
+    baseline = with_recorded_seed(baseline, model.side.metadata)
     if (folder := processor_folder(baseline)) is not None:
         _refuse_other(model, folder, str(baseline.model))
     try:
@@ -271,18 +271,13 @@ def _refuse_other(model: EvaluatedModel, folder: Path, displayed: str) -> None:
 
 
 def _refuse_other_task(baseline: Side, model: EvaluatedModel) -> None:
-    stated, own = _task_of(_metadata(baseline)), _task_of(_metadata(model.side))
+    stated, own = _task_of(baseline.metadata), _task_of(model.side.metadata)
     if stated is not None and stated != own and task_name(stated) != model.task:
         raise UsageError(
             f"--baseline {baseline.name}: the baseline is a model for {stated}, and {model.side.name} is "
             f"evaluated for {model.task}",
             hint="Choose a baseline for the same task, or --baseline none.",
         )
-
-
-def _metadata(side: Side) -> dict[str, str]:
-    session = getattr(side, "session", None)
-    return session.metadata if session is not None else {}
 
 
 def _torch_baseline(

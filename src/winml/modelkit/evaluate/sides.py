@@ -6,33 +6,41 @@ mean, is not known here. Inputs of a batch are kept for the next model that take
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
-from winml.modelkit.arrays import Array, Arrays, numpy_dtype
-from winml.modelkit.errors import MeasureError, UsageError, first_line
-from winml.modelkit.ort.graph_inputs import GraphInput, array_words, graph_inputs
+from winml.modelkit.arrays import Arrays, numpy_dtype
+from winml.modelkit.errors import UsageError
+from winml.modelkit.ort.graph_inputs import GraphInput, graph_inputs
 from winml.modelkit.ort.opened_model import RunOptions, open_model, refuse_dynamic_inputs
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.samples.preprocessing import Batch, Preprocessor, Sample
+
+if TYPE_CHECKING:
+    from winml.modelkit.models.parts import LoadedModel
 
 SideKind = Literal["onnx", "pytorch"]
 _HALVES = frozenset({"float16", "bfloat16"})
 
 
-class Side(Protocol):
+@dataclass(frozen=True)
+class Side:
     """One of the models."""
 
     kind: SideKind
     name: str
-    provider: str | None
-    """Execution provider of an ONNX file."""
     inputs: tuple[GraphInput, ...]
+    call: Callable[[Arrays], Arrays]
+    """Runs the model on one array per input, each of the type that the input has."""
+    provider: str | None = None
+    """Execution provider of an ONNX file."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """Metadata of an ONNX file."""
 
-    def run(self, feeds: Arrays) -> dict[str, Array]:
+    def run(self, feeds: Arrays) -> Arrays:
         """Run the model once.
 
         Args:
@@ -41,68 +49,16 @@ class Side(Protocol):
         Raises:
             StageError: it refuses the values, or fails.
         """
+        dtypes = ((item.name, numpy_dtype(item.dtype)) for item in self.inputs)
+        return self.call({name: feeds[name].astype(dtype, copy=False) for name, dtype in dtypes})
 
 
-class OnnxSide:
-    """An ONNX graph in a session."""
-
-    kind: SideKind = "onnx"
-
-    def __init__(self, session: Session, name: str, provider: str) -> None:
-        """Take an open session."""
-        self.session = session
-        self.name = name
-        self.provider: str | None = provider
-        self.inputs = graph_inputs(session)
-        self._dtypes = {item.name: numpy_dtype(item.dtype) for item in self.inputs}
-
-    def run(self, feeds: Arrays) -> dict[str, Array]:
-        """Run the graph once."""
-        return self.session.run({name: feeds[name].astype(dtype, copy=False) for name, dtype in self._dtypes.items()})
+def onnx_side(session: Session, name: str, provider: str) -> Side:
+    """Return the side of an ONNX graph in an open session."""
+    return Side("onnx", name, graph_inputs(session), session.run, provider, session.metadata)
 
 
-class TorchSide:
-    """A PyTorch model, called as the export calls it."""
-
-    kind: SideKind = "pytorch"
-    provider: str | None = None
-
-    def __init__(self, model: Any, names: Any, inputs: tuple[GraphInput, ...], shown: str) -> None:
-        """Take a prepared model.
-
-        Args:
-            model: Takes and returns tensors only.
-            names: Has the names of what it returns, once it was called.
-            inputs: What it is called with, in order.
-            shown: The model, for people.
-        """
-        self.name = shown
-        self.inputs = inputs
-        self._model = model
-        self._names = names
-        self._dtypes = {item.name: numpy_dtype(item.dtype) for item in inputs}
-
-    def run(self, feeds: Arrays) -> dict[str, Array]:
-        """Call the model once."""
-        import torch
-
-        from winml.modelkit.models.tensors import to_numpy, to_torch
-
-        arrays = {name: feeds[name].astype(dtype, copy=False) for name, dtype in self._dtypes.items()}
-        try:
-            with torch.inference_mode():
-                outputs = self._model(*map(to_torch, arrays.values()))
-        except Exception as error:
-            passed = ", ".join(f"{name} {array_words(array)}" for name, array in arrays.items())
-            raise MeasureError(
-                f"{self.name} cannot run on {passed}: {type(error).__name__}: {first_line(error)}",
-                hint="The PyTorch code of the model fails on these samples. Evaluate the ONNX file alone with "
-                "--baseline none.",
-            ) from error
-        return {name: to_numpy(tensor) for name, tensor in zip(self._names.output_names, outputs, strict=True)}
-
-
-def open_onnx_side(path: Path, options: RunOptions) -> OnnxSide:
+def open_onnx_side(path: Path, options: RunOptions) -> Side:
     """Open an ONNX file.
 
     Raises:
@@ -111,13 +67,13 @@ def open_onnx_side(path: Path, options: RunOptions) -> OnnxSide:
     """
     provider = options.choose_provider()
     model = open_model(path, options, provider)
-    side = OnnxSide(model.session, options.shown, provider.provider.name)
+    side = onnx_side(model.session, options.shown, provider.provider.name)
     refuse_dynamic_inputs(provider, side.inputs, options)
     return side
 
 
 @contextmanager
-def opened_torch_side(loaded: Any, inputs: Sequence[GraphInput] | None, *, shown: str) -> Iterator[TorchSide]:
+def opened_torch_side(loaded: LoadedModel, inputs: Sequence[GraphInput] | None, *, shown: str) -> Iterator[Side]:
     """Prepare a loaded PyTorch model, for the time of the block.
 
     Args:
@@ -129,7 +85,7 @@ def opened_torch_side(loaded: Any, inputs: Sequence[GraphInput] | None, *, shown
     Raises:
         UsageError: it takes an input that the other side does not.
     """
-    from winml.modelkit.models.preparation import prepared_for_export
+    from winml.modelkit.compare.verification.reference_run import prepared_part, run_on_arrays
 
     part = loaded.only_part
     own = {spec.name: GraphInput(spec.name, spec.dtype, tuple(None for _ in spec.shape)) for spec in part.inputs}
@@ -138,18 +94,9 @@ def opened_torch_side(loaded: Any, inputs: Sequence[GraphInput] | None, *, shown
     else:
         # A graph may do without an input that the model takes; then the model does without it, too.
         used = {item.name: own.get(item.name, item) for item in inputs if item.cache is None}
-    # As fast as PyTorch is by itself.
-    prepared = prepared_for_export(
-        part.model,
-        list(used),
-        part.forward_kwargs,
-        path=part.path,
-        entry=part.entry,
-        arguments=part.arguments if list(used) == list(own) else None,
-        plain_attention=False,
-    )
-    with prepared as forward:
-        yield TorchSide(part.model, forward, tuple(used.values()), shown)
+    hint = "The PyTorch code of the model fails on these samples. Evaluate the ONNX file alone with --baseline none."
+    with prepared_part(part, list(used), plain_attention=False) as prepared:
+        yield Side("pytorch", shown, tuple(used.values()), lambda feeds: run_on_arrays(prepared, feeds, shown, hint))
 
 
 def joined_inputs(sides: Sequence[Side]) -> tuple[GraphInput, ...]:

@@ -28,8 +28,7 @@ from winml.modelkit.compare.verification.written_file import (
     verify_with_adapter,
     verify_written_file,
 )
-from winml.modelkit.compare.verification_words import verification_notes
-from winml.modelkit.compare.words import fidelity_words
+from winml.modelkit.compare.words import fidelity_words, verification_notes
 from winml.modelkit.errors import ExportError, InternalError, UsageError, VerificationError, WinMLError
 from winml.modelkit.export.adapter_files import write_adapters
 from winml.modelkit.export.config import (
@@ -396,10 +395,8 @@ def _verified_on_copy(
             return None
         path = folder / "copy.onnx"
         write_model(copied.model, path)
-        written = WrittenGraph(
-            path, copied.model, drawn.part.inputs, copied.draw, copied.proof, copied.assumed, copied.reads
-        )
         try:
+            written = _written_graph(drawn.part, copied, path)
             return verify_written_file(written, drawn, copied_run.inputs(drawn.part), advice=advice)
         except VerificationError as error:
             if not error.is_graph_wrong:

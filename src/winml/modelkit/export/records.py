@@ -10,8 +10,7 @@ from pathlib import Path
 
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
-from winml.modelkit.compare.verification_words import verification_words
-from winml.modelkit.compare.words import fidelity_words
+from winml.modelkit.compare.words import fidelity_words, verification_words
 from winml.modelkit.models.parts import ModelInfo
 from winml.modelkit.onnx.assumptions import Assumption
 from winml.modelkit.onnx.bundle import PartDescription, only_part

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from winml.modelkit.compare.verification_words import coverage_words
+from winml.modelkit.compare.words import coverage_words
 from winml.modelkit.export.records import ExportedPart, ExportResult, NodeRecord
 from winml.modelkit.onnx.bundle import PartDescription
 from winml.modelkit.onnx.specs import DynamicDimension, InputTensorSpec, OutputTensorSpec

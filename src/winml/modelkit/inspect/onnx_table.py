@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from winml.modelkit.compare.verification_words import at_root_words
+from winml.modelkit.compare.words import at_root_words
 from winml.modelkit.inspect.onnx_inspection import OnnxInspection, ValueInfo
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.module_costs import Cost, ModuleCost

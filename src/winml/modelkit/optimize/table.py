@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from winml.modelkit.compare.verification_words import coverage_words
-from winml.modelkit.compare.words import equality_words
+from winml.modelkit.compare.words import coverage_words, equality_words
 from winml.modelkit.optimize.records import CheckedCapability, OptimizationCheck, OptimizedFile
 from winml.modelkit.report import document as doc
 from winml.modelkit.transform.table import written_fields

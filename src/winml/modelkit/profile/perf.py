@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from winml.modelkit.arrays import Arrays
-from winml.modelkit.errors import MeasureError, UsageError, first_line
+from winml.modelkit.errors import UsageError
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.ort.decoding.inputs import decoder_run, inputs_of_file
 from winml.modelkit.ort.graph_inputs import array_words, graph_inputs
@@ -47,8 +47,8 @@ def pytorch_run(
     """
     import torch
 
+    from winml.modelkit.compare.verification.reference_run import prepared_part, run_on_arrays
     from winml.modelkit.models.model import load_model
-    from winml.modelkit.models.preparation import prepared_for_export
     from winml.modelkit.models.tensors import to_torch
 
     model = load_model(request, tell)
@@ -66,24 +66,12 @@ def pytorch_run(
         )
     if threads is not None:
         torch.set_num_threads(threads)
-    # As fast as PyTorch is by itself.
-    place: dict[str, Any] = {"path": loaded.path, "entry": loaded.entry, "arguments": loaded.arguments}
-    prepared = prepared_for_export(loaded.model, names, loaded.forward_kwargs, **place, plain_attention=False)
-    with prepared, torch.inference_mode():
-        tensors = [to_torch(feeds[name]) for name in names]
-
-        def run() -> object:
-            return loaded.model(*tensors)
-
-        try:
-            run()
-        except Exception as error:
-            passed = ", ".join(f"{name} {feeds[name].dtype}{list(feeds[name].shape)}" for name in names)
-            raise MeasureError(
-                f"--baseline pytorch: the model cannot run on {passed}: {type(error).__name__}: {first_line(error)}",
-                hint="Set supported sizes with --shape-config.",
-            ) from error
-        yield run
+    with prepared_part(loaded, plain_attention=False) as prepared, torch.inference_mode():
+        arrays = {name: feeds[name] for name in names}
+        hint = "Set supported sizes with --shape-config."
+        run_on_arrays(prepared, arrays, "--baseline pytorch: the model", hint)
+        tensors = list(map(to_torch, arrays.values()))
+        yield lambda: loaded.model(*tensors)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from winml.modelkit.compare.verification_words import coverage_words
-from winml.modelkit.compare.words import fidelity_words
+from winml.modelkit.compare.words import coverage_words, fidelity_words
 from winml.modelkit.quantize.budget_records import BudgetSearch
 from winml.modelkit.quantize.records import QuantizedFile
 from winml.modelkit.report import document as doc

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from winml.modelkit.compare.verification_words import coverage_words
+from winml.modelkit.compare.words import coverage_words
 from winml.modelkit.report import document as doc
 from winml.modelkit.tags.carry.matching import Way
 from winml.modelkit.transform.records import PinnedModel, RetaggedModel, WrittenFile

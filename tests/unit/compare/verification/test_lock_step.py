@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 
-from winml.modelkit.compare.verification.lock_step import Ask, run_in_lock_step
+from winml.modelkit.compare.verification.streamed_reference import run_in_lock_step
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class _Book:
 
 
 def _reader(*pages: int):
-    def read(ask: Ask[_Page, str]) -> list[str]:
+    def read(ask: Callable[[_Page], str]) -> list[str]:
         return [ask(_Page(page)) for page in pages]
 
     return read
@@ -53,7 +54,7 @@ def test_error_of_one_reader_is_raised_and_no_thread_is_left() -> None:
     """The others are ended: what they wait for is not read any more."""
     before, book = threading.active_count(), _Book()
 
-    def fail(ask: Ask[_Page, str]) -> list[str]:
+    def fail(ask: Callable[[_Page], str]) -> list[str]:
         ask(_Page(1))
         raise ValueError("torn page")
 

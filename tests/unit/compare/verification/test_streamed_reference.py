@@ -11,17 +11,18 @@ import pytest
 import torch
 
 from checkpoints import build_model
-from winml.modelkit.compare.verification import streamed_parameters
+from winml.modelkit.compare.verification import streamed_reference
 from winml.modelkit.compare.verification.input_draws import InputDraws
 from winml.modelkit.compare.verification.reference_run import PreparedPart, prepared_part, run_reference, with_values
-from winml.modelkit.compare.verification.streamed_parameters import (
+from winml.modelkit.compare.verification.streamed_reference import (
     RETAINED_BYTES,
     WeightRequest,
     asking,
     stream_parameters,
+    streamed_outputs,
     streamed_slices,
+    with_streamed_values,
 )
-from winml.modelkit.compare.verification.streamed_reference import streamed_outputs, with_streamed_values
 from winml.modelkit.compare.verification.varied_sizes import Draw
 from winml.modelkit.errors import CheckpointError, ExportError
 from winml.modelkit.export.loading import load_weightless
@@ -96,7 +97,7 @@ def test_weight_larger_than_a_piece_is_multiplied_in_pieces_of_its_rows(
     llama: Path, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The result is the same, row by row and where the last piece is shorter."""
-    monkeypatch.setattr(streamed_parameters, "_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(streamed_reference, "_PIECE_BYTES", piece_bytes)
     part = _weightless(llama)
     assert part.with_references is not None
     assert part.with_weights is not None

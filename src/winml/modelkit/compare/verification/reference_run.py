@@ -7,7 +7,7 @@ comes out. For the values, the same model is loaded with its weights. Knows noth
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,13 +19,14 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functional_call
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.errors import ExportError, first_line
+from winml.modelkit.errors import ExportError, MeasureError, first_line
 from winml.modelkit.models.inputs.shape_run import REFUSALS
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.preparation import FlatForward, prepared_for_export
 from winml.modelkit.models.state_restoration import unchanged_attributes
-from winml.modelkit.models.tensors import to_numpy
+from winml.modelkit.models.tensors import to_numpy, to_torch
 from winml.modelkit.onnx.files.writing import INLINE_LIMIT_BYTES
+from winml.modelkit.ort.graph_inputs import array_words
 from winml.modelkit.tags.torch_modules import module_of_error
 from winml.modelkit.words import shape_words, size_words
 
@@ -45,17 +46,54 @@ class PreparedPart:
 
 
 @contextmanager
-def prepared_part(part: ModelPart) -> Iterator[PreparedPart]:
+def prepared_part(
+    part: ModelPart, names: Sequence[str] | None = None, *, plain_attention: bool = True
+) -> Iterator[PreparedPart]:
     """Prepare the model of a part for the time of the block; in place, undone at the end.
+
+    Args:
+        part: The part.
+        names: Inputs that it is called with, in order; None: its own.
+        plain_attention: Compute attention as it is exported; else as fast as PyTorch is by itself.
 
     Raises:
         ExportError: a module is scripted, which no exporter can look into.
     """
-    names = [spec.name for spec in part.inputs]
+    own = [spec.name for spec in part.inputs]
+    names = own if names is None else names
     with prepared_for_export(
-        part.model, names, part.forward_kwargs, path=part.path, entry=part.entry, arguments=part.arguments
+        part.model,
+        names,
+        part.forward_kwargs,
+        path=part.path,
+        entry=part.entry,
+        arguments=part.arguments if list(names) == own else None,
+        plain_attention=plain_attention,
     ) as forward:
         yield PreparedPart(part, forward)
+
+
+def run_on_arrays(prepared: PreparedPart, feeds: Arrays, shown: str, hint: str) -> Arrays:
+    """Run the prepared part without gradients, and return its outputs by name.
+
+    Args:
+        prepared: The part.
+        feeds: Arrays by name, in the order of its inputs.
+        shown: The model, for people.
+        hint: What to do where it refuses them.
+
+    Raises:
+        MeasureError: the module refuses the inputs.
+    """
+    try:
+        with torch.inference_mode():
+            outputs = prepared.model(*map(to_torch, feeds.values()))
+    except Exception as error:
+        passed = ", ".join(f"{name} {array_words(array)}" for name, array in feeds.items())
+        raise MeasureError(
+            f"{shown} cannot run on {passed}: {type(error).__name__}: {first_line(error)}", hint=hint
+        ) from error
+    return _named_arrays(prepared, outputs)
 
 
 def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor], *, keeps_state: bool = False) -> Arrays:
@@ -107,20 +145,14 @@ def run_for_shapes(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) 
     Raises:
         ExportError: the module refuses the inputs; names the module in which it failed.
     """
-    model = prepared.model
-    if _fake_mode(model) is None:
+    if _fake_mode(prepared.model) is None:
         return run_reference(prepared, tensors)
-    without_storage = {
-        name: torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-        for name, value in (*model.named_parameters(), *model.named_buffers())
-    }
-    inputs = tuple(tensor.to("meta") for tensor in tensors.values())
-    try:
-        with unchanged_attributes(model), _as_exported(model), conditions_as_python():
-            outputs = functional_call(model, without_storage, inputs)
-    except REFUSALS:
-        return run_reference(prepared, tensors)
-    return _named_arrays(prepared, outputs)
+
+    def without_storage(value: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+    outputs = _run_with(prepared, without_storage, (tensor.to("meta") for tensor in tensors.values()))
+    return run_reference(prepared, tensors) if outputs is None else outputs
 
 
 def run_in_float64(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -> Arrays | None:
@@ -130,12 +162,18 @@ def run_in_float64(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) 
         prepared: The part, with values.
         tensors: Inputs by name.
     """
+    return _run_with(prepared, _widened, map(_widened, copies_for(prepared.model, tensors).values()))
+
+
+def _run_with(
+    prepared: PreparedPart, change: Callable[[torch.Tensor], torch.Tensor], inputs: Iterable[torch.Tensor]
+) -> Arrays | None:
+    """Run the prepared part with changed parameters and buffers; `None` if its forward refuses them."""
     model = prepared.model
-    widened = {name: _widened(value) for name, value in (*model.named_parameters(), *model.named_buffers())}
-    inputs = tuple(_widened(value) for value in copies_for(model, tensors).values())
+    state = {name: change(value) for name, value in (*model.named_parameters(), *model.named_buffers())}
     try:
-        with unchanged_attributes(model), conditions_as_python():
-            outputs = functional_call(model, widened, inputs)
+        with unchanged_attributes(model), _as_exported(model), conditions_as_python():
+            outputs = functional_call(model, state, tuple(inputs))
     except REFUSALS:
         return None
     return _named_arrays(prepared, outputs)

@@ -22,9 +22,9 @@ from torch.utils import _pytree as pytree
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import OutputComparison, Rounding, VerificationInfo, compare_outputs
-from winml.modelkit.compare.verification.failure_explanation import explained_failure
 from winml.modelkit.compare.verification.reference_run import PreparedPart, run_reference, with_values
 from winml.modelkit.compare.verification.varied_sizes import Draw, run_draw
+from winml.modelkit.compare.words import verification_words
 from winml.modelkit.errors import ExportError, VerificationError
 from winml.modelkit.models.tensors import to_numpy
 from winml.modelkit.ort.decoding.inputs import SCORES
@@ -46,6 +46,13 @@ NOISE = 1e-3
 """Chosen: of the largest traced value; far above what rounding takes away, far below what a model is used with."""
 _TIED_SHARE = 0.1
 """Chosen: where ranks decide, one order differs from another by about as much as any two orders do."""
+
+
+_NO_FILE = "No file was written; --no-verify writes it anyway."
+_WRONG_GRAPH = (
+    "The graph differs from the model. Often forward branches on tensor values (if, .item(), numpy), and a trace "
+    f"records one branch. {_NO_FILE}"
+)
 
 
 def compare_stable_draws(
@@ -81,13 +88,13 @@ def compare_stable_draws(
             return replace(info, set_aside=tuple(aside.values()))
         with with_values(prepared) as weighted:
             if not info.has_signal:
-                raise explained_failure(info, weighted, draws)
+                raise _explained_failure(info, weighted, draws)
             for number in failed:
                 moved = _moved_outputs(weighted, draws[number - 1], rounding)
                 differing = tuple(item for item in info.comparisons if item.draw == number and not item.is_equal)
                 added_up = sum(item.is_equal for item in aside.values()) >= _MOST_ADDED_UP
                 if not all(_is_rounding(item, moved, decides=added_up) for item in differing):
-                    raise explained_failure(replace(info, comparisons=differing), weighted, draws)
+                    raise _explained_failure(replace(info, comparisons=differing), weighted, draws)
                 uncertain = [moved[item.name] for item in differing]
                 aside[number] = replace(max(uncertain, key=lambda item: item.relative_diff), draw=number)
             if len(aside) > MOST_SET_ASIDE:
@@ -98,6 +105,57 @@ def compare_stable_draws(
                 new_draws.append(run_draw(weighted, Draw(tensors, {}, draws[0].sizes)))
         draws += new_draws
         outputs += map(run_file, new_draws)
+
+
+def _explained_failure(
+    verification: VerificationInfo, prepared: PreparedPart, draws: Sequence[Draw]
+) -> VerificationError:
+    """Return the error that tells why a comparison failed, as far as that can be found out.
+
+    Args:
+        verification: The comparison.
+        prepared: The part, with values.
+        draws: What was compared.
+    """
+    first = draws[0]
+    repeated = compare_outputs([first.reference], [run_reference(prepared, first.inputs)])
+    if not all(comparison.is_equal for comparison in repeated.comparisons):
+        return VerificationError(
+            f"cannot verify: output {repeated.worst.name!r} of PyTorch differs between two runs on the same inputs",
+            hint="Make the model deterministic (seed its random numbers, store no state between calls), or skip the "
+            "comparison with --no-verify.",
+        )
+    words = verification_words(verification)
+    if place := _not_a_number(prepared.model):
+        return VerificationError(
+            f"{words}; {place}",
+            hint="The weights are damaged, or training diverged: download them again. --no-verify writes the file.",
+        )
+    if not verification.has_signal and all(item.is_equal for item in verification.comparisons):
+        error = VerificationError(
+            words, hint="Use real weights or other inputs (--input-specs), or skip the comparison with --no-verify."
+        )
+        error.is_silent = True
+        return error
+    failed = draws[verification.worst.draw - 1]
+    # Draws are looked at in order: the first was equal, or said nothing.
+    hint = _WRONG_GRAPH
+    if first.has_padding != failed.has_padding:
+        here, there = ("with", "without") if failed.has_padding else ("without", "with")
+        hint = (
+            f"It fails {here} padding: the model takes a different branch there than {there} padding, and a graph has "
+            f"one branch only. {_NO_FILE}"
+        )
+    return VerificationError(words, hint=hint, is_graph_wrong=True, inputs=failed.inputs)
+
+
+def _not_a_number(model: nn.Module) -> str:
+    """Return which parameter holds NaN or infinity, the first one, in words; empty where none does."""
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            what = "NaN" if torch.isnan(parameter).any() else "infinity"
+            return f"parameter {name!r} contains {what}"
+    return ""
 
 
 def _compare_remaining_draws(

@@ -12,12 +12,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 import torch
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.compare.outputs import OutputComparison, Rounding, compare_outputs
+from winml.modelkit.compare.outputs import OutputComparison
 from winml.modelkit.compare.verification.reference_run import PreparedPart, run_reference
 from winml.modelkit.compare.verification.value_reads import ValueReads
 from winml.modelkit.errors import ExportError, StageError, UsageError, VerificationError
@@ -27,6 +28,9 @@ from winml.modelkit.onnx.assumptions import Assumption, places_of
 from winml.modelkit.onnx.specs import DynamicDimension, InputTensorSpec
 from winml.modelkit.tags.tagging import all_nodes, read_tag
 from winml.modelkit.words import shape_words
+
+if TYPE_CHECKING:
+    from winml.modelkit.compare.verification.file_run import WrittenFile
 
 Sizes = Mapping[str, int]
 Bounds = tuple[int, int]
@@ -453,19 +457,12 @@ def _module_of_failure(model: ir.Model, reason: str) -> str:
 
 
 def compare_at_varied_sizes(
-    written: WrittenGraph,
-    rounding: Rounding,
-    run_file: Callable[[Draw], Arrays],
-    run: Callable[[Sizes], Draw],
-    *,
-    advice: str,
+    file: WrittenFile, run: Callable[[Sizes], Draw], *, advice: str
 ) -> tuple[OutputComparison, ...]:
     """Compare the written file with what PyTorch answered at other sizes.
 
     Args:
-        written: The file, and what PyTorch answered.
-        rounding: Rounding errors to accept.
-        run_file: Runs the file; raises StageError where it cannot.
+        file: The file.
         run: Draws inputs of these sizes and runs PyTorch; raises ExportError where it refuses them.
         advice: What to try first where it fails.
 
@@ -477,24 +474,24 @@ def compare_at_varied_sizes(
             Where it does so far from the traced size only, ``most`` says up to which size it answers rightly.
     """
     comparisons: list[OutputComparison] = []
-    proof = written.proof
+    traced, proof = file.written.draw.sizes, file.written.proof
     for number, draw in enumerate((*proof.draws, *proof.far_draws), start=3):
-        found = _compared_or_reason(written, draw, rounding, run_file)
+        found = _compared_or_reason(file, draw)
         if not isinstance(found, str):
             comparisons += (replace(item, draw=number) for item in found)
             continue
-        error = _frozen_axis_error(draw, written, advice, found)
+        error = _frozen_axis_error(draw, file.written, advice, found)
         if found.startswith("Output "):
             error.inputs = draw.inputs
         is_far = number >= 3 + len(proof.draws)
-        if is_far and sum(size != written.draw.sizes[name] for name, size in draw.sizes.items()) == 1:
+        if is_far and sum(size != traced[name] for name, size in draw.sizes.items()) == 1:
 
             def holds(sizes: Sizes) -> bool:
                 tried = _run_if_accepted(run, sizes)
                 # What PyTorch refuses, nobody runs.
-                return tried is None or not isinstance(_compared_or_reason(written, tried, rounding, run_file), str)
+                return tried is None or not isinstance(_compared_or_reason(file, tried), str)
 
-            error.most = _largest_that_holds(written, draw, holds)
+            error.most = _largest_that_holds(file.written, draw, holds)
         raise error
     return tuple(comparisons)
 
@@ -515,18 +512,15 @@ def _largest_that_holds(written: WrittenGraph, failed: Draw, holds: Callable[[Si
     return {name: low * step}
 
 
-def _compared_or_reason(
-    written: WrittenGraph, draw: Draw, rounding: Rounding, run_file: Callable[[Draw], Arrays]
-) -> Sequence[OutputComparison] | str:
+def _compared_or_reason(file: WrittenFile, draw: Draw) -> Sequence[OutputComparison] | str:
     """Compare the file with PyTorch's answer to a draw; in words, how it fails or differs."""
-    if _output_ranks(draw) != _output_ranks(written.draw):
+    if _output_ranks(draw) != _output_ranks(file.written.draw):
         return f"PyTorch returns different outputs: {_output_words(draw)}."
     try:
-        output = run_file(draw)
+        comparisons = file.compare(draw)
     except StageError as error:
-        reason = _unoptimized_reason(written.path, draw) or error.message
-        return _PLACE_IN_SOURCE.sub("", reason.replace(str(written.path), "the file"))
-    comparisons = compare_outputs([draw.reference], [output], rounding=rounding).comparisons
+        reason = _unoptimized_reason(file.written.path, draw) or error.message
+        return _PLACE_IN_SOURCE.sub("", reason.replace(str(file.written.path), "the file"))
     for item in comparisons:
         if not item.is_equal:
             return f"Output {item.name!r}: {item.problem or f'relative difference {item.relative_diff:.1e}'}."

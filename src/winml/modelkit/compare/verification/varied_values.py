@@ -4,27 +4,38 @@ A trace turns a value that Python reads (``range(int(n))``, ``if flag``) into a 
 draws find by luck only. So numbers, flags and rows of integers get neighbouring values. Where Python read values,
 numbers get values far away, too, and floats both signs. What PyTorch itself refuses proves nothing and is told. Does
 not know how a graph is captured.
+
+Random floats reach 4 or so. An operator whose ONNX form is right there only, such as the logarithm of a sigmoid, is
+found by one more sample of floats far from 0, where it may overflow or lose its digits, if the graph has such
+operators. What PyTorch itself answers with NaN or infinity is not compared, nor is a model that makes integers of its
+floats, which may be sizes.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import onnx_ir as ir
 import torch
 
-from winml.modelkit.arrays import Arrays
-from winml.modelkit.compare.outputs import CheckedValue, Rounding, compare_outputs
-from winml.modelkit.compare.verification.reference_run import PreparedPart, run_reference, with_values
+from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.compare.outputs import ROUNDING_FACTOR, TEXT_KINDS, CheckedValue, OutputComparison, compare_outputs
+from winml.modelkit.compare.verification.file_run import WrittenFile
+from winml.modelkit.compare.verification.input_draws import InputDraws
+from winml.modelkit.compare.verification.reference_run import PreparedPart, run_in_float64, run_reference, with_values
+from winml.modelkit.compare.verification.stable_draws import is_decided_by_rounding, is_decided_by_ties
 from winml.modelkit.compare.verification.value_reads import ValueReads, read_inputs
 from winml.modelkit.compare.verification.varied_sizes import Draw, WrittenGraph, axes_of, run_draw
-from winml.modelkit.errors import ExportError, VerificationError, first_line
+from winml.modelkit.errors import ExportError, StageError, VerificationError, first_line
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.onnx.assumptions import Assumption, branch_taken, size_taken, values_taken
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.feeds import FeedRules, holds_lengths, is_mask
+from winml.modelkit.tags.tagging import read_tag
 
 
 def settled_assumptions(written: WrittenGraph, reads: ValueReads) -> tuple[Assumption, ...]:
@@ -75,6 +86,19 @@ _DISPLAYED_REFUSED = 2
 """Values told that PyTorch refuses for one and the same reason."""
 _LARGE_FACTOR = 100
 """Chosen: random floats reach 4 or so, what a forward compares them with may be 50."""
+_FAR_FACTORS = (10.0, 100.0)
+"""Chosen: a random value becomes 20 or so, where a float32 beside 1.0 is lost, up to a few hundred, whose exponential
+overflows."""
+_FAR_DTYPES = (torch.float32, torch.float64)
+"""Types that hold what is computed of such values; those of 16 bits overflow on either side."""
+_SENSITIVE = frozenset(
+    {
+        "Acosh", "Asinh", "Atanh", "Cosh", "Exp", "Floor", "Log", "LogSoftmax", "Mod", "ReduceLogSum",
+        "ReduceLogSumExp", "ReduceProd", "Round", "Sinh", "Softplus",
+    }
+)  # fmt: skip
+"""Chosen: operators that overflow, cancel or jump far from 0. A graph of others is as right there as near 0: no run is
+spent on it."""
 _ZEROS, _ONES, _EQUAL = "only zeros", "only ones", "equal values"
 _DECIDING: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "no negative values": torch.abs,
@@ -181,15 +205,15 @@ def _torch_output_at(prepared: PreparedPart, traced: Draw, changed: Tensors) -> 
         reference = run_reference(prepared, tensors)
     except ExportError as error:
         return f"{type(error.__cause__).__name__}: {first_line(error.__cause__ or error)}"[:120]
-    if not _are_finite(reference) and _are_finite(traced.reference):
+    if not _are_finite(reference.values()) and _are_finite(traced.reference.values()):
         return "it returns NaN or infinity"
     if any(value.size == 0 for value in reference.values()):
         return "it returns an empty tensor"
     return Draw(tensors, reference, traced.sizes)
 
 
-def _are_finite(outputs: Arrays) -> bool:
-    return all(bool(np.isfinite(value).all()) for value in outputs.values())
+def _are_finite(arrays: Iterable[Array]) -> bool:
+    return all(bool(np.isfinite(value).all()) for value in arrays if value.dtype.kind not in TEXT_KINDS)
 
 
 def _other_values(
@@ -309,41 +333,40 @@ def _inside(values: torch.Tensor, spec: InputTensorSpec) -> torch.Tensor:
     return values if spec.value_range is None else values.clamp(*spec.value_range)
 
 
-def refuse_frozen_values(
-    written: WrittenGraph,
-    values: VariedValues,
-    run_file: Callable[[Draw], Arrays],
-    rounding: Rounding,
-    is_rounding: Callable[[Varied, Collection[str]], bool],
-) -> tuple[Varied, ...]:
-    """Compare the written file with what PyTorch answers at other values.
-
-    Args:
-        written: The file, and what was traced.
-        values: What PyTorch answers.
-        run_file: Runs the file; raises VerificationError where it cannot.
-        rounding: Rounding errors to accept.
-        is_rounding: Says whether rounding alone decides these outputs at other values; asked where they differ.
+def compare_at_varied_values(file: WrittenFile, values: VariedValues) -> tuple[Varied, ...]:
+    """Compare the written file with what PyTorch answered at other values.
 
     Returns:
-        What was compared.
+        Other values of single inputs that were compared.
 
     Raises:
-        VerificationError: the file does not follow: names the inputs, the values and lines that read values.
+        VerificationError: the file does not follow: names the inputs, the values and lines that read values. Or an
+            input whose value Python reads is not read by the graph.
     """
     compared = []
     for varied in values.varied:
-        difference = _difference(varied.draw, run_file, rounding)
+        difference = _difference(file, varied.draw)
         if difference is not None and difference.is_nan and _hides_rows(varied):
             # Of a row that is all hidden a softmax makes NaN, and PyTorch's own kernels zeros.
             continue
         if difference is None:
             compared.append(varied)
-        elif not difference.outputs or not is_rounding(varied, difference.outputs):
-            error = _frozen_error(varied, written, difference.words)
+        elif not difference.outputs or not _is_rounding(file, varied, difference.outputs):
+            error = _frozen_error(varied, file.written, difference.words)
             error.inputs = varied.draw.inputs if difference.outputs else None
             raise error
+    if values.far is not None:
+        _refuse_wrong_far_values(file, values.far)
+    _refuse_unread_values(file.written, values)
     return tuple(compared)
+
+
+def _is_rounding(file: WrittenFile, varied: Varied, outputs: Collection[str]) -> bool:
+    """Return True if rounding, or the order of equal values, decides these outputs at other values."""
+    if is_decided_by_rounding(file.prepared, varied.draw, outputs, file.rounding):
+        return True
+    traced = file.written.draw
+    return varied.are_ties and is_decided_by_ties(file.prepared, varied.draw, traced, outputs, file.run(varied.draw))
 
 
 @dataclass(frozen=True)
@@ -357,14 +380,14 @@ class _Difference:
     """Whether the file answers NaN where PyTorch has none."""
 
 
-def _difference(draw: Draw, run_file: Callable[[Draw], Arrays], rounding: Rounding) -> _Difference | None:
+def _difference(file: WrittenFile, draw: Draw) -> _Difference | None:
     try:
-        output = run_file(draw)
+        output = file.run(draw)
     except VerificationError as error:
         return _Difference(f"the file fails where PyTorch succeeds: {error.message}")
     if set(output) != set(draw.reference):
         return _Difference(f"PyTorch returns different outputs ({', '.join(draw.reference)})")
-    comparisons = compare_outputs([draw.reference], [output], rounding=rounding).comparisons
+    comparisons = compare_outputs([draw.reference], [output], rounding=file.rounding).comparisons
     unequal = [item for item in comparisons if not item.is_equal]
     if not unequal:
         return None
@@ -388,7 +411,7 @@ def _hides_rows(varied: Varied) -> bool:
     )
 
 
-def refuse_unread_values(written: WrittenGraph, values: VariedValues) -> None:
+def _refuse_unread_values(written: WrittenGraph, values: VariedValues) -> None:
     """Refuse a file that has no use for an input whose value Python reads, and of which PyTorch takes other values.
 
     That the answers are equal wherever they were compared says nothing of the values beyond.
@@ -479,28 +502,182 @@ def _differ(traced: torch.Tensor, other: torch.Tensor) -> bool:
     return bool((traced != traced.flatten()[0]).any() or (other != traced.flatten()[0]).any())
 
 
-def deciding_inputs(
-    prepared: PreparedPart, traced: Draw, other: Draw, run_file: Callable[[Draw], Arrays], rounding: Rounding
-) -> list[str]:
+def deciding_inputs(file: WrittenFile, other: Draw) -> list[str]:
     """Return the inputs that alone, with the values of another draw, make the file differ from PyTorch.
 
     Args:
-        prepared: The part.
-        traced: A draw on which both agree.
-        other: One of the same shapes on which they do not.
-        run_file: Runs the file.
-        rounding: Rounding errors to accept.
+        file: A file that agrees with PyTorch on the traced draw.
+        other: A draw of the same shapes on which it does not.
     """
+    traced = file.written.draw
     names = [name for name, values in traced.inputs.items() if _differ(values, other.inputs[name])]
     if len(names) < 2:
         return names
     deciding = []
-    with with_values(prepared) as weighted:
+    with with_values(file.prepared) as weighted:
         for name in names:
             try:
                 draw = run_draw(weighted, replace(traced, inputs={**traced.inputs, name: other.inputs[name]}))
             except ExportError:
                 continue
-            if _difference(draw, run_file, rounding):
+            if _difference(file, draw):
                 deciding.append(name)
     return deciding
+
+
+def run_at_far_values(prepared: PreparedPart, written: WrittenGraph, inputs: InputDraws) -> Varied | None:
+    """Run PyTorch on floats 10 to 100 times those of the smallest sample.
+
+    Args:
+        prepared: The part, with values.
+        written: The file, and what was traced.
+        inputs: What was learned of the values that the part takes.
+
+    Returns:
+        The sample and the outputs of PyTorch; `None` if no input can be larger, the graph has no operator that is
+        sensitive to it, or PyTorch has no finite output.
+    """
+    smallest = min(
+        (written.draw, *written.proof.draws), key=lambda draw: sum(value.numel() for value in draw.inputs.values())
+    )
+    as_traced = inputs.learned.kept | inputs.learned.as_traced
+    generator = torch.Generator().manual_seed(inputs.seed)
+    far = {}
+    for spec in prepared.part.inputs:
+        values = smallest.inputs[spec.name]
+        # A cache holds what the model computed.
+        is_free = spec.cache is None and spec.name not in as_traced
+        if is_free and values.dtype in _FAR_DTYPES and values.device.type == "cpu":
+            enlarged = _enlarged(values, spec, generator)
+            if not torch.equal(enlarged, values):
+                far[spec.name] = enlarged
+    if not far or not _is_sensitive(written.model, far):
+        return None
+    tensors = {**smallest.inputs, **far}
+    try:
+        reference = run_reference(prepared, tensors)
+    except ExportError:
+        return None
+    if not any(np.isfinite(value).any() for value in reference.values() if value.dtype.kind == "f"):
+        return None
+    return Varied(tuple(far), "large values", Draw(tensors, reference, smallest.sizes))
+
+
+def _enlarged(values: torch.Tensor, spec: InputTensorSpec, generator: torch.Generator) -> torch.Tensor:
+    low, high = map(math.log, _FAR_FACTORS)
+    factors = torch.exp(low + (high - low) * torch.rand(values.shape, generator=generator))
+    enlarged = values * factors.to(values.dtype)
+    return enlarged if spec.value_range is None else enlarged.clamp(*spec.value_range)
+
+
+def _is_sensitive(model: ir.Model, names: Collection[str]) -> bool:
+    """Return True if an operator that overflows or cancels reads values of these inputs, and no float is cast to an
+    integer.
+    """
+    reached = {value for value in model.graph.inputs if value.name in names}
+    found = False
+    for node in model.graph.all_nodes():
+        if node.op_type in ("Shape", "Size") or reached.isdisjoint(node.inputs):
+            continue
+        is_cast = node.op_type == "Cast" and _is_float(node.inputs[0])
+        if is_cast and ir.DataType(node.attributes["to"].as_int()).is_integer():
+            return False
+        found = found or node.op_type in _SENSITIVE
+        reached.update(node.outputs)
+    return found
+
+
+def _is_float(value: ir.Value | None) -> bool:
+    return value is None or value.dtype is None or value.dtype.is_floating_point()
+
+
+def _refuse_wrong_far_values(file: WrittenFile, far: Varied) -> None:
+    """Compare the written file with PyTorch at far values.
+
+    Raises:
+        VerificationError: an output differs; names the operator if one returns NaN or infinity.
+    """
+    answers = file.run(far.draw)
+    if answers.keys() != far.draw.reference.keys():
+        return
+    expected, actual = _where_finite(far.draw.reference, answers)
+    comparisons = compare_outputs([expected], [actual], rounding=file.rounding).comparisons
+    wrong = [item for item in comparisons if _is_wrong(item)]
+    names = [item.name for item in wrong]
+    if wrong and not (_is_rounded_in_pytorch(file, far.draw, names) or _is_rounding(file, far, names)):
+        raise _far_error(file.written, far, wrong)
+
+
+def _is_rounded_in_pytorch(file: WrittenFile, draw: Draw, outputs: Collection[str]) -> bool:
+    """Return True if PyTorch in float64 answers a sample otherwise than in float32, beyond the tolerance.
+
+    Then its float32 is no reference: `1 - sigmoid(20)` is all rounding.
+    """
+    with with_values(file.prepared) as weighted:
+        precise = run_in_float64(weighted, draw.inputs)
+    if precise is None:
+        return False
+    narrowed = {name: precise[name].astype(value.dtype) for name, value in draw.reference.items()}
+    comparisons = compare_outputs([draw.reference], [narrowed], rounding=file.rounding).comparisons
+    return {*outputs} <= {item.name for item in comparisons if not item.is_equal}
+
+
+def _where_finite(reference: Arrays, answers: Arrays) -> tuple[Arrays, Arrays]:
+    """Return both sides with 0 wherever the reference is NaN or infinite."""
+    expected, actual = dict(reference), dict(answers)
+    for name, value in reference.items():
+        if value.dtype.kind == "f" and value.shape == answers[name].shape and not np.isfinite(value).all():
+            expected[name], actual[name] = (np.where(np.isfinite(value), side, 0) for side in (value, answers[name]))
+    return expected, actual
+
+
+def _is_wrong(item: OutputComparison) -> bool:
+    # Of values far apart, more is lost to rounding than of those near each other.
+    return not item.is_equal and (bool(item.problem) or item.relative_diff > ROUNDING_FACTOR * item.threshold)
+
+
+def _far_error(written: WrittenGraph, far: Varied, wrong: Sequence[OutputComparison]) -> VerificationError:
+    worst = max(wrong, key=lambda item: (bool(item.problem), item.relative_diff))
+    difference = worst.problem or f"relative difference {worst.relative_diff:.1e}, tolerance {worst.threshold:.0e}"
+    low, high = _range_of([far.draw.inputs[name] for name in far.names])
+    near_low, near_high = _range_of([written.draw.inputs[name] for name in far.names])
+    operator = _first_infinite(written, far.draw)
+    return VerificationError(
+        f"the file differs from PyTorch for large values only: with {far.inputs_words} from {low:.3g} to {high:.3g}, "
+        f"output {worst.name!r}: {difference}{operator}",
+        hint=f"From {near_low:.3g} to {near_high:.3g} the outputs are equal. Compute it in a form that does not "
+        "overflow (logsigmoid in place of log(sigmoid), logaddexp, log_softmax), or declare the range of the inputs: "
+        "value_range in --input-specs (input_tensors in Python). --no-verify writes the file anyway.",
+        is_graph_wrong=True,
+        inputs=far.draw.inputs,
+    )
+
+
+def _range_of(tensors: Sequence[torch.Tensor]) -> tuple[float, float]:
+    return min(float(value.min()) for value in tensors), max(float(value.max()) for value in tensors)
+
+
+def _first_infinite(written: WrittenGraph, draw: Draw) -> str:
+    """Return the first operator that makes NaN or infinity of finite inputs, with their range; ``""`` if none does."""
+    from winml.modelkit.ort.graph_sessions import session_of_graph
+
+    tapped = written.model.clone()
+    nodes = [node for node in tapped.graph if node.outputs and node.outputs[0].name]
+    tapped.graph.outputs[:] = list(dict.fromkeys(value for node in nodes for value in node.outputs if value.name))
+    try:
+        values = {**draw.arrays, **session_of_graph(tapped, written.path).run(draw.arrays)}
+    except StageError:
+        return ""
+    for node in nodes:
+        read = [values[value.name] for value in node.inputs if value is not None and value.name in values]
+        made = [values[value.name] for value in node.outputs if value.name in values]
+        if _are_finite(read) and not _are_finite(made):
+            tag, ends = read_tag(node), [end for value in read for end in _ends(value)]
+            module = f" of module {tag.module}" if tag is not None and tag.module else ""
+            range_words = f", of values from {min(ends):.3g} to {max(ends):.3g}" if ends else ""
+            return f"; the first NaN or infinity is that of {node.op_type}{module} (node {node.name}){range_words}"
+    return ""
+
+
+def _ends(value: Array) -> tuple[float, ...]:
+    return (float(value.min()), float(value.max())) if value.dtype.kind == "f" and value.size else ()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import islice
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import numpy as np
 import onnx
 import onnx.shape_inference
 import torch
@@ -18,57 +16,35 @@ from torch import nn
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, measure_fidelity
 from winml.modelkit.compare.files import refuse_below_minimum_sqnr
-from winml.modelkit.compare.outputs import Rounding, VerificationInfo, compare_outputs, constant_outputs
-from winml.modelkit.compare.verification.failure_explanation import refuse_outputs_by_value
-from winml.modelkit.compare.verification.far_values import (
-    is_rounded_in_pytorch,
-    refuse_wrong_far_values,
-    run_at_far_values,
-)
-from winml.modelkit.compare.verification.float32_sides import comparable_graph, in_float32
+from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs, constant_outputs
+from winml.modelkit.compare.verification.file_run import WrittenFile
 from winml.modelkit.compare.verification.generated_text import GeneratedText, generate_reference, generates_alone
 from winml.modelkit.compare.verification.generation import compare_generation
 from winml.modelkit.compare.verification.input_draws import InputDraws, holds_nan
-from winml.modelkit.compare.verification.reference_run import PreparedPart, dtypes_inside, with_values
-from winml.modelkit.compare.verification.single_rows import feeds_by_rows, joined_rows, takes_single_rows
-from winml.modelkit.compare.verification.stable_draws import (
-    compare_stable_draws,
-    has_uncertain_scores,
-    is_decided_by_rounding,
-    is_decided_by_ties,
-    rankings,
-)
+from winml.modelkit.compare.verification.reference_run import PreparedPart, with_values
+from winml.modelkit.compare.verification.stable_draws import compare_stable_draws, has_uncertain_scores
 from winml.modelkit.compare.verification.varied_sizes import Draw, WrittenGraph, compare_at_varied_sizes, run_draw
 from winml.modelkit.compare.verification.varied_values import (
-    Varied,
     VariedValues,
     checked_values,
+    compare_at_varied_values,
     deciding_inputs,
     places_words,
-    refuse_frozen_values,
-    refuse_unread_values,
+    run_at_far_values,
     run_at_varied_values,
     settled_assumptions,
 )
 from winml.modelkit.compare.words import difference_words
-from winml.modelkit.errors import ExportError, StageError, VerificationError
+from winml.modelkit.errors import ExportError, VerificationError
+from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.tensors import to_torch
 from winml.modelkit.onnx.assumptions import constant_output
 from winml.modelkit.onnx.bfloat16 import computes_in_bfloat16
 from winml.modelkit.onnx.files.reading import read_structure
-from winml.modelkit.onnx.operators import probability_outputs
-
-if TYPE_CHECKING:
-    from winml.modelkit.ort.sessions import Session
 
 PIECE_BYTES = 1 << 28
 """Weights of a piece, those of bfloat16 as float32. Chosen: half of what the libraries take, so that the peak remains
 below 1.5 GB unless one weight is larger."""
-
-_BFLOAT16 = "bfloat16"
-"""What float32 outputs are computed in if constants of the graph were rounded to bfloat16, as PyTorch in float32 rounds
-none. Measured on Llamas with random weights: 5e-4 with 12 layers, 9e-3 with 32, by a scale of attention that is off by
-1e-4."""
 
 
 def verify_written_file(
@@ -92,11 +68,11 @@ def verify_written_file(
 
         prepared = with_streaming_loader(prepared)
     if not computes_in_bfloat16(written.model):
-        return _verify(written, prepared, inputs, advice, (), is_streamed=is_streamed)
+        return _verify(written, prepared, inputs, advice, is_streamed=is_streamed)
     _refuse_mixed_types(written.path)
-    with in_float32(written, prepared, inputs) as (written, prepared, inputs):
+    with _in_float32(written, prepared, inputs) as (written, prepared, inputs):
         try:
-            verification = _verify(written, prepared, inputs, advice, (_BFLOAT16,), is_streamed=is_streamed)
+            verification = _verify(written, prepared, inputs, advice, is_streamed=is_streamed)
         except VerificationError as error:
             # Module by module the file is not run in float32.
             error.inputs = None
@@ -123,27 +99,19 @@ def _refuse_mixed_types(path: Path) -> None:
 
 
 def _verify(
-    written: WrittenGraph,
-    prepared: PreparedPart,
-    inputs: InputDraws,
-    advice: str,
-    computed_in: Sequence[str],
-    *,
-    is_streamed: bool,
+    written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws, advice: str, *, is_streamed: bool
 ) -> VerificationInfo:
-    outputs_of = _with_streamed_outputs if is_streamed else _with_reference_outputs
-    written, second, values, text = outputs_of(written, prepared, inputs)
+    written, second, values, text = _with_reference_outputs(written, prepared, inputs, is_streamed=is_streamed)
     written = replace(written, assumed=settled_assumptions(written, values.reads))
-    refuse_outputs_by_value((written.draw, second))
-    dtypes = (*dtypes_inside(prepared.part.module, written.draw.reference), *computed_in)
-    rounding = Rounding(dtypes, lambda: probability_outputs(written.model.graph))
-    file = _File(written, prepared.model)
+    _refuse_outputs_by_value((written.draw, second))
+    file = WrittenFile(written, prepared, piece_bytes=PIECE_BYTES if is_streamed else None)
     if is_streamed:
         file.run_beforehand([written.draw, second, *written.proof.draws, *(item.draw for item in values.varied)])
     else:
-        prepared = file.closed_before_weights(prepared)
+        file.close_before_weights()
+    prepared, rounding = file.prepared, file.rounding
     try:
-        second = _without_nan(prepared, inputs, written.draw, second, file.run)
+        second = _without_nan(file, inputs, second)
         verification = compare_stable_draws(
             prepared,
             (written.draw, second),
@@ -154,24 +122,9 @@ def _verify(
         )
     except VerificationError as error:
         if error.is_graph_wrong:
-            _name_deciding_inputs(error, prepared, written, second, file.run, rounding)
+            _name_deciding_inputs(error, file, second)
         raise
-
-    def is_rounding(varied: Varied, outputs: Collection[str]) -> bool:
-        if is_decided_by_rounding(prepared, varied.draw, outputs, rounding):
-            return True
-        return varied.are_ties and is_decided_by_ties(
-            prepared, varied.draw, written.draw, outputs, file.run(varied.draw)
-        )
-
-    compared = refuse_frozen_values(written, values, file.run, rounding, is_rounding)
-    if values.far is not None:
-
-        def is_rounding_far(varied: Varied, outputs: Collection[str]) -> bool:
-            return is_rounded_in_pytorch(prepared, varied.draw, outputs, rounding) or is_rounding(varied, outputs)
-
-        refuse_wrong_far_values(written, values.far, file.run, rounding, is_rounding_far)
-    refuse_unread_values(written, values)
+    compared = compare_at_varied_values(file, values)
 
     def outputs_at(sizes: Mapping[str, int]) -> Draw:
         with with_values(prepared) as weighted:
@@ -180,26 +133,40 @@ def _verify(
                 lambda tensors: run_draw(weighted, Draw(tensors, {}, sizes)),
             )
 
-    at_other_sizes = compare_at_varied_sizes(written, rounding, file.answer, outputs_at, advice=advice)
-    checked = checked_values(written, (second, *written.proof.draws), values, compared)
+    at_other_sizes = compare_at_varied_sizes(file, outputs_at, advice=advice)
+    # At other sizes, other shapes: an output that follows these alone is compared there.
+    draws = (second, *written.proof.draws)
+    answers = [draw.reference for draw in (written.draw, *draws, *(varied.draw for varied in values.varied))]
+    constant = constant_outputs(answers)
+    checked = checked_values(written, draws, values, compared)
     generation = None
     if text is not None:
         generation = compare_generation(
             prepared.part, text, file.run, rounding, lambda draw: has_uncertain_scores(prepared, draw, rounding)
         )
-    comparisons = (*verification.comparisons, *at_other_sizes)
-    # At other sizes, other shapes: an output that follows these alone is compared there.
-    answers = [draw.reference for draw in (written.draw, second, *written.proof.draws)]
-    constant = constant_outputs([*answers, *(varied.draw.reference for varied in values.varied)])
     return replace(
         verification,
         is_streamed=is_streamed,
-        comparisons=comparisons,
+        comparisons=(*verification.comparisons, *at_other_sizes),
         values=checked,
         generation=generation,
         assumed=(*written.assumed, *map(constant_output, constant)),
         constant=constant,
     )
+
+
+def _refuse_outputs_by_value(draws: Sequence[Draw]) -> None:
+    """Refuse to compare where it depends on the values of the inputs which outputs a model returns.
+
+    Raises:
+        VerificationError: names the outputs of both draws.
+    """
+    first, second = (", ".join(draw.reference) for draw in draws)
+    if first != second:
+        raise VerificationError(
+            f"cannot verify: which outputs the model returns depends on the input values ({first}; then {second})",
+            hint="Return the same outputs for all inputs; a graph has fixed outputs.",
+        )
 
 
 def measure_written_file(
@@ -228,12 +195,12 @@ def measure_written_file(
     is_streamed = prepared.part.with_references is not None
     arrays, about = samples or ((), None)
     judged = _accepted_samples(prepared, arrays, written.draw)
-    answered = (_streamed_draws if is_streamed else _held_draws)(written, prepared, inputs, judged)
+    answered = _draws_with_outputs(written, prepared, inputs, judged, is_streamed=is_streamed)
     count = len(answered) - len(judged)
     draws = answered[:count]
-    refuse_outputs_by_value((draws[0], draws[-1]))
-    file = _File(written, prepared.model)
-    outputs = file.run_in_pieces(answered, piece_bytes) if is_streamed else [file.run(draw) for draw in answered]
+    _refuse_outputs_by_value((draws[0], draws[-1]))
+    file = WrittenFile(written, prepared, piece_bytes=piece_bytes if is_streamed else None)
+    outputs = file.run_all(answered)
 
     def judge(compared: slice, about: QualitySamples | None) -> FidelityInfo:
         references = [draw.reference for draw in answered[compared]]
@@ -280,14 +247,13 @@ def verify_with_adapter(
         VerificationError: they disagree.
     """
     draw = run_draw(weighted, written.draw)
-    outputs = _File(written, weighted.model, adapter).run(draw)
+    file = WrittenFile(written, weighted, adapter=adapter)
+    outputs = file.run(draw)
     if least_sqnr_db is not None:
         fidelity = measure_fidelity([draw.reference], [outputs], least_sqnr_db)
         refuse_below_minimum_sqnr(fidelity, f"the model in PyTorch with adapter {name} merged", draw.inputs)
         return
-    dtypes = dtypes_inside(weighted.part.module, draw.reference)
-    rounding = Rounding(dtypes, lambda: probability_outputs(written.model.graph))
-    verification = compare_outputs([draw.reference], [outputs], rounding=rounding)
+    verification = compare_outputs([draw.reference], [outputs], rounding=file.rounding)
     if not all(item.is_equal for item in verification.comparisons):
         raise VerificationError(
             f"with adapter {name}, the outputs of the file differ from PyTorch's with the adapter merged: "
@@ -311,15 +277,7 @@ def _accepted_samples(prepared: PreparedPart, samples: Sequence[Arrays], traced:
     return draws
 
 
-def _held_draws(
-    written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws, samples: Sequence[Draw]
-) -> list[Draw]:
-    """Return what the model answers to all draws of an export, a new one, and samples, where it has its values."""
-    second = _second_draw(prepared, inputs, written.draw)
-    return [written.draw, *written.proof.draws, second, *(run_draw(prepared, draw) for draw in samples)]
-
-
-def _second_draw(prepared: PreparedPart, inputs: InputDraws, traced: Draw) -> Draw:
+def _second_draw(inputs: InputDraws, traced: Draw, run: Callable[[Draw], Draw]) -> Draw:
     """Return a draw of the traced sizes that the model takes, and its outputs.
 
     If masks hide something in the traced inputs they hide nothing here, and the other way round: many models take
@@ -327,7 +285,7 @@ def _second_draw(prepared: PreparedPart, inputs: InputDraws, traced: Draw) -> Dr
     """
     return inputs.accepted(
         lambda drawing: _draw_second(drawing, traced),
-        lambda tensors: run_draw(prepared, Draw(tensors, {}, traced.sizes)),
+        lambda tensors: run(Draw(tensors, {}, traced.sizes)),
     )
 
 
@@ -335,90 +293,87 @@ def _draw_second(drawing: InputDraws, traced: Draw) -> Mapping[str, torch.Tensor
     return drawing.draw(2, with_padding=not drawing.hides(traced.inputs))
 
 
-def _streamed_draws(
-    written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws, samples: Sequence[Draw]
+def _draws_with_outputs(
+    written: WrittenGraph,
+    prepared: PreparedPart,
+    inputs: InputDraws,
+    samples: Sequence[Draw] = (),
+    *,
+    is_streamed: bool,
 ) -> list[Draw]:
-    """Return the same, where its parameters have no values."""
+    """Return the traced draw, those at other sizes, a second draw and samples, with what PyTorch answers to them."""
     traced = written.draw
     # Without values the model shows whether it takes the inputs, though not whether it answers with numbers.
-    second = _second_draw(prepared, inputs, traced)
+    second = _second_draw(inputs, traced, partial(run_draw, prepared))
+    if not is_streamed:
+        return [traced, *written.proof.draws, second, *(run_draw(prepared, draw) for draw in samples)]
     from winml.modelkit.compare.verification.streamed_reference import streamed_outputs  # by need
 
     draws = streamed_outputs(prepared, [traced, *written.proof.draws, second, *samples])
     place = len(written.proof.draws) + 1
     if holds_nan(draws[place].reference):
-        draws[place] = inputs.accepted(
-            lambda drawing: _draw_second(drawing, traced),
-            lambda tensors: streamed_outputs(prepared, [Draw(tensors, {}, traced.sizes)])[0],
-        )
+        draws[place] = _second_draw(inputs, traced, lambda draw: streamed_outputs(prepared, [draw])[0])
     return draws
 
 
 def _with_reference_outputs(
-    written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws
+    written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws, *, is_streamed: bool
 ) -> tuple[WrittenGraph, Draw, VariedValues, GeneratedText | None]:
     """Return the file with PyTorch's answer to every draw, a second draw at the traced sizes, other values and a text.
 
     The weights of a model that was traced without them are in memory only here, so that ONNX Runtime finds it free.
+    Where they are streamed, each weight is read once for all draws. Other values of single inputs are tried then where
+    Python read values, and no text is generated: each token would read all weights again.
     """
-    with with_values(prepared) as weighted:
-        if weighted is not prepared:
-            draws = tuple(run_draw(weighted, draw) for draw in written.proof.draws)
-            far_draws = tuple(run_draw(weighted, draw) for draw in written.proof.far_draws)
-            draw = run_draw(weighted, written.draw)
-            written = replace(written, draw=draw, proof=replace(written.proof, draws=draws, far_draws=far_draws))
-        second = _second_draw(weighted, inputs, written.draw)
-        values = run_at_varied_values(
-            weighted, written.draw, inputs.learned.rules, reads_values=bool(written.choices), reads=written.reads
-        )
-        if not written.choices and not computes_in_bfloat16(written.model):
+    proof, values = written.proof, VariedValues()
+    text: GeneratedText | None = None
+    with ExitStack() as stack:
+        weighted = prepared if is_streamed else stack.enter_context(with_values(prepared))
+        if is_streamed:
+            # A draw far from the traced sizes costs as much as all others together.
+            proof = replace(proof, far_draws=())
+        elif weighted is not prepared:
+            draws, far_draws = (
+                [run_draw(weighted, draw) for draw in several] for several in (proof.draws, proof.far_draws)
+            )
+            proof = replace(proof, draws=tuple(draws), far_draws=tuple(far_draws))
+            written = replace(written, draw=run_draw(weighted, written.draw))
+        written = replace(written, proof=proof)
+        traced, *others, second = _draws_with_outputs(written, weighted, inputs, is_streamed=is_streamed)
+        written = replace(written, draw=traced, proof=replace(proof, draws=tuple(others)))
+        reads_values, rules = bool(written.choices), inputs.learned.rules
+        if reads_values or not is_streamed:
+            with with_values(weighted) as computing:
+                values = run_at_varied_values(computing, traced, rules, reads_values=reads_values, reads=written.reads)
+        if not is_streamed and not reads_values and not computes_in_bfloat16(written.model):
             values = replace(values, far=run_at_far_values(weighted, written, inputs))
-        text = None
         if generates_alone(prepared.part):
-            generated = generate_reference(weighted, inputs.seed)
-            if isinstance(generated, str):
-                inputs.notes.append(f"Text generation was not compared: {generated}.")
-            else:
-                text = generated
-    return written, _telling_draw(written.draw, second, values), values, text
+            text = _generated_text(weighted, inputs, is_streamed=is_streamed)
+    return written, _telling_draw(traced, second, values), values, text
 
 
-def _with_streamed_outputs(
-    written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws
-) -> tuple[WrittenGraph, Draw, VariedValues, None]:
-    """Return the same where each weight is read once for all draws; no text, since each token reads all weights again.
-
-    Other values of single inputs are tried where Python read values.
-    """
-    traced, *draws, second = _streamed_draws(written, prepared, inputs, ())
-    # A draw far from the traced sizes costs as much as all others together.
-    written = replace(written, draw=traced, proof=replace(written.proof, draws=tuple(draws), far_draws=()))
-    values = VariedValues()
-    if written.choices:
-        with with_values(prepared) as streamed:
-            values = run_at_varied_values(streamed, traced, inputs.learned.rules, reads_values=True)
-    if generates_alone(prepared.part):
-        inputs.notes.append("Text generation was not compared: the weights are read piece by piece.")
-    return written, _telling_draw(traced, second, values), values, None
+def _generated_text(prepared: PreparedPart, inputs: InputDraws, *, is_streamed: bool) -> GeneratedText | None:
+    text: GeneratedText | str = "the weights are read piece by piece"
+    if not is_streamed:
+        text = generate_reference(prepared, inputs.seed)
+    if isinstance(text, str):
+        inputs.notes.append(f"Text generation was not compared: {text}.")
+        return None
+    return text
 
 
-def _without_nan(
-    prepared: PreparedPart,
-    inputs: InputDraws,
-    traced: Draw,
-    second: Draw,
-    run_file: Callable[[Draw], Arrays],
-) -> Draw:
+def _without_nan(file: WrittenFile, inputs: InputDraws, second: Draw) -> Draw:
     """Return the second draw, with other masks where the file alone answers NaN to it: they may hide whole rows."""
-    if holds_nan(second.reference) or not holds_nan(run_file(second)):
+    if holds_nan(second.reference) or not holds_nan(file.run(second)):
         return second
+    traced = file.written.draw
     for tensors, learn in inputs.other_masks(lambda drawing: _draw_second(drawing, traced)):
         try:
-            with with_values(prepared) as weighted:
+            with with_values(file.prepared) as weighted:
                 draw = run_draw(weighted, Draw(tensors, {}, traced.sizes))
         except ExportError:
             continue
-        if not holds_nan(draw.reference) and not holds_nan(run_file(draw)):
+        if not holds_nan(draw.reference) and not holds_nan(file.run(draw)):
             learn()
             return draw
     return second
@@ -435,158 +390,91 @@ def _telling_draw(traced: Draw, second: Draw, values: VariedValues) -> Draw:
     return next(filter(tells, (second, *(varied.draw for varied in values.varied))), second)
 
 
-def _name_deciding_inputs(
-    error: VerificationError,
-    prepared: PreparedPart,
-    written: WrittenGraph,
-    second: Draw,
-    run_file: Callable[[Draw], Arrays],
-    rounding: Rounding,
-) -> None:
+def _name_deciding_inputs(error: VerificationError, file: WrittenFile, second: Draw) -> None:
     """Add to an error which inputs the answers go apart by, and which lines read values, as far as that is known."""
-    traced = written.draw
-    if compare_outputs([traced.reference], [run_file(traced)], rounding=rounding).worst.is_equal:
-        names = deciding_inputs(prepared, traced, second, run_file, rounding)
+    written = file.written
+    comparisons = compare_outputs([written.draw.reference], [file.run(written.draw)], rounding=file.rounding)
+    if comparisons.worst.is_equal:
+        names = deciding_inputs(file, second)
         error.message += f"; caused by the values of {' and '.join(names)}" if names else ""
     error.message += f"; {places_words(written.choices)}" if written.choices else ""
 
 
-class _File:
-    """A file in ONNX Runtime, opened when it is first run."""
+@contextmanager
+def _in_float32(
+    written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws
+) -> Iterator[tuple[WrittenGraph, PreparedPart, InputDraws]]:
+    """Yield a file, its part and its inputs such that PyTorch computes in float32, for the time of the block.
 
-    def __init__(self, written: WrittenGraph, model: nn.Module, adapter: Path | None = None) -> None:
-        self._path, self._model, self._adapter = written.path, model, adapter
-        self._has_single_rows = takes_single_rows(written.model)
-        self._is_widened = adapter is None and computes_in_bfloat16(written.model)
-        self._session: Session | None = None
-        self._known: dict[int, tuple[Draw, Arrays]] = {}
-        self._is_in_pieces = False
-        self._weighted: Callable[[], AbstractContextManager[PreparedPart]] | None = None
+    Args:
+        written: A file that computes in bfloat16, and what was traced.
+        prepared: The part it was made from; its model is changed in place and restored at the end.
+        inputs: Further inputs.
+    """
+    with _float32_model(prepared.model):
+        part = PreparedPart(_float32_part(prepared.part), prepared.forward)
 
-    def closed_before_weights(self, prepared: PreparedPart) -> PreparedPart:
-        """Return the part such that its weights are loaded only after the file is closed: one of both is in memory."""
-        self._weighted = lambda: with_values(prepared)
-        load = prepared.part.with_weights
-        if load is None:
-            return prepared
+        def widened(draw: Draw) -> Draw:
+            draw = replace(draw, inputs=_float32_tensors(draw.inputs))
+            # Without values, what PyTorch answers is computed later.
+            return draw if part.part.stored is not None else run_draw(part, draw)
 
-        def load_alone() -> nn.Module:
-            self._session = None
-            return load()
-
-        return replace(prepared, part=replace(prepared.part, with_weights=load_alone))
-
-    def answer(self, draw: Draw) -> Arrays:
-        """Return the answers of the file to the inputs of a draw.
-
-        Raises:
-            StageError: ONNX Runtime cannot run it.
-        """
-        if (known := self._known.get(id(draw))) is not None:
-            return known[1]
-        if self._is_in_pieces:
-            return self._as_ranked(draw, self._answers_in_pieces([draw], PIECE_BYTES)[0])
-        return self._answer_whole(draw)
-
-    def _answer_whole(self, draw: Draw) -> Arrays:
-        from winml.modelkit.ort.graph_sessions import session_of_graph
-        from winml.modelkit.ort.sessions import Session
-
-        if self._session is None and self._is_widened:
-            self._session = session_of_graph(comparable_graph(self._path), self._path)
-        elif self._session is None:
-            self._session = Session(self._path, adapter=self._adapter)
-        return self._as_ranked(draw, joined_rows([self._session.run(feeds) for feeds in self._feeds(draw)]))
-
-    def _as_ranked(self, draw: Draw, answers: Arrays) -> Arrays:
-        """Return answers with PyTorch's places of ranked values where theirs lead to equal values, in another order."""
-        differing = [
-            name
-            for name, expected in draw.reference.items()
-            if expected.dtype.kind in "iu" and expected.shape == answers[name].shape
-            if not np.array_equal(expected, answers[name])
-        ]
-        if not differing or self._weighted is None:
-            return answers
-        with self._weighted() as weighted:
-            found = rankings(weighted, draw.inputs)
-        return {
-            name: draw.reference[name]
-            if name in differing and any(item.leads_alike(draw.reference[name], value) for item in found)
-            else value
-            for name, value in answers.items()
-        }
-
-    def run(self, draw: Draw) -> Arrays:
-        """Return the same.
-
-        Raises:
-            VerificationError: ONNX Runtime cannot run it.
-        """
-        with self._failures_as_unverified():
-            return self.answer(draw)
-
-    def run_beforehand(self, draws: Sequence[Draw]) -> None:
-        """Run several draws in pieces, each piece once for all; further ones are run in pieces when they come."""
-        self._is_in_pieces = True
-        try:
-            outputs = self.run_in_pieces(draws, PIECE_BYTES)
-        except VerificationError:
-            # Run one by one, the draw that fails is known.
-            return
-        self._known = {
-            id(draw): (draw, self._as_ranked(draw, output)) for draw, output in zip(draws, outputs, strict=True)
-        }
-
-    def run_in_pieces(self, draws: Sequence[Draw], piece_bytes: int) -> list[Arrays]:
-        """Return the answers to several draws, with no more weights in memory at a time than a piece has.
-
-        Raises:
-            VerificationError: ONNX Runtime cannot run it.
-        """
-        with self._failures_as_unverified():
-            return self._answers_in_pieces(draws, piece_bytes)
-
-    def _answers_in_pieces(self, draws: Sequence[Draw], piece_bytes: int) -> list[Arrays]:
-        from winml.modelkit.compare.verification.file_pieces import FilePieces  # by need
-
-        pieces = FilePieces(self._path, piece_bytes)
-        if not pieces.count:
-            return [self._answer_whole(draw) for draw in draws]
-        fed = [self._feeds(draw) for draw in draws]
-        outputs = iter(pieces.run([feeds for rows in fed for feeds in rows]))
-        return [joined_rows(list(islice(outputs, len(rows)))) for rows in fed]
-
-    def _feeds(self, draw: Draw) -> list[Arrays]:
-        """Return what the file is fed for a draw, one after the other."""
-        return feeds_by_rows(draw.arrays) if self._has_single_rows else [draw.arrays]
-
-    @contextmanager
-    def _failures_as_unverified(self) -> Iterator[None]:
-        try:
-            yield
-        except StageError as error:
-            raise VerificationError(
-                f"cannot verify: {error.message.replace(str(self._path), 'the file')}",
-                hint=f"{_failure_hint(error.message, self._model)}; --no-verify writes the file without comparing.",
-                is_graph_wrong=True,
-            ) from error
-
-
-_MISSING_KERNEL = ("NOT_IMPLEMENTED", "Could not find an implementation", "Type Error", "not implemented")
-"""Specified: how ONNX Runtime words that it has no kernel for an operator of these types."""
-
-
-def _failure_hint(reason: str, model: nn.Module) -> str:
-    """Return what may be wrong where ONNX Runtime fails, and what helps; kernels are named only where it lacks one."""
-    if "Only 4b and 8b quantization is supported" in reason:
-        return "2-bit weights need onnxruntime 1.24 or newer (Python 3.11 or newer)"
-    if not any(words in reason for words in _MISSING_KERNEL):
-        return (
-            "A value or shape is not valid for the node: often a size or value that the trace recorded as a constant. "
-            "Compute it with tensors in that module's forward"
+        proof = written.proof
+        proof = replace(proof, draws=tuple(map(widened, proof.draws)), far_draws=tuple(map(widened, proof.far_draws)))
+        traced = None if inputs.traced is None else _float32_tensors(inputs.traced)
+        yield (
+            replace(written, inputs=part.part.inputs, draw=widened(written.draw), proof=proof),
+            part,
+            replace(inputs, part=part.part, traced=traced),
         )
-    dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
-    if small := " and ".join(sorted(dtypes & {"bfloat16", "float16", "float64"})):
-        return f"The weights are {small}, for which its CPU has few kernels: --dtype fp32 casts them"
-    return "Its CPU has no kernel for this operator with these dtypes"
+
+
+@contextmanager
+def _float32_model(model: nn.Module) -> Iterator[None]:
+    """Cast the bfloat16 parameters and buffers of a model to float32 for the time of the block."""
+    held = [
+        (module, name, value)
+        for module in model.modules()
+        for values in (module.named_parameters, module.named_buffers)
+        for name, value in values(recurse=False, remove_duplicate=False)
+        if value.dtype == torch.bfloat16
+    ]
+    # What is shared is shared still.
+    cast = {id(value): value for _, _, value in held}
+    for key, value in cast.items():
+        widened = value.detach().float()
+        cast[key] = nn.Parameter(widened, requires_grad=False) if isinstance(value, nn.Parameter) else widened
+    try:
+        for module, name, value in held:
+            setattr(module, name, cast[id(value)])
+        yield
+    finally:
+        for module, name, value in held:
+            setattr(module, name, value)
+
+
+def _float32_part(part: ModelPart) -> ModelPart:
+    """Return a part whose bfloat16 inputs, states and loaded weights are float32; see :func:`_float32_model`."""
+    cache = part.cache
+    if cache is not None:
+        cache = replace(cache, states=tuple(replace(state, dtype=_float32_name(state.dtype)) for state in cache.states))
+    return replace(
+        part,
+        inputs=tuple(spec.model_copy(update={"dtype": _float32_name(spec.dtype)}) for spec in part.inputs),
+        example=None if part.example is None else _float32_tensors(part.example),
+        cache=cache,
+        with_weights=_loading_float32(part.with_weights),
+        with_references=_loading_float32(part.with_references),
+    )
+
+
+def _loading_float32(load: Callable[..., nn.Module] | None) -> Callable[..., nn.Module] | None:
+    return None if load is None else partial(load, dtype=torch.float32)
+
+
+def _float32_name(dtype: str) -> str:
+    return "float32" if dtype == "bfloat16" else dtype
+
+
+def _float32_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value.float() if value.dtype == torch.bfloat16 else value for name, value in tensors.items()}

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from graphs import parse
 from weighted_graphs import weight
-from winml.modelkit.compare.verification.file_pieces import FilePieces
+from winml.modelkit.compare.verification.file_run import FilePieces
 from winml.modelkit.onnx.files.graph_reading import load_by_reference
 from winml.modelkit.onnx.files.writing import write_model
 from winml.modelkit.ort.sessions import Session

@@ -1,0 +1,306 @@
+"""Runs a written file in ONNX Runtime beside PyTorch: whole, or piece by piece.
+
+A piece is a run of nodes in the order of the file; values that later pieces read are kept. Memory holds the weights of
+one piece at a time. ONNX Runtime opens each piece as it opens any file: optimized, with the weight layout of its
+kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+from torch import nn
+
+from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.compare.outputs import OutputComparison, Rounding, compare_outputs
+from winml.modelkit.compare.verification.reference_run import PreparedPart, dtypes_inside, with_values
+from winml.modelkit.compare.verification.single_rows import feeds_by_rows, joined_rows, takes_single_rows
+from winml.modelkit.compare.verification.stable_draws import rankings
+from winml.modelkit.compare.verification.varied_sizes import Draw, WrittenGraph
+from winml.modelkit.errors import StageError, VerificationError
+from winml.modelkit.onnx.bfloat16 import computes_in_bfloat16, widen_bfloat16
+from winml.modelkit.onnx.cutting import Cut, Cutter, cut_model
+from winml.modelkit.onnx.files.graph_reading import load_by_reference
+from winml.modelkit.onnx.operators import probability_outputs
+from winml.modelkit.progress import counted
+
+if TYPE_CHECKING:
+    from winml.modelkit.ort.sessions import Session
+
+
+_BFLOAT16 = "bfloat16"
+"""What float32 outputs are computed in if constants of the graph were rounded to bfloat16, as PyTorch in float32 rounds
+none. Measured on Llamas with random weights: 5e-4 with 12 layers, 9e-3 with 32, by a scale of attention that is off by
+1e-4."""
+
+
+def comparable_graph(path: Path) -> ir.Model:
+    """Return the graph of a file as it is run for a comparison: in float32 where it computes in bfloat16.
+
+    No weight is read.
+    """
+    model = load_by_reference(path)
+    widen_bfloat16(model)
+    return model
+
+
+class WrittenFile:
+    """A written file in ONNX Runtime, opened when it is first run, and the part in PyTorch that it was made from."""
+
+    def __init__(
+        self,
+        written: WrittenGraph,
+        prepared: PreparedPart,
+        *,
+        adapter: Path | None = None,
+        piece_bytes: int | None = None,
+    ) -> None:
+        """Take a file.
+
+        Args:
+            written: The file, and what was traced.
+            prepared: The part it was made from.
+            adapter: Adapter that is active in every run; None: none.
+            piece_bytes: Weights in memory at a time; None: all of them.
+        """
+        self.written, self.prepared = written, prepared
+        is_bfloat16 = computes_in_bfloat16(written.model)
+        dtypes = (*dtypes_inside(prepared.part.module, written.draw.reference), *([_BFLOAT16] if is_bfloat16 else []))
+        self.rounding = Rounding(dtypes, lambda: probability_outputs(written.model.graph))
+        """Rounding errors to accept."""
+        self._adapter = adapter
+        self._is_widened = adapter is None and is_bfloat16
+        self._piece_bytes = piece_bytes
+        self._has_single_rows = takes_single_rows(written.model)
+        self._session: Session | None = None
+        self._known: dict[int, tuple[Draw, Arrays]] = {}
+        self._accepts_other_ranks = False
+
+    def close_before_weights(self) -> None:
+        """Load the weights of the part only after the file is closed, so that one of both is in memory.
+
+        PyTorch then also tells in which places of ranked values are equal.
+        """
+        self._accepts_other_ranks = True
+        load = self.prepared.part.with_weights
+        if load is None:
+            return
+
+        def load_alone() -> nn.Module:
+            self._session = None
+            return load()
+
+        self.prepared = replace(self.prepared, part=replace(self.prepared.part, with_weights=load_alone))
+
+    def run_beforehand(self, draws: Sequence[Draw]) -> None:
+        """Run several draws, each piece once for all; further ones are run when they come."""
+        try:
+            outputs = self.run_all(draws)
+        except VerificationError:
+            # Run one by one, the draw that fails is known.
+            return
+        self._known = {id(draw): (draw, output) for draw, output in zip(draws, outputs, strict=True)}
+
+    def answer(self, draw: Draw) -> Arrays:
+        """Return the outputs of the file for the inputs of a draw.
+
+        Raises:
+            StageError: ONNX Runtime cannot run it.
+        """
+        known = self._known.get(id(draw))
+        return known[1] if known is not None else self._answers([draw])[0]
+
+    def run(self, draw: Draw) -> Arrays:
+        """Return the same.
+
+        Raises:
+            VerificationError: ONNX Runtime cannot run it.
+        """
+        with self._failures_as_unverified():
+            return self.answer(draw)
+
+    def run_all(self, draws: Sequence[Draw]) -> list[Arrays]:
+        """Return the outputs for several draws, of which each piece of the file is run once.
+
+        Raises:
+            VerificationError: ONNX Runtime cannot run it.
+        """
+        with self._failures_as_unverified():
+            return self._answers(draws)
+
+    def compare(self, draw: Draw) -> tuple[OutputComparison, ...]:
+        """Compare the outputs of the file with those of PyTorch.
+
+        Raises:
+            StageError: ONNX Runtime cannot run the file.
+        """
+        return compare_outputs([draw.reference], [self.answer(draw)], rounding=self.rounding).comparisons
+
+    def _answers(self, draws: Sequence[Draw]) -> list[Arrays]:
+        # Some decoders take one row after the other.
+        fed = [feeds_by_rows(draw.arrays) if self._has_single_rows else [draw.arrays] for draw in draws]
+        rows = [feeds for parts in fed for feeds in parts]
+        pieces = None if self._piece_bytes is None else FilePieces(self.written.path, self._piece_bytes)
+        outputs: Iterable[Arrays]
+        outputs = pieces.run(rows) if pieces is not None and pieces.count else map(self._opened().run, rows)
+        following = iter(outputs)
+        joined = [joined_rows(list(islice(following, len(parts)))) for parts in fed]
+        return [self._as_ranked(draw, output) for draw, output in zip(draws, joined, strict=True)]
+
+    def _opened(self) -> Session:
+        from winml.modelkit.ort.graph_sessions import session_of_graph
+        from winml.modelkit.ort.sessions import Session
+
+        path = self.written.path
+        if self._session is None:
+            graph = comparable_graph(path) if self._is_widened else None
+            self._session = Session(path, adapter=self._adapter) if graph is None else session_of_graph(graph, path)
+        return self._session
+
+    def _as_ranked(self, draw: Draw, answers: Arrays) -> Arrays:
+        """Return answers with PyTorch's places of ranked values where theirs lead to equal values, in another order."""
+        differing = [
+            name
+            for name, expected in draw.reference.items()
+            if expected.dtype.kind in "iu" and expected.shape == answers[name].shape
+            if not np.array_equal(expected, answers[name])
+        ]
+        if not differing or not self._accepts_other_ranks:
+            return answers
+        with with_values(self.prepared) as weighted:
+            found = rankings(weighted, draw.inputs)
+        return {
+            name: draw.reference[name]
+            if name in differing and any(item.leads_alike(draw.reference[name], value) for item in found)
+            else value
+            for name, value in answers.items()
+        }
+
+    @contextmanager
+    def _failures_as_unverified(self) -> Iterator[None]:
+        try:
+            yield
+        except StageError as error:
+            hint = _failure_hint(error.message, self.prepared.model)
+            raise VerificationError(
+                f"cannot verify: {error.message.replace(str(self.written.path), 'the file')}",
+                hint=f"{hint}; --no-verify writes the file without comparing.",
+                is_graph_wrong=True,
+            ) from error
+
+
+_MISSING_KERNEL = ("NOT_IMPLEMENTED", "Could not find an implementation", "Type Error", "not implemented")
+"""Specified: how ONNX Runtime words that it has no kernel for an operator of these types."""
+
+
+def _failure_hint(reason: str, model: nn.Module) -> str:
+    """Return what may be wrong where ONNX Runtime fails, and what helps; kernels are named only where it lacks one."""
+    if "Only 4b and 8b quantization is supported" in reason:
+        return "2-bit weights need onnxruntime 1.24 or newer (Python 3.11 or newer)"
+    if not any(words in reason for words in _MISSING_KERNEL):
+        return (
+            "A value or shape is not valid for the node: often a size or value that the trace recorded as a constant. "
+            "Compute it with tensors in that module's forward"
+        )
+    dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
+    if small := " and ".join(sorted(dtypes & {"bfloat16", "float16", "float64"})):
+        return f"The weights are {small}, for which its CPU has few kernels: --dtype fp32 casts them"
+    return "Its CPU has no kernel for this operator with these dtypes"
+
+
+class FilePieces:
+    """A file that is cut into pieces."""
+
+    def __init__(self, path: Path, piece_bytes: int) -> None:
+        """Cut a file; no weight is read.
+
+        Args:
+            path: An ONNX file, its data beside it.
+            piece_bytes: Weights of a piece, unless one node alone has more.
+        """
+        self._path = path
+        self._model = comparable_graph(path)
+        self._cuts = _cuts(self._model, piece_bytes)
+
+    @property
+    def count(self) -> int:
+        """How many pieces there are; 0 where the file has few weights or cannot be cut."""
+        return len(self._cuts)
+
+    def run(self, draws: Sequence[Arrays]) -> list[dict[str, Array]]:
+        """Return what the graph answers to each of several feeds; a piece answers all before the next is opened.
+
+        Raises:
+            StageError: ONNX Runtime cannot load or run a piece.
+        """
+        names = [str(value.name) for value in self._model.graph.outputs]
+        readers = [{str(value.name) for value in cut.inputs} for cut in self._cuts]
+        known = [dict(feeds) for feeds in draws]
+        for number, cut in enumerate(counted(self._cuts, "piece")):
+            outputs = self._run_piece(cut, known)
+            later = set(names).union(*readers[number + 1 :])
+            known = [
+                {name: array for name, array in {**values, **output}.items() if name in later}
+                for values, output in zip(known, outputs, strict=True)
+            ]
+        return [{name: values[name] for name in names} for values in known]
+
+    def _run_piece(self, cut: Cut, known: Sequence[Arrays]) -> list[dict[str, Array]]:
+        # ONNX Runtime is loaded by those who verify only.
+        from winml.modelkit.ort.graph_sessions import session_of_graph
+
+        for value in cut.inputs:
+            if value.dtype is None:
+                value.dtype = ir.DataType.from_numpy(known[0][str(value.name)].dtype)
+        session = session_of_graph(cut_model(self._model, cut), self._path, prepack=False)
+        return [session.run({name: values[name] for name in session.inputs}) for values in known]
+
+
+def _cuts(model: ir.Model, piece_bytes: int) -> tuple[Cut, ...]:
+    """Return the pieces of a graph; none where it has to stay whole."""
+    cutter = Cutter(model)
+    pieces = [list(nodes) for nodes in _pieces(model.graph, cutter, piece_bytes)]
+    if len(pieces) < 2:
+        return ()
+    found = [cutter.cut(nodes) for nodes in pieces if not all(map(cutter.is_constant, nodes))]
+    cuts = tuple(item for item in found if isinstance(item, Cut))
+    created = {value for cut in cuts for value in cut.outputs}
+    is_whole = len(cuts) == len(found) and all(value in created for value in model.graph.outputs)
+    return cuts if is_whole else ()
+
+
+def _pieces(graph: ir.Graph, cutter: Cutter, piece_bytes: int) -> Iterator[list[ir.Node]]:
+    """Yield the nodes of a graph in order, in runs that read no more weights than a piece may.
+
+    What is computed of weights alone comes with the node that reads it, wherever it stands.
+    """
+    outputs = set(graph.outputs)
+    nodes: list[ir.Node] = []
+    weights: dict[ir.Value, int] = {}
+    for node in graph:
+        if cutter.is_constant(node) and outputs.isdisjoint(node.outputs):
+            continue
+        read = dict(_weights_behind(node, cutter))
+        if weights and not read.keys() <= weights.keys() and sum({**weights, **read}.values()) > piece_bytes:
+            yield nodes
+            nodes, weights = [], {}
+        nodes.append(node)
+        weights |= read
+    yield nodes
+
+
+def _weights_behind(node: ir.Node, cutter: Cutter) -> Iterator[tuple[ir.Value, int]]:
+    """Yield the weights that a node reads, also by way of nodes that compute constants of them, with their sizes."""
+    for value in cutter.reads(node):
+        maker = value.producer()
+        if value.const_value is not None:
+            yield value, value.const_value.nbytes
+        elif maker is not None and cutter.is_constant(maker):
+            yield from _weights_behind(maker, cutter)
