@@ -181,11 +181,11 @@ SEAMS: dict[str, dict[str, str]] = {
         "torch._export.utils": _LARGE_EXPORT,
         "torch._subclasses.fake_tensor": _LARGE_EXPORT,
     },
-    "compare.verification.stable_draws": {
-        "torch.utils._pytree": "tests/unit/compare/verification/test_stable_draws.py::"
+    "compare.verification.rounding": {
+        "torch.utils._pytree": "tests/unit/compare/verification/test_rounding.py::"
         "test_draw_that_rounding_decides_is_set_aside",
     },
-    "compare.verification.value_reads": {
+    "compare.verification.python_reads": {
         "torch.utils._python_dispatch": "tests/integration/test_input_values.py::"
         "test_value_that_the_trace_fixed_is_no_verified_file",
         "torch.utils._pytree": "tests/integration/test_input_values.py::"

@@ -17,6 +17,7 @@ import onnx_ir as ir
 import torch
 
 from winml.modelkit.compare.verification.input_draws import InputDraws
+from winml.modelkit.compare.verification.python_reads import ValueReads, recorded_reads
 from winml.modelkit.compare.verification.reference_run import (
     PreparedPart,
     copies_for,
@@ -26,8 +27,7 @@ from winml.modelkit.compare.verification.reference_run import (
     run_reference,
     with_values,
 )
-from winml.modelkit.compare.verification.value_reads import ValueReads, recorded_reads
-from winml.modelkit.compare.verification.varied_sizes import (
+from winml.modelkit.compare.verification.sizes import (
     Draw,
     DynamicProof,
     axes_of,

@@ -22,7 +22,7 @@ from winml.modelkit.compare.verification.reference_run import (
     with_drawn_weights,
     with_values,
 )
-from winml.modelkit.compare.verification.varied_sizes import WrittenGraph
+from winml.modelkit.compare.verification.sizes import WrittenGraph
 from winml.modelkit.compare.verification.written_file import (
     measure_written_file,
     verify_with_adapter,

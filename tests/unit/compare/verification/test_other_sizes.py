@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from winml.modelkit import HTPExporter, WinMLExportConfig
-from winml.modelkit.compare.verification.varied_sizes import Draw, run_at_varied_sizes
+from winml.modelkit.compare.verification.sizes import Draw, run_at_varied_sizes
 from winml.modelkit.errors import ExportError, UsageError, VerificationError
 from winml.modelkit.models.state_restoration import unchanged_attributes
 from winml.modelkit.onnx.specs import DynamicDimension

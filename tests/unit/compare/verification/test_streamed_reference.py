@@ -14,6 +14,7 @@ from checkpoints import build_model
 from winml.modelkit.compare.verification import streamed_reference
 from winml.modelkit.compare.verification.input_draws import InputDraws
 from winml.modelkit.compare.verification.reference_run import PreparedPart, prepared_part, run_reference, with_values
+from winml.modelkit.compare.verification.sizes import Draw
 from winml.modelkit.compare.verification.streamed_reference import (
     RETAINED_BYTES,
     WeightRequest,
@@ -23,7 +24,6 @@ from winml.modelkit.compare.verification.streamed_reference import (
     streamed_slices,
     with_streamed_values,
 )
-from winml.modelkit.compare.verification.varied_sizes import Draw
 from winml.modelkit.errors import CheckpointError, ExportError
 from winml.modelkit.export.loading import load_weightless
 from winml.modelkit.models.parts import ModelPart

@@ -21,9 +21,9 @@ from torch import nn
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import OutputComparison, Rounding, compare_outputs
 from winml.modelkit.compare.verification.reference_run import PreparedPart, dtypes_inside, with_values
+from winml.modelkit.compare.verification.rounding import rankings
 from winml.modelkit.compare.verification.single_rows import feeds_by_rows, joined_rows, takes_single_rows
-from winml.modelkit.compare.verification.stable_draws import rankings
-from winml.modelkit.compare.verification.varied_sizes import Draw, WrittenGraph
+from winml.modelkit.compare.verification.sizes import Draw, WrittenGraph
 from winml.modelkit.errors import StageError, VerificationError
 from winml.modelkit.onnx.bfloat16 import computes_in_bfloat16, widen_bfloat16
 from winml.modelkit.onnx.cutting import Cut, Cutter, cut_model

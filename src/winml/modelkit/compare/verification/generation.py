@@ -24,7 +24,7 @@ from winml.modelkit.compare.verification.generated_text import (
     single_tokens,
     token_count,
 )
-from winml.modelkit.compare.verification.varied_sizes import Draw
+from winml.modelkit.compare.verification.sizes import Draw
 from winml.modelkit.errors import VerificationError
 from winml.modelkit.models.caches.arguments import empty_states
 from winml.modelkit.models.parts import ModelPart

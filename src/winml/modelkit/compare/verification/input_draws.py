@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from winml.modelkit.arrays import Arrays
-from winml.modelkit.compare.verification.varied_sizes import Draw
+from winml.modelkit.compare.verification.sizes import Draw
 from winml.modelkit.errors import ExportError
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.tensors import to_torch

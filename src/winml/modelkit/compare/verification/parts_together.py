@@ -46,9 +46,9 @@ from winml.modelkit.compare.verification.reference_run import (
     run_reference,
     with_values,
 )
+from winml.modelkit.compare.verification.rounding import has_uncertain_scores
 from winml.modelkit.compare.verification.single_rows import feeds_by_rows, joined_rows, takes_single_rows
-from winml.modelkit.compare.verification.stable_draws import has_uncertain_scores
-from winml.modelkit.compare.verification.varied_sizes import Draw
+from winml.modelkit.compare.verification.sizes import Draw
 from winml.modelkit.errors import StageError, VerificationError, first_line
 from winml.modelkit.models.caches.arguments import (
     DECODER_TOKENS,

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.compare.verification.reference_run import PreparedPart, conditions_as_python, prepared_part
-from winml.modelkit.compare.verification.varied_sizes import Draw, run_draw
+from winml.modelkit.compare.verification.sizes import Draw, run_draw
 from winml.modelkit.models.checkpoints.deferred_tensors import (
     DeferredTensor,
     NotDeferrableError,

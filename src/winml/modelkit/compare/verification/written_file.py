@@ -17,23 +17,14 @@ from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, measure_fidelity
 from winml.modelkit.compare.files import refuse_below_minimum_sqnr
 from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs, constant_outputs
+from winml.modelkit.compare.verification import input_values
 from winml.modelkit.compare.verification.file_run import WrittenFile
 from winml.modelkit.compare.verification.generated_text import GeneratedText, generate_reference, generates_alone
 from winml.modelkit.compare.verification.generation import compare_generation
 from winml.modelkit.compare.verification.input_draws import InputDraws, holds_nan
 from winml.modelkit.compare.verification.reference_run import PreparedPart, with_values
-from winml.modelkit.compare.verification.stable_draws import compare_stable_draws, has_uncertain_scores
-from winml.modelkit.compare.verification.varied_sizes import Draw, WrittenGraph, compare_at_varied_sizes, run_draw
-from winml.modelkit.compare.verification.varied_values import (
-    VariedValues,
-    checked_values,
-    compare_at_varied_values,
-    deciding_inputs,
-    places_words,
-    run_at_far_values,
-    run_at_varied_values,
-    settled_assumptions,
-)
+from winml.modelkit.compare.verification.rounding import compare_stable_draws, has_uncertain_scores
+from winml.modelkit.compare.verification.sizes import Draw, WrittenGraph, compare_at_varied_sizes, run_draw
 from winml.modelkit.compare.words import difference_words
 from winml.modelkit.errors import ExportError, VerificationError
 from winml.modelkit.models.parts import ModelPart
@@ -102,7 +93,7 @@ def _verify(
     written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws, advice: str, *, is_streamed: bool
 ) -> VerificationInfo:
     written, second, values, text = _with_reference_outputs(written, prepared, inputs, is_streamed=is_streamed)
-    written = replace(written, assumed=settled_assumptions(written, values.reads))
+    written = replace(written, assumed=input_values.settled_assumptions(written, values.reads))
     _refuse_outputs_by_value((written.draw, second))
     file = WrittenFile(written, prepared, piece_bytes=PIECE_BYTES if is_streamed else None)
     if is_streamed:
@@ -124,7 +115,7 @@ def _verify(
         if error.is_graph_wrong:
             _name_deciding_inputs(error, file, second)
         raise
-    compared = compare_at_varied_values(file, values)
+    compared = input_values.compare_at_varied_values(file, values)
 
     def outputs_at(sizes: Mapping[str, int]) -> Draw:
         with with_values(prepared) as weighted:
@@ -138,7 +129,7 @@ def _verify(
     draws = (second, *written.proof.draws)
     answers = [draw.reference for draw in (written.draw, *draws, *(varied.draw for varied in values.varied))]
     constant = constant_outputs(answers)
-    checked = checked_values(written, draws, values, compared)
+    checked = input_values.checked_values(written, draws, values, compared)
     generation = None
     if text is not None:
         generation = compare_generation(
@@ -318,14 +309,14 @@ def _draws_with_outputs(
 
 def _with_reference_outputs(
     written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws, *, is_streamed: bool
-) -> tuple[WrittenGraph, Draw, VariedValues, GeneratedText | None]:
+) -> tuple[WrittenGraph, Draw, input_values.VariedValues, GeneratedText | None]:
     """Return the file with PyTorch's answer to every draw, a second draw at the traced sizes, other values and a text.
 
     The weights of a model that was traced without them are in memory only here, so that ONNX Runtime finds it free.
     Where they are streamed, each weight is read once for all draws. Other values of single inputs are tried then where
     Python read values, and no text is generated: each token would read all weights again.
     """
-    proof, values = written.proof, VariedValues()
+    proof, values = written.proof, input_values.VariedValues()
     text: GeneratedText | None = None
     with ExitStack() as stack:
         weighted = prepared if is_streamed else stack.enter_context(with_values(prepared))
@@ -344,9 +335,11 @@ def _with_reference_outputs(
         reads_values, rules = bool(written.choices), inputs.learned.rules
         if reads_values or not is_streamed:
             with with_values(weighted) as computing:
-                values = run_at_varied_values(computing, traced, rules, reads_values=reads_values, reads=written.reads)
+                values = input_values.run_at_varied_values(
+                    computing, traced, rules, reads_values=reads_values, reads=written.reads
+                )
         if not is_streamed and not reads_values and not computes_in_bfloat16(written.model):
-            values = replace(values, far=run_at_far_values(weighted, written, inputs))
+            values = replace(values, far=input_values.run_at_far_values(weighted, written, inputs))
         if generates_alone(prepared.part):
             text = _generated_text(weighted, inputs, is_streamed=is_streamed)
     return written, _telling_draw(traced, second, values), values, text
@@ -379,7 +372,7 @@ def _without_nan(file: WrittenFile, inputs: InputDraws, second: Draw) -> Draw:
     return second
 
 
-def _telling_draw(traced: Draw, second: Draw, values: VariedValues) -> Draw:
+def _telling_draw(traced: Draw, second: Draw, values: input_values.VariedValues) -> Draw:
     """Return the second draw; where the model answers it as it does the traced one, another that it does not."""
 
     def tells(draw: Draw) -> bool:
@@ -395,9 +388,9 @@ def _name_deciding_inputs(error: VerificationError, file: WrittenFile, second: D
     written = file.written
     comparisons = compare_outputs([written.draw.reference], [file.run(written.draw)], rounding=file.rounding)
     if comparisons.worst.is_equal:
-        names = deciding_inputs(file, second)
+        names = input_values.deciding_inputs(file, second)
         error.message += f"; caused by the values of {' and '.join(names)}" if names else ""
-    error.message += f"; {places_words(written.choices)}" if written.choices else ""
+    error.message += f"; {input_values.places_words(written.choices)}" if written.choices else ""
 
 
 @contextmanager

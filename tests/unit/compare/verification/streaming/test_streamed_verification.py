@@ -13,7 +13,7 @@ from checkpoints import build_model
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.verification.input_draws import InputDraws
 from winml.modelkit.compare.verification.reference_run import prepared_part, run_reference
-from winml.modelkit.compare.verification.varied_sizes import Draw, DynamicProof, WrittenGraph
+from winml.modelkit.compare.verification.sizes import Draw, DynamicProof, WrittenGraph
 from winml.modelkit.compare.verification.written_file import verify_written_file
 from winml.modelkit.errors import VerificationError
 from winml.modelkit.export.config import WinMLExportConfig

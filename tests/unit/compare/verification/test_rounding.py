@@ -13,8 +13,8 @@ from torch import nn
 
 from winml.modelkit.compare.outputs import Rounding, VerificationInfo
 from winml.modelkit.compare.verification.reference_run import PreparedPart, prepared_part, run_reference
-from winml.modelkit.compare.verification.stable_draws import MOST_SET_ASIDE, compare_stable_draws
-from winml.modelkit.compare.verification.varied_sizes import Draw
+from winml.modelkit.compare.verification.rounding import MOST_SET_ASIDE, compare_stable_draws
+from winml.modelkit.compare.verification.sizes import Draw
 from winml.modelkit.errors import VerificationError
 from winml.modelkit.models.live_module import loaded_from_module
 

@@ -26,10 +26,10 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import ROUNDING_FACTOR, TEXT_KINDS, CheckedValue, OutputComparison, compare_outputs
 from winml.modelkit.compare.verification.file_run import WrittenFile
 from winml.modelkit.compare.verification.input_draws import InputDraws
+from winml.modelkit.compare.verification.python_reads import ValueReads, read_inputs
 from winml.modelkit.compare.verification.reference_run import PreparedPart, run_in_float64, run_reference, with_values
-from winml.modelkit.compare.verification.stable_draws import is_decided_by_rounding, is_decided_by_ties
-from winml.modelkit.compare.verification.value_reads import ValueReads, read_inputs
-from winml.modelkit.compare.verification.varied_sizes import Draw, WrittenGraph, axes_of, run_draw
+from winml.modelkit.compare.verification.rounding import is_decided_by_rounding, is_decided_by_ties
+from winml.modelkit.compare.verification.sizes import Draw, WrittenGraph, axes_of, run_draw
 from winml.modelkit.errors import ExportError, StageError, VerificationError, first_line
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.onnx.assumptions import Assumption, branch_taken, size_taken, values_taken

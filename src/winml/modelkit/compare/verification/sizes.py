@@ -19,8 +19,8 @@ import torch
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import OutputComparison
+from winml.modelkit.compare.verification.python_reads import ValueReads
 from winml.modelkit.compare.verification.reference_run import PreparedPart, run_reference
-from winml.modelkit.compare.verification.value_reads import ValueReads
 from winml.modelkit.errors import ExportError, StageError, UsageError, VerificationError
 from winml.modelkit.models.output_shapes import Observation, explain_output_shapes
 from winml.modelkit.models.tensors import to_numpy

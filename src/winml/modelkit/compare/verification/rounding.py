@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import OutputComparison, Rounding, VerificationInfo, compare_outputs
 from winml.modelkit.compare.verification.reference_run import PreparedPart, run_reference, with_values
-from winml.modelkit.compare.verification.varied_sizes import Draw, run_draw
+from winml.modelkit.compare.verification.sizes import Draw, run_draw
 from winml.modelkit.compare.words import verification_words
 from winml.modelkit.errors import ExportError, VerificationError
 from winml.modelkit.models.tensors import to_numpy
