@@ -26,7 +26,6 @@ from winml.modelkit.models.preparation import FlatForward, prepared_for_export
 from winml.modelkit.models.state_restoration import unchanged_attributes
 from winml.modelkit.models.tensors import to_numpy, to_torch
 from winml.modelkit.onnx.files.writing import INLINE_LIMIT_BYTES
-from winml.modelkit.ort.graph_inputs import array_words
 from winml.modelkit.tags.torch_modules import module_of_error
 from winml.modelkit.words import shape_words, size_words
 
@@ -89,7 +88,7 @@ def run_on_arrays(prepared: PreparedPart, feeds: Arrays, shown: str, hint: str) 
         with torch.inference_mode():
             outputs = prepared.model(*map(to_torch, feeds.values()))
     except Exception as error:
-        passed = ", ".join(f"{name} {array_words(array)}" for name, array in feeds.items())
+        passed = ", ".join(f"{name} {shape_words(str(array.dtype), array.shape)}" for name, array in feeds.items())
         raise MeasureError(
             f"{shown} cannot run on {passed}: {type(error).__name__}: {first_line(error)}", hint=hint
         ) from error
