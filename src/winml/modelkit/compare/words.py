@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from winml.modelkit.compare.fidelity import FidelityInfo, OutputFidelity, QualitySamples, QualitySource
 from winml.modelkit.compare.outputs import CheckedValue, VerificationInfo, silent_words
 from winml.modelkit.tags.tagging import Coverage
 from winml.modelkit.words import count_noun, count_words
+
+if TYPE_CHECKING:
+    from winml.modelkit.compare.fidelity import FidelityInfo, OutputFidelity, QualitySamples, QualitySource
 
 _LEAST_SPREAD_DB = 0.05
 """Chosen: below it, both ends read alike."""
@@ -22,7 +25,9 @@ _SOURCES: Mapping[QualitySource, tuple[str, bool]] = {
 
 def comparison_words(comparison: VerificationInfo | FidelityInfo | None) -> str:
     """Return the outcome of comparing the result with its source in one sentence."""
-    return fidelity_words(comparison) if isinstance(comparison, FidelityInfo) else equality_words(comparison)
+    if comparison is None or isinstance(comparison, VerificationInfo):
+        return equality_words(comparison)
+    return fidelity_words(comparison)
 
 
 def fidelity_words(fidelity: FidelityInfo) -> str:
@@ -84,6 +89,7 @@ def interval_words(output: OutputFidelity) -> str:
 def samples_words(samples: QualitySamples) -> str:
     """Return what two files were fed.
 
+    >>> from winml.modelkit.compare.fidelity import QualitySamples
     >>> samples_words(QualitySamples("processor", 16, 0))
     '16 samples of its processor, seed 0'
     """
