@@ -75,7 +75,7 @@ class TorchSide:
             return dict(run_reference(self._prepared, tensors))
 
     def values(self, feeds: Arrays, names: Sequence[str]) -> dict[str, Array]:
-        """Run the model, and return what its modules take and return, by the names of ``value_name``."""
+        """Run the model, and return what its modules take and return, by the names of :meth:`calls`."""
         requested, retained = set(names), dict[str, Array]()
         if not requested:
             return retained
@@ -93,7 +93,7 @@ class TorchSide:
     def calls(self, feeds: Arrays) -> dict[CallKey, ModuleBoundary]:
         """Run the model, and return module path and number of the call → its tensors, in the order in which calls end.
 
-        A module without a tag is none of the hierarchy.
+        The tag of a module outside the hierarchy is empty.
         """
         names: dict[tuple[CallKey, str], tuple[str, ...]] = {}
 

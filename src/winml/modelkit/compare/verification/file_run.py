@@ -84,9 +84,9 @@ class WrittenFile:
         self._accepts_other_ranks = False
 
     def close_before_weights(self) -> None:
-        """Load the weights of the part only after the file is closed, so that one of both is in memory.
+        """Load the weights of the part only after the file is closed, so that memory holds them once.
 
-        PyTorch then also tells in which places of ranked values are equal.
+        From then on, another order of equal ranked values counts as the order of PyTorch.
         """
         self._accepts_other_ranks = True
         load = self.prepared.part.with_weights
@@ -100,7 +100,7 @@ class WrittenFile:
         self.prepared = replace(self.prepared, part=replace(self.prepared.part, with_weights=load_alone))
 
     def run_beforehand(self, draws: Sequence[Draw]) -> None:
-        """Run several draws, each piece once for all; further ones are run when they come."""
+        """Run several draws, each piece of the file once for all of them; keep the outputs."""
         try:
             outputs = self.run_all(draws)
         except VerificationError:
@@ -118,7 +118,7 @@ class WrittenFile:
         return known[1] if known is not None else self._answers([draw])[0]
 
     def run(self, draw: Draw) -> Arrays:
-        """Return the same.
+        """Return the outputs of the file for the inputs of a draw, as :meth:`answer` does.
 
         Raises:
             VerificationError: ONNX Runtime cannot run it.

@@ -292,7 +292,7 @@ def _draws_with_outputs(
     *,
     is_streamed: bool,
 ) -> list[Draw]:
-    """Return the traced draw, those at other sizes, a second draw and samples, with what PyTorch answers to them."""
+    """Return the traced draw, draws at other sizes, a second draw and samples, all with the outputs of PyTorch."""
     traced = written.draw
     # Without values the model shows whether it takes the inputs, though not whether it answers with numbers.
     second = _second_draw(inputs, traced, partial(run_draw, prepared))
