@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import onnx_ir as ir
-import pytest
-
 from graphs import parse
 from winml.modelkit.onnx.fresh_names import FreshNames
 
@@ -15,12 +12,10 @@ BRANCHES = """m (float[2] x, bool c) => (float[2] y) <float[2] w = {0, 0}> {
 }"""
 
 
-@pytest.mark.parametrize("is_serialized", [False, True])
-def test_fresh_name_is_the_wish_or_the_wish_with_a_number(is_serialized: bool) -> None:
+def test_fresh_name_is_the_wish_or_the_wish_with_a_number() -> None:
     """Inputs, initializers, outputs and nodes are known at every depth, and so is what was given before."""
     model = parse(BRANCHES)
-    proto = ir.to_proto(model).graph
-    names = FreshNames.of_proto(proto) if is_serialized else FreshNames.of_graph(model.graph)
+    names = FreshNames.of_graph(model.graph)
     taken = ["x", "w", "a", "u", "wi", "v", model.graph[0].name or ""]
     assert [f"{name}_2" for name in taken] == [names.take(name) for name in taken]
     assert ["w_3", "new", "new_2"] == [names.take(name) for name in ("w", "new", "new")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -26,30 +25,6 @@ from winml.modelkit.quantize.calibration.activation_statistics import (
     QUANTIZED_BINS,
 )
 from winml.modelkit.quantize.engines.block_quantizers import BlockForm, quantize_blocks
-from winml.modelkit.quantize.engines.dynamic import quantize_dynamically
-from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.planning import EngineTask
-
-PRODUCT = "g (float[2, 40] x) => (float[2, 64] y) <float[40, 64] w_large = {0}> { y = MatMul (x, w_large) }"
-
-
-def test_shapes_that_are_said_to_be_inferred_are_not_inferred_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The quantizer would write the model to a folder of temporary files."""
-    model = parse(PRODUCT)
-    model.graph[0].name = "product"
-    made: list[Any] = []
-    original = tempfile.TemporaryDirectory.__init__
-
-    def counted(self: Any, *arguments: Any, **keywords: Any) -> None:
-        made.append(keywords)
-        original(self, *arguments, **keywords)
-
-    monkeypatch.setattr(tempfile.TemporaryDirectory, "__init__", counted)
-    options = QuantizeOptions(precision="int8")
-    quantized = quantize_dynamically(model, EngineTask(frozenset({"product"}), options.base, options))
-    assert "MatMulInteger" in {node.op_type for node in quantized.graph}
-    assert [] == made
-    assert "onnx.infer" not in quantized.metadata_props
 
 
 @pytest.mark.parametrize("method", ["entropy", "percentile"])

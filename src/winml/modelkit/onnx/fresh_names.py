@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
-import onnx
 import onnx_ir as ir
-
-from winml.modelkit.onnx.contents import subgraphs
 
 
 class FreshNames:
@@ -27,11 +24,6 @@ class FreshNames:
     def of_graph(cls, graph: ir.Graph, *, without: Collection[ir.Node] = ()) -> FreshNames:
         """Return the names of the values and nodes of a graph and of its subgraphs, without those of some nodes."""
         return cls(_names_of(graph, without))
-
-    @classmethod
-    def of_proto(cls, graph: onnx.GraphProto) -> FreshNames:
-        """Return the names of the values and nodes of a serialized graph and of its subgraphs."""
-        return cls(_names_in(graph))
 
     def take(self, wish: str) -> str:
         """Return a name that nothing bears, and keep it taken: the wish, or the wish with a number."""
@@ -70,13 +62,3 @@ def _names_of(graph: ir.Graph, without: Collection[ir.Node]) -> Iterator[str | N
             if node not in without:
                 yield node.name
                 yield from (value.name for value in node.outputs)
-
-
-def _names_in(graph: onnx.GraphProto) -> Iterator[str]:
-    yield from (item.name for item in (*graph.initializer, *graph.input))
-    yield from (item.values.name for item in graph.sparse_initializer)
-    for node in graph.node:
-        yield node.name
-        yield from node.output
-        for inner in subgraphs(node):
-            yield from _names_in(inner)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import numpy_helper
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.onnx.fresh_names import FreshNames
@@ -162,18 +161,12 @@ smaller or no burden."""
 _ELSEWHERE = "elsewhere"
 
 
-class WeightlessProto:
+class WeightlessProto(NamedTuple):
     """A serialized model whose large initializers have no values, and the tensors that have them."""
 
-    def __init__(self, proto: onnx.ModelProto, weights: Mapping[str, ir.TensorProtocol]) -> None:
-        """Hold both.
-
-        Args:
-            proto: The model; a library may change it.
-            weights: By name, the tensors of the initializers without values.
-        """
-        self.proto = proto
-        self.weights = weights
+    proto: onnx.ModelProto
+    weights: Mapping[str, ir.TensorProtocol]
+    """By name, the tensors of the initializers without values."""
 
 
 def to_weightless(model: ir.Model, *, reads_none: bool = False) -> WeightlessProto:
@@ -236,42 +229,6 @@ def placed_tensor(
     )
 
 
-def from_weightless(sent: WeightlessProto, returned: onnx.ModelProto) -> ir.Model:
-    """Return the model a library made of a weightless one; initializers without values get their tensors back."""
-    hollow = {initializer.name for initializer in returned.graph.initializer if _is_hollow(initializer, sent.weights)}
-    for initializer in returned.graph.initializer:
-        if initializer.name in hollow:
-            initializer.data_location = onnx.TensorProto.EXTERNAL
-            initializer.external_data.add(key="location", value=_ELSEWHERE)
-    model = ir.serde.deserialize_model(returned)
-    for name in hollow:
-        model.graph.initializers[name].const_value = sent.weights[name]
-    return model
-
-
-@contextlib.contextmanager
-def weights_read_on_demand(weights: Mapping[str, ir.TensorProtocol]) -> Iterator[None]:
-    """Let ``onnx.numpy_helper.to_array`` give the values of initializers without values, for the time of the block.
-
-    Each is read when it is asked for and not kept.
-
-    Args:
-        weights: By name, the tensors that have the values.
-    """
-    original = numpy_helper.to_array
-
-    def to_array(tensor: onnx.TensorProto, *arguments: Any, **keywords: Any) -> Array:
-        if _is_hollow(tensor, weights):
-            return read_once(weights[tensor.name])
-        return original(tensor, *arguments, **keywords)
-
-    numpy_helper.to_array = to_array
-    try:
-        yield
-    finally:
-        numpy_helper.to_array = original
-
-
 def read_once(tensor: ir.TensorProtocol) -> Array:
     """Return the values of a tensor without keeping the file they are in mapped, which would count as memory."""
     if not isinstance(tensor, ir.ExternalTensor):
@@ -280,12 +237,3 @@ def read_once(tensor: ir.TensorProtocol) -> Array:
     with contextlib.suppress(BufferError):  # someone else still looks at the mapped values
         tensor.release()
     return values
-
-
-def _is_hollow(tensor: onnx.TensorProto, weights: Mapping[str, ir.TensorProtocol]) -> bool:
-    """Say whether an initializer is one of those that travel without values, and nobody gave it any."""
-    return (
-        tensor.name in weights
-        and not tensor.HasField("raw_data")
-        and not (tensor.float_data or tensor.int32_data or tensor.int64_data or tensor.double_data)
-    )

@@ -121,3 +121,18 @@ def test_names_that_the_graph_has_already_are_not_taken() -> None:
     np.testing.assert_allclose(answers["s5"], answers["z"] + sum(range(1, 7)), rtol=1e-6)
     expected = run_onnx(ir.to_proto(model).SerializeToString(), {"x": x})
     np.testing.assert_allclose(answers["y"], expected["y"], atol=0.05 * np.abs(expected["y"]).max())
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_branches_read_the_rows_of_a_quantized_table_as_floats(chosen: bool) -> None:
+    """A node of a subgraph stays, and so does the type that it reads."""
+    model = parse("""g (int64[2] i, bool c) => (float[2, 40] y) <float[50, 40] w_table = {0}> {
+        r = Gather <axis = 0> (w_table, i)
+        y = If (c) <then_branch = t () => (float[2, 40] u) { u = Neg (r) },
+                    else_branch = f () => (float[2, 40] v) { v = Abs (r) }> }""")
+    feeds = {"i": np.array([3, 7]), "c": np.array(chosen)}
+    expected = run_onnx(ir.to_proto(model).SerializeToString(), feeds)["y"]
+    ours = quantized(model, "/gather/Gather_0")
+    assert "DequantizeLinear" in operators(ours)
+    answers = run_onnx(ir.to_proto(ours).SerializeToString(), feeds)["y"]
+    np.testing.assert_allclose(answers, expected, atol=0.02 * np.abs(expected).max())
