@@ -12,15 +12,15 @@ from graphs import parse
 from winml.modelkit.arrays import Array
 from winml.modelkit.onnx.cutting import GraphModules
 from winml.modelkit.quantize.calibration.activation_statistics import (
+    MeasuredValue,
     Ranges,
     SampleReader,
-    channel_rows,
     measure_channels,
     measure_statistics,
     range_of,
 )
 from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.pipeline import MeasuredValue, QuantizeResult, quantize
+from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
 from winml.modelkit.quantize.precisions import CalibrationMethod
 from winml.modelkit.tags.tagging import NodeTag, write_tag
 
@@ -50,7 +50,7 @@ class FixedSamples:
 
     def channel_rows(self, model: ir.Model, names: Sequence[str]) -> Mapping[str, Array]:
         """Return rows of values."""
-        return channel_rows(model, names, lambda _: self.samples)
+        return measure_channels(model, dict.fromkeys(names, -1), lambda _: self.samples).rows
 
     def as_record(self) -> dict[str, Any]:
         """Say what they are."""

@@ -8,7 +8,7 @@ import pytest
 
 from graphs import parse, run_onnx
 from weighted_graphs import weight
-from winml.modelkit.quantize.fused_layers import separate_activations
+from winml.modelkit.quantize.preparation import separate_activations
 from winml.modelkit.tags.tagging import read_tag
 
 DOMAINS = ', "com.microsoft" : 1'

@@ -25,7 +25,8 @@ from winml.modelkit.ort.host import resident_bytes
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
-from winml.modelkit.quantize.quantized_variants import float_graph, weight_bytes
+from winml.modelkit.quantize.preparation import read_prepared
+from winml.modelkit.quantize.quantized_variants import weight_bytes
 from winml.modelkit.quantize.sensitivity_options import SensitivityOptions, parse_target
 from winml.modelkit.quantize.sensitivity_records import (
     MeasuredVariant,
@@ -347,7 +348,7 @@ def test_graph_that_is_measured_is_the_one_that_is_written(tmp_path: Path) -> No
     spread.const_value = ir.tensor(np.array([0.5, 1, 2, 9], np.float32), name="w5")
     write_model(graph, source)
     options = QuantizeOptions(mode="qdq", samples=2)
-    measured = float_graph(source, options)
+    measured = read_prepared(source, options)
     assert ["Conv"] == [node.op_type for node in measured.model.graph]
     assert any("1 batch" in note for note in measured.notes)
     result = quantization_sensitivity(source, options=options, sizes={"batch": 1})
@@ -367,9 +368,9 @@ def test_weights_inside_the_file_are_not_kept_in_memory(tmp_path: Path) -> None:
     graph.graph[0].replace_input_with(1, weight)
     write_model(graph, source, external=False)
     del graph, weight, values
-    float_graph(_save_plain(tmp_path / "warm.onnx", "y = Relu (a)"), QuantizeOptions())
+    read_prepared(_save_plain(tmp_path / "warm.onnx", "y = Relu (a)"), QuantizeOptions())
     before = resident_bytes()
-    measured = float_graph(source, QuantizeOptions())
+    measured = read_prepared(source, QuantizeOptions())
     assert weight_bytes(measured.model) == 4 * size**2
     assert resident_bytes() - before < size**2
 

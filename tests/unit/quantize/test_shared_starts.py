@@ -8,7 +8,7 @@ import pytest
 
 from winml.modelkit.ort.graph_sessions import GraphSessions
 from winml.modelkit.ort.sessions import Session
-from winml.modelkit.quantize.shared_starts import SharedStarts, feeds_of
+from winml.modelkit.quantize.quantized_variants import SharedStarts, feeds_of
 
 LAYERS = 6
 

@@ -92,7 +92,7 @@ def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
         quantizations: dict[str, Quantization] = {}
         handover = _handover_to_quantize(task.plan, stack, names, quantizations)
         outcomes = run_export(replace(task, claim_parts=claim), handover, partial(_summary, words))
-    searches = [quantizations[outcome.files[0].name].search for outcome in outcomes]
+    searches = [quantizations[outcome.files[0].name].outcome.search for outcome in outcomes]
     return tuple(
         outcome if search is None else replace(outcome, notes=(search.note, *outcome.notes))
         for outcome, search in zip(outcomes, searches, strict=True)
@@ -115,7 +115,8 @@ def _handover_to_quantize(
         quantizations: Gets the quantization of each part, by the name of its file.
     """
     from winml.modelkit.models.request import processor_folder
-    from winml.modelkit.quantize.file_quantization import Quantization, SampleSource, equipped
+    from winml.modelkit.quantize.calibration.calibration_data import Calibration
+    from winml.modelkit.quantize.file_quantization import Quantization, equipped
     from winml.modelkit.transform.graph_file import GraphHandover, is_external
 
     quant = plan.config.quant
@@ -123,17 +124,15 @@ def _handover_to_quantize(
     options = quantize_options(quant)
     processors = processor_folder(plan.request)
     external = external_from_bytes(plan, "quantize")
+    goes_outside = partial(is_external, from_bytes=external)
 
     def works(path: Path, model: ir.Model) -> Sequence[GraphWork[Any]]:
-        folder = processors or path.parent
-        place = SampleSource(
-            folder, None, plan.request.seed, path, is_external=partial(is_external, from_bytes=external)
-        )
+        samples = Calibration(options, processors or path.parent, {}, plan.request.seed)
         others = [work for name, work in quantizations.items() if name != path.name]
         # Of several parts, those that keep a limit stay in float, unless all do.
-        all_stay = len(others) + 1 == len(names) and all(work.stays_float for work in others)
+        all_stay = len(others) + 1 == len(names) and all(work.outcome.stays_float for work in others)
         work = Quantization(path, options, {}, may_stay_float=not all_stay)
-        quantizations[path.name] = stack.enter_context(equipped(work, place))
+        quantizations[path.name] = stack.enter_context(equipped(work, samples, path, goes_outside))
         return [*_optimization(plan, model), quantizations[path.name]]
 
     return GraphHandover(works, external_from_bytes=external, processors=processors)

@@ -48,6 +48,7 @@ class GraphSessions:
         name: str = "the graph",
         prepack: bool = True,
         optimize: bool = True,
+        in_written_order: bool = False,
     ) -> Session:
         """Return a session of a model, which stays as it is.
 
@@ -57,6 +58,7 @@ class GraphSessions:
             name: For messages.
             prepack: As of :class:`~winml.modelkit.ort.sessions.Session`.
             optimize: As of :class:`~winml.modelkit.ort.sessions.Session`.
+            in_written_order: As of :class:`~winml.modelkit.ort.sessions.Session`.
 
         Raises:
             StageError: ONNX Runtime cannot load the graph, or a file became shorter.
@@ -97,6 +99,7 @@ class GraphSessions:
             name=name,
             prepack=prepack,
             optimize=optimize,
+            in_written_order=in_written_order,
             weights={key: to_ort_value(array) for key, array in arrays.items()},
             # Folded, what the readers make would be held in memory.
             folds_constants=not readers,

@@ -16,41 +16,38 @@ import contextlib
 import functools
 import math
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.compare.quality_samples import SampleRequest, default_samples
 from winml.modelkit.errors import QuantizeError, UsageError, VerificationError
 from winml.modelkit.evaluate.metrics import PERPLEXITY
-from winml.modelkit.onnx.cutting import GraphModules
 from winml.modelkit.onnx.weights import to_weightless
 from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.progress import part_of_step
-from winml.modelkit.quantize.bit_allocation import Choice, allocate
 from winml.modelkit.quantize.budget_records import BudgetChoice, BudgetSearch, BudgetTrial
 from winml.modelkit.quantize.calibration.calibration_data import Calibration, CalibrationStatistics
 from winml.modelkit.quantize.calibration.layer_calibration import LayerCalibration
 from winml.modelkit.quantize.declared_options import Algorithm
-from winml.modelkit.quantize.engines.block_quantizers import BlockForm
-from winml.modelkit.quantize.engines.calibrated_quantizers import SolvedWeight
-from winml.modelkit.quantize.engines.weight_only import BlockWeight
+from winml.modelkit.quantize.engines.block_quantizers import SolvedWeight
 from winml.modelkit.quantize.module_parts import ModulePart, list_parts, only_options
 from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
-from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
+from winml.modelkit.quantize.pipeline import quantize
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.planning import (
     PlannedNode,
     QuantizationPlan,
-    WeightKey,
     plan_quantization,
 )
 from winml.modelkit.quantize.precisions import FLOAT32, PRECISIONS
+from winml.modelkit.quantize.preparation import PreparedGraph
 from winml.modelkit.quantize.quantized_variants import (
-    FloatGraph,
     MeasuredVariants,
     QuantizedVariants,
     take_samples,
@@ -80,7 +77,7 @@ class _Form:
 
 
 _BLOCKS = (("int2", 128), ("int2", 32), ("int4", 128), ("int4", 32), ("int8", 64))
-FORMS = (*(_Form(*blocks) for blocks in _BLOCKS), _Form("bf16"), _Form(FLOAT32))
+_FORMS = (*(_Form(*blocks) for blocks in _BLOCKS), _Form("bf16"), _Form(FLOAT32))
 """Chosen, from the fewest bits. Scales are as wide as the weights were: with float32, 2.3, 3.1, 4.3, 5.1 and 8.6
 bits."""
 _BY_OWN_OUTPUTS = (_Form("int4", 64), _Form("int4", 64, "hqq"), _Form("int4", 16))
@@ -116,58 +113,26 @@ _LEAST_NOISE = 1e-12
 """Of a module whose form changes nothing that a measurement shows."""
 
 
-class SolvedOnce:
-    """Finds the blocks of each weight in each form once, for all graphs that are made of one file."""
-
-    def __init__(self, calibration: LayerCalibration) -> None:
-        """Hold nothing yet."""
-        self.calibration = calibration
-        self._solved: dict[tuple[WeightKey, BlockForm, str], SolvedWeight] = {}
-
-    def solve(self, model: ir.Model, weights: Sequence[BlockWeight]) -> dict[WeightKey, SolvedWeight]:
-        """Return the blocks of weights; only those not found before are looked for."""
-        if missing := [weight for weight in weights if _as_asked(weight) not in self._solved]:
-            found = self.calibration.solve(model, missing)
-            self._solved.update({_as_asked(weight): found[weight.key] for weight in missing})
-        return {weight.key: self._solved[_as_asked(weight)] for weight in weights}
-
-    def found(self, names: Collection[str], bits: int, block_size: int, algorithm: str) -> list[SolvedWeight]:
-        """Return what was found for weights of these names in a form."""
-        return [
-            solved
-            for (key, form, asked), solved in self._solved.items()
-            if key.name in names and (form.bits, form.block_size, asked) == (bits, block_size, algorithm)
-        ]
-
-    def as_record(self) -> dict[str, object]:
-        """Return what the blocks come from, JSON-ready."""
-        return self.calibration.as_record()
-
-
-def _as_asked(weight: BlockWeight) -> tuple[WeightKey, BlockForm, str]:
-    return weight.key, weight.form, weight.algorithm
-
-
 @dataclass(frozen=True)
 class SampleTools:
-    """Samples of one quantization, and what is measured on them."""
+    """Samples of one quantization, what is measured on them, and where the result goes."""
 
     data: Calibration
     """Holds samples out if the perplexity is a limit."""
-    solver: SolvedOnce | None
-    """Finds blocks of weights, if the algorithm needs samples."""
     statistics: CalibrationStatistics | None
     """Of activations, if a mode needs them."""
-    processors: Path
-    """Folder of the tokenizer, image processor or feature extractor that makes samples."""
-    float_file: Path | None
-    """File of the float graph; None: it is in memory only."""
+    solver: LayerCalibration | None
+    """Finds blocks of weights, if the algorithm needs samples."""
     unfinished: Path | None
     """Folder of measurements until the file is written, if bits are chosen or blocks found."""
+    output: Path
+    """File that is to be written."""
+    is_external: Callable[[ir.Model], bool | None]
+    """Returns whether the weights of a model go to a file of their own; None if they must."""
 
 
 def choose_bits(
-    graph: FloatGraph,
+    graph: PreparedGraph,
     options: QuantizeOptions,
     run: RunOptions,
     tools: SampleTools,
@@ -214,7 +179,7 @@ class _Study:
 
     def __init__(
         self,
-        graph: FloatGraph,
+        graph: PreparedGraph,
         base: QuantizeOptions,
         requested: QuantizeOptions,
         run: RunOptions,
@@ -223,6 +188,7 @@ class _Study:
     ) -> None:
         self._graph, self._base, self._requested, self._tools = graph, base, requested, tools
         self._bytes_of_file = file_bytes
+        self._quantizer = functools.partial(quantize, calibration=tools.statistics, solver=tools.solver)
         plan = plan_quantization(graph.model, base, graph.modules)
         self._in_blocks = {node.name for node in plan.nodes if node.mode is not None}
         parts = list_parts(plan if base.mode == "qdq" else self._with_halves(plan), graph.modules, None, None)
@@ -237,10 +203,10 @@ class _Study:
         """Of shapes, indices and masks, which have no parameters."""
         samples = SampleRequest(
             replace(run, seed=run.seed + _OTHER_SAMPLES),
-            tools.processors,
+            tools.data.model_folder,
             count=requested.samples or default_samples(self._float_bytes),
             tries_sizes=True,
-            model=tools.float_file,
+            model=tools.data.source,
         )
         self._samples = take_samples(
             graph,
@@ -255,11 +221,11 @@ class _Study:
 
             session = graph.session(name=run.shown)
             self._evaluator, self._float_perplexity = held_out_evaluator(tools.data, session, budget.max_drop)
-        self._variants = QuantizedVariants(graph, self._samples, self._quantizer, None, self._evaluator)
-        self._starts_are_shared = False
         assert tools.unfinished is not None  # bits are chosen
-        self._measurements = MeasuredVariants(tools.unfinished / "measured.json", self._depends_on(), overwrite=True)
-        self._reused: set[str] = set()
+        self._stored = MeasuredVariants(tools.unfinished / "measured.json", self._depends_on(), overwrite=True)
+        self._variants = QuantizedVariants(
+            graph, self._samples, self._quantizer, self._stored, evaluator=self._evaluator
+        )
         self._units: list[_Unit] = []
         self._uniform: dict[_Form, MeasuredVariant] = {}
         self._trials: dict[tuple[_Form, ...], MeasuredVariant] = {}
@@ -275,15 +241,6 @@ class _Study:
         nodes = (halves.get(node.name, node) if node.mode is None else node for node in plan.nodes)
         return QuantizationPlan(tuple(nodes))
 
-    def _quantizer(
-        self,
-        model: ir.Model,
-        options: QuantizeOptions,
-        modules: GraphModules,
-        reasons: Mapping[str, str] | None = None,
-    ) -> QuantizeResult:
-        return quantize(model, options, modules, self._tools.statistics, self._tools.solver, reasons)
-
     def _depends_on(self) -> dict[str, object]:
         """Return what a measurement depends on, beside the options of the form."""
         return {
@@ -298,15 +255,9 @@ class _Study:
     def _variant(self, options: QuantizeOptions, *, is_judged: bool = False) -> MeasuredVariant:
         """Measure a form; what an interrupted run measured is taken over."""
         key = digest_of(options.model_dump(mode="json"), is_judged)
-        if (found := self._measurements.get(key)) is not None:
-            self._reused.add(key)
-            return found
-        if not self._starts_are_shared:
+        if not self._variants.has_measured(key):
             self._variants.share_starts()
-            self._starts_are_shared = True
-        measured = self._variants.measure(options, is_judged=is_judged)
-        self._measurements.put(key, measured)
-        return measured
+        return self._variants.measure(key, options, is_judged=is_judged)
 
     def measure(self) -> None:
         """Measure each module alone in each form, and the whole in each."""
@@ -337,12 +288,12 @@ class _Study:
     def _forms(self) -> tuple[_Form, ...]:
         """Return the forms that a module may have; activations in 16 bits where a provider was named that has them."""
         if self._base.mode != "qdq":
-            return (*FORMS, *_BY_OWN_OUTPUTS) if self._compares_algorithms else FORMS
+            return (*_FORMS, *_BY_OWN_OUTPUTS) if self._compares_algorithms else _FORMS
         has_wide = self._base.ep not in (None, "cpu") and 16 in placement_for(self._base.ep).activation_bits
         return tuple(form for form in _WITH_ACTIVATIONS if has_wide or form.precision != "w8a16")
 
     def _unit(self, part: ModulePart, forms: Sequence[_Form]) -> _Unit:
-        parameters = self._parameters(part)
+        parameters = self._graph.parameters_of(part.node_names)
         size = sum(tensor.nbytes for tensor in self._graph.weights_of(part.node_names).values())
         choices = {_Form(FLOAT32): Choice(size, 0.0)}
         alone: dict[str, float | None] = {}
@@ -375,7 +326,7 @@ class _Study:
         for form in _BY_OWN_OUTPUTS:
             if self._uniform[form].runs and len(solved := self._found_blocks(part, form)) == len(compared):
                 loss = choices[_COMPARED].loss * _own_error(solved) / error
-                cost = _cost_beside(choices[_COMPARED].cost, self._parameters(part), form)
+                cost = _cost_beside(choices[_COMPARED].cost, self._graph.parameters_of(part.node_names), form)
                 found[form] = Choice(cost, max(loss, _LEAST_NOISE))
         return found
 
@@ -391,9 +342,6 @@ class _Study:
         bits = PRECISIONS[form.precision].weight_bits
         names = self._graph.weights_of(part.node_names).keys()
         return solver.found(names, bits, form.block_size, form.algorithm or self._base.algorithm)
-
-    def _parameters(self, part: ModulePart) -> int:
-        return sum(tensor.size for tensor in self._graph.weights_of(part.node_names).values())
 
     def choose(self, budget: BitBudget) -> tuple[QuantizeOptions, BudgetSearch]:
         """Return the options of the best form within the limit, and the search."""
@@ -542,7 +490,7 @@ class _Study:
         if forms not in self._file_sizes:
             reasons = {choice.tag: choice.why for choice in self._choices(forms)}
             model = self._graph.model.clone()
-            result = self._quantizer(model, self._options(forms), self._graph.modules, reasons)
+            result = self._quantizer(model, self._options(forms), self._graph.modules, reasons=reasons)
             self._file_sizes[forms] = self._bytes_of_file(result.model)
         return self._file_sizes[forms]
 
@@ -717,11 +665,11 @@ class _Study:
             _name_of(chosen),
             self._choices(chosen),
             tuple(sorted(trials, key=lambda trial: trial.size_bytes)),
-            len(self._measurements),
+            len(self._stored),
             self._samples.about.count,
             self._samples.about.source,
             self._float_perplexity,
-            len(self._reused),
+            self._stored.reused,
         )
 
     def _choices(self, forms: tuple[_Form, ...]) -> tuple[BudgetChoice, ...]:
@@ -796,3 +744,56 @@ def _decibels(measured: MeasuredVariant) -> float | None:
     if measured.worst is None or not measured.runs or not math.isfinite(measured.worst.sqnr_db):
         return None
     return measured.worst.sqnr_db
+
+
+GRAINS = 20_000
+"""Steps that a limit is divided into. Chosen: a cost is rounded up to a step, so that each module wastes at most a
+twenty-thousandth of the limit; limits up to this are solved exactly."""
+
+
+class Choice(NamedTuple):
+    """A form that a module may have."""
+
+    cost: int
+    """Bytes."""
+    loss: float
+    """Added by it to the loss of the whole."""
+
+
+def allocate(modules: Sequence[Sequence[Choice]], limit: int) -> list[int] | None:
+    """Return the position of the choice of each module; None where not even the smallest fit.
+
+    The sum of the losses is the least there is among those whose costs, rounded up to steps, fit.
+
+    Args:
+        modules: The choices of each module, at least one.
+        limit: The largest sum of costs.
+
+    >>> allocate([[Choice(1, 9.0), Choice(4, 1.0)], [Choice(1, 5.0), Choice(4, 0.0)]], 5)
+    [1, 0]
+    """
+    grain = max(1, -(-limit // GRAINS))
+    steps = limit // grain
+    least = np.zeros(steps + 1)
+    taken = []
+    for choices in modules:
+        best = np.full(steps + 1, np.inf)
+        which = np.zeros(steps + 1, np.int16)
+        for number, (cost, loss) in enumerate(choices):
+            size = -(-cost // grain)
+            if size > steps:
+                continue
+            tried = np.full(steps + 1, np.inf)
+            tried[size:] = least[: steps + 1 - size] + loss
+            is_better = tried < best
+            best[is_better], which[is_better] = tried[is_better], number
+        least = best
+        taken.append(which)
+    if not np.isfinite(least[steps]):
+        return None
+    found, left = [], steps
+    for choices, which in zip(reversed(modules), reversed(taken), strict=True):
+        number = int(which[left])
+        found.append(number)
+        left -= -(-choices[number].cost // grain)
+    return found[::-1]

@@ -38,7 +38,7 @@ from winml.modelkit.onnx.fresh_names import FreshNames, cast_node
 from winml.modelkit.onnx.stage import StageResult
 from winml.modelkit.onnx.weights import add_initializer, computed_tensor, drop_unused_initializers
 from winml.modelkit.quantize.declared_options import Algorithm, BlockSize
-from winml.modelkit.quantize.engines.block_quantizers import BlockForm, Blocks, WeightMatrix
+from winml.modelkit.quantize.engines.block_quantizers import BlockForm, Blocks, WeightMatrix, unpack_blocks
 from winml.modelkit.quantize.engines.integer_weights import WeightUse
 from winml.modelkit.quantize.engines.weight_only import (
     COMPUTE_IN_INT8,
@@ -131,13 +131,8 @@ class NearestWeight(PackedWeight):
     def compute(self) -> dict[str, Array]:
         """Return all parts by name."""
         parts = super().compute()
-        values = self.matrix.tensor.numpy().astype(np.float32, copy=False)
-        values = values if self.matrix.is_transposed else values.T
-        packed, scales, *points = parts.values()
-        width, count, size = packed.shape
-        steps = packed.astype(np.float32) - (points[0].reshape(width, count, 1) if points else np.float32(128))
-        steps *= scales.reshape(width, count, 1)
-        error = steps.reshape(width, count * size)[:, : self.matrix.depth] - values
+        values = self.matrix.values().T
+        error = unpack_blocks(Blocks(**parts), self.form, self.matrix.depth).T - values
         self.lost, self.signal = float(np.vdot(error, error)), float(np.vdot(values, values))
         return parts
 

@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
@@ -41,6 +41,9 @@ from winml.modelkit.onnx.weights import (
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.tags.tagging import NodeTag, read_tag, write_tag
 
+if TYPE_CHECKING:
+    from winml.modelkit.quantize.calibration.calibration_data import CalibrationStatistics
+
 _OUTLIERS = 4.0
 """Ratio of the largest channel to the median channel from which on a Mul is inserted. Chosen: below it a channel loses
 at most two of eight bits."""
@@ -53,16 +56,6 @@ _HOMOGENEOUS = frozenset({"Relu", "LeakyRelu", "MaxPool", "AveragePool", "Global
 """Operators with ``f(x / s) = f(x) / s`` for every positive ``s`` of a channel."""
 _LAYERS = frozenset({"Conv", "Gemm", "MatMul"})
 _NORMALIZATIONS = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
-
-
-class ActivationSource(Protocol):
-    """Measures activations over calibration samples."""
-
-    def channel_maxima(self, model: ir.Model, axes: Mapping[str, int]) -> Mapping[str, Array]:
-        """Return the largest absolute value of each channel along an axis: one array [channels] for each value."""
-
-    def channel_rows(self, model: ir.Model, names: Sequence[str]) -> Mapping[str, Array]:
-        """Return some rows of values along their last axis: one array [rows, channels] for each value."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +104,7 @@ def equalize(
     model: ir.Model,
     names: Mapping[str, int],
     options: QuantizeOptions,
-    activations: ActivationSource,
+    activations: CalibrationStatistics,
     *,
     has_channel_scales: bool,
 ) -> Equalization:

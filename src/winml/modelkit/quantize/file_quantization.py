@@ -34,12 +34,13 @@ from winml.modelkit.options import load_metadata
 from winml.modelkit.ort.host import available_bytes, has_integer_dot_products, is_x86
 from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.progress import StepEvent
-from winml.modelkit.quantize.budget import SampleTools, SolvedOnce, choose_bits
+from winml.modelkit.quantize.budget import SampleTools, choose_bits
 from winml.modelkit.quantize.budget_records import BudgetSearch
 from winml.modelkit.quantize.calibration.activation_statistics import measure_states
 from winml.modelkit.quantize.calibration.calibration_data import Calibration, CalibrationStatistics, refuse_missing_data
 from winml.modelkit.quantize.calibration.layer_calibration import LayerCalibration
 from winml.modelkit.quantize.engines.half_float import clipped_values
+from winml.modelkit.quantize.kv_cache import attentions_over_cache, quantize_cache, refuse_no_cache
 from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
 from winml.modelkit.quantize.placements import placement_for
@@ -49,7 +50,6 @@ from winml.modelkit.quantize.planning import (
 )
 from winml.modelkit.quantize.precisions import FLOAT32, INTEGER_ACTIVATIONS, LEAST_CACHE_SQNR_DB, PRECISIONS, Mode
 from winml.modelkit.quantize.preparation import prepare
-from winml.modelkit.quantize.quantized_variants import FloatGraph
 from winml.modelkit.quantize.records import Calibrated, QuantizedFile
 from winml.modelkit.quantize.unfinished_work import unfinished_folder
 from winml.modelkit.tags.tagging import measure_coverage
@@ -126,54 +126,46 @@ def quantize_file(
             of its own; None: only a file that the options name.
     """
     folder = processors or files_folder(task.source.absolute())
-    place = SampleSource(folder, task.source, task.seed, task.paths.model, statistics_folder, task.is_external)
-    with equipped(work, place) as equipped_work:
+    samples = Calibration(work.options, folder, work.sizes, task.seed, task.source)
+    with equipped(work, samples, task.paths.model, task.is_external, statistics_folder) as equipped_work:
         done = transform_file(task, equipped_work, on_step, checked)
-    work, calibration = equipped_work, equipped_work.calibration
+    work, outcome, calibration = equipped_work, equipped_work.outcome, equipped_work.calibration
     file = replace(
         done.file,
         notes=(
             *(calibration.notes if calibration is not None else ()),
             *done.file.notes,
             *work.late_notes(done.result.model),
-            *(_size_notes(done.file.before, done.file.after) if work.options.modes() else ()),
+            *(_size_notes(done.file.before, done.file.after) if work.resolved.modes() else ()),
         ),
     )
     return QuantizedFile(
         **vars(file),
-        precision=work.options.base.name if work.search is None else work.search.form,
-        modes=work.options.modes(),
-        budget=work.search,
+        precision=work.resolved.base.name if outcome.search is None else outcome.search.form,
+        modes=work.resolved.modes(),
+        budget=outcome.search,
         modules=done.result.modules,
         kv_cache=work.options.kv_cache,
         calibration=None if calibration is None else Calibrated(calibration.words, calibration.as_record()),
     )
 
 
-@dataclass(frozen=True)
-class SampleSource:
-    """Where the samples come from that a model is run on."""
-
-    folder: Path
-    """Of the tokenizer, image processor or feature extractor."""
-    model: Path | None
-    """File of the float graph; None: it is in memory only."""
-    seed: int
-    output: Path
-    """File that is to be written; what a long run has found lies beside it until then."""
-    statistics_folder: Path | None = None
-    """As of :func:`quantize_file`."""
-    is_external: Callable[[ir.Model], bool | None] = lambda _model: None
-    """Says whether the weights of a model go to a file of their own; None where they must."""
-
-
 @contextlib.contextmanager
-def equipped(work: Quantization, place: SampleSource) -> Iterator[Quantization]:
+def equipped(
+    work: Quantization,
+    samples: Calibration,
+    output: Path,
+    is_external: Callable[[ir.Model], bool | None],
+    statistics_folder: Path | None = None,
+) -> Iterator[Quantization]:
     """Yield a quantization with what runs the model on samples; blocks that it finds lie on disk until the block ends.
 
     Args:
         work: What is to be done.
-        place: Where samples come from.
+        samples: Samples, and the file of the float graph, unless that is in memory only.
+        output: File that is to be written; results of a long run are stored beside it until then.
+        is_external: Returns whether the weights of a model go to a file of their own; None if they must.
+        statistics_folder: As of :func:`quantize_file`.
 
     Raises:
         UsageError: options contradict each other, or there is no data.
@@ -182,26 +174,41 @@ def equipped(work: Quantization, place: SampleSource) -> Iterator[Quantization]:
     options.refuse_contradictions()
     budget = options.bit_budget
     is_judged = budget is not None and budget.max_drop is not None
-    data = Calibration(options, place.folder, work.sizes, place.seed, place.model, holds_out=is_judged)
+    data = replace(samples, holds_out=is_judged)
     if options.needs_samples or is_judged:
         refuse_missing_data(data)
     with contextlib.ExitStack() as stack:
         stack.callback(data.close)
         statistics = solver = unfinished = None
         if options.needs_ranges:
-            statistics = CalibrationStatistics(data, place.model, place.statistics_folder)
+            statistics = CalibrationStatistics(data, data.source, statistics_folder)
         if options.solves_weights or budget is not None:
-            unfinished = stack.enter_context(unfinished_folder(place.output))
-        if options.solves_weights:
-            assert unfinished is not None  # made above
-            solver = SolvedOnce(LayerCalibration(data, unfinished / "layers"))
-        tools = SampleTools(data, solver, statistics, place.folder, place.model, unfinished)
-        yield replace(work, place=place, tools=tools, notes=[])
+            unfinished = stack.enter_context(unfinished_folder(output))
+            solver = LayerCalibration(data, unfinished / "layers") if options.solves_weights else None
+        tools = SampleTools(data, statistics, solver, unfinished, output, is_external)
+        yield replace(work, tools=tools, outcome=QuantizationOutcome())
 
 
 @dataclass
+class QuantizationOutcome:
+    """Results of one run of a quantization, by which the written file is checked and described."""
+
+    options: QuantizeOptions | None = None
+    """The options with the bits of each module, if these were chosen; None: those of the recipe."""
+    search: BudgetSearch | None = None
+    """How bits were chosen for each module, if the options state a limit."""
+    stays_float: bool = False
+    """Whether the graph is a part that stays float, since it is within the limit."""
+    used: frozenset[str] = frozenset()
+    """Precisions that modules have now."""
+    saved_share: float = 1.0
+    """Share of the bytes of the weights that quantization saves, if the mode left nodes float; else 1."""
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Quantization(GraphWork[QuantizeResult]):
-    """The quantizer, once."""
+    """The recipe of one quantization."""
 
     step_name: ClassVar[str] = "quantization"
 
@@ -209,28 +216,22 @@ class Quantization(GraphWork[QuantizeResult]):
     options: QuantizeOptions
     sizes: Mapping[str, int]
     """Sizes of dynamic dimensions to compare at; of the others, some are tried."""
-    place: SampleSource | None = None
-    """Where samples come from; None before the work is equipped."""
-    tools: SampleTools | None = None
-    """Samples, and what is measured on them; None before the work is equipped."""
-    search: BudgetSearch | None = None
-    """How bits were chosen for each module, where the options state a limit; none before the work."""
-    notes: list[str] = field(default_factory=list)
-    used: frozenset[str] = frozenset()
-    """Precisions that modules have now; none before the work."""
-    budget: BitBudget | None = None
-    """The limit that bits were chosen within, which the options do not state afterwards."""
     may_stay_float: bool = False
-    """Whether the graph is a part that stays as it is where it keeps the limit; else that is refused."""
-    stays_float: bool = False
-    """Whether it does; False before the work."""
-    saved_share: float = 1.0
-    """Share of the bytes of the weights that quantization saves, if the mode left nodes float; else 1."""
+    """Whether the graph is a part that stays float if it is within the limit; else that is refused."""
+    tools: SampleTools | None = None
+    """Samples, and what is measured on them; None before the recipe is equipped."""
+    outcome: QuantizationOutcome = field(default_factory=QuantizationOutcome)
+    """Filled by :meth:`apply`."""
+
+    @property
+    def resolved(self) -> QuantizeOptions:
+        """The options with the bits of each module, once these were chosen."""
+        return self.outcome.options or self.options
 
     @property
     def calibration(self) -> Calibration | None:
         """Where the samples come from, where the model is run to quantize it."""
-        return self.tools.data if self.tools is not None and self.options.needs_samples else None
+        return self.tools.data if self.tools is not None and self.resolved.needs_samples else None
 
     def refuse_graph(self, model: ir.Model) -> None:
         """Refuse a graph that is quantized, or without a dimension that has a size or a module of a selector.
@@ -242,8 +243,6 @@ class Quantization(GraphWork[QuantizeResult]):
         if self.options.modes() or self.options.kv_cache is None:
             refuse_quantized(model, self.options)
         if self.options.kv_cache is not None:
-            from winml.modelkit.quantize.kv_cache import refuse_no_cache
-
             refuse_no_cache(model)
         sizes_of_dimensions(model.graph, self.sizes)
         if selectors := self.options.selectors:
@@ -272,7 +271,7 @@ class Quantization(GraphWork[QuantizeResult]):
         except QuantizeError as error:
             if not is_one_of_several(model.metadata_props):
                 raise
-            self.notes.append(f"{error.message}.")
+            self.outcome.notes.append(f"{error.message}.")
 
     @property
     def request_words(self) -> str:
@@ -282,42 +281,32 @@ class Quantization(GraphWork[QuantizeResult]):
     def apply(self, model: ir.Model) -> QuantizeResult:
         """Quantize the model, at the opset that the operators need; first choose bits where a limit is stated."""
         prepared = prepare(model, self.options, self.source.stem)
-        model, modules = prepared.model, prepared.modules
-        self.notes += prepared.notes
+        model, modules, outcome = prepared.model, prepared.modules, self.outcome
+        outcome.notes += prepared.notes
         if self._is_within_limit(model):
             self._stay_float()
         elif self.options.bit_budget is not None:
-            self._choose_bits(FloatGraph.of(model, modules))
-        if any((precision.activation_bits or 0) > 8 for precision, _ in self.options.requested_modes()):
-            self.notes.append(
-                "ONNX Runtime's CPU provider has no integer kernels for 16-bit activations and computes in "
-                "float32 between the conversions, slower than the source. The file is for providers with such "
-                "kernels, such as QNN."
-            )
-        others = [mode for mode in self.options.modes() if mode not in ("qdq", "float")]
-        if placement_for(self.options.ep).takes_qdq_alone and others:
-            self.notes.append(
-                f"{self.options.ep} is documented to take quantized operators as Q/DQ only: nodes quantized with "
-                f"{' and '.join(others)} may run on the CPU instead. Use --mode qdq (--precision w8a8 or w8a16)."
-            )
-        if not self.options.modes() and (self.stays_float or self.options.kv_cache is not None):
+            assert self.tools is not None  # the recipe is equipped
+            run = RunOptions(str(self.source), sizes=self.sizes, seed=self.tools.data.seed)
+            outcome.options, outcome.search = choose_bits(prepared, self.options, run, self.tools, self._file_bytes)
+        options, search = self.resolved, outcome.search
+        outcome.notes += _provider_notes(options)
+        if not options.modes() and (outcome.stays_float or options.kv_cache is not None):
             result = QuantizeResult(model, changed=True, notes=(), coverage=measure_coverage(model))
         else:
-            self.notes += source_notes(modules)
-            if self.search is None:
+            outcome.notes += source_notes(modules)
+            if search is None:
                 self._refuse_small_share(model, modules)
             before = weight_bytes(model)
-            reasons = {} if self.search is None else {module.tag: module.why for module in self.search.modules}
+            reasons = {} if search is None else {module.tag: module.why for module in search.modules}
             statistics, solver = (None, None) if self.tools is None else (self.tools.statistics, self.tools.solver)
-            result = quantize(model, self.options, modules, statistics, solver, reasons)
+            result = quantize(model, options, modules, statistics, solver, reasons)
             if any(module.left and module.requested != FLOAT32 for module in result.modules):
-                self.saved_share = 1 - weight_bytes(result.model) / before
-        self.notes += self._resumed_notes()
-        self.used = frozenset(module.requested for module in result.modules if module.quantized)
-        if self.options.kv_cache is not None:
-            from winml.modelkit.quantize.kv_cache import quantize_cache
-
-            self.notes += quantize_cache(result.model, self._cache_maxima)
+                outcome.saved_share = 1 - weight_bytes(result.model) / before
+        outcome.notes += self._resumed_notes()
+        outcome.used = frozenset(module.requested for module in result.modules if module.quantized)
+        if options.kv_cache is not None:
+            outcome.notes += quantize_cache(result.model, self._cache_maxima)
         return result
 
     def _is_within_limit(self, model: ir.Model) -> bool:
@@ -341,33 +330,22 @@ class Quantization(GraphWork[QuantizeResult]):
         return bool(kept)
 
     def _stay_float(self) -> None:
-        """Let the options quantize no weight."""
         budget = self.options.bit_budget
-        assert budget is not None  # what is within it stays
-        self.notes.append(f"{budget.option} {budget.words}: this part is within the limit, and stays in float.")
+        assert budget is not None  # the graph is within it
+        self.outcome.notes.append(f"{budget.option} {budget.words}: this part is within the limit, and stays in float.")
         plain = {"precision": FLOAT32, "mode": None, "algorithm": "rtn", "budget": None, "max_size": None}
-        self.options, self.stays_float = self.options.model_copy(update=plain), True
-
-    def _choose_bits(self, graph: FloatGraph) -> None:
-        """Let the options be those that keep the limit and lose least."""
-        assert self.tools is not None  # the work is equipped
-        assert self.place is not None
-        run = RunOptions(str(self.source), sizes=self.sizes, seed=self.place.seed)
-        self.budget = self.options.bit_budget
-        self.options, self.search = choose_bits(graph, self.options, run, self.tools, self._file_bytes)
+        self.outcome.options, self.outcome.stays_float = self.options.model_copy(update=plain), True
 
     def _file_bytes(self, model: ir.Model) -> int:
         """Return the size of the file of a quantized graph, which gets all that is written with it."""
-        assert self.place is not None  # the work is equipped
+        assert self.tools is not None  # the recipe is equipped
         if self.options.kv_cache is not None:
-            from winml.modelkit.quantize.kv_cache import quantize_cache
-
             quantize_cache(model, self._cache_maxima)
         refresh_metadata(model, self, is_plain=True)
-        output, float_file = self.place.output, self.place.model
+        output, float_file = self.tools.output, self.tools.data.source
         if float_file is not None:
             record_float_source(model, name_beside(float_file, output), "0" * FLOAT_SOURCE_DIGITS)
-        return written_bytes(model, output, external=self.place.is_external(model))
+        return written_bytes(model, output, external=self.tools.is_external(model))
 
     def refuse_written(self, size_bytes: int) -> None:
         """Refuse a file that is larger than allowed, or from which quantization saved nothing.
@@ -375,14 +353,20 @@ class Quantization(GraphWork[QuantizeResult]):
         Raises:
             QuantizeError: names both sizes.
         """
-        if self.saved_share < 1 - _LEAST_SAVING:
+        if self.outcome.saved_share < 1 - _LEAST_SAVING:
             self._refuse_larger(size_bytes)
-        most = None if self.budget is None else self.budget.max_bytes
+        budget = self._searched_budget
+        most = None if budget is None else budget.max_bytes
         if most is not None and size_bytes > most:
             raise QuantizeError(
                 f"--max-size {size_words(most)}: the file has {size_bytes} bytes, {size_bytes - most} too many",
                 hint=f"No file was written. Allow {size_bytes}B or more.",
             )
+
+    @property
+    def _searched_budget(self) -> BitBudget | None:
+        """The limit that bits were chosen within; None if they were not chosen."""
+        return None if self.outcome.search is None else self.options.bit_budget
 
     def _refuse_larger(self, size_bytes: int) -> None:
         """Refuse a file that is not smaller than its source.
@@ -390,37 +374,35 @@ class Quantization(GraphWork[QuantizeResult]):
         Raises:
             QuantizeError: names both sizes.
         """
-        sizes, is_larger = size_words(size_bytes), self.saved_share <= 0
+        sizes, is_larger = size_words(size_bytes), self.outcome.saved_share <= 0
         if self.source.is_file():  # not a graph that comes from memory
             source_bytes = sum(file.stat().st_size for file in (self.source, *external_files(self.source)))
             sizes, is_larger = f"{sizes}, {size_words(source_bytes)}", size_bytes >= source_bytes
         if is_larger:
             raise QuantizeError(
-                f"the quantized file is not smaller than its source ({sizes}): {self.saved_share:.0%} of the bytes of "
-                "its weights were saved",
+                f"the quantized file is not smaller than its source ({sizes}): {self.outcome.saved_share:.0%} of the "
+                "bytes of its weights were saved",
                 hint="No file was written. Use another --precision or --mode, or exclude fewer modules.",
             )
 
     def _resumed_notes(self) -> Iterator[str]:
         """Say what an interrupted run had found already."""
         solver = None if self.tools is None else self.tools.solver
-        walks = [] if solver is None else solver.calibration.resumed
+        walks = [] if solver is None else solver.resumed
         layers = f"{sum(count for count, _ in walks)} of {sum(of for _, of in walks)} layers"
         found = [layers if len(walks) == 1 else f"{layers} in {len(walks)} passes"] if walks else []
-        if self.search is not None and self.search.resumed:
-            found.append(f"{self.search.resumed} of {self.search.measured} measurements")
+        if (search := self.outcome.search) is not None and search.resumed:
+            found.append(f"{search.resumed} of {search.measured} measurements")
         if found:
             yield f"Resumed from an interrupted run: {', '.join(found)}."
 
     @functools.cached_property
     def _cache_maxima(self) -> Mapping[str, Array]:
         """Return the largest absolute values of each channel of keys and values that the source answers to samples."""
-        from winml.modelkit.quantize.kv_cache import attentions_over_cache
-
         assert self.calibration is not None  # the options need samples
         source = load_by_reference(self.source)
         names = [value.name or "" for states in attentions_over_cache(source.graph) for value in states.present]
-        return self.calibration.over_samples(source, lambda _model, read: measure_states(self.source, names, read))
+        return self.calibration.over_samples(lambda read: measure_states(self.source, names, read))
 
     def metadata(self, model: ir.Model) -> Mapping[str, Any]:
         """Return inputs and outputs with the types they have now."""
@@ -444,7 +426,7 @@ class Quantization(GraphWork[QuantizeResult]):
             reasons.update(module.left)
         left = "".join(f", {count} left ({reason})" for reason, count in reasons.most_common())
         cache = "" if self.options.kv_cache is None else f", KV cache {self.options.kv_cache}"
-        search = self.search
+        search = self.outcome.search
         bits = (
             ""
             if search is None
@@ -454,14 +436,14 @@ class Quantization(GraphWork[QuantizeResult]):
 
     def late_notes(self, model: ir.Model) -> tuple[str, ...]:
         """Say what the work noted, what this processor makes of it, and what float16 could not hold of the weights."""
-        kernels = _kernel_notes(self.options.modes(), signed_weights=self.options.base.signed_weights)
-        return (*self.notes, *kernels, *_range_notes(model))
+        kernels = _kernel_notes(self.resolved.modes(), signed_weights=self.resolved.base.signed_weights)
+        return (*self.outcome.notes, *kernels, *_range_notes(model))
 
     def compare(self, source: Path, written: Path, seed: int) -> FidelityInfo | None:
         """Measure what is left of the answers, where the source fits into memory."""
         needed, available = sum(file.stat().st_size for file in (source, *external_files(source))), available_bytes()
         if needed > available:
-            self.notes.append(
+            self.outcome.notes.append(
                 f"Not verified: the comparison runs the source, which needs {size_words(needed)} of memory; "
                 f"{size_words(available)} are available."
             )
@@ -471,11 +453,11 @@ class Quantization(GraphWork[QuantizeResult]):
         if self.calibration is not None and self.calibration.has_data:
             return refuse_unfaithful(source, written, self.least_sqnr_db, self.calibration.samples_to_compare, hint)
         run = RunOptions(str(source), sizes=self.sizes, seed=seed)
-        processors = None if self.place is None else self.place.folder
+        processors = None if self.tools is None else self.tools.data.model_folder
         request = SampleRequest(run, processors, count=self.options.samples, tries_sizes=True, model=source)
         fidelity = refuse_unfaithful(source, written, self.least_sqnr_db, request.read, hint)
         if fidelity.samples is not None and fidelity.samples.note:
-            self.notes.append(fidelity.samples.note)
+            self.outcome.notes.append(fidelity.samples.note)
         return fidelity
 
     def _refuse_missing_kernels(self) -> None:
@@ -487,7 +469,8 @@ class Quantization(GraphWork[QuantizeResult]):
         # ONNX Runtime is loaded by those who compare only.
         from winml.modelkit.ort.sessions import is_onnxruntime_at_least, onnxruntime_version
 
-        needed = {"1.24": "2-bit weights"} if "int2" in self.used else {}
+        has_two_bits = any(PRECISIONS[name].weight_bits == 2 for name in self.outcome.used)
+        needed = {"1.24": "2-bit weights"} if has_two_bits else {}
         if self.options.kv_cache is not None:
             needed["1.31"] = "a KV cache in 8 bits"
         for version, what in needed.items():
@@ -501,23 +484,40 @@ class Quantization(GraphWork[QuantizeResult]):
     @property
     def below_minimum_hint(self) -> str:
         """What to do about a file below the minimum: allow more, where bits were chosen within a limit."""
-        if self.budget is None:
-            return below_minimum_hint(self.options.remedies())
-        if self.budget.max_drop is not None:
+        budget = self._searched_budget
+        if budget is None:
+            return below_minimum_hint(self.resolved.remedies())
+        if budget.max_drop is not None:
             return "No file was written. Lower --min-sqnr, set a stricter --max-drop, or write it with --no-verify."
-        limit = "--budget" if self.budget.max_bytes is None else "--max-size"
-        return below_minimum_hint(self.options.remedies(), budget=limit)
+        limit = "--budget" if budget.max_bytes is None else "--max-size"
+        return below_minimum_hint(self.resolved.remedies(), budget=limit)
 
     @property
     def least_sqnr_db(self) -> float:
         """Ratio in decibels that every output has to reach."""
-        requested = [precision for precision, _ in self.options.requested_modes()]
+        requested = [precision for precision, _ in self.resolved.requested_modes()]
         of_cache = [LEAST_CACHE_SQNR_DB] if self.options.kv_cache is not None else []
         # A rule that no module obeys asks for nothing.
-        used = [precision for precision in requested if precision.name in self.used] or requested
-        of_float = [PRECISIONS["bf16"].least_sqnr_db] if self.stays_float else []
+        used = [precision for precision in requested if precision.name in self.outcome.used] or requested
+        of_float = [PRECISIONS["bf16"].least_sqnr_db] if self.outcome.stays_float else []
         least = min((*(precision.least_sqnr_db for precision in used), *of_cache, *of_float))
         return self.options.min_sqnr_db if self.options.min_sqnr_db is not None else least
+
+
+def _provider_notes(options: QuantizeOptions) -> Iterator[str]:
+    """Yield notes on precisions and modes that execution providers compute otherwise than the options suggest."""
+    if any((precision.activation_bits or 0) > 8 for precision, _ in options.requested_modes()):
+        yield (
+            "ONNX Runtime's CPU provider has no integer kernels for 16-bit activations and computes in "
+            "float32 between the conversions, slower than the source. The file is for providers with such "
+            "kernels, such as QNN."
+        )
+    others = [mode for mode in options.modes() if mode not in ("qdq", "float")]
+    if placement_for(options.ep).takes_qdq_alone and others:
+        yield (
+            f"{options.ep} is documented to take quantized operators as Q/DQ only: nodes quantized with "
+            f"{' and '.join(others)} may run on the CPU instead. Use --mode qdq (--precision w8a8 or w8a16)."
+        )
 
 
 def _size_notes(before: GraphSummary, after: GraphSummary) -> tuple[str, ...]:

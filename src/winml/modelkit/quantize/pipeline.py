@@ -9,7 +9,7 @@ import json
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import onnx_ir as ir
@@ -21,14 +21,14 @@ from winml.modelkit.onnx.stage import StageResult
 from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS, give_products_own_weights
 from winml.modelkit.options import load_json
 from winml.modelkit.quantize.attention_masks import make_masks_finite, mask_values, narrow_masks
-from winml.modelkit.quantize.engines.calibrated_quantizers import SolvedWeight
+from winml.modelkit.quantize.calibration.activation_statistics import MeasuredValue
 from winml.modelkit.quantize.engines.integer_weights import (
     has_non_finite_scales,
     refuse_non_finite_weights,
     shared_weight_notes,
 )
-from winml.modelkit.quantize.engines.weight_only import BlockWeight, algorithm_notes, block_weights
-from winml.modelkit.quantize.equalization import ActivationSource, Equalization, equalize
+from winml.modelkit.quantize.engines.weight_only import algorithm_notes, block_weights
+from winml.modelkit.quantize.equalization import Equalization, equalize
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.placements import Placement, placement_for
 from winml.modelkit.quantize.planning import (
@@ -36,17 +36,19 @@ from winml.modelkit.quantize.planning import (
     ModulePrecision,
     PlannedNode,
     QuantizationPlan,
-    WeightKey,
     constant_weight,
     float_name,
     plan_quantization,
     values_by_rule,
 )
-from winml.modelkit.quantize.precisions import FLOAT32, INTEGER_ACTIVATIONS, MODES, PRECISIONS, Mode, Precision
-from winml.modelkit.quantize.qdq_placement import QdqPlacement, place_quantized_values
-from winml.modelkit.quantize.unit_placement import place_units
+from winml.modelkit.quantize.precisions import FLOAT32, INTEGER_ACTIVATIONS, MODES, PRECISIONS
+from winml.modelkit.quantize.qdq_placement import QdqPlacement, place_quantized_values, place_units
 from winml.modelkit.tags.carry.carrying import carry_tags
 from winml.modelkit.tags.tagging import all_nodes, measure_coverage
+
+if TYPE_CHECKING:
+    from winml.modelkit.quantize.calibration.calibration_data import CalibrationStatistics
+    from winml.modelkit.quantize.calibration.layer_calibration import LayerCalibration
 
 _BLOCK_SIZE = "block_size"
 """The attribute, and the key of the record."""
@@ -157,44 +159,12 @@ class QuantizeResult(StageResult):
         return sum(module.quantized for module in self.modules)
 
 
-@dataclass(frozen=True)
-class MeasuredValue:
-    """An activation whose statistics are needed."""
-
-    name: str
-    bits: int = 8
-    """Of the integers it becomes."""
-    form: str = ""
-    """What was done to the graph that changes the numbers of this value; empty: nothing, so that its statistics serve
-    every other placement."""
-
-
-class RangeSource(ActivationSource, Protocol):
-    """Measures activations and their ranges over calibration samples."""
-
-    def ranges(self, model: ir.Model, values: Sequence[MeasuredValue]) -> Mapping[str, tuple[float, float]]:
-        """Return the range of each value of a model, by name."""
-
-    def as_record(self) -> Mapping[str, Any]:
-        """Return what the ranges come from, JSON-ready."""
-
-
-class WeightSolver(Protocol):
-    """Finds blocks of weights by running the model on samples."""
-
-    def solve(self, model: ir.Model, weights: Sequence[BlockWeight]) -> Mapping[WeightKey, SolvedWeight]:
-        """Return the blocks of weights of a model."""
-
-    def as_record(self) -> Mapping[str, Any]:
-        """Return what they come from, JSON-ready."""
-
-
 def quantize(
     model: ir.Model,
     options: QuantizeOptions,
     modules: GraphModules,
-    calibration: RangeSource | None = None,
-    solver: WeightSolver | None = None,
+    calibration: CalibrationStatistics | None = None,
+    solver: LayerCalibration | None = None,
     reasons: Mapping[str, str] | None = None,
 ) -> QuantizeResult:
     """Let modules of a graph compute with fewer bits.
@@ -220,10 +190,10 @@ def quantize(
     _drop_records(model, plan.nodes)
     if options.needs_ranges and calibration is None:
         raise InternalError("activations have to be measured, and nothing was passed that measures them")
-    groups, equalized = _groups(plan, provider), Equalization()
+    tasks, equalized = _tasks(plan, options, modules, provider), Equalization()
     if provider.is_by_unit and options.needs_ranges:
         # Before units are looked for, of which each reads a weight of its own.
-        give_products_own_weights(model, frozenset().union(*groups.values()))
+        give_products_own_weights(model, frozenset().union(*(task.nodes for task in tasks)))
     if calibration is not None and (options.smooth_quant is not None or options.cross_layer_equalization):
         has_channel_scales = not provider.is_by_unit and options.per_channel is not False
         bits = {node.name: node.requested.range_bits for node in plan.nodes if node.mode in INTEGER_ACTIVATIONS}
@@ -232,44 +202,25 @@ def quantize(
     if provider.finite_masks and options.needs_ranges:
         make_masks_finite(model)
         masked = mask_values(model)
-    placements = _placements(model, plan, groups, provider)
-    measured = _measured_values(placements, masked, equalized)
-    ranges: Mapping[str, tuple[float, float]] = {}
+    tasks = [replace(task, placement=_placement(model, task)) for task in tasks]
+    measured = _measured_values(tasks, masked, equalized)
     if measured:
         assert calibration is not None  # refused above
         ranges = calibration.ranges(model, measured)
         if provider.finite_masks:
-            bits_of_units = {
-                name: precision.range_bits
-                for (_, precision), placement in placements.items()
-                for name in placement.companions
-            }
-            ranges = narrow_masks(model, ranges, bits_of_units)
-    block_sizes = values_by_rule(plan, options.block_sizes, modules)
-    algorithms = values_by_rule(plan, options.algorithms, modules)
-    tasks = {
-        (mode, precision): EngineTask(
-            nodes,
-            precision,
-            options,
-            placements.get((mode, precision), QdqPlacement()),
-            ranges,
-            provider,
-            block_sizes,
-            algorithms,
-        )
-        for (mode, precision), nodes in groups.items()
-    }
+            bits = {name: task.precision.range_bits for task in tasks for name in task.placement.companions}
+            ranges = narrow_masks(model, ranges, bits)
+        tasks = [replace(task, ranges=ranges) for task in tasks]
     if options.solves_weights:
         if solver is None:
             raise InternalError("an algorithm needs samples, and nothing was passed that runs the model on them")
-        of_blocks = [task for (mode, _), task in tasks.items() if mode == "weight-only"]
+        of_blocks = [task for task in tasks if task.mode == "weight-only"]
         solved = solver.solve(model, [weight for task in of_blocks for weight in block_weights(model.graph, task)])
-        tasks = {key: replace(task, solved=solved) for key, task in tasks.items()}
+        tasks = [replace(task, solved=solved) for task in tasks]
     quantized = model
     try:
-        for (mode, _), task in tasks.items():
-            quantized = _run_engine(quantized, mode, task)
+        for task in tasks:
+            quantized = _run_engine(quantized, task)
     except QuantizeError:
         refuse_non_finite_weights(model, plan.nodes)  # the likeliest reason, with its module
         raise
@@ -338,58 +289,63 @@ def _refuse_quantized_exclusions(original: ir.Model, quantized: ir.Model, names:
             raise InternalError(f"node {node.name} ({node.op_type}) was requested to stay float and is quantized")
 
 
-def _groups(plan: QuantizationPlan, provider: Placement) -> dict[tuple[Mode, Precision], frozenset[str]]:
-    """Return the nodes with weights by mode and precision; where units count, those of modules without weights too."""
+def _tasks(
+    plan: QuantizationPlan, options: QuantizeOptions, modules: GraphModules, provider: Placement
+) -> list[EngineTask]:
+    """Return a task for each mode and precision; where units count, those of modules without weights too."""
     groups = plan.groups()
     if provider.is_by_unit:
         for mode, precision in plan.others:
             if MODES[mode].needs_ranges:
                 groups.setdefault((mode, precision), frozenset())
-    return groups
+    block_sizes = values_by_rule(plan, options.block_sizes, modules)
+    algorithms = values_by_rule(plan, options.algorithms, modules)
+    return [
+        EngineTask(
+            nodes,
+            precision,
+            options,
+            provider=provider,
+            block_sizes=block_sizes,
+            algorithms=algorithms,
+            mode=mode,
+            others=plan.others.get((mode, precision), frozenset()),
+        )
+        for (mode, precision), nodes in groups.items()
+    ]
 
 
 def _measured_values(
-    placements: Mapping[tuple[Mode, Precision], QdqPlacement], masked: Container[str], equalized: Equalization
+    tasks: Sequence[EngineTask], masked: Container[str], equalized: Equalization
 ) -> tuple[MeasuredValue, ...]:
     """Return the values whose ranges are needed, each once, with the fewest bits that it becomes."""
     found: dict[str, MeasuredValue] = {}
-    for (_, precision), placement in placements.items():
-        bits = precision.range_bits
-        for name in placement.measured:
+    for task in tasks:
+        for name in task.placement.measured:
             form = "; ".join(filter(None, ("finite masks" * (name in masked), equalized.forms.get(name, ""))))
-            known = found.get(name)
+            bits, known = task.precision.range_bits, found.get(name)
             found[name] = MeasuredValue(name, bits if known is None else min(bits, known.bits), form)
     return tuple(found.values())
 
 
-def _placements(
-    model: ir.Model,
-    plan: QuantizationPlan,
-    groups: Mapping[tuple[Mode, Precision], frozenset[str]],
-    provider: Placement,
-) -> dict[tuple[Mode, Precision], QdqPlacement]:
-    """Return the values of the model that become numbers of few bits, by group whose mode needs their ranges."""
-    found = {}
-    for (mode, precision), nodes in groups.items():
-        if MODES[mode].needs_ranges:
-            others = plan.others.get((mode, precision), frozenset())
-            found[mode, precision] = (
-                place_units(model, nodes | others, provider, precision.range_bits)
-                if provider.is_by_unit
-                else place_quantized_values(model.graph, nodes, others)
-            )
-    return found
+def _placement(model: ir.Model, task: EngineTask) -> QdqPlacement:
+    """Return the values of the model that become numbers of few bits, if the mode of a task needs their ranges."""
+    if not MODES[task.mode].needs_ranges:
+        return QdqPlacement()
+    if task.provider.is_by_unit:
+        return place_units(model, task.nodes | task.others, task.provider, task.precision.range_bits)
+    return place_quantized_values(model.graph, task.nodes, task.others)
 
 
-def _run_engine(model: ir.Model, mode: Mode, task: EngineTask) -> ir.Model:
-    engine = PRECISIONS.part(task.precision.name, MODES[mode].engine)
+def _run_engine(model: ir.Model, task: EngineTask) -> ir.Model:
+    engine = PRECISIONS.part(task.precision.name, MODES[task.mode].engine)
     try:
         quantized: ir.Model = engine(model, task)
         return quantized
     except (ValueError, RuntimeError, TypeError, AssertionError, onnx.shape_inference.InferenceError) as error:
         # The quantizers of ONNX Runtime raise these for what they do not expect.
         raise QuantizeError(
-            f"{task.precision.name} ({mode}): ONNX Runtime's quantizer failed: {error}",
+            f"{task.precision.name} ({task.mode}): ONNX Runtime's quantizer failed: {error}",
             hint="Exclude the failing modules with --exclude, or use a different --mode.",
         ) from error
 
@@ -453,7 +409,7 @@ _NOT_RECORDED = {"precision", "calibration_data", "calibration_cache"}
 def _record(
     options: QuantizeOptions,
     outcome: Sequence[ModulePrecision],
-    calibration: RangeSource | WeightSolver | None,
+    calibration: CalibrationStatistics | LayerCalibration | None,
     *,
     is_chosen: bool,
 ) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """Which operators does a provider compute with integers, and in which form does it take them? One record for each.
 
-Data only: a placement says what a provider takes; ``unit_placement`` finds it in a graph. Each names its source. Which
+Data only: a placement says what a provider takes; ``qdq_placement`` finds it in a graph. Each names its source. Which
 were run on the provider and which follow its documentation alone: docs/reference/quantization.md.
 """
 

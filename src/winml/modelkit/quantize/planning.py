@@ -15,7 +15,7 @@ from winml.modelkit.errors import InputError, QuantizeError, UsageError
 from winml.modelkit.onnx.cutting import GraphModules, fused_error
 from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS, ROUNDING_OPERATORS
 from winml.modelkit.quantize.declared_options import Algorithm
-from winml.modelkit.quantize.engines.calibrated_quantizers import SolvedWeight
+from winml.modelkit.quantize.engines.block_quantizers import SolvedWeight
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.placements import Placement, placement_for
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, Mode, Precision
@@ -415,6 +415,10 @@ class EngineTask:
     """Name of a node → the algorithm for its weight, where a rule says it."""
     solved: Mapping[WeightKey, SolvedWeight] = field(default_factory=dict)
     """Weights whose blocks were found with calibration data."""
+    mode: Mode = ""
+    """How the nodes get the precision."""
+    others: frozenset[str] = frozenset()
+    """Names of the nodes without weights in the same modules, which may compute with few bits too."""
 
     @property
     def is_per_channel(self) -> bool:

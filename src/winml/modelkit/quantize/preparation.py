@@ -1,12 +1,23 @@
 """Brings a graph into the form that engines quantize, and refuses selectors without effect in it.
 
 The form is at the opset that engines need, with batch normalizations in the weights and activations in separate nodes.
-It is the same whether a file is written or modules are measured. Quantizes nothing.
+It is the same whether a file is written or modules are measured. Quantizes nothing. Before / After, for fused layers::
+
+    x → FusedConv(activation=Relu) → y        x → Conv → Relu → y
+    x → FusedGemm(activation=Relu) → y        x → Gemm → Relu → y
+
+Must not fire when the activation is not in :data:`_PARAMETERS`, or the node is in a subgraph or a function.
+Tags: both nodes have the metadata of the fused node; the layer keeps its name, the last node its output.
+Why it is safe: the schemas of ONNX Runtime define the fused operators by these nodes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from collections import Counter
+from collections.abc import Collection, Container, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import onnx_ir as ir
 
@@ -15,13 +26,18 @@ from winml.modelkit.normalize.opset_conversion import convert_opset
 from winml.modelkit.normalize.pipeline import normalize
 from winml.modelkit.onnx.bundle import is_one_of_several
 from winml.modelkit.onnx.cutting import GraphModules
+from winml.modelkit.onnx.fresh_names import FreshNames
+from winml.modelkit.onnx.weights import add_initializer
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import optimize
 from winml.modelkit.options import parse_options
+from winml.modelkit.ort.graph_sessions import GraphSessions
+from winml.modelkit.ort.sessions import Session
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.placements import placement_for
-from winml.modelkit.quantize.planning import SEPARABLE_LAYERS, refuse_idle_selectors
+from winml.modelkit.quantize.planning import SEPARABLE_LAYERS, constant_weight, refuse_idle_selectors
 from winml.modelkit.quantize.precisions import MODES
+from winml.modelkit.transform.graph_file import read_plain
 from winml.modelkit.transform.module_functions import graph_modules
 from winml.modelkit.words import count_noun
 
@@ -37,6 +53,52 @@ class PreparedGraph:
     modules: GraphModules
     notes: tuple[str, ...]
     """Changes of the graph, and selectors without effect in this part of a model."""
+
+    @functools.cached_property
+    def sessions(self) -> GraphSessions:
+        """Opens the graph, and variants of it."""
+        return GraphSessions(self.model)
+
+    def session(self, threads: int | None = None, name: str = "the float graph") -> Session:
+        """Return a session of the graph."""
+        return self.sessions.open(self.model, threads=threads, name=name)
+
+    def weights_of(self, nodes: Collection[str]) -> dict[str, ir.TensorProtocol]:
+        """Return the weights of nodes by name, each once."""
+        values = {constant_weight(node) for node in self.model.graph if node.name in nodes}
+        return {
+            value.name or "": value.const_value
+            for value in values
+            if value is not None and value.const_value is not None
+        }
+
+    def parameters_of(self, nodes: Collection[str]) -> int:
+        """Return the number of values in the weights of nodes."""
+        return sum(tensor.size for tensor in self.weights_of(nodes).values())
+
+    def refuse_no_modules(self, source: str) -> None:
+        """Refuse a graph whose nodes have no modules.
+
+        Raises:
+            UsageError: names the source.
+        """
+        if not self.modules.modules:
+            raise UsageError(
+                f"{source}: the nodes have no module information",
+                hint="Export it with winml export, or transfer tags from its source file: winml retag.",
+            )
+
+
+def read_prepared(source: Path, options: QuantizeOptions) -> PreparedGraph:
+    """Read a file as :func:`~winml.modelkit.transform.graph_file.transform_file` does; its weights stay where they lie.
+
+    Raises:
+        InputError: the file is no valid ONNX model, or its data is missing.
+        NormalizeError, OptimizeError: the graph could not be normalized, or to the opset.
+    """
+    model, notes = read_plain(source)
+    prepared = prepare(model, options, source.stem)
+    return replace(prepared, notes=(*notes, *prepared.notes))
 
 
 def prepare(model: ir.Model, options: QuantizeOptions, root: str) -> PreparedGraph:
@@ -93,12 +155,70 @@ def _idle_notes(model: ir.Model, options: QuantizeOptions, modules: GraphModules
 
 def _separate_layers(model: ir.Model, operators: frozenset[str]) -> list[str]:
     """Separate activations from layers that have one of the operators, in place; return a note."""
-    if not any(SEPARABLE_LAYERS.get(node.op_type) in operators for node in model.graph):
-        return []
-    from winml.modelkit.quantize.fused_layers import separate_activations  # few graphs have such layers
-
     separated = separate_activations(model, operators)
     if not separated:
         return []
     counts = ", ".join(f"{operator} {count}" for operator, count in separated.items())
     return [f"Activations were separated from layers, which can be quantized without them: {counts}."]
+
+
+_DOMAIN = "com.microsoft"
+_ADDED = 3
+"""Specified: index of the input of FusedConv that is added before the activation."""
+_PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    "Relu": (), "Sigmoid": (), "Tanh": (), "Softplus": (), "Softsign": (), "LeakyRelu": ("alpha",), "Elu": ("alpha",),
+    "ThresholdedRelu": ("alpha",), "HardSigmoid": ("alpha", "beta"), "Selu": ("alpha", "gamma"), "Clip": ("min", "max"),
+}  # fmt: skip
+"""Specified: activation → its parameters in the order of ``activation_params`` of FusedConv; FusedGemm has an attribute
+for each, such as ``activation_alpha``."""
+
+
+def separate_activations(model: ir.Model, operators: Container[str]) -> Counter[str]:
+    """Separate the fused layers of the main graph that contain one of these operators, in place.
+
+    Returns:
+        Number of separated nodes by fused operator.
+    """
+    separated: Counter[str] = Counter()
+    fresh: FreshNames | None = None
+    for node in list(model.graph):
+        activation = node.attributes.get_string("activation", "")
+        is_fused = node.domain == _DOMAIN and SEPARABLE_LAYERS.get(node.op_type) in operators
+        if not is_fused or activation not in _PARAMETERS:
+            continue
+        fresh = fresh or FreshNames.of_graph(model.graph)
+        _separate(node, activation, fresh)
+        separated[node.op_type] += 1
+    return separated
+
+
+def _separate(fused: ir.Node, activation: str, fresh: FreshNames) -> None:
+    graph, output = fused.graph, fused.outputs[0]
+    assert isinstance(graph, ir.Graph)  # a node of the main graph
+    inputs, added = list(fused.inputs[:_ADDED]), fused.inputs[_ADDED:]
+    attributes = [item for name, item in fused.attributes.items() if not name.startswith("activation")]
+    nodes = [ir.Node("", SEPARABLE_LAYERS[fused.op_type], inputs, attributes, name=fused.name)]
+    nodes += [ir.node("Add", [nodes[-1].outputs[0], value]) for value in added if value is not None]
+    parameters = _parameters(fused, activation)
+    constants = []
+    if activation == "Clip":
+        for name, number in parameters.items():
+            tensor = ir.tensor(number, output.dtype or ir.DataType.FLOAT, fresh.take(f"{fused.name}_{name}"))
+            constants.append(add_initializer(graph, tensor))
+        parameters = {}
+    nodes.append(ir.node(activation, [nodes[-1].outputs[0], *constants], parameters))
+    for node in nodes:
+        node.metadata_props.update(fused.metadata_props)
+        node.name = node.name or fresh.take(f"{fused.name}/{node.op_type}")
+        value = node.outputs[0]
+        value.name, value.type, value.shape = fresh.take(f"{node.name}_output"), output.type, output.shape
+    ir.convenience.replace_nodes_and_values(graph, fused, [fused], nodes, [output], [nodes[-1].outputs[0]])
+
+
+def _parameters(fused: ir.Node, activation: str) -> dict[str, float]:
+    """Return the parameters that a fused node states for its activation."""
+    names = _PARAMETERS[activation]
+    if "activation_params" in fused.attributes:
+        return dict(zip(names, fused.attributes["activation_params"].as_floats(), strict=False))
+    given = {name: fused.attributes.get(f"activation_{name}") for name in names}
+    return {name: attribute.as_float() for name, attribute in given.items() if attribute is not None}

@@ -1,16 +1,19 @@
-"""Makes quantized forms of one graph and measures how far their answers are from those of the float graph.
+"""Makes quantized variants of one graph and measures how far their outputs are from those of the float graph.
 
-A form lives in memory as long as it is measured: float weights are mapped from where they lie, and only what was
-quantized is its own. Writes no weight. Knows no engine: it asks :func:`~winml.modelkit.quantize.pipeline.quantize`.
+A variant lives in memory as long as it is measured: float weights are mapped from where they lie, and only what was
+quantized is its own. A variant in which one module has fewer bits computes the same as the float graph up to that
+module: its rest is cut off and run on values of the float graph, which stay in memory for a few places of the graph
+that few values cross. Writes no weight. Knows no engine.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import QualitySamples, measure_fidelity
 from winml.modelkit.compare.quality_samples import SampleRequest, quality_values
 from winml.modelkit.errors import QuantizeError, StageError, UsageError
-from winml.modelkit.onnx.cutting import GraphModules
+from winml.modelkit.onnx.cutting import Cutter, GraphModules, cut_model
 from winml.modelkit.onnx.files.output_files import recover, refuse_existing
 from winml.modelkit.onnx.files.resumable_results import OtherRequest, ResumableResults
 from winml.modelkit.ort.graph_sessions import GraphSessions
@@ -31,16 +34,15 @@ from winml.modelkit.ort.sessions import Session
 from winml.modelkit.profile.latency import LatencyOptions, measure_alternating
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult
-from winml.modelkit.quantize.planning import constant_weight
-from winml.modelkit.quantize.preparation import prepare
+from winml.modelkit.quantize.preparation import PreparedGraph
 from winml.modelkit.quantize.sensitivity_records import (
     MeasuredVariant,
     MetricTarget,
     SensitivityCost,
     TimedVariant,
 )
-from winml.modelkit.quantize.shared_starts import SharedStarts, Start, feeds_of
-from winml.modelkit.transform.graph_file import read_plain
+from winml.modelkit.tags.carry.original_graph import RANDOM_OPERATORS
+from winml.modelkit.tags.tagging import all_nodes
 
 Quantizer = Callable[[ir.Model, QuantizeOptions, GraphModules], QuantizeResult]
 """Quantizes a model, which is used up. What a mode needs beside the options, such as ranges, is bound to it."""
@@ -58,47 +60,6 @@ class VariantEvaluator:
 
 
 @dataclass(frozen=True)
-class FloatGraph:
-    """A model in its plain form, at the opset that quantized operators need; its weights lie in files."""
-
-    model: ir.Model
-    modules: GraphModules
-    notes: tuple[str, ...]
-    sessions: GraphSessions
-    """Opens it, and forms of it."""
-
-    @classmethod
-    def of(cls, model: ir.Model, modules: GraphModules, notes: Sequence[str] = ()) -> FloatGraph:
-        """Refer to a model, which stays as it is."""
-        return cls(model, modules, tuple(notes), GraphSessions(model))
-
-    def session(self, threads: int | None = None, name: str = "the float graph") -> Session:
-        """Return a session of it."""
-        return self.sessions.open(self.model, threads=threads, name=name)
-
-    def weights_of(self, nodes: Collection[str]) -> dict[str, ir.TensorProtocol]:
-        """Return the weights of nodes by name, each once."""
-        values = {constant_weight(node) for node in self.model.graph if node.name in nodes}
-        return {
-            value.name or "": value.const_value
-            for value in values
-            if value is not None and value.const_value is not None
-        }
-
-    def refuse_no_modules(self, source: str) -> None:
-        """Refuse a graph whose nodes have no modules.
-
-        Raises:
-            UsageError: names the source.
-        """
-        if not self.modules.modules:
-            raise UsageError(
-                f"{source}: the nodes have no module information",
-                hint="Export it with winml export, or transfer tags from its source file: winml retag.",
-            )
-
-
-@dataclass(frozen=True)
 class Samples:
     """Sets of values, and what the float graph answers."""
 
@@ -111,20 +72,8 @@ class Samples:
     """Outputs that are NaN or infinite everywhere, of which no damage can be told."""
 
 
-def float_graph(source: Path, options: QuantizeOptions) -> FloatGraph:
-    """Read a file as :func:`~winml.modelkit.transform.graph_file.transform_file` does; its weights stay where they lie.
-
-    Raises:
-        InputError: the file is no valid ONNX model, or its data is missing.
-        NormalizeError, OptimizeError: the graph could not be normalized, or to the opset.
-    """
-    model, notes = read_plain(source)
-    prepared = prepare(model, options, source.stem)
-    return FloatGraph.of(prepared.model, prepared.modules, (*notes, *prepared.notes))
-
-
 def take_samples(
-    graph: FloatGraph,
+    graph: PreparedGraph,
     request: SampleRequest,
     threads: int | None,
     hint: str = "Pass inputs with meaningful outputs: --input-data file.npz.",
@@ -166,33 +115,32 @@ def weight_bytes(model: ir.Model) -> int:
 
 
 class QuantizedVariants:
-    """Makes forms of a graph, one for each thread that asks."""
+    """Makes and measures variants of a graph; each measurement is stored, and made once."""
 
     def __init__(
         self,
-        graph: FloatGraph,
+        graph: PreparedGraph,
         samples: Samples,
         quantizer: Quantizer,
-        threads: int | None,
+        stored: MeasuredVariants,
+        threads: int | None = None,
         evaluator: VariantEvaluator | None = None,
         before_each: Callable[[], None] | None = None,
     ) -> None:
-        """Hold what all forms share.
+        """Hold what all variants share.
 
         Args:
             graph: The float graph.
-            samples: What is run, and the answers it is compared with.
-            quantizer: Makes a form.
+            samples: Inputs, and the outputs of the float graph.
+            quantizer: Makes a variant.
+            stored: Measurements that an interrupted run or other samples made; new ones are added.
             threads: Threads of one session. None: as many as ONNX Runtime chooses.
-            evaluator: Says how well a form does the task of the model.
+            evaluator: Evaluates variants on the task of the model.
             before_each: Called before each measurement; what it raises ends the work.
         """
-        self.evaluator = evaluator
+        self.evaluator, self.stored = evaluator, stored
         self._before_each = before_each
-        self._graph = graph
-        self._samples = samples
-        self._quantizer = quantizer
-        self._threads = threads
+        self._graph, self._samples, self._quantizer, self._threads = graph, samples, quantizer, threads
         # Quantizers replace functions of libraries while they work, so one works at a time; sessions run beside it.
         self._quantizing = threading.Lock()
         self._starts: SharedStarts | None = None
@@ -201,28 +149,44 @@ class QuantizedVariants:
         """Time taken so far."""
 
     def share_starts(self) -> None:
-        """Compute once what forms share with the float graph before their first quantized node."""
-        feeds = [item.feeds for item in self._samples.values]
-        self._starts = SharedStarts(self._graph.model, self._graph.sessions, feeds, self._threads)
+        """Compute once what variants share with the float graph before their first quantized node."""
+        if self._starts is None:
+            feeds = [item.feeds for item in self._samples.values]
+            self._starts = SharedStarts(self._graph.model, self._graph.sessions, feeds, self._threads)
 
     @property
     def samples(self) -> int:
         """How many samples there are."""
         return len(self._samples.values)
 
+    def has_measured(self, key: str, *, is_judged: bool = False, count: int | None = None) -> bool:
+        """Return True if a stored measurement is on as many samples as requested, and judged if that is requested."""
+        form = self.stored.get(key)
+        if form is None or not form.runs:
+            return form is not None
+        needs_scores = is_judged and self.evaluator is not None and not form.scores
+        return form.samples >= (self.samples if count is None else count) and not needs_scores
+
     def measure(
-        self, options: QuantizeOptions, *, is_judged: bool = False, count: int | None = None
+        self, key: str, options: QuantizeOptions, *, is_judged: bool = False, count: int | None = None
     ) -> MeasuredVariant:
-        """Make a form, run it, and compare; a form that cannot be made or run is told in the record.
+        """Make a variant, run it, compare it and store the result, unless that is stored already.
 
         Args:
-            options: How the modules of the form are quantized.
-            is_judged: Whether the evaluator, where there is one, looks at it as well, which takes longer.
-            count: How many samples it is run on, from the first; None: all.
+            key: Key of the measurement.
+            options: How the modules of the variant are quantized.
+            is_judged: Whether the evaluator, if any, evaluates it as well, which takes longer.
+            count: Number of samples that it is run on, from the first; None: all.
 
         Raises:
             UsageError: the options name no module, or leave nothing to quantize.
         """
+        if not self.has_measured(key, is_judged=is_judged, count=count):
+            self.stored.put(key, self._measure(options, is_judged=is_judged, count=count))
+        return self.stored[key]
+
+    def _measure(self, options: QuantizeOptions, *, is_judged: bool, count: int | None) -> MeasuredVariant:
+        """Make a variant, run it, and compare; a failure is recorded as its problem."""
         if self._before_each is not None:
             self._before_each()
         try:
@@ -258,9 +222,7 @@ class QuantizedVariants:
 
     def float_scores(self) -> dict[str, float]:
         """Return how well the float graph does the task; nothing without a judge."""
-        if self.evaluator is None:
-            return {}
-        return dict(self.evaluator.scores(self._graph.session(self._threads)))
+        return {} if self.evaluator is None else dict(self.evaluator.scores(self._graph.session(self._threads)))
 
     def timed(self, options: QuantizeOptions, timing: LatencyOptions) -> TimedVariant:
         """Time a form in alternation with the float graph, on the first set of values.
@@ -298,15 +260,15 @@ def form_key(nodes: Iterable[str]) -> str:
 
 
 class MeasuredVariants:
-    """Measurements by key; kept in a file, where one is given, before the next measurement begins."""
+    """Measurements by key; with a file, each is on disk before the next one begins."""
 
     def __init__(self, path: Path | None, request: Mapping[str, Any], *, overwrite: bool) -> None:
         """Read what an interrupted run measured.
 
         Args:
-            path: The file. None: nothing is kept.
+            path: The file. None: nothing is stored.
             request: What the measurements depend on, JSON-ready.
-            overwrite: Start anew where the file belongs to another request, rather than refuse it.
+            overwrite: Start anew if the file belongs to another request, rather than refuse it.
 
         Raises:
             UsageError: it belongs to another request; names what differs.
@@ -319,15 +281,30 @@ class MeasuredVariants:
             refuse_existing([self._file.path], overwrite=True)
             recover([self._file.path])
             self._forms = self._read(self._file, overwrite=overwrite)
-        self.resumed = len(self._forms)
-        """Number of measurements that were there already."""
+        self._earlier = frozenset(self._forms)
+        self._used: set[str] = set()
+
+    @property
+    def resumed(self) -> int:
+        """Number of measurements that an interrupted run had made."""
+        return len(self._earlier)
+
+    @property
+    def reused(self) -> int:
+        """Number of those that were asked for."""
+        return len(self._earlier & self._used)
 
     def __len__(self) -> int:
         """Return the number of measurements."""
         return len(self._forms)
 
+    def __getitem__(self, key: str) -> MeasuredVariant:
+        """Return a measurement that was made."""
+        return self._forms[key]
+
     def get(self, key: str) -> MeasuredVariant | None:
-        """Return a measurement; None where there is none yet."""
+        """Return a measurement; None if there is none yet."""
+        self._used.add(key)
         return self._forms.get(key)
 
     def put(self, key: str, form: MeasuredVariant) -> None:
@@ -356,3 +333,142 @@ class MeasuredVariants:
             )
         words = ", ".join(f"{key} was {then!r}, now {now!r}" for key, (then, now) in earlier.changed.items())
         raise UsageError(f"{file.path} has measurements of a run with different options: {words}", hint=_HINT)
+
+
+_PLACES = 16
+"""Chosen: a form then runs at most a sixteenth of the nodes before its module again."""
+_STORED_BYTES = 256_000_000
+"""Values stored, of all samples together. Chosen: small beside a model whose runs take long; where it is too little,
+fewer places are used."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """A place of the float graph, and what crosses it."""
+
+    names: frozenset[str]
+    """Names of the nodes before it."""
+    values: tuple[Arrays, ...]
+    """Of each sample: the values that nodes before it compute and others read, by name."""
+
+
+class SharedStarts:
+    """The places of one graph from which forms of it may be run."""
+
+    def __init__(self, model: ir.Model, sessions: GraphSessions, feeds: Sequence[Arrays], threads: int | None) -> None:
+        """Run the float graph once on each sample.
+
+        Args:
+            model: The float graph; it stays as it is.
+            sessions: Opens graphs that are made of it.
+            feeds: The samples.
+            threads: Threads of the session; None: as many as ONNX Runtime chooses.
+        """
+        self._nodes = tuple(model.graph)
+        self._starts: list[Start] = []
+        is_random = any(node.op_type in RANDOM_OPERATORS for node in all_nodes(model))
+        places = {} if is_random or not feeds else _places(model)
+        if not places:
+            return
+        names = list(dict.fromkeys(name for crossing in places.values() for name in crossing))
+        tapped = model.clone()
+        made = {value.name: value for node in tapped.graph for value in node.outputs}
+        tapped.graph.outputs[:] = [made[name] for name in names]
+        try:
+            session = sessions.open(tapped, threads=threads, name="the float graph")
+            samples = [session.run(feeds[0])]
+            places = _within_limit(places, samples[0], _STORED_BYTES // len(feeds))
+            wanted = list(dict.fromkeys(name for crossing in places.values() for name in crossing))
+            samples += [session.run(item, wanted) for item in feeds[1:]] if wanted else []
+        except StageError:  # forms are run from the inputs
+            return
+        for count, crossing in places.items():
+            values = tuple({name: sample[name] for name in crossing} for sample in samples)
+            before = frozenset(node.name or "" for node in self._nodes[:count])
+            self._starts.append(Start(before, values))
+
+    def last_before(self, form: ir.Model) -> Start | None:
+        """Return the last place before which a form is the float graph; None where that is its beginning."""
+        same = _unchanged_nodes(self._nodes, form)
+        fitting = (start for start in self._starts if len(start.names) <= same)
+        return max(fitting, key=lambda start: len(start.names), default=None)
+
+    @staticmethod
+    def rest_of(form: ir.Model, start: Start) -> ir.Model | None:
+        """Return what a form computes behind a place, as a model; None where it reads other values than are stored."""
+        cut = Cutter(form).cut_exactly(node for node in form.graph if node.name not in start.names)
+        given = {value.name for value in form.graph.inputs}
+        computed = start.values[0]
+        if not cut.outputs or any(value.name not in computed and value.name not in given for value in cut.inputs):
+            return None
+        rest = cut_model(form, cut, keeps_sizes=True)
+        for value in rest.graph.inputs:
+            if (array := computed.get(value.name or "")) is not None:
+                value.dtype = ir.DataType.from_numpy(array.dtype)
+                value.shape = ir.Shape([None] * array.ndim)
+        return rest
+
+
+def feeds_of(session: Session, start: Start, sample: int, feeds: Arrays) -> dict[str, Array]:
+    """Return what the rest of a form reads of one sample."""
+    values = {**feeds, **start.values[sample]}
+    return {name: values[name] for name in session.inputs}
+
+
+def _places(model: ir.Model) -> dict[int, tuple[str, ...]]:
+    """Return number of nodes before a place → names of the values that cross it, which are few."""
+    nodes = list(model.graph)
+    cutter = Cutter(model)
+    crossing = cutter.crossing()
+    step = max(1, len(nodes) // _PLACES)
+    found = {}
+    for begin in range(0, len(nodes) - 1, step):
+        place = min(range(begin, min(begin + step, len(nodes) - 1)), key=lambda index: (crossing[index], -index))
+        cut = cutter.cut_exactly(nodes[place + 1 :])
+        values = [value for value in cut.inputs if value.producer() is not None]
+        if values and all(value.type is None or isinstance(value.type, ir.TensorType) for value in values):
+            found[place + 1] = tuple(value.name or "" for value in values)
+    return found
+
+
+def _within_limit(places: Mapping[int, tuple[str, ...]], sample: Arrays, limit: int) -> dict[int, tuple[str, ...]]:
+    """Return as many of the places, in equal distances, as hold no more bytes than the limit."""
+    for every in (1, 2, 4, 8):
+        chosen = dict(list(places.items())[every - 1 :: every])
+        names = {name for crossing in chosen.values() for name in crossing}
+        if sum(sample[name].nbytes for name in names) <= limit:
+            return chosen
+    return {}
+
+
+def _unchanged_nodes(nodes: Sequence[ir.Node], form: ir.Model) -> int:
+    """Return how many nodes from the beginning a form has as they are, with the same weights."""
+    own = {node.name: node for node in form.graph}
+    for count, node in enumerate(nodes):
+        other = own.get(node.name)
+        if other is None or not _is_same(node, other):
+            return count
+    return len(nodes)
+
+
+def _is_same(node: ir.Node, other: ir.Node) -> bool:
+    if node.op_identifier() != other.op_identifier() or len(node.inputs) != len(other.inputs):
+        return False
+    if [value.name for value in node.outputs] != [value.name for value in other.outputs]:
+        return False
+    pairs = list(zip(node.inputs, other.inputs, strict=True))
+    if any((left and left.name) != (right and right.name) for left, right in pairs):
+        return False
+    return all(left is None or right is None or _is_same_weight(left, right) for left, right in pairs)
+
+
+def _is_same_weight(left: ir.Value, right: ir.Value) -> bool:
+    """Say whether two values are the same stored tensor, or none."""
+    one, other = left.const_value, right.const_value
+    if one is other or one is None or other is None:
+        return one is other
+    if isinstance(one, ir.ExternalTensor) and isinstance(other, ir.ExternalTensor):
+        places = ((os.fspath(item.path), item.offset, item.length) for item in (one, other))
+        return len(set(places)) == 1
+    same = one.dtype == other.dtype and one.shape == other.shape
+    return same and one.dtype != ir.DataType.STRING and np.array_equal(one.numpy(), other.numpy())

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,14 +37,13 @@ from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import quantize
 from winml.modelkit.quantize.planning import QuantizationPlan, plan_quantization
 from winml.modelkit.quantize.precisions import CALIBRATION_OPTIONS
+from winml.modelkit.quantize.preparation import PreparedGraph, read_prepared
 from winml.modelkit.quantize.quantized_variants import (
-    FloatGraph,
     MeasuredVariants,
     QuantizedVariants,
     Quantizer,
     Samples,
     VariantEvaluator,
-    float_graph,
     form_key,
     take_samples,
     weight_bytes,
@@ -192,7 +191,7 @@ def quantization_sensitivity(
     clock = StepClock((_READING, _REFERENCE, _MODULES, *([_SEARCH] if target else [])), on_step)
     with contextlib.closing(calibration) if calibration else contextlib.nullcontext():
         with clock.step(_READING) as step:
-            graph = float_graph(source, options)
+            graph = read_prepared(source, options)
             plan, parts = _planned_parts(graph, source, options, sensitivity)
             step.summary = f"{sum(bool(part.nodes) for part in parts)} modules with nodes to quantize"
         with clock.step(_REFERENCE) as step:
@@ -203,11 +202,11 @@ def quantization_sensitivity(
             others = samples
             if target is not None and evaluator is None and sensitivity.input_data is None:
                 others = take_samples(graph, _sample_request(source, sensitivity, _OTHER_SAMPLES), threads)
-        forms = QuantizedVariants(graph, samples, quantizer, threads, evaluator, before_each)
-        selecting = forms
-        if others is not samples:
-            selecting = QuantizedVariants(graph, others, quantizer, threads, evaluator, before_each)
-        study = _Study(graph, options, plan, parts, forms, selecting, retained)
+        forms, selecting = (
+            QuantizedVariants(graph, inputs, quantizer, retained, threads, evaluator, before_each)
+            for inputs in (samples, others)
+        )
+        study = _Study(graph, options, plan, parts, forms, selecting if others is not samples else forms)
         with clock.step(_MODULES) as step:
             study.measure_modules(sensitivity.jobs, progress, _first_samples(sensitivity, evaluator, samples))
             step.summary = f"{forms.cost.measured} variants measured"
@@ -318,11 +317,11 @@ def refuse_unmeasurable(source: Path, options: QuantizeOptions, sensitivity: Sen
     Raises:
         WinMLError: as :func:`quantization_sensitivity` raises for the graph and its modules.
     """
-    _planned_parts(float_graph(source, options), source, options, sensitivity)
+    _planned_parts(read_prepared(source, options), source, options, sensitivity)
 
 
 def _planned_parts(
-    graph: FloatGraph, source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions
+    graph: PreparedGraph, source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions
 ) -> tuple[QuantizationPlan, tuple[ModulePart, ...]]:
     graph.refuse_no_modules(str(source))
     plan = plan_quantization(graph.model, options, graph.modules)
@@ -349,7 +348,7 @@ def _first_samples(sensitivity: SensitivityOptions, evaluator: VariantEvaluator 
 class _Study:
     """One model whose modules are measured."""
 
-    graph: FloatGraph
+    graph: PreparedGraph
     options: QuantizeOptions
     plan: QuantizationPlan
     parts: tuple[ModulePart, ...]
@@ -357,11 +356,9 @@ class _Study:
     """Measures on the samples that results are judged on."""
     selecting: QuantizedVariants
     """Measures on those by which modules are chosen."""
-    kept: MeasuredVariants
     float_scores: Mapping[str, float] = field(default_factory=dict)
     """How well the float graph does the task, where a target was not met."""
     _estimates: dict[str, MeasuredVariant] = field(default_factory=dict)
-    _shares_starts: bool = False
     _done: int = 0
     _total: int = 1
 
@@ -373,15 +370,13 @@ class _Study:
     @property
     def whole(self) -> MeasuredVariant:
         """All modules quantized."""
-        form = self.kept.get(form_key(self.planned))
-        assert form is not None  # measured before it is asked for
-        return form
+        return self.forms.stored[form_key(self.planned)]
 
     def form_of(self, part: ModulePart) -> MeasuredVariant | None:
         """Return what was measured of a part, or estimated; None where it has nothing to quantize."""
         if not part.nodes:
             return None
-        form = self.kept.get(form_key(part.node_names))
+        form = self.forms.stored.get(form_key(part.node_names))
         return self._estimates[form_key(part.node_names)] if form is None else form
 
     def measure_modules(self, jobs: int, progress: Progress | None, few: int | None) -> None:
@@ -398,14 +393,14 @@ class _Study:
         for part in self.parts:
             if part.nodes:
                 requested.setdefault(form_key(part.node_names), only_options(part, self.options, self.graph.modules))
-        self._total = sum(self.kept.get(key) is None for key in requested) or 1
+        self._total = sum(self.forms.stored.get(key) is None for key in requested) or 1
         if few is None or len(requested) < _MANY_FORMS:
             self._measure_forms(requested, jobs, progress, None)
             return
         composed = self._composed_parts()
         composed.pop(whole, None)
         first = {key: options for key, options in requested.items() if key != whole and key not in composed}
-        self._total = sum(self.kept.get(key) is None for key in first) + _MEASURED_FULLY
+        self._total = sum(self.forms.stored.get(key) is None for key in first) + _MEASURED_FULLY
         self._measure_forms(first, jobs, progress, few)
         float_bytes = weight_bytes(self.graph.model)
         for key, parts in composed.items():
@@ -433,20 +428,16 @@ class _Study:
         self, requested: Mapping[str, QuantizeOptions], jobs: int, progress: Progress | None, count: int | None
     ) -> None:
         """Measure the forms that were not yet measured on so many samples; None: on all."""
-        least = self.forms.samples if count is None else count
-        missing = {key: options for key, options in requested.items() if not self._is_measured(key, least)}
-        if len(missing) >= _SHARING and not self._shares_starts:
+        missing = {key: item for key, item in requested.items() if not self.forms.has_measured(key, count=count)}
+        if len(missing) >= _SHARING:
             self.forms.share_starts()
-            self._shares_starts = True
-        for key, form in _measured(self.forms, missing, jobs, count):
-            self.kept.put(key, form)
-            self._done += 1
-            if progress is not None:
-                progress(self._done, min(self._done / self._total, 1.0))
-
-    def _is_measured(self, key: str, samples: int) -> bool:
-        form = self.kept.get(key)
-        return form is not None and (form.samples >= samples or not form.runs)
+        measure = functools.partial(self.forms.measure, count=count)
+        with contextlib.ExitStack() as stack:
+            run = map if jobs == 1 else stack.enter_context(ThreadPoolExecutor(jobs)).map
+            for _ in run(measure, missing, missing.values()):
+                self._done += 1
+                if progress is not None:
+                    progress(self._done, min(self._done / self._total, 1.0))
 
     def search(self, target: FidelityTarget | MetricTarget) -> ExcludeList:
         """Find the modules that must stay in float; nothing is timed yet."""
@@ -456,7 +447,7 @@ class _Study:
             units=units,
             most=len(units) - (not are_others),
             target=target,
-            measure=lambda some: self._without(some, units),
+            measure=lambda some: self._measured(some, units, self.selecting),
             costs_bytes=self._bytes_saved,
         )
         found = search.find()
@@ -482,9 +473,7 @@ class _Study:
 
     def _judged(self, found: FoundList, units: Sequence[ModulePart]) -> MeasuredVariant:
         """Return the form of a list, measured on the samples of every other verb."""
-        if self.selecting is self.forms:
-            return found.form
-        return self._measured(found.excluded, units, self.forms, "")
+        return self._measured(found.excluded, units, self.forms)
 
     def timed(self, listed: ExcludeList, timing: LatencyOptions) -> tuple[ExcludeList, TimedVariant | None]:
         """Return a list with the latency it costs, and that of the whole in fewer bits.
@@ -513,20 +502,13 @@ class _Study:
 
         return sorted(parts, key=damage)
 
-    def _without(self, excluded: Sequence[ModulePart], units: Sequence[ModulePart]) -> MeasuredVariant:
-        """Return the form in which some units stay in float, measured with the rules that say so."""
-        return self._measured(excluded, units, self.selecting, "" if self.selecting is self.forms else "selecting ")
-
     def _measured(
-        self, excluded: Sequence[ModulePart], units: Sequence[ModulePart], forms: QuantizedVariants, prefix: str
+        self, excluded: Sequence[ModulePart], units: Sequence[ModulePart], forms: QuantizedVariants
     ) -> MeasuredVariant:
+        """Return the form in which some units stay in float, measured with the rules that say so."""
+        prefix = "" if forms is self.forms else "selecting "
         key = prefix + form_key(self.planned.difference(*(unit.node_names for unit in excluded)))
-        form = self.kept.get(key)
-        is_missing = not self._is_measured(key, forms.samples)
-        if form is None or is_missing or (forms.evaluator is not None and form.runs and not form.scores):
-            form = forms.measure(excluding_options(excluded, units, self.options), is_judged=True)
-            self.kept.put(key, form)
-        return form
+        return forms.measure(key, excluding_options(excluded, units, self.options), is_judged=True)
 
     def rows(self) -> tuple[ModuleSensitivity, ...]:
         """Return the ranking."""
@@ -539,7 +521,7 @@ class _Study:
             class_name=part.module.class_name,
             part=part.part,
             precision=part.precision,
-            parameters=sum(tensor.size for tensor in self.graph.weights_of(part.node_names).values()),
+            parameters=self.graph.parameters_of(part.node_names),
             form=self.form_of(part),
             size_bytes_saved=self._bytes_saved(part),
         )
@@ -549,25 +531,8 @@ class _Study:
         return weight_bytes(self.graph.model) - form.weight_bytes if form is not None and form.weight_bytes else 0
 
 
-def _measured(
-    forms: QuantizedVariants, requested: Mapping[str, QuantizeOptions], jobs: int, count: int | None
-) -> Iterator[tuple[str, MeasuredVariant]]:
-    """Measure forms, some at a time; yields each as it ends. What has not begun when the caller stops never does."""
-    if jobs == 1:
-        for key, options in requested.items():
-            yield key, forms.measure(options, count=count)
-        return
-    with ThreadPoolExecutor(jobs) as pool:
-        try:
-            running = {pool.submit(forms.measure, options, count=count): key for key, options in requested.items()}
-            for done in as_completed(running):
-                yield running[done], done.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
 def _notes(study: _Study, samples: Samples) -> Iterator[str]:
-    graph, retained = study.graph, study.kept
+    graph, retained = study.graph, study.forms.stored
     forms = [form for part in study.parts if (form := study.form_of(part)) is not None]
     if quick := sum(form.samples < study.forms.samples or form.is_estimate for form in forms):
         estimates = sum(form.is_estimate for form in forms)

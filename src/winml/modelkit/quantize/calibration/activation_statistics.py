@@ -15,17 +15,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import QuantizeError
-from winml.modelkit.onnx.files.recovery import temporary_folder
-from winml.modelkit.onnx.files.writing import write_model
 from winml.modelkit.ort.graph_inputs import GraphInput, graph_inputs
+from winml.modelkit.ort.graph_sessions import GraphSessions
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.quantize.precisions import CalibrationMethod
 from winml.modelkit.tags.tagging import read_tag
+
+
+@dataclass(frozen=True)
+class MeasuredValue:
+    """An activation whose statistics are needed."""
+
+    name: str
+    bits: int = 8
+    """Of the integers it becomes."""
+    form: str = ""
+    """What was done to the graph that changes the numbers of this value; empty: nothing, so that its statistics serve
+    every other placement."""
+
 
 Ranges = Mapping[str, tuple[float, float]]
 """Name of a value → its smallest and largest value."""
@@ -52,7 +63,7 @@ than rounding gains at 8 bits."""
 _MARK = "/calibration/"
 """Between the name of a value and that of what is computed of it."""
 OBSERVED_NAME = "calibrated.onnx"
-"""Temporary file of the graph that tells of its values; messages of ONNX Runtime name it."""
+"""Name of the graph that returns its values, in messages of ONNX Runtime."""
 _REDUCTIONS = {"min": "ReduceMin", "max": "ReduceMax", "sum": "ReduceSum"}
 """The sum is there for NaN, which comparisons may pass over."""
 
@@ -158,48 +169,32 @@ def measure_statistics(
     Raises:
         StageError: ONNX Runtime cannot load or run the graph.
         QuantizeError: a value is NaN or infinite; names the module that makes it.
-        WriteError: the temporary file cannot be written.
     """
-    with temporary_folder() as folder:
-        observed = _ObservedFile(model, names, folder / OBSERVED_NAME, with_sizes=with_histograms)
-        extremes = _Extremes(names, with_sizes=with_histograms)
-        session = observed.reductions()
-        inputs = graph_inputs(session)
-        for number, sample in enumerate(read_samples(inputs), start=1):
-            if suspect := extremes.add(session.run(sample, extremes.outputs)):
-                _refuse_not_finite(model, observed.values(suspect), sample, suspect, number)
-        _refuse_missing_ranges(model, extremes.ranges)
-        found = {name: ValueStatistics(low, high) for name, (low, high) in extremes.ranges.items()}
-        if not with_histograms:
-            return found
-        del session
-        for group in _groups(extremes.size_bytes):
-            session = observed.values(group)
-            counts = {name: np.zeros(BINS, np.int64) for name in group}
-            for sample in read_samples(inputs):
-                for name, array in session.run(sample, group).items():
-                    bound = found[name].bound
-                    counts[name] += np.histogram(array, BINS, range=(-bound, bound))[0]
-            found |= {name: replace(found[name], counts=counts[name]) for name in group}
+    observed = _Observer(model, names, with_sizes=with_histograms)
+    extremes = _Extremes(names, with_sizes=with_histograms)
+    session = observed.reductions()
+    inputs = graph_inputs(session)
+    for number, sample in enumerate(read_samples(inputs), start=1):
+        if suspect := extremes.add(session.run(sample, extremes.outputs)):
+            _refuse_not_finite(model, observed.values(suspect), sample, suspect, number)
+    _refuse_missing_ranges(model, extremes.ranges)
+    found = {name: ValueStatistics(low, high) for name, (low, high) in extremes.ranges.items()}
+    if not with_histograms:
         return found
+    del session
+    for group in _groups(extremes.size_bytes):
+        session = observed.values(group)
+        counts = {name: np.zeros(BINS, np.int64) for name in group}
+        for sample in read_samples(inputs):
+            for name, array in session.run(sample, group).items():
+                bound = found[name].bound
+                counts[name] += np.histogram(array, BINS, range=(-bound, bound))[0]
+        found |= {name: replace(found[name], counts=counts[name]) for name in group}
+    return found
 
 
 ROWS = 256
 """Rows of an activation by which the error of a layer is estimated. Chosen: room for outliers and for others."""
-
-
-def channel_rows(model: ir.Model, names: Sequence[str], read_samples: SampleReader) -> dict[str, Array]:
-    """Return about :data:`ROWS` rows of values along their last axis: of each sample those with the largest values,
-    which decide the range, and as many others.
-
-    Raises:
-        StageError: ONNX Runtime cannot load or run the graph.
-        WriteError: the temporary file cannot be written.
-    """
-    found: dict[str, list[Array]] = {name: [] for name in names}
-    for name, array, count in _values_over_samples(model, tuple(names), read_samples):
-        found[name].append(_rows_of(array, count))
-    return {name: np.concatenate(parts) for name, parts in found.items()}
 
 
 def _rows_of(array: Array, samples: int) -> Array:
@@ -218,7 +213,8 @@ class ChannelStatistics:
     maxima: Mapping[str, Array]
     """The largest absolute value of each channel: one array [channels]."""
     rows: Mapping[str, Array]
-    """As of :func:`channel_rows`, of those whose channels lie along the last axis."""
+    """About :data:`ROWS` rows of values whose channels lie along the last axis: of each sample those with the largest
+    values, which decide the range, and as many others."""
 
 
 def measure_channels(model: ir.Model, axes: Mapping[str, int], read_samples: SampleReader) -> ChannelStatistics:
@@ -231,7 +227,6 @@ def measure_channels(model: ir.Model, axes: Mapping[str, int], read_samples: Sam
 
     Raises:
         StageError: ONNX Runtime cannot load or run the graph.
-        WriteError: the temporary file cannot be written.
     """
     maxima: dict[str, Array] = {}
     rows: dict[str, list[Array]] = {name: [] for name, axis in axes.items() if axis == -1}
@@ -272,56 +267,52 @@ def _values_over_samples(
     model: ir.Model, names: Sequence[str], read_samples: SampleReader
 ) -> Iterator[tuple[str, Array, int]]:
     """Yield name and array of each value in each sample, and how many samples there are; few values are in memory."""
-    with temporary_folder() as folder:
-        observed = _ObservedFile(model, names, folder / OBSERVED_NAME, with_sizes=True)
-        extremes = _Extremes(names, with_sizes=True)
-        session = observed.reductions()
-        inputs, count = graph_inputs(session), 0
+    observed = _Observer(model, names, with_sizes=True)
+    extremes = _Extremes(names, with_sizes=True)
+    session = observed.reductions()
+    inputs, count = graph_inputs(session), 0
+    for sample in read_samples(inputs):
+        extremes.add(session.run(sample, extremes.outputs))
+        count += 1
+    del session
+    for group in _groups(extremes.size_bytes):
+        session = observed.values(group)
         for sample in read_samples(inputs):
-            extremes.add(session.run(sample, extremes.outputs))
-            count += 1
-        del session
-        for group in _groups(extremes.size_bytes):
-            session = observed.values(group)
-            for sample in read_samples(inputs):
-                for name, array in session.run(sample, group).items():
-                    yield name, array, count
+            for name, array in session.run(sample, group).items():
+                yield name, array, count
 
 
-class _ObservedFile:
-    """A file of a graph that tells of values: what reductions make of them, or themselves."""
+class _Observer:
+    """Opens a graph so that it returns reductions of values, or the values themselves."""
 
-    def __init__(self, model: ir.Model, names: Sequence[str], path: Path, *, with_sizes: bool) -> None:
-        """Write it.
+    def __init__(self, model: ir.Model, names: Sequence[str], *, with_sizes: bool) -> None:
+        """Refer to a model, which stays as it is.
 
         Args:
-            model: The model; it stays as it is.
-            names: Values that are told of.
-            path: The file.
-            with_sizes: Tell of the sizes of values too.
+            model: The model.
+            names: Values that are observed.
+            with_sizes: Return the sizes of values too.
         """
-        self._path = path
-        write_model(_observed(model, names, with_sizes=with_sizes), path, external=True)
+        self._model, self._names, self._with_sizes = model, names, with_sizes
+        self._sessions = GraphSessions(model)
 
     def reductions(self) -> Session:
         """Return a session whose outputs are the reductions; no activation outlives its readers in it."""
-        return Session(self._path, optimize=False, prepack=False, in_written_order=True)
+        return self._open(_observed(self._model, self._names, with_sizes=self._with_sizes))
 
     def values(self, names: Sequence[str]) -> Session:
         """Return a session whose outputs are the named values, which are all in memory when it ran."""
-        graph_file = onnx.ModelProto.FromString(self._path.read_bytes())  # its weights are in another file
-        retained = [node for node in graph_file.graph.node if _MARK not in node.name]
-        del graph_file.graph.node[:], graph_file.graph.output[:]
-        graph_file.graph.node.extend(retained)
-        graph_file.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-        return Session(
-            graph_file.SerializeToString(),
-            optimize=False,
-            prepack=False,
-            in_written_order=True,
-            data_folder=self._path.parent,
-            name=self._path.name,
-        )
+        tapped = self._model.clone()
+        values = _values_by_name(tapped.graph)
+        tapped.graph.outputs[:] = [values[name] for name in names]
+        return self._open(tapped)
+
+    def _open(self, model: ir.Model) -> Session:
+        return self._sessions.open(model, name=OBSERVED_NAME, optimize=False, prepack=False, in_written_order=True)
+
+
+def _values_by_name(graph: ir.Graph) -> dict[str | None, ir.Value]:
+    return {value.name: value for value in (*graph.inputs, *(value for node in graph for value in node.outputs))}
 
 
 def _observed(model: ir.Model, names: Sequence[str], *, with_sizes: bool) -> ir.Model:
@@ -329,8 +320,7 @@ def _observed(model: ir.Model, names: Sequence[str], *, with_sizes: bool) -> ir.
     observed = model.clone()
     graph = observed.graph
     graph.outputs.clear()
-    values = {value.name: value for value in graph.inputs}
-    values |= {value.name: value for node in graph for value in node.outputs}
+    values = _values_by_name(graph)
     for name in names:
         value, reductions = values[name], []
         for kind, operator in {**_REDUCTIONS, **({"size": "Size"} if with_sizes else {})}.items():

@@ -31,10 +31,10 @@ from winml.modelkit.ort.opened_model import RunOptions, Values
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.quantize.calibration.activation_statistics import (
     OBSERVED_NAME,
+    MeasuredValue,
     Ranges,
     SampleReader,
     ValueStatistics,
-    channel_rows,
     measure_channels,
     measure_statistics,
     range_of,
@@ -49,7 +49,6 @@ from winml.modelkit.quantize.calibration.calibration_files import (
     refuse_missing_files,
 )
 from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.pipeline import MeasuredValue
 from winml.modelkit.quantize.precisions import CalibrationMethod
 from winml.modelkit.samples.data_sets import DataSet, DataSetRequest, open_data_set
 from winml.modelkit.samples.generated_samples import decoding_samples, has_processors, made_values
@@ -218,19 +217,19 @@ class Calibration:
         if feeds is not None and isinstance(feeds.data_set, DataSet):
             feeds.data_set.close()
 
-    def over_samples(self, model: ir.Model, measure: Callable[[ir.Model, SampleReader], _T]) -> _T:
-        """Return what a function measures of a model over the samples.
+    def over_samples(self, measure: Callable[[SampleReader], _T]) -> _T:
+        """Return what a function measures by running a model on the samples.
 
         Raises:
             QuantizeError: the model does not run on a user's data.
             StageError: it does not run.
         """
         try:
-            return measure(model, self.read_samples)
+            return measure(self.read_samples)
         except StageError as error:
             if self._made and type(error) is StageError:
                 self._made.clear()
-                return measure(model, self._random_samples)
+                return measure(self._random_samples)
             if type(error) is not StageError or not self.has_data:
                 raise
             reason = error.message.partition(f"{OBSERVED_NAME}: ")[2] or error.message
@@ -372,7 +371,7 @@ class CalibrationStatistics:
     """Statistics of activations, measured once for all graphs that are made of one model; a file keeps them.
 
     Values are known by name. Two graphs of one model have the same numbers at a name unless a
-    :class:`~winml.modelkit.quantize.pipeline.MeasuredValue` says what was done to it.
+    :class:`~winml.modelkit.quantize.calibration.activation_statistics.MeasuredValue` says what was done to it.
     """
 
     def __init__(
@@ -425,8 +424,7 @@ class CalibrationStatistics:
         ]
         if missing:
             measured = self.calibration.over_samples(
-                model,
-                lambda observed, read: measure_statistics(observed, missing, read, with_histograms=needs_histogram),
+                lambda read: measure_statistics(model, missing, read, with_histograms=needs_histogram)
             )
             self._statistics.update({keys[name]: statistics for name, statistics in measured.items()})
             self._keep(model, {name: keys[name] for name in missing})
@@ -437,9 +435,7 @@ class CalibrationStatistics:
         keys = {name: _key(name, f"axis {axis}") for name, axis in axes.items()}
         missing = {name: axis for name, axis in axes.items() if keys[name] not in self._maxima}
         if missing:
-            measured = self.calibration.over_samples(
-                model, lambda observed, read: measure_channels(observed, missing, read)
-            )
+            measured = self.calibration.over_samples(lambda read: measure_channels(model, missing, read))
             self._maxima.update({keys[name]: maxima for name, maxima in measured.maxima.items()})
             self._rows = measured.rows
             self._keep(model, {name: keys[name] for name in missing})
@@ -447,14 +443,11 @@ class CalibrationStatistics:
 
     def channel_rows(self, model: ir.Model, names: Sequence[str]) -> Mapping[str, Array]:
         """Return some rows of values; those that were not measured with the maxima just before are measured now."""
-        held, self._rows = self._rows, {}
-        missing = [name for name in names if name not in held]
-        measured = {}
-        if missing:
-            measured = self.calibration.over_samples(
-                model, lambda observed, read: channel_rows(observed, missing, read)
-            )
-        return {name: measured[name] if name in measured else held[name] for name in names}
+        held, self._rows = dict(self._rows), {}
+        if missing := [name for name in names if name not in held]:
+            axes = dict.fromkeys(missing, -1)
+            held.update(self.calibration.over_samples(lambda read: measure_channels(model, axes, read)).rows)
+        return {name: held[name] for name in names}
 
     def as_record(self) -> dict[str, object]:
         """Return what the statistics come from, JSON-ready."""

@@ -30,13 +30,16 @@ from winml.modelkit.ort.sessions import Session, onnxruntime_version
 from winml.modelkit.progress import count_progress
 from winml.modelkit.quantize.calibration.calibration_data import Calibration
 from winml.modelkit.quantize.declared_options import Algorithm
-from winml.modelkit.quantize.engines.block_quantizers import BlockForm, Blocks, quantize_blocks, unpack_blocks
-from winml.modelkit.quantize.engines.calibrated_quantizers import (
+from winml.modelkit.quantize.engines.block_quantizers import (
+    BlockForm,
+    Blocks,
     InputStatistics,
     SolvedWeight,
     awq_scale,
     gptq_blocks,
+    quantize_blocks,
     relative_error,
+    unpack_blocks,
 )
 from winml.modelkit.quantize.engines.weight_only import BlockWeight, operand_of
 from winml.modelkit.quantize.planning import WeightKey
@@ -63,12 +66,35 @@ class LayerCalibration:
     """Blocks lie in it, and what an interrupted run found; it lies at least as long as the blocks are read."""
     resumed: list[tuple[int, int]] = field(default_factory=list, compare=False)
     """Of each walk that an interrupted run began: layers that it had finished, and layers of the model."""
+    _solved_weights: dict[tuple[WeightKey, BlockForm, Algorithm], SolvedWeight] = field(
+        default_factory=dict, compare=False
+    )
 
     def as_record(self) -> dict[str, object]:
         """Return what the blocks come from, JSON-ready."""
         return self.calibration.as_record()
 
     def solve(self, model: ir.Model, weights: Sequence[BlockWeight]) -> dict[WeightKey, SolvedWeight]:
+        """Return the blocks of weights; those not found before for any graph of the file are searched now.
+
+        Raises:
+            UsageError, InputError, QuantizeError: as :meth:`_search`.
+        """
+        solved = self._solved_weights
+        if missing := [weight for weight in weights if weight.request not in solved]:
+            found = self._search(model, missing)
+            solved.update({weight.request: found[weight.key] for weight in missing})
+        return {weight.key: solved[weight.request] for weight in weights}
+
+    def found(self, names: Collection[str], bits: int, block_size: int, algorithm: Algorithm) -> list[SolvedWeight]:
+        """Return what was found for weights of these names in a form."""
+        return [
+            solved
+            for (key, form, requested), solved in self._solved_weights.items()
+            if key.name in names and (form.bits, form.block_size, requested) == (bits, block_size, algorithm)
+        ]
+
+    def _search(self, model: ir.Model, weights: Sequence[BlockWeight]) -> dict[WeightKey, SolvedWeight]:
         """Return the blocks of weights of a model; the model stays as it is.
 
         Layers that an interrupted run has finished with the same graph, weights, forms and samples are not run again.
@@ -139,7 +165,6 @@ class _HeldValues:
 
     def __init__(self, folder: Path) -> None:
         self.arrays = StoredArrays(folder)
-        self.numbers: dict[str, int] = {}
         self.count = 0
         """Number of samples."""
         self.masks: dict[int, Array] = {}
@@ -147,24 +172,25 @@ class _HeldValues:
 
     def put(self, name: str, sample: int, array: Array) -> None:
         """Hold a value of a sample."""
-        number = self.numbers.setdefault(name, len(self.numbers))
-        self.arrays.put(f"{number}_{sample}", array)
+        self.arrays.put(_stored_name(name, sample), array)
 
     def read(self, names: Iterable[str], sample: int) -> dict[str, Array]:
         """Return values of a sample."""
-        return {name: self.arrays.read(f"{self.numbers[name]}_{sample}") for name in names}
+        return {name: self.arrays.read(_stored_name(name, sample)) for name in names}
 
     def digests(self, names: Iterable[str]) -> dict[str, str]:
         """Return the digests of values by what they are stored as, of those that were made already."""
-        made = (self.numbers[name] for name in names if name in self.numbers)
-        stored = (f"{number}_{sample}" for number in made for sample in range(self.count))
-        return {name: self.arrays.digests[name] for name in stored}
+        stored = (_stored_name(name, sample) for name in names for sample in range(self.count))
+        return {name: self.arrays.digests[name] for name in stored if name in self.arrays.digests}
 
     def retain(self, names: Iterable[str]) -> None:
         """Remove all values but these."""
-        for name in self.numbers.keys() - set(names):
-            for sample in range(self.count):
-                self.arrays.remove(f"{self.numbers[name]}_{sample}")
+        for stored in self.arrays.digests.keys() - self.digests(names).keys():
+            self.arrays.remove(stored)
+
+
+def _stored_name(name: str, sample: int) -> str:
+    return f"{digest_of(name)}_{sample}"
 
 
 class _Walk:
@@ -208,7 +234,6 @@ class _Walk:
         self._state.write(
             {
                 "finished": finished,
-                "numbers": self.values.numbers,
                 "values": self.values.digests(later),
                 "blocks": self._blocks.digests,
                 "weights": self._records,
@@ -221,7 +246,7 @@ class _Walk:
         Of a damaged one nothing is taken.
         """
         samples = digest_of(self.values.arrays.digests)
-        self._state = ResumableResults(self._folder / "state.json", {**self._request, "samples": samples})
+        self._state = ResumableResults(self._folder / "state.json", {**self._request, "samples": samples}, 2)
         record = self._state.read(dict)
         if record is None or isinstance(record, OtherRequest):
             return 0, {}
@@ -235,7 +260,6 @@ class _Walk:
         if not self.values.arrays.holds(record["values"]) or not self._blocks.holds(record["blocks"]):
             raise ValueError("an array is damaged")
         scales = {name: self._blocks.read(name) for name in record["blocks"] if name.endswith("_input_scale")}
-        finished, numbers = int(record["finished"]), dict(record["numbers"])
         solved = {}
         for place, found in ((int(place), dict(found)) for place, found in record["weights"].items()):
             weight = self._weights[place]
@@ -243,11 +267,10 @@ class _Walk:
             self._records[place] = found
             scale = None if found["scale"] is None else scales[found["scale"]]
             solved[weight.key] = self._solved(place, form, scale)
-        self.values.numbers = numbers
         self.values.arrays.digests |= record["values"]
         self._blocks.digests = dict(record["blocks"])
         self._scales = {id(array): name for name, array in scales.items()}
-        return finished, solved
+        return int(record["finished"]), solved
 
     def _solved(self, place: int, form: BlockForm, scale: Array | None) -> SolvedWeight:
         names = {part: f"{place}_{part}" for part in ("packed", "scales", "zero_points")}
@@ -558,13 +581,13 @@ class _LayerSolver:
 
 def _matrix(weight: BlockWeight) -> Array:
     """Return a weight as it is multiplied from the left: float32, depth × width."""
-    matrix = weight.matrix.tensor.numpy().reshape(weight.matrix.tensor.shape.numpy()[-2:]).astype(np.float32)
+    matrix = weight.matrix.values()
     if not math.isfinite(float(np.abs(matrix).max(initial=0))):
         raise QuantizeError(
             f"{_words(weight)} has values that are NaN or infinite",
             hint="Repair the checkpoint, or --exclude the module.",
         )
-    return matrix.T if weight.matrix.is_transposed else matrix
+    return matrix
 
 
 def _copied(statistics: InputStatistics) -> InputStatistics:

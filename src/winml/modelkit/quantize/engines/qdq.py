@@ -28,6 +28,7 @@ from winml.modelkit.onnx.weights import (
     read_once,
 )
 from winml.modelkit.quantize.engines.integer_weights import IntegerRange, WeightScales, measure_scales, quantized_tensor
+from winml.modelkit.quantize.placements import Role
 from winml.modelkit.quantize.planning import EngineTask
 from winml.modelkit.quantize.precisions import Precision
 from winml.modelkit.quantize.qdq_placement import QuantizedConstant, QuantizedValue, bias_addition, weight_operand
@@ -103,6 +104,16 @@ class _Bias(NamedTuple):
     """float32, one dimension."""
 
 
+class _Dequantized(NamedTuple):
+    """A constant as integers, and what operators read in its place."""
+
+    output: ir.Value
+    scale: ir.Value
+    zero_point: ir.Value
+    scales: WeightScales
+    """The numbers that it was made with."""
+
+
 def quantize_statically(model: ir.Model, task: EngineTask) -> ir.Model:
     """Return the model with the named nodes between QuantizeLinear and DequantizeLinear; the given one stays as it is.
 
@@ -129,10 +140,10 @@ class _Rewriting:
             model.opset_imports.setdefault(_CONTRIB_DOMAIN, 1)
         self._scales: dict[str, tuple[ir.Value, ir.Value]] = {}
         """Name of a value → its scale and zero point."""
-        self._dequantized: dict[tuple[str, int | None], tuple[ir.Value, WeightScales]] = {}
-        """Weight and axis → the value that layers read, and what it is made from."""
-        self._unit_constants: dict[tuple[str, str, int | None], tuple[ir.Value, tuple[ir.Value, ir.Value]]] = {}
-        """Name of a constant, what it is, and axis → what operators read, and its scale and zero point."""
+        self._dequantized: dict[tuple[str, Role, int | None], _Dequantized] = {}
+        """Name of a constant, its role and its axis → the value that operators read."""
+        self._readers = task.placement.companions if task.placement.is_by_unit else task.nodes
+        """Names of the nodes that read constants as integers."""
         self._tables: dict[str, tuple[ir.Value, ir.Value, ir.Value]] = {}
         """Table of weights → integers, scale and zero point."""
         self._fresh = FreshNames.of_graph(self._graph)
@@ -184,40 +195,46 @@ class _Rewriting:
         value = node.inputs[constant.index]
         assert value is not None  # the placement read it
         assert value.const_value is not None
-        key = (value.name or "", constant.role, constant.axis)
-        if key not in self._unit_constants:
-            stored = self._stored(value, self._unit_scales(value, constant))
-            users = [use.node for use in value.uses() if use.node.name in self._task.placement.companions]
-            tag = _common_tag(users, self._modules)
-            dequantized = self._insert_dequantize(stored, value, tag, node, constant.axis)
-            self._unit_constants[key] = dequantized, (stored[1], stored[2])
-        dequantized, scales = self._unit_constants[key]
-        node.replace_input_with(constant.index, dequantized)
+        known = self._dequantized_constant(value, constant.role, constant.axis, node)
+        node.replace_input_with(constant.index, known.output)
         drop_unused_initializers(self._graph, [value])
-        return scales
+        return known.scale, known.zero_point
 
-    def _unit_scales(self, value: ir.Value, constant: QuantizedConstant) -> WeightScales:
-        """Return how a constant becomes integers: of the type of weights, or of activations."""
-        tensor = value.const_value
-        assert tensor is not None  # it is a constant
-        precision, provider = self._task.precision, self._task.provider
-        if constant.role == "weight":
-            is_signed = precision.signed_weights if provider.signed_weights is None else provider.signed_weights
-            is_symmetric = provider.symmetric_weights
-            if is_symmetric is None:
-                is_symmetric = self._task.options.symmetric is not False
-            is_channel = constant.axis is not None
-            integers = _weight_range(
-                precision, is_signed=is_signed or is_channel, is_symmetric=is_symmetric or is_channel
-            )
-            scales = measure_scales(tensor, constant.axis, integers)
-            # A scale of 1, which channels of zeros have, is far from the others.
-            is_zero = (scales.scales == 1) & (scales.zero_points == 0)
-            least = np.float32(_LEAST_RANGE / (integers.maximum - integers.minimum))
-            return replace(scales, scales=np.where(is_zero, least, scales.scales).astype(np.float32))
+    def _dequantized_constant(
+        self, value: ir.Value, role: Role, axis: int | None, node: ir.Node, least: Array | None = None
+    ) -> _Dequantized:
+        """Return a constant as nodes read it: one value for all that share it, unless its scales are too small.
+
+        Args:
+            value: The constant.
+            role: Its role for the node.
+            axis: Axis of the channels, each of which gets a scale of its own; None: one scale for all.
+            node: The node that reads it.
+            least: Scales may not be smaller, one for each channel or a scalar.
+
+        Raises:
+            QuantizeError: it has values that are not finite.
+        """
+        key = (value.name or "", role, axis)
+        known = self._dequantized.get(key)
+        if known is None or (least is not None and not np.all(known.scales.scales >= least)):
+            if role == "weight":
+                is_unit = self._task.placement.is_by_unit
+                scales = _weight_scales(value, axis, self._task, is_unit=is_unit, least=least)
+            else:
+                scales = self._activation_scales(value)
+            tag = _common_tag([use.node for use in value.uses() if use.node.name in self._readers], self._modules)
+            stored = self._stored(value, scales)
+            output = self._insert_dequantize(stored, value, tag, node, axis)
+            known = self._dequantized[key] = _Dequantized(output, stored[1], stored[2], scales)
+        return known
+
+    def _activation_scales(self, value: ir.Value) -> WeightScales:
+        """Return how a constant becomes integers of the type of activations."""
         limits = self._task.ranges.get(value.name or "")
         if limits is None:
-            array = read_once(tensor)
+            assert value.const_value is not None  # it is a constant
+            array = read_once(value.const_value)
             limits = (float(array.min(initial=0)), float(array.max(initial=0)))
         return WeightScales(*self._unit_scale(*limits), None, self._activation_integers)
 
@@ -300,28 +317,14 @@ class _Rewriting:
         input_scale = self._scales[data_name][0].const_value
         bias = _constant_bias(node, self._task)
         least = None if bias is None or input_scale is None else _least_scale(bias.values, input_scale.numpy(), axis)
-        dequantized, integers = self._dequantized_weight(weight, axis, node, least)
-        node.replace_input_with(operand, dequantized)
+        dequantized = self._dequantized_constant(weight, "weight", axis, node, least)
+        node.replace_input_with(operand, dequantized.output)
         self._record(node, "operator")
-        if bias is not None and input_scale is not None and integers.scales.size in (1, bias.values.size):
-            self._quantize_bias(bias, input_scale.numpy() * integers.scales)
+        scales = dequantized.scales.scales
+        if bias is not None and input_scale is not None and scales.size in (1, bias.values.size):
+            self._quantize_bias(bias, input_scale.numpy() * scales)
             if bias.reader is not node:
                 self._record(bias.reader, "operator")
-
-    def _dequantized_weight(
-        self, weight: ir.Value, axis: int | None, node: ir.Node, least: Array | None
-    ) -> tuple[ir.Value, WeightScales]:
-        """Return the value that layers read in place of a weight; one for all layers of the group that share it."""
-        name = weight.name or ""
-        if (name, axis) in self._dequantized:
-            known = self._dequantized[name, axis]
-            if least is None or np.all(known[1].scales >= least):
-                return known
-        integers = _scales_of(weight, axis, least, self._task)
-        tag = _common_tag([use.node for use in weight.uses() if use.node.name in self._task.nodes], self._modules)
-        dequantized = self._insert_dequantize(self._stored(weight, integers), weight, tag, node, axis)
-        self._dequantized[name, axis] = dequantized, integers
-        return dequantized, integers
 
     def _quantize_table(self, node: ir.Node, operand: int) -> None:
         """Let a Gather read integers, and turn into floats what it found rather than the table."""
@@ -329,7 +332,7 @@ class _Rewriting:
         assert table is not None  # it is what weight_operand found
         name = table.name or ""
         if name not in self._tables:
-            self._tables[name] = self._stored(table, _scales_of(table, None, None, self._task))
+            self._tables[name] = self._stored(table, _weight_scales(table, None, self._task))
         stored, scale, zero_point = self._tables[name]
         node.replace_input_with(operand, stored)
         found = node.outputs[0]
@@ -475,32 +478,43 @@ def _common_tag(nodes: Sequence[ir.Node], modules: Mapping[str, str]) -> NodeTag
     return NodeTag(common, modules.get(common, ""), "inherited")
 
 
-def _scales_of(weight: ir.Value, axis: int | None, least: Array | None, task: EngineTask) -> WeightScales:
+def _weight_scales(
+    weight: ir.Value, axis: int | None, task: EngineTask, *, is_unit: bool = False, least: Array | None = None
+) -> WeightScales:
     """Return how a weight becomes integers.
 
     Args:
         weight: An initializer, float32.
-        axis: Axis of the channels, each of which gets a scale of its own; None: one scale for all.
-        least: Scales may not be smaller, one for each channel or a scalar.
-        task: Says the type of the integers, and whether zero is their middle.
+        axis: As of :meth:`_Rewriting._dequantized_constant`.
+        task: The type of the integers, and whether zero is their middle.
+        is_unit: Take the types of the provider, for whose units a scale is never far from the others.
+        least: As of :meth:`_Rewriting._dequantized_constant`.
 
     Raises:
         QuantizeError: it has values that are not finite.
     """
     tensor = weight.const_value
     assert tensor is not None  # an initializer of the main graph has one
+    provider, is_channel = task.provider, axis is not None
+    is_signed, is_symmetric = task.precision.signed_weights, task.options.symmetric is not False
+    if is_unit:
+        is_signed = is_channel or (is_signed if provider.signed_weights is None else provider.signed_weights)
+        is_symmetric = is_symmetric if provider.symmetric_weights is None else provider.symmetric_weights
     # Specified: ONNX Runtime's integer kernels take one zero point for all channels, hence the middle.
-    is_symmetric = axis is not None or task.options.symmetric is not False
+    is_symmetric = is_symmetric or is_channel
     try:
-        signed = task.precision.signed_weights
-        scales = measure_scales(
-            tensor, axis, _weight_range(task.precision, is_signed=signed, is_symmetric=is_symmetric)
-        )
+        integers = _weight_range(task.precision, is_signed=is_signed, is_symmetric=is_symmetric)
+        scales = measure_scales(tensor, axis, integers)
     except ValueError as error:
         raise QuantizeError(str(error), hint="Check the checkpoint, or exclude its module (--exclude).") from error
+    if is_unit:
+        # A scale of 1, which channels of zeros have, is far from the others.
+        is_zero = (scales.scales == 1) & (scales.zero_points == 0)
+        smallest = np.float32(_LEAST_RANGE / (integers.maximum - integers.minimum))
+        return replace(scales, scales=np.where(is_zero, smallest, scales.scales).astype(np.float32))
     if is_symmetric:
         # Channels of zeros have another one otherwise.
-        middle = 0 if task.precision.signed_weights else 128
+        middle = 0 if is_signed else 128
         scales = replace(scales, zero_points=np.full_like(scales.zero_points, middle))
     return scales if least is None else replace(scales, scales=np.maximum(scales.scales, least).astype(np.float32))
 

@@ -29,8 +29,14 @@ from winml.modelkit.onnx.files.writing import ReshapedTensor
 from winml.modelkit.onnx.fresh_names import FreshNames
 from winml.modelkit.onnx.weights import add_initializer, computed_tensor, drop_unused_initializers
 from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, Algorithm
-from winml.modelkit.quantize.engines.block_quantizers import BlockForm, Blocks, Slab, WeightMatrix, quantize_blocks
-from winml.modelkit.quantize.engines.calibrated_quantizers import SolvedWeight
+from winml.modelkit.quantize.engines.block_quantizers import (
+    BlockForm,
+    Blocks,
+    Slab,
+    SolvedWeight,
+    WeightMatrix,
+    quantize_blocks,
+)
 from winml.modelkit.quantize.engines.integer_weights import WeightUse
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.planning import EngineTask, WeightKey, constant_weight
@@ -573,6 +579,11 @@ class BlockWeight:
     """What finds its blocks."""
     products: tuple[ir.Node, ...]
     """In the order of the graph; a weight that rows are looked up in as well has the others here only."""
+
+    @property
+    def request(self) -> tuple[WeightKey, BlockForm, Algorithm]:
+        """The weight with the form and the algorithm that are requested for it."""
+        return self.key, self.form, self.algorithm
 
     @property
     def inputs(self) -> tuple[ir.Value, ...]:

@@ -10,14 +10,17 @@ import pytest
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import QuantizeError
 from winml.modelkit.quantize.declared_options import Algorithm
-from winml.modelkit.quantize.engines.block_quantizers import BlockForm, pack_blocks, quantize_blocks, unpack_blocks
-from winml.modelkit.quantize.engines.calibrated_quantizers import (
+from winml.modelkit.quantize.engines.block_quantizers import (
+    BlockForm,
     InputStatistics,
     awq_scale,
     factor_in_place,
     gptq_blocks,
     output_error,
+    pack_blocks,
+    quantize_blocks,
     relative_error,
+    unpack_blocks,
 )
 
 DEPTH, WIDTH = 96, 24
