@@ -32,6 +32,8 @@ from winml.modelkit.quantize.planning import EngineTask
 from winml.modelkit.quantize.precisions import PRODUCT_AND_SUM
 from winml.modelkit.tags.tagging import node_graphs
 
+_PRODUCER = ("onnx.quantize", "0.1.0")
+"""Specified: what ``onnxruntime.quantization`` writes, by which tools know its form of a quantized graph."""
 _LOOKUP, _PRODUCT = "lookup", "product"
 """Readers of a weight; each has scales along another axis."""
 
@@ -49,6 +51,7 @@ def quantize_dynamically(model: ir.Model, task: EngineTask) -> ir.Model:
     quantized = model.clone()
     give_products_own_weights(quantized, task.nodes)
     _Rewriting(quantized.graph, task).run()
+    quantized.producer_name, quantized.producer_version = _PRODUCER
     return quantized
 
 
