@@ -110,18 +110,15 @@ def _is_allowed(module: Module, room: str, found: Import) -> bool:
     return room in RANK and _may_import(module.room, room)
 
 
-@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name or PACKAGE)
-def test_module_stands_in_a_known_room(module: Module) -> None:
+def test_modules_stand_in_known_rooms() -> None:
     """Every module belongs to a room of the order, or is listed as free with a reason."""
-    assert module.room in RANK or module.name in FREE, f"give {module.room!r} its place in ORDER"
+    strays = {module.name: module.room for module in modules() if module.room not in RANK and module.name not in FREE}
+    assert {} == strays, "give each room its place in ORDER"
 
 
-@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name or PACKAGE)
-def test_module_imports_only_rooms_before_it(module: Module) -> None:
+def test_modules_import_only_rooms_before_them() -> None:
     """No import, deferred or for types only, points to the right."""
-    if module.name in FREE:
-        return
-    assert [] == _violations(module)
+    assert [] == [found for module in modules() if module.name not in FREE for found in _violations(module)]
 
 
 @pytest.mark.parametrize(("room", "order"), INSIDE)
@@ -159,11 +156,11 @@ def test_modules_have_no_circle() -> None:
         pytest.fail(f"a circle of modules: {' <- '.join(error.args[1])}; move what is shared below both")
 
 
-@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name or PACKAGE)
-def test_library_with_a_home_is_imported_there_only(module: Module) -> None:
+def test_library_with_a_home_is_imported_there_only() -> None:
     """A library one room owns appears in no other."""
     strays = [
         f"{module.name}:{found.line} imports {found.target}"
+        for module in modules()
         for found in imports(module.tree)
         if ONLY_IN.get(found.target.split(".")[0], module.room) != module.room
     ]
