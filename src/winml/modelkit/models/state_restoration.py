@@ -449,8 +449,9 @@ def _holds(container: Any, items: Any) -> bool:
     """Say whether a container holds the same objects, in the same order."""
     kind = _kind(container)
     if isinstance(container, dict):
-        return _are_same([*kind.items(container)], [*items.items()])
-    return _are_same([*kind.__iter__(container)], items)
+        sides = (kind.keys(container), items.keys()), (kind.values(container), items.values())
+        return all(list(map(id, now)) == list(map(id, before)) for now, before in sides)
+    return list(map(_identity, kind.__iter__(container))) == list(map(_identity, items))
 
 
 def _kind(container: object) -> Any:
@@ -458,13 +459,9 @@ def _kind(container: object) -> Any:
     return next(kind for kind in (OrderedDict, dict, list, set, deque) if isinstance(container, kind))
 
 
-def _are_same(now: list[object], before: list[object]) -> bool:
-    """Say whether two lists hold the same objects in the same order; of pairs, the same two."""
-
-    def identity(item: object) -> Any:
-        return tuple(map(id, item)) if type(item) is tuple else id(item)
-
-    return list(map(identity, now)) == list(map(identity, before))
+def _identity(item: object) -> Any:
+    """Return the identity of an object; of a tuple, those of its items."""
+    return tuple(map(id, item)) if type(item) is tuple else id(item)
 
 
 _LIBRARIES = ("torch", "transformers", "onnxscript", "onnx_ir")

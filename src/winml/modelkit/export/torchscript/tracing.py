@@ -398,6 +398,7 @@ class ModuleScopes:
     def __init__(self, model: nn.Module) -> None:
         self._modules: dict[nn.Module, str] = {}
         self._paths: list[str] = []
+        self._lacks_values = any(map(is_fake, (*model.parameters(), *model.buffers())))
         for position, (path, module) in enumerate(model.named_modules()):
             # The class part of a scope name never reaches node names; the attribute part does.
             self._modules[module] = torch._C._jit_onnx_create_full_scope_name("Module", f"m{position}")
@@ -416,7 +417,8 @@ class ModuleScopes:
 
         def trace_with_scopes(*args: object, **kwargs: object) -> Any:
             graph, *others = trace_graph(*args, **kwargs)
-            _refuse_missing_constants(graph)
+            if self._lacks_values:
+                _refuse_missing_constants(graph)
             _inline_calls(graph)
             operators.of = sum(1 for _ in graph.nodes())
             return (graph, *others)
