@@ -20,7 +20,7 @@ from generating import save_decoder, save_tokenizer
 from winml.modelkit.arrays import Array
 
 SIZES: Mapping[str, Any] = {
-    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64,
 }  # fmt: skip
 
@@ -383,7 +383,7 @@ def save_mxfp4(folder: Path, **changes: Any) -> SavedCheckpoint:
     from checkpoints import make_distinct
 
     sizes = {
-        "vocab_size": 120, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16,
+        "vocab_size": 120, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "head_dim": 16,
         "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2,
         "max_position_embeddings": 64, "sliding_window": 16, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1,
     }  # fmt: skip
@@ -433,7 +433,7 @@ def save_gguf(folder: Path, types: Mapping[str, str] | None = None) -> SavedChec
     import gguf
 
     kinds = {**GGUF_TYPES, **(types or {})}
-    sizes = {**SIZES, "hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 1}
+    sizes = {**SIZES, "hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
     reference = save_decoder(folder / "reference", "llama", **sizes, tie_word_embeddings=True)
     tensors = load_file(reference / "model.safetensors")
     (folder / "coded").mkdir()

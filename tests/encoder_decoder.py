@@ -11,8 +11,8 @@ from generating import save_tokenizer
 WHISPER = {
     "vocab_size": 120,
     "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
     "encoder_attention_heads": 4,
     "decoder_attention_heads": 4,
     "encoder_ffn_dim": 48,
@@ -106,7 +106,7 @@ def save_encoder_decoder(
     """Write the checkpoint of a small encoder-decoder, what prepares its inputs, and return the folder.
 
     ``seconds`` is how long a recording of Whisper is; ``has_mask`` whether other recordings have a mask;
-    ``sizes`` are config values to set besides, of architectures of :data:`CONFIGS`.
+    ``sizes`` are config values to set besides, of Whisper and of architectures of :data:`CONFIGS`.
     """
     model: Any
     if architecture in CONFIGS:
@@ -120,7 +120,7 @@ def save_encoder_decoder(
     else:
         from transformers import WhisperFeatureExtractor
 
-        model = build_whisper(max_source_positions=50 * seconds)
+        model = build_whisper(max_source_positions=50 * seconds, **sizes)
         WhisperFeatureExtractor(feature_size=8, chunk_length=seconds).save_pretrained(folder)
     model.save_pretrained(folder)
     save_tokenizer(folder, chat_template=None)

@@ -20,7 +20,7 @@ _CHAT_TEMPLATE = (
 
 
 _TEXT = {**_SIZES, "model_type": "llama", "vocab_size": 96, "max_position_embeddings": 128}
-_VISION = {**_SIZES, "image_size": 16, "patch_size": 4}
+_VISION = {**_SIZES, "num_hidden_layers": 1, "image_size": 16, "patch_size": 4}
 _GEMMA = {**_TEXT, "num_key_value_heads": 1, "head_dim": 16, "pad_token_id": 2}
 _SIGLIP = {**_VISION, "model_type": "siglip_vision_model", "vision_use_head": False, "projection_dim": 32}
 _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -46,15 +46,16 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "paligemma": (
         "PaliGemmaForConditionalGeneration",
         {
-            "text_config": {**_GEMMA, "model_type": "gemma"}, "vision_config": _SIGLIP, "projection_dim": 32,
-            "hidden_size": 32, "image_token_index": PLACE, "image_token_id": PLACE,
+            "text_config": {**_GEMMA, "model_type": "gemma", "num_hidden_layers": 1}, "vision_config": _SIGLIP,
+            "projection_dim": 32, "hidden_size": 32, "image_token_index": PLACE, "image_token_id": PLACE,
         },
     ),
     # A picture is divided into several, which stand in one row.
     "idefics3": (
         "Idefics3ForConditionalGeneration",
         {
-            "text_config": {**_TEXT, "pad_token_id": 2}, "vision_config": {**_VISION, "model_type": "idefics3_vision"},
+            "text_config": {**_TEXT, "num_hidden_layers": 1, "pad_token_id": 2},
+            "vision_config": {**_VISION, "model_type": "idefics3_vision"},
             "image_token_id": PLACE, "scale_factor": 2, "pad_token_id": 2,
         },
     ),
@@ -107,14 +108,14 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "Blip2ForConditionalGeneration",
         {
             "text_config": {
-                "model_type": "opt", "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "ffn_dim": 48,
+                "model_type": "opt", "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 1, "ffn_dim": 48,
                 "num_attention_heads": 2, "word_embed_proj_dim": 32, "max_position_embeddings": 128,
                 "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
             },
             "vision_config": {**_VISION, "model_type": "blip_2_vision_model"},
             "qformer_config": {
-                **_SIZES, "model_type": "blip_2_qformer", "encoder_hidden_size": 32, "vocab_size": 96,
-                "cross_attention_frequency": 1,
+                **_SIZES, "num_hidden_layers": 1, "model_type": "blip_2_qformer", "encoder_hidden_size": 32,
+                "vocab_size": 96, "cross_attention_frequency": 1,
             },
             "num_query_tokens": 4, "image_token_index": PLACE, "image_token_id": PLACE,
         },
@@ -122,14 +123,18 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }  # fmt: skip
 
 
-def save_vision_language(folder: Path, kind: str = "llava") -> Path:
-    """Write a checkpoint of this type, whose processor takes words from ``w0`` to ``w77``, and return the folder."""
+def save_vision_language(folder: Path, kind: str = "llava", **vision: Any) -> Path:
+    """Write a checkpoint of this type, whose processor takes words from ``w0`` to ``w77``, and return the folder.
+
+    ``vision`` are values of the config of its vision model to set besides.
+    """
     import torch
     import transformers
 
     class_name, config = _CONFIGS[kind]
     torch.manual_seed(0)
     model_class: Any = getattr(transformers, class_name)
+    config = {**config, "vision_config": {**config["vision_config"], **vision}}
     model = model_class(model_class.config_class(**config))
     make_distinct(model)
     model.save_pretrained(folder)

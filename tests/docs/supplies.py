@@ -186,9 +186,13 @@ def _save_lecture(path: Path) -> None:
     soundfile.write(path, sound, 16_000)
 
 
+def _save_llava(path: Path) -> None:
+    save_vision_language(path, num_hidden_layers=2)
+
+
 def _save_awq(path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(save_awq(Path(folder)).folder, path)
+        shutil.copytree(save_awq(Path(folder), num_hidden_layers=2).folder, path)
 
 
 def _save_adapter(path: Path, seed: int) -> None:
@@ -200,7 +204,7 @@ def _save_adapter(path: Path, seed: int) -> None:
 
 def _save_whisper(folder: Path) -> None:
     """Write one that tells times: its tokens from 60 on are times."""
-    save_encoder_decoder(folder, "whisper")
+    save_encoder_decoder(folder, "whisper", encoder_layers=2, decoder_layers=2)
     told = '{"decoder_start_token_id": 3, "eos_token_id": 2, "pad_token_id": 0, "no_timestamps_token_id": 60}'
     (folder / "generation_config.json").write_text(told, encoding="utf-8")
 
@@ -238,7 +242,7 @@ _MAKERS: Mapping[str, Callable[[Path], object]] = {
     "gpt2": lambda path: save_decoder(path, "gpt2"),
     "t5": lambda path: save_encoder_decoder(path, "t5", num_layers=1),
     "whisper": _save_whisper,
-    "llava": save_vision_language,
+    "llava": _save_llava,
     "clip": lambda path: save_checkpoint("clip", path),
     "resnet": lambda path: save_checkpoint("resnet", path),
     "vit": _save_vit,

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from checkpoints import one_layer
 from e2e.in_process import run_here
 from encoder_decoder import save_encoder_decoder
 from generating import save_decoder
@@ -53,7 +54,7 @@ def test_built_decoder_is_quantized_with_samples_and_generates(llama: Path, here
 @pytest.mark.slow
 def test_checkpoint_is_built_to_a_budget_without_a_float_file(here: Path) -> None:
     """Weights in bfloat16 are measured where they lie; only the result is written."""
-    save_decoder(here / "checkpoint")
+    save_decoder(here / "checkpoint", **one_layer("llama"))
     model = transformers.AutoModelForCausalLM.from_pretrained(here / "checkpoint", dtype=torch.bfloat16)
     model.save_pretrained(here / "checkpoint")
     done = run_here(
@@ -73,7 +74,7 @@ def test_checkpoint_is_built_to_a_budget_without_a_float_file(here: Path) -> Non
 @pytest.mark.slow
 def test_build_within_a_size_counts_the_model_file(here: Path) -> None:
     """The smallest size is named where the limit is below it, and kept; tokenizer and config are extra."""
-    save_decoder(here / "checkpoint")
+    save_decoder(here / "checkpoint", **one_layer("llama"))
     words = ["build", "-m", "checkpoint", "-o", "built", "--samples", "2", "--min-sqnr", "-100", "--max-size"]
     assert 2 == run_here(*words, "1GB").code  # the source keeps it
     planned = json.loads(run_here(*words, "20kB", "--dry-run", "--format", "json").out)
@@ -94,7 +95,7 @@ def test_build_within_a_size_counts_the_model_file(here: Path) -> None:
 @pytest.mark.slow
 def test_part_of_a_build_within_a_size_stays_float(here: Path) -> None:
     """The larger part is quantized; a size that both keep is refused."""
-    save_encoder_decoder(here / "checkpoint", "t5")
+    save_encoder_decoder(here / "checkpoint", "t5", num_layers=1)
     words = ["build", "-m", "checkpoint", "--samples", "2", "--min-sqnr", "-100", "--format", "json"]
     assert 0 == run_here(*words, "-o", "float", "--no-verify").code
     encoder, decoder = ((here / "float" / f"{part}.onnx").stat().st_size for part in ("encoder", "decoder"))

@@ -172,7 +172,7 @@ def test_codes_stay_and_lora_is_added_in_floats_beside_them(form: str, tmp_path:
     assert codes["base"]
     assert codes["base"] == codes["lora"]
     branches = [node for node in graphs["lora"].node if "/lora_" in node.name]
-    assert 3 * 3 * 2 == len(branches)  # lm_head has 16 bits, and is merged
+    assert 3 * 3 == len(branches)  # lm_head has 16 bits, and is merged
     for node in branches:
         metadata = {item.key: item.value for item in node.metadata_props}
         assert metadata["winml.hierarchy.module"].startswith("model.layers.")
@@ -191,7 +191,7 @@ def test_switched_adapter_answers_as_pytorch_with_it_merged(
 
 def test_build_compares_with_every_adapter(tmp_path: Path) -> None:
     """Over codes as well; the note names those that were compared with PyTorch, merged."""
-    saved = coded_checkpoints.save_awq(tmp_path, num_hidden_layers=1)
+    saved = coded_checkpoints.save_awq(tmp_path)
     model = pytorch(saved.reference)
     named = tuple(
         f"{name}={save_adapter(tmp_path / name, model, targets, seed=seed)}"
@@ -207,7 +207,7 @@ def test_build_compares_with_every_adapter(tmp_path: Path) -> None:
 
 def test_one_module_over_codes_takes_a_merged_and_a_switched_adapter(tmp_path: Path) -> None:
     """The merged one is a branch with weights of its own names; inputs have those of the switched one."""
-    saved = coded_checkpoints.save_awq(tmp_path, num_hidden_layers=1)
+    saved = coded_checkpoints.save_awq(tmp_path)
     model = pytorch(saved.reference)
     merged, named = (
         (save_adapter(tmp_path / name, model, ("q_proj",), seed=seed), 2.0) for name, seed in (("a", 3), ("b", 4))

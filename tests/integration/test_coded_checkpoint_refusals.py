@@ -144,7 +144,7 @@ def test_unknown_formats_are_named_with_those_that_are_read(
 
 def test_missing_order_of_groups_is_named(tmp_path: Path) -> None:
     """With act-order, codes would be multiplied with scales of other groups, and nothing would show it."""
-    folder = coded_checkpoints.save_gptq(tmp_path, act_order=True, num_hidden_layers=1).folder
+    folder = coded_checkpoints.save_gptq(tmp_path, act_order=True).folder
     tensors = load_file(folder / "model.safetensors")
     _without("g_idx")(tensors)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -204,7 +204,7 @@ def test_blocks_of_no_size_are_no_blocks(tmp_path: Path, size: object) -> None:
 
 def test_shortened_weights_are_named_by_a_build(tmp_path: Path) -> None:
     """Through the command: one sentence, the code of user errors, and no folder."""
-    folder = coded_checkpoints.save_awq(tmp_path, num_hidden_layers=1).folder
+    folder = coded_checkpoints.save_awq(tmp_path).folder
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     outcome = run_here("build", "-m", folder, "-o", tmp_path / "built", "-q")

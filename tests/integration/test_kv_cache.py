@@ -35,7 +35,7 @@ TOKENS = [5, 9, 33, 60, 71, 8, 14]
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a build with a cache in 8 bits, its stages beside it."""
     folder = tmp_path_factory.mktemp("kv")
-    checkpoint = save_decoder(folder / "checkpoint", "llama", **coded_checkpoints.SIZES)
+    checkpoint = save_decoder(folder / "checkpoint", "llama", **{**coded_checkpoints.SIZES, "num_hidden_layers": 2})
     return build_decoder(checkpoint, folder / "built", config=CONFIG)
 
 
@@ -126,7 +126,7 @@ def test_size_is_a_limit_of_the_file_with_the_scales_of_its_cache(built: Path, t
 
 def test_codes_of_a_checkpoint_stay_beside_such_a_cache(tmp_path: Path) -> None:
     """The build takes the option with a checkpoint in few bits, whose weights it leaves alone."""
-    saved = coded_checkpoints.save_awq(tmp_path, num_hidden_layers=1)
+    saved = coded_checkpoints.save_awq(tmp_path)
     folder = build_hf_model(saved.folder, tmp_path / "built", config=CONFIG, verify=False).folder
     nodes = onnx.load(folder / "model.onnx").graph.node
     assert sum(node.op_type == "MatMulNBits" for node in nodes) == 7
