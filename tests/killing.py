@@ -1,15 +1,16 @@
-"""Kills a command at every moment at which its folder looks different, and says what is there afterwards.
+"""Says what a command that is killed leaves behind, at every moment at which its folder looks different.
 
-Run as a program: ``python killing.py FOLDER VERB...`` prints one JSON object per kill. The verbs are warmed up once;
-each kill is a fork of that process, which ends itself with SIGKILL by an audit hook. What the hook sees are the
-operations Python makes: open for writing, rename, link, remove, mkdir, rmdir. It does not see single writes into an
-open file, nor what native code writes; both happen in hidden folders only.
+Run as a program: ``python killing.py FOLDER VERB...`` prints one JSON object per moment. A verb runs once, in a fork of
+this process, where an audit hook copies the folder at each moment: the files are those that a kill would leave, with
+their times and links, and nobody holds their locks. What the hook sees are the operations Python makes: open for
+writing, rename, link, remove, mkdir, rmdir. It does not see single writes into an open file, nor what native code
+writes; both happen in hidden folders only.
 
-A moment is before an operation. One is killed at where a visible file is another than ever before, or where hidden
+A moment is before an operation. The folder is copied where a visible file is another than ever before, or where hidden
 files lie there that never lay there together: the next command tidies up by their names. Of verbs that write by one
-function, one is killed where only hidden files are others, and so are the stages of a build, which differ by the names
-of their files only. Operations that change neither, as those of a commit that was seen before, leave nothing new to be
-found.
+function, one is looked at where only hidden files are others, and so are the stages of a build, which differ by the
+names of their files only. Operations that change neither, as those of a commit that was seen before, leave nothing new
+to be found.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -101,7 +101,7 @@ class Verb:
     command: Callable[[Path, Path, str], Sequence[str | Path]]
     """Place of the sources, the folder, ``old`` or ``new`` → arguments."""
     is_like_optimize: bool = False
-    """Whether ``optimize`` writes its files by the same function: then it is killed where a visible file changes."""
+    """Whether ``optimize`` writes its files by the same function: then only changes of visible files are moments."""
 
     def run(self, place: Path, folder: Path, which: str) -> None:
         """Run it."""
@@ -196,22 +196,46 @@ def links_refused() -> Iterator[None]:
         os.link = link
 
 
-class KillAtMoment:
-    """An audit hook that kills this process at the N-th moment in some folders. It cannot be taken off."""
+_LINK = os.link
+"""As it is where links are refused to the command."""
 
-    def __init__(self, number: int, folders: Sequence[Path], *, hidden_too: bool = True) -> None:
-        self._left = number
+
+def copy_folders(folders: Sequence[Path], targets: Sequence[Path]) -> None:
+    """Copy the content of folders, with the times of files; files that are one, also in two folders, stay one."""
+    copied: dict[int, Path] = {}
+    for folder, target in zip(folders, targets, strict=True):
+        target.mkdir(parents=True, exist_ok=True)
+        for path in sorted(folder.rglob("*")):
+            copy = target / path.relative_to(folder)
+            if path.is_symlink():
+                copy.symlink_to(path.readlink())
+            elif path.is_dir():
+                copy.mkdir()
+            elif (first := copied.get(path.stat().st_ino)) is not None:
+                _LINK(first, copy)
+            else:
+                copied[path.stat().st_ino] = copy
+                shutil.copy2(path, copy)
+
+
+class CopyAtMoments:
+    """An audit hook that copies some folders at every moment. It cannot be taken off."""
+
+    def __init__(self, folders: Sequence[Path], copies: Path, *, hidden_too: bool = True) -> None:
+        self._copies = copies
         self._hidden_too = hidden_too
         self._folders = tuple(str(folder) for folder in folders)
         self._seen: set[frozenset[Any]] = set()
+        self._count = 0
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         if any(path.startswith(self._folders) for path in self._changed_paths(event, arguments)):
             looks = {*map(frozenset, self._looks()[: 1 + self._hidden_too])}
-            self._left -= not looks <= self._seen
-            self._seen |= looks
-            if self._left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if not looks <= self._seen:
+                self._seen |= looks
+                self._count += 1
+                folders = [Path(folder) for folder in self._folders]
+                copy_folders(folders, [self._copies / str(self._count) / str(n) for n in range(len(folders))])
 
     def _looks(self) -> tuple[set[object], set[object]]:
         """Return which files are seen, and the names of those that are hidden."""
@@ -248,25 +272,25 @@ class KillAtMoment:
         return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))  # noqa: PTH118, PTH119, PTH120
 
 
-def kill_at(number: int, folders: Sequence[Path], work: Callable[[], None], *, hidden_too: bool = True) -> bool:
-    """Do some work in a fork of this process, killed at its N-th moment; returns whether it was killed."""
+def run_in_fork(work: Callable[[], None], hook: CopyAtMoments) -> None:
+    """Do some work in a fork of this process, which the hook watches.
+
+    Raises:
+        RuntimeError: the work failed.
+    """
     child = os.fork()
     if child == 0:
         try:
             # A search for garbage would copy all memory that the two processes share.
             gc.disable()
-            sys.addaudithook(KillAtMoment(number, folders, hidden_too=hidden_too))
+            sys.addaudithook(hook)
             work()
             os._exit(0)
         except BaseException as error:
             os.write(2, f"{type(error).__name__}: {error}\n".encode())
             os._exit(1)
-    status = os.waitpid(child, 0)[1]
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-        return True
-    if status:
+    if status := os.waitpid(child, 0)[1]:
         raise RuntimeError(f"the command failed by itself: {status}")
-    return False
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -339,7 +363,7 @@ def run_next(verb: Verb, place: Path, folder: Path) -> None:
 
 
 def judge_verb(verb: Verb, place: Path) -> Iterator[dict[str, Any]]:
-    """Kill a verb at every moment, and yield what was found after each kill."""
+    """Run a verb, and yield what a kill at each moment leaves and the next command makes of it; last, its own end."""
     folder, before, after = place / "out", place / f"{verb.name}-before", place / f"{verb.name}-after"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -348,26 +372,27 @@ def judge_verb(verb: Verb, place: Path) -> Iterator[dict[str, Any]]:
     verb.run(place, folder, "new")
     shutil.copytree(folder, after)
     judge, temporary = Judge(before, after), Path(tempfile.gettempdir())
-    number = 0
-    while True:
-        number += 1
+    folders, copies = (folder, temporary), place / f"{verb.name}-moments"
+    shutil.rmtree(folder)
+    shutil.copytree(before, folder)
+    work = functools.partial(verb.run, place, folder, "new")
+    run_in_fork(work, CopyAtMoments(folders, copies, hidden_too=not verb.is_like_optimize))
+    moments = sorted(int(path.name) for path in copies.iterdir())
+    end = len(moments) + 1
+    copy_folders(folders, [copies / str(end) / str(n) for n in range(len(folders))])
+    for number in (*moments, end):
         shutil.rmtree(folder)
-        shutil.copytree(before, folder)
-        work, hidden_too = functools.partial(verb.run, place, folder, "new"), not verb.is_like_optimize
-        was_killed = kill_at(number, (folder, temporary), work, hidden_too=hidden_too)
+        copy_folders([copies / str(number) / str(n) for n in range(len(folders))], folders)
         at_once = judge.models(folder)
         run_next(verb, place, folder)
-        left = [path.name for path in temporary.iterdir()]
         yield {
             "verb": verb.name,
             "number": number,
-            "killed": was_killed,
+            "killed": number != end,
             "at_once": at_once,
             "set": judge.whole_set(folder),
-            "left": left,
+            "left": [path.name for path in temporary.iterdir()],
         }
-        if not was_killed:
-            return
 
 
 def main(place: Path, names: Sequence[str]) -> None:
