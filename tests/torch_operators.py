@@ -24,6 +24,20 @@ def share_operator_table() -> None:
         _share_decomposed_operators(module)
 
 
+def build_operator_table() -> None:
+    """Build the tables now, for exports of processes that are forked from this one."""
+    from torch.export import exported_program
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    from winml.modelkit.export.dynamo.shortcuts import shortcuts
+    from winml.modelkit.models.state_restoration import quiet_torch
+
+    share_operator_table()
+    with quiet_torch(), shortcuts(keep_stack_traces=False):
+        ONNXRegistry.from_torchlib()
+    exported_program._collect_all_valid_cia_ops()
+
+
 @functools.cache
 def _share(registry: type) -> None:
     built = functools.cache(registry.from_torchlib)  # type: ignore[attr-defined]

@@ -87,7 +87,7 @@ def test_target_out_of_reach_ends_with_3_and_writes_no_list(workplace: Workplace
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for one process there")
 def test_interrupted_command_is_taken_up_again(workplace: Workplace, model: Path) -> None:
     """Ctrl-C leaves the measurements beside the answer; the next run has fewer to make, and removes them."""
-    arguments = ("quantize", "-m", model.name, "--sensitivity", "-o", "r.json", "--samples", "12000")
+    arguments = ("quantize", "-m", model.name, "--sensitivity", "-o", "r.json", "--samples", "3000")
     process = subprocess.Popen(
         [*workplace.program, *arguments], cwd=workplace.folder, env=workplace.environment(),
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,

@@ -42,9 +42,11 @@ sys.meta_path.insert(0, Remover())
 SEVERAL = """
 import json, sys
 from e2e.in_process import run_here
+from torch_operators import share_operator_table
 
 answers = []
 for command in json.load(sys.stdin):
+    share_operator_table()
     outcome = run_here(*command)
     answers.append([outcome.code, outcome.out, outcome.err])
 print(json.dumps(answers))

@@ -136,9 +136,11 @@ def _serve() -> None:
             importlib.import_module(name)
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from resting_threads import rest_where_cores_are_shared
+    from torch_operators import build_operator_table
 
     del sys.path[0]
     rest_where_cores_are_shared()
+    build_operator_table()
     gc.collect()
     gc.freeze()
     print(READY, flush=True)
