@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,19 @@ from e2e.workplace import Workplace
 def _workplace(root: Path) -> Workplace:
     for name in ("here", "home", "temporary"):
         (root / name).mkdir()
-    return Workplace(root)
+    return Workplace(root, runs_here=True)
 
 
 @pytest.fixture
 def workplace(tmp_path: Path) -> Workplace:
-    """An empty workplace."""
+    """An empty workplace, whose commands run in the process of the test."""
     return _workplace(tmp_path)
+
+
+@pytest.fixture
+def apart(workplace: Workplace) -> Workplace:
+    """The same, with a process for each command: for tests of streams, signals, limits and imports."""
+    return replace(workplace, runs_here=False)
 
 
 @pytest.fixture(scope="session")

@@ -48,10 +48,10 @@ def example_inputs():
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_json_is_alone_on_stdout_when_user_code_prints(arguments: tuple[str, ...], workplace: Workplace) -> None:
+def test_json_is_alone_on_stdout_when_user_code_prints(arguments: tuple[str, ...], apart: Workplace) -> None:
     """What the user's code prints, or writes to the descriptor, goes to stderr."""
-    (workplace.folder / "noisy.py").write_text(NOISY, encoding="utf-8")
-    done = workplace.winml(*arguments)
+    (apart.folder / "noisy.py").write_text(NOISY, encoding="utf-8")
+    done = apart.winml(*arguments)
     assert (0, "") == (done.code, "" if done.code == 0 else done.err)
     answer = json.loads(done.out)
     assert "printed by the factory" in done.err

@@ -17,6 +17,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from e2e.in_process import run_here
 from house.sources import REPOSITORY
 from winml.modelkit.metadata_keys import MODULE_KEY, PART_KEY, TAG_KEY
 from winml.modelkit.onnx.bundle import PartDescription
@@ -34,10 +35,12 @@ _PATIENCE_S = 60
 
 
 def _answer(**variables: str) -> str:
-    command = [sys.executable, "-m", "winml.modelkit"]
-    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
-    assert (0, "") == (done.returncode, done.stderr)
-    return done.stdout
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        outcome = run_here()
+    assert (0, "") == (outcome.code, outcome.err)
+    return outcome.out
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

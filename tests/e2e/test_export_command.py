@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -29,15 +30,15 @@ FOREIGN_KEYS = ("winml.", "namespace", "pkg.torch.")
 
 @pytest.fixture(scope="module")
 def told(make_workplace: Callable[[], Workplace], bert_tiny: Path) -> tuple[Workplace, Outcome]:
-    """An export that tells all it can."""
-    workplace = make_workplace()
+    """An export that tells all it can, in a process of its own."""
+    workplace = replace(make_workplace(), runs_here=False)
     return workplace, workplace.export("-m", bert_tiny, "-o", "model.onnx", "-v", "--with-report")
 
 
 @pytest.fixture(scope="module")
 def recorded(make_workplace: Callable[[], Workplace], bert_tiny: Path) -> tuple[Workplace, Outcome]:
-    """An export told to a program, with a batch and a ``torch.nn`` class of the user's choice."""
-    workplace = make_workplace()
+    """An export told to a program, with a batch and a ``torch.nn`` class of the user's choice; the same."""
+    workplace = replace(make_workplace(), runs_here=False)
     options = ("--format", "json", "--batch-size", "2", "--torch-module", "LayerNorm", "--shape-config")
     return workplace, workplace.export("-m", bert_tiny, "-o", "out/model.onnx", *options, '{"sequence_length": 24}')
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.workplace import WITH_A_LIMIT, Workplace
+from e2e.workplace import WITH_A_LIMIT, Outcome, Workplace
 
 pytestmark = pytest.mark.skipif(
     sys.platform == "win32", reason="this system has no POSIX signals and limits to stop a process with"
@@ -55,28 +55,11 @@ def busy(workplace: Workplace) -> Workplace:
     return workplace
 
 
-@contextmanager
-def _export_in_the_middle(workplace: Workplace, nets: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """Start an export and yield it while its model is traced."""
-    arguments = ("-m", f"{nets}:waiting", "-o", "model.onnx", "--overwrite", *options)
-    command = [sys.executable, "-c", _PREPARED, "export", *arguments]
-    process = subprocess.Popen(
-        command,
-        cwd=workplace.folder,
-        env=workplace.environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-    )
-    try:
-        # What the model prints comes on stderr, after the steps that are done.
-        assert process.stderr is not None
-        assert "tracing\n" in iter(process.stderr.readline, "")
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+def _stopped_by(number: int, workplace: Workplace, nets: Path, *options: str) -> Outcome:
+    """Run an export that gets a signal while its model is traced."""
+    program = (sys.executable, "-c", _PREPARED)
+    stopped = replace(workplace, program=program, is_warm=True, variables={"SENT_SIGNAL": str(number)})
+    return stopped.export("-m", f"{nets}:waiting", "-o", "model.onnx", "--overwrite", *options)
 
 
 @pytest.mark.parametrize(
@@ -86,31 +69,43 @@ def test_export_that_is_interrupted_says_so_and_changes_no_file(
     busy: Workplace, nets: Path, name: str, options: tuple[str, ...]
 ) -> None:
     """Ctrl-C and a polite request to end stop the export with one sentence; it ends by the signal."""
-    with _export_in_the_middle(busy, nets, *options) as process:
-        process.send_signal(getattr(signal, name))
-        _, err = process.communicate(timeout=120)
-    assert -getattr(signal, name) == process.returncode
-    assert err.endswith("interrupted: no file was changed\n")
-    assert "Traceback" not in err
+    number = getattr(signal, name)
+    outcome = _stopped_by(number, busy, nets, *options)
+    assert -number == outcome.code
+    assert outcome.err.endswith("interrupted: no file was changed\n")
+    assert "Traceback" not in outcome.err
     assert busy.files() == _EARLIER
 
 
 def test_export_that_is_killed_changes_no_file(busy: Workplace, nets: Path) -> None:
     """Nothing can be tidied up after SIGKILL, and before the last step there is nothing to tidy."""
-    with _export_in_the_middle(busy, nets) as process:
-        process.kill()
-        process.communicate(timeout=120)
-    assert -signal.SIGKILL == process.returncode
+    assert -signal.SIGKILL == _stopped_by(signal.SIGKILL, busy, nets).code
     assert busy.files() == _EARLIER
+
+
+@contextmanager
+def _limited_files(limit_bytes: int) -> Iterator[None]:
+    """Let this process write no file that is larger, as a full disk does."""
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Python would otherwise be killed by the signal.
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 @pytest.mark.parametrize("limit_bytes", [4, 500, 2500])
 def test_full_disk_ends_the_export_and_changes_no_file(busy: Workplace, nets: Path, limit_bytes: int) -> None:
     """A disk that is full from the start, in the model or in the sidecar: the output is named, earlier files stay."""
-    limited = replace(busy, program=(sys.executable, "-c", WITH_A_LIMIT, str(limit_bytes)))
     words = ("cannot write", str(Path("here") / "model"), "choose another output path")
     arguments = ("-m", f"{nets}:good", "-o", "model.onnx", "--overwrite", "--no-verify", "--no-dynamo")
-    outcome = limited.refuse(*arguments, code=1, words=words)
+    with _limited_files(limit_bytes):
+        outcome = busy.refuse(*arguments, code=1, words=words)
     assert ".winml-partial" not in outcome.err
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,15 +13,15 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from e2e.warm_processes import can_run_warm, run_warm
-from e2e.workplace import PROGRAM, TIMEOUT_S
+from e2e.in_process import run_here
 
 
 def _run(*arguments: object, program: str | None = None) -> tuple[int, str, str]:
     words = [*map(str, arguments)]
-    if program is None and can_run_warm():
-        return run_warm(words, Path.cwd(), os.environ, "", TIMEOUT_S)
-    command = [*PROGRAM, *words] if program is None else [sys.executable, "-c", program, *words]
+    if program is None:
+        outcome = run_here(*words)
+        return outcome.code, outcome.out, outcome.err
+    command = [sys.executable, "-c", program, *words]
     done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False)
     return done.returncode, done.stdout, done.stderr
 

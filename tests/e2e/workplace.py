@@ -6,9 +6,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import pytest
 
 from e2e.warm_processes import can_run_warm, run_warm
 
@@ -50,6 +53,8 @@ class Workplace:
     variables: Mapping[str, str] = field(default_factory=dict)
     is_warm: bool = False
     """Whether a program of its own, behind ``-c``, may run where the libraries are imported already."""
+    runs_here: bool = False
+    """True to run ``winml`` in the process of the test: where no test looks at the process or its streams."""
 
     @property
     def folder(self) -> Path:
@@ -71,6 +76,8 @@ class Workplace:
 
     def winml(self, *arguments: str | Path, stdin: str = "") -> Outcome:
         """Run any verb in a process of its own, one that has imported the libraries where nothing is special."""
+        if self.runs_here and self.program == PROGRAM and "PYTHONPATH" not in self.variables:
+            return self._run_here(arguments, stdin)
         if self.program == PROGRAM and "PYTHONPATH" not in self.variables and can_run_warm():
             words = [str(argument) for argument in arguments]
             return Outcome(*run_warm(words, self.folder, self.environment(), stdin, TIMEOUT_S))
@@ -88,6 +95,24 @@ class Workplace:
             timeout=TIMEOUT_S,
         )
         return Outcome(done.returncode, done.stdout, done.stderr)
+
+    def _run_here(self, arguments: Sequence[str | Path], stdin: str) -> Outcome:
+        from huggingface_hub import constants
+
+        from e2e.in_process import run_here  # it imports this module
+
+        environment = self.environment()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(self.folder)
+            patch.setattr(tempfile, "tempdir", None)
+            # What libraries read when they are imported, the home above all, stays as it is in this process.
+            patch.setattr(constants, "HF_HUB_OFFLINE", True)
+            patch.setattr(constants, "HF_HUB_CACHE", str(self.root / "home" / "hub"))
+            for name in {*os.environ} - {*environment}:
+                patch.delenv(name)
+            for name in ("WINML_CACHE", "TMPDIR", "TEMP", "TMP", *self.variables):
+                patch.setenv(name, environment[name])
+            return run_here(*arguments, stdin=stdin)
 
     def files(self) -> dict[str, bytes]:
         """Everything in the current directory, hidden files included: path below it to content."""

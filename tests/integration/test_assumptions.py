@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from e2e.in_process import run_here
 from winml.modelkit import HTPExporter, WinMLExportConfig
 from winml.modelkit.export.records import ExportResult
 from winml.modelkit.file_names import sidecar_path
@@ -185,8 +184,9 @@ def example_inputs():
 
 
 def printed(*arguments: str) -> Any:
-    command = [sys.executable, "-m", "winml.modelkit", *arguments]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    outcome = run_here(*arguments)
+    assert 0 == outcome.code, outcome.err
+    return json.loads(outcome.out)
 
 
 @pytest.mark.parametrize("accepts", [False, True])
