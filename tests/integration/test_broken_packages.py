@@ -39,20 +39,17 @@ _WITH_PACKAGES = "import sys; sys.path.insert(0, sys.argv.pop(1)); from winml.mo
 """Runs the command; its first argument is the folder of the packages."""
 
 
-def _run(packages: Path, folder: Path, *arguments: str | Path, is_warm: bool = True) -> tuple[int, str, str]:
-    """Run a verb, and return exit code, stdout and stderr; not warm: transformers is not imported yet."""
-    command = [str(packages), *map(str, arguments)]
-    if is_warm and can_run_warm():
-        return run_warm(command, folder, os.environ, "", TIMEOUT_S, _WITH_PACKAGES)
-    done = subprocess.run(
-        [sys.executable, "-c", _WITH_PACKAGES, *command],
-        cwd=folder, capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
-    )  # fmt: skip
-    return done.returncode, done.stdout, done.stderr
-
-
 def _inspect(packages: Path, *arguments: str | Path, is_warm: bool = True) -> str:
-    code, _, err = _run(packages, packages, "inspect", *arguments, is_warm=is_warm)
+    """Run the verb; not warm: in a process that has not imported transformers yet."""
+    command = [str(packages), "inspect", *map(str, arguments)]
+    if is_warm and can_run_warm():
+        code, _, err = run_warm(command, packages, os.environ, "", TIMEOUT_S, _WITH_PACKAGES)
+    else:
+        done = subprocess.run(
+            [sys.executable, "-c", _WITH_PACKAGES, *command],
+            cwd=packages, capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
+        )  # fmt: skip
+        code, err = done.returncode, done.stderr
     assert 1 == code
     assert "internal error" not in err
     return err
@@ -96,8 +93,11 @@ def test_package_that_a_cell_of_a_sweep_cannot_import_is_named(packages: Path, t
     """The row has the words of the command, and is no bug of winml."""
     save_checkpoint("bert", tmp_path / "bert")
     (tmp_path / "models.txt").write_text("bert\n", encoding="utf-8")
-    asked = ("sweep", "models.txt", "-o", "swept", "--do", "export", "-f", "json")
-    _, out, _ = _run(packages, tmp_path, *asked)
-    (cell,) = json.loads(out)["cells"]
+    done = subprocess.run(
+        [sys.executable, "-m", "winml.modelkit", "sweep", "models.txt", "-o", "swept", "--do", "export", "-f", "json"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(packages)}, capture_output=True, text=True, check=False,
+        timeout=TIMEOUT_S,
+    )  # fmt: skip
+    (cell,) = json.loads(done.stdout)["cells"]
     assert "the installed package torchaudio cannot be imported: OSError: libtorchaudio.so" in cell["problem"]
     assert "internal error" not in cell["problem"]
