@@ -677,8 +677,8 @@ def _array_differences(ours: Answer, theirs: Answer) -> Iterator[tuple[float | N
             share = float((_labels(ours) != _labels(theirs)).mean())
             yield share, f"{share:.2%} of the pixels have a different label" if share > ALIKE else ""
         else:
-            largest = float(np.abs(np.asarray(other, np.float64)).max(initial=0)) or 1.0
-            error = float(np.abs(np.asarray(array, np.float64) - other).max(initial=0)) / largest
+            scale = float(np.abs(np.asarray(other, np.float64)).max(initial=0)) or 1.0
+            error = float(np.abs(np.asarray(array, np.float64) - other).max(initial=0)) / scale
             yield error, f"{name} differs by {error:.2%} of its largest value" if error > ALIKE else ""
 
 

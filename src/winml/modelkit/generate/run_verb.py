@@ -559,8 +559,8 @@ def _compared(
     if len(compared) > 1:
         differences = [found.max_difference for found in compared if found.max_difference is not None]
         words = None if differing is None else f"{answers[differing][0]!r}: {reference.difference}"
-        largest = max(differences, default=None)
-        reference = replace(reference, entries=_entries(theirs), max_difference=largest, difference=words)
+        difference = max(differences, default=None)
+        reference = replace(reference, entries=_entries(theirs), max_difference=difference, difference=words)
     return replace(result, reference=reference)
 
 

@@ -71,7 +71,7 @@ def compare_generation(
     assert part.cache is not None  # there was something to generate with
     rows = text.steps[0].mask.shape[0]
     graph = _Graph(part, run_file, vectors_of, rows)
-    largest, ties, stopped_after = 0.0, 0, None
+    relative_diff, ties, stopped_after = 0.0, 0, None
     number, singly_until, doubt = 0, 0, None
     while number < len(text.steps) and stopped_after is None:
         count_progress(number, len(text.steps), f"step {number + 1} of {len(text.steps)}")
@@ -93,7 +93,7 @@ def compare_generation(
             stopped_after = number
             break
         for step, item in zip(joined, found, strict=True):
-            largest = max(largest, item.relative_diff)
+            relative_diff = max(relative_diff, item.relative_diff)
             if number < text.new_tokens:
                 ties += _tied_rows(step.scores[:, -1], 2 * item.threshold * item.scale)
             number += 1
@@ -107,7 +107,7 @@ def compare_generation(
         new_tokens=text.new_tokens,
         second_prompt_tokens=text.steps[-1].tokens.shape[1],
         ties=ties,
-        largest_relative_diff=largest,
+        largest_relative_diff=relative_diff,
         stopped_after=stopped_after,
         differs_in_pieces=text.differs_in_pieces,
         padded_rows=int((text.steps[0].mask == 0).any(axis=1).sum()),
