@@ -150,8 +150,8 @@ class DecoderModel(GenerationMixin):
             StageError: ONNX Runtime cannot load a file.
         """
         paths = {part: Path(path) for part, path in files.items()}
-        opened = partial(choose_provider(ep, device, ep_options or {}).open, threads=threads)
-        self._take_graph(open_decoder(paths, opened), paths[DECODER].parent)
+        open_file = partial(choose_provider(ep, device, ep_options or {}).open, threads=threads)
+        self._take_graph(open_decoder(paths, open_file), paths[DECODER].parent)
 
     @classmethod
     def of_graph(cls, graph: Any, folder: Path) -> Any:

@@ -37,23 +37,23 @@ _IMAGES_RANK = 5
 _OTHER_SIZE_HINT = "Pass that size, or build the model with a dynamic size."
 
 
-def open_decoder(files: Mapping[str, Path], opened: Callable[[Path], Session]) -> DecoderGraph:
+def open_decoder(files: Mapping[str, Path], open_file: Callable[[Path], Session]) -> DecoderGraph:
     """Open the graphs of a model that generates.
 
     Args:
         files: Part → ONNX file.
-        opened: Opens a file.
+        open_file: Opens a file.
 
     Raises:
         InputError: the files do not belong together, or the decoder does not generate.
         StageError: ONNX Runtime cannot load a file.
     """
-    decoder = opened(files.get(DECODER) or files[ONLY_PART])
+    decoder = open_file(files.get(DECODER) or files[ONLY_PART])
     if VISION in files:
-        return VisionLanguageDecoder(opened(files[VISION]), opened(files[EMBEDDING]), decoder)
+        return VisionLanguageDecoder(open_file(files[VISION]), open_file(files[EMBEDDING]), decoder)
     if ENCODER in files:
-        return EncoderDecoder(opened(files[ENCODER]), decoder)
-    return DecoderGraph(decoder, prompt=opened(files[PROMPT]) if PROMPT in files else None)
+        return EncoderDecoder(open_file(files[ENCODER]), decoder)
+    return DecoderGraph(decoder, prompt=open_file(files[PROMPT]) if PROMPT in files else None)
 
 
 class Encoder:
