@@ -160,7 +160,7 @@ def generated_text(
         special = {"decoder_start_token_id": start, "bos_token_id": own.bos_token_id, "pad_token_id": own.pad_token_id}
         settings = {**special, "num_return_sequences": 1, "suppress_tokens": [own.pad_token_id]}
     reported = {spec.name: to_numpy(displayed[spec.name]) for spec in part.inputs if spec.name in displayed}
-    with recorded_generation(part, model, count, to_numpy(mask), **settings) as recorded:
+    with recorded_generation(part, model, count, to_numpy(mask), to_numpy(tokens), **settings) as recorded:
         model.generate(input_ids=tokens, attention_mask=mask, **displayed, use_cache=True)
     recorded.steps[0] = replace(recorded.steps[0], told=reported)
     following = to_numpy(tokens)[:, -SECOND_PROMPT + 1 :]
@@ -198,7 +198,12 @@ class RecordedText:
 
 @contextmanager
 def recorded_generation(
-    part: ModelPart, model: Any, count: int, mask: Array | None = None, **settings: Any
+    part: ModelPart,
+    model: Any,
+    count: int,
+    mask: Array | None = None,
+    prompt: Array | None = None,
+    **settings: Any,
 ) -> Iterator[RecordedText]:
     """Set a model to greedy generation of so many tokens for the block, and record the runs of a part in the block.
 
@@ -212,6 +217,7 @@ def recorded_generation(
         model: The model.
         count: Number of tokens.
         mask: Mask of the prompt; None: nothing is hidden.
+        prompt: Tokens of the prompt, for a part that is given their vectors in the first run (for: BLIP-2).
         **settings: Further settings.
     """
     from transformers import GenerationConfig
@@ -232,7 +238,12 @@ def recorded_generation(
         places.append(to_numpy(named[POSITIONS])[-int(placed.shape[0]) :])
 
     def keep(_module: object, _arguments: object, named: Mapping[str, Any], output: Mapping[str, Any]) -> None:
-        tokens = to_numpy(named[DECODER_TOKENS] if DECODER_TOKENS in named else named[TOKEN_IDS])
+        read_tokens = named[DECODER_TOKENS] if DECODER_TOKENS in named else named.get(TOKEN_IDS)
+        if read_tokens is None:
+            assert prompt is not None
+            tokens = prompt
+        else:
+            tokens = to_numpy(read_tokens)
         # A model may leave out tokens of the prompt.
         read = tokens.shape[1] + sum(step.tokens.shape[1] for step in recorded.steps)
         passed = np.ones_like(tokens[:, :0]) if mask is None else mask
