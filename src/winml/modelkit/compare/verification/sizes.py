@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import onnx_ir as ir
 import torch
@@ -28,9 +28,6 @@ from winml.modelkit.onnx.assumptions import Assumption, places_of
 from winml.modelkit.onnx.specs import DynamicDimension, InputTensorSpec
 from winml.modelkit.tags.tagging import all_nodes, read_tag
 from winml.modelkit.words import shape_words
-
-if TYPE_CHECKING:
-    from winml.modelkit.compare.verification.file_run import WrittenFile
 
 Sizes = Mapping[str, int]
 Bounds = tuple[int, int]
@@ -120,6 +117,15 @@ class WrittenGraph:
     def choices(self) -> tuple[str, ...]:
         """Lines of the user's Python that read a tensor's value."""
         return places_of(self.assumed)
+
+
+class VerifiedFile(Protocol):
+    """A written file that runs beside PyTorch."""
+
+    written: WrittenGraph
+
+    def compare(self, draw: Draw) -> tuple[OutputComparison, ...]:
+        """Compare the outputs of the file with those of PyTorch; raises StageError if the file cannot be run."""
 
 
 def axes_of(inputs: Sequence[InputTensorSpec]) -> dict[str, dict[int, str]]:
@@ -457,7 +463,7 @@ def _module_of_failure(model: ir.Model, reason: str) -> str:
 
 
 def compare_at_varied_sizes(
-    file: WrittenFile, run: Callable[[Sizes], Draw], *, advice: str
+    file: VerifiedFile, run: Callable[[Sizes], Draw], *, advice: str
 ) -> tuple[OutputComparison, ...]:
     """Compare the written file with what PyTorch answered at other sizes.
 
@@ -512,7 +518,7 @@ def _largest_that_holds(written: WrittenGraph, failed: Draw, holds: Callable[[Si
     return {name: low * step}
 
 
-def _compared_or_reason(file: WrittenFile, draw: Draw) -> Sequence[OutputComparison] | str:
+def _compared_or_reason(file: VerifiedFile, draw: Draw) -> Sequence[OutputComparison] | str:
     """Compare the file with PyTorch's answer to a draw; in words, how it fails or differs."""
     if _output_ranks(draw) != _output_ranks(file.written.draw):
         return f"PyTorch returns different outputs: {_output_words(draw)}."
