@@ -20,9 +20,9 @@ from winml.modelkit.errors import UsageError, VerificationError, WinMLError
 from winml.modelkit.inspect.onnx_inspection import inspect_onnx
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.ort.sessions import Session
-from winml.modelkit.quantize.budget_records import BudgetSearch
 from winml.modelkit.quantize.file_quantization import Quantization, quantize_file
 from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.records import BudgetSearch
 from winml.modelkit.tags.tagging import NodeTag, write_tag
 from winml.modelkit.transform.graph_file import GraphFileTask
 

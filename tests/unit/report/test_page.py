@@ -13,8 +13,7 @@ from winml.modelkit.compare.records import ChangedModule, ComparedFile, Structur
 from winml.modelkit.evaluate.records import EvaluatedData, EvaluatedSide, Evaluation, Limit, MetricResult
 from winml.modelkit.evaluate.table import evaluation_document
 from winml.modelkit.profile.statistics import Ratio, Summary
-from winml.modelkit.quantize.budget_records import BudgetChoice, BudgetSearch, BudgetTrial
-from winml.modelkit.quantize.records import QuantizedFile
+from winml.modelkit.quantize.records import BudgetChoice, BudgetSearch, BudgetTrial, QuantizedFile
 from winml.modelkit.quantize.table import budget_document
 from winml.modelkit.report.document import (
     Bar,

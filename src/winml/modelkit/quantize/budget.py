@@ -31,7 +31,6 @@ from winml.modelkit.onnx.weights import to_weightless
 from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.progress import part_of_step
-from winml.modelkit.quantize.budget_records import BudgetChoice, BudgetSearch, BudgetTrial
 from winml.modelkit.quantize.calibration.calibration_data import Calibration, CalibrationStatistics
 from winml.modelkit.quantize.calibration.layer_calibration import LayerCalibration
 from winml.modelkit.quantize.declared_options import Algorithm
@@ -53,6 +52,7 @@ from winml.modelkit.quantize.quantized_variants import (
     take_samples,
     weight_bytes,
 )
+from winml.modelkit.quantize.records import BudgetChoice, BudgetSearch, BudgetTrial
 from winml.modelkit.quantize.sensitivity_records import FidelityTarget, MeasuredVariant
 from winml.modelkit.quantize.unfinished_work import digest_of, graph_digest, samples_digest
 from winml.modelkit.tags import address

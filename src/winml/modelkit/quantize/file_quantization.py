@@ -35,7 +35,6 @@ from winml.modelkit.ort.host import available_bytes, has_integer_dot_products, i
 from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.quantize.budget import SampleTools, choose_bits
-from winml.modelkit.quantize.budget_records import BudgetSearch
 from winml.modelkit.quantize.calibration.activation_statistics import measure_states
 from winml.modelkit.quantize.calibration.calibration_data import Calibration, CalibrationStatistics, refuse_missing_data
 from winml.modelkit.quantize.calibration.layer_calibration import LayerCalibration
@@ -50,7 +49,7 @@ from winml.modelkit.quantize.planning import (
 )
 from winml.modelkit.quantize.precisions import FLOAT32, INTEGER_ACTIVATIONS, LEAST_CACHE_SQNR_DB, PRECISIONS, Mode
 from winml.modelkit.quantize.preparation import prepare
-from winml.modelkit.quantize.records import Calibrated, QuantizedFile
+from winml.modelkit.quantize.records import BudgetSearch, Calibrated, QuantizedFile
 from winml.modelkit.quantize.unfinished_work import unfinished_folder
 from winml.modelkit.tags.tagging import measure_coverage
 from winml.modelkit.transform.graph_file import (

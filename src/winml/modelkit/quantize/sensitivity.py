@@ -433,7 +433,9 @@ class _Study:
             self.forms.share_starts()
         measure = functools.partial(self.forms.measure, count=count)
         with contextlib.ExitStack() as stack:
-            run = map if jobs == 1 else stack.enter_context(ThreadPoolExecutor(jobs)).map
+            run: Callable[..., Iterable[MeasuredVariant]] = map
+            if jobs > 1:
+                run = stack.enter_context(ThreadPoolExecutor(jobs)).map
             for _ in run(measure, missing, missing.values()):
                 self._done += 1
                 if progress is not None:

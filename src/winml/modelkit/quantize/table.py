@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from winml.modelkit.compare.words import coverage_words, fidelity_words
-from winml.modelkit.quantize.budget_records import BudgetSearch
-from winml.modelkit.quantize.records import QuantizedFile
+from winml.modelkit.quantize.records import BudgetSearch, QuantizedFile
 from winml.modelkit.report import document as doc
 from winml.modelkit.tags import address
 from winml.modelkit.transform.table import written_fields
