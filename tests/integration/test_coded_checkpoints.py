@@ -29,6 +29,7 @@ from winml.modelkit.ort.sessions import Session
 
 PROMPT = [3, 7, 5]
 NEW_TOKENS = 16
+END = 1
 
 # float32 activations, so that nothing but the weights is in few bits.
 EXACT = WinMLExportConfig(activations="float32")
@@ -90,7 +91,9 @@ def generated(path: Path) -> list[int]:
         }
         answer = session.run({**{name: feeds[name] for name in feeds if name in session.inputs}, **held})
         held = {name: answer[name.replace("past_key_values", "present")] for name in held}
-        now = [int(answer["logits"][0, -1].argmax())]
+        scores = answer["logits"][0, -1]
+        scores[END] = -np.inf  # as PyTorch is told below: no text ends early
+        now = [int(scores.argmax())]
         text += now
     return text[len(PROMPT) :]
 
