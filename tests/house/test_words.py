@@ -27,7 +27,8 @@ _PLAIN = """
     add after again all answer as asked at before by changed check chosen compare declared default described dynamic
     earlier ending external fail failed find first fixed found from given passed guess in inner kept retained known
     largest last least load loaded made make missing most named needs new no not of on one only open optimize out
-    overwrite parse prepared present print problem random read refuse refused requested resolve resolved running said same short show
+    overwrite parse
+    prepared present print problem random read refuse refused requested resolve resolved running said same short show
     shown displayed started stored tagged take taken tell to told total unknown unused use used waiting wanted what
     where whole with without worst write written
 """

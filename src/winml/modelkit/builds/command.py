@@ -10,26 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml.modelkit.builds.verb import BuildRequest, plan_requested_build, refuse_unloadable, run_planned_build
+from winml.modelkit.cli import _options, _requests
 from winml.modelkit.cli._endings import Interrupted, resuming_words
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import end_dry_run
-from winml.modelkit.cli._options import (
-    checkpoint_options,
-    declared_options_of,
-    model_option,
-    request_options,
-    result_options,
-)
-from winml.modelkit.cli._requests import (
-    config_option,
-    configured_export,
-    configured_options,
-    model_request,
-    name_section_keys,
-    read_build_config,
-    stated_fields,
-    stated_values,
-)
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result, tell
 from winml.modelkit.errors import TaskError, UsageError
 from winml.modelkit.fields import fields_of
@@ -56,16 +40,18 @@ _FIELDS = tuple(
 
 
 @click.command(name="build", cls=WinMLCommand)
-@model_option(
+@_options.model_option(
     required=False,
     help="Hub id, checkpoint, Python factory or ONNX file. A checkpoint is a folder or its config.json; a factory is "
     "file.py:function or package.module:function.",
 )
-@config_option("Build config, as winml config writes it. A file or JSON text; options take precedence over it.")
-@request_options(BuildRequest)
-@declared_options_of(_FIELDS)
-@checkpoint_options
-@result_options(verbose="Show more detail: every step of a stage.")
+@_requests.config_option(
+    "Build config, as winml config writes it. A file or JSON text; options take precedence over it."
+)
+@_options.request_options(BuildRequest)
+@_options.declared_options_of(_FIELDS)
+@_options.checkpoint_options
+@_options.result_options(verbose="Show more detail: every step of a stage.")
 @click.pass_context
 def command(context: click.Context, /, **options: Any) -> None:
     """Export, optimize, quantize and compile a model into one folder.
@@ -109,8 +95,8 @@ def _read_request(options: Mapping[str, Any]) -> BuildRequest:
     from winml.modelkit.builds.plan import is_onnx_path, refuse_sizes
     from winml.modelkit.options import parse_options
 
-    config = read_build_config(options["config"])
-    configured = configured_options(options, config)
+    config = _requests.read_build_config(options["config"])
+    configured = _requests.configured_options(options, config)
     model = configured["model"]
     if not model:
         raise UsageError("no model is specified", hint="Use -m, or a config whose loader section names a model.")
@@ -118,7 +104,7 @@ def _read_request(options: Mapping[str, Any]) -> BuildRequest:
     for option in ("shape_config", "batch_size"):
         if is_onnx_path(model) and options[option]:
             refuse_sizes(model, f"--{option.replace('_', '-')}", str(options[option]))
-    section, stated = config.quant, stated_values(_FIELDS, options)
+    section, stated = config.quant, _requests.stated_values(_FIELDS, options)
     if options["quant"] is False:
         names_provider = options["ep"] or (config.compile is not None and config.compile.ep)
         # With a provider, the minimum SQNR applies to the compiled file.
@@ -131,15 +117,18 @@ def _read_request(options: Mapping[str, Any]) -> BuildRequest:
     if stated:
         base = {} if section is None else section.model_dump(mode="json", exclude_unset=True)
         section = parse_options(QuantSection, {**base, **stated}, "options")
-    name_section_keys(config.compile, {"ep": "--ep", "ep_options": "--ep-options"}, options, "compile.{}")
-    changed: dict[str, Any] = {"quant": section, "export": config.export and configured_export(config.export, options)}
+    _requests.name_section_keys(config.compile, {"ep": "--ep", "ep_options": "--ep-options"}, options, "compile.{}")
+    changed: dict[str, Any] = {
+        "quant": section,
+        "export": config.export and _requests.configured_export(config.export, options),
+    }
     if options["min_sqnr_db"] is not None and config.compile is not None:
         # The limit of every stage that runs: the compiled file is compared as well.
         changed["compile"] = config.compile.model_copy(update={"min_sqnr_db": options["min_sqnr_db"]})
     return BuildRequest(
-        model=model_request(configured),
+        model=_requests.model_request(configured),
         config=config.model_copy(update=changed),
-        **stated_fields(BuildRequest, options),
+        **_requests.stated_fields(BuildRequest, options),
     )
 
 

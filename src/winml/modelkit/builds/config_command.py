@@ -9,32 +9,9 @@ from typing import Any
 import click
 
 from winml.modelkit.builds.config_verb import ConfigRequest, plan_config, run_config
+from winml.modelkit.cli import _options, _requests, _streams
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import end_dry_run
-from winml.modelkit.cli._options import (
-    checkpoint_options,
-    debug_option,
-    model_option,
-    option,
-    request_options,
-)
-from winml.modelkit.cli._requests import (
-    config_option,
-    configured_export,
-    configured_options,
-    model_request,
-    read_build_config,
-    stated_fields,
-)
-from winml.modelkit.cli._streams import (
-    json_text,
-    library_output_to_stderr,
-    plain_json_text,
-    print_json,
-    print_json_text,
-    tell,
-    write_files,
-)
 from winml.modelkit.errors import UsageError
 from winml.modelkit.fields import MODEL, OUTPUT
 from winml.modelkit.words import printable
@@ -43,17 +20,17 @@ STDIN = "-"
 
 
 @click.command(name="config", cls=WinMLCommand)
-@model_option(
+@_options.model_option(
     required=False,
     help="Hub id, checkpoint, Python factory or ONNX file. A checkpoint is a folder or its config.json; a factory is "
     "file.py:function or package.module:function.",
 )
-@config_option("Build config to start from. A file or JSON text; options take precedence over it.")
-@checkpoint_options
-@request_options(ConfigRequest)
-@option("schema", bool, "Print the JSON Schema of configs.", OUTPUT, is_common=True)
-@option("check", str, "Validate this config; - reads stdin.", MODEL, metavar="FILE", is_common=True)
-@option(
+@_requests.config_option("Build config to start from. A file or JSON text; options take precedence over it.")
+@_options.checkpoint_options
+@_options.request_options(ConfigRequest)
+@_options.option("schema", bool, "Print the JSON Schema of configs.", OUTPUT, is_common=True)
+@_options.option("check", str, "Validate this config; - reads stdin.", MODEL, metavar="FILE", is_common=True)
+@_options.option(
     "format_",
     str,
     "Output format of --dry-run; a config is always JSON.",
@@ -63,7 +40,7 @@ STDIN = "-"
     only=("table", "json"),
     default_words="table",
 )
-@debug_option
+@_options.debug_option
 def command(**options: Any) -> None:
     """Write the build config of a model as JSON.
 
@@ -98,7 +75,7 @@ def command(**options: Any) -> None:
         from winml.modelkit.builds.config import WinMLBuildConfig
 
         dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-        print_json_text(plain_json_text({**dialect, **WinMLBuildConfig.model_json_schema()}))
+        _streams.print_json_text(_streams.plain_json_text({**dialect, **WinMLBuildConfig.model_json_schema()}))
     elif options["check"] is not None:
         _check_config(options["check"])
     elif not makes_config:
@@ -122,7 +99,7 @@ def _check_config(place: str) -> None:
         loader = config.loader.model_dump() if config.loader is not None else {}
         refuse_unfit_limits(config.eval, loader.get("task"))
     for note in notes:
-        tell(f"note: {note}")
+        _streams.tell(f"note: {note}")
     skipped = [name for name in SECTIONS if getattr(config, name) is None]
     click.echo(f"{printable(source)}: valid, schema version {config.schema_version}")
     click.echo(f"sections: {', '.join(name for name in SECTIONS if name not in skipped) or 'none'}")
@@ -134,16 +111,16 @@ def _write_config(options: dict[str, Any]) -> None:
     plan = plan_config(request)
     end_dry_run(plan, {**options, "format_": options["format_"] or "table"})
     for note in plan.notes:
-        tell(f"note: {note}")
-    with library_output_to_stderr():
+        _streams.tell(f"note: {note}")
+    with _streams.library_output_to_stderr():
         config, notes = run_config(plan)
     for note in notes:
-        tell(f"note: {note}")
+        _streams.tell(f"note: {note}")
     if request.output is None:
-        print_json(config.as_record())
+        _streams.print_json(config.as_record())
         return
-    write_files({request.output: lambda: f"{json_text(config.as_record())}\n"}, overwrite=True)
-    tell(f"wrote {request.output}")
+    _streams.write_files({request.output: lambda: f"{_streams.json_text(config.as_record())}\n"}, overwrite=True)
+    _streams.tell(f"wrote {request.output}")
 
 
 def _read_request(options: Mapping[str, Any]) -> ConfigRequest:
@@ -153,12 +130,12 @@ def _read_request(options: Mapping[str, Any]) -> ConfigRequest:
         UsageError: nothing names a model.
         ConfigError: the config or a size is wrong.
     """
-    config = read_build_config(options["config"])
-    configured = configured_options(options, config)
+    config = _requests.read_build_config(options["config"])
+    configured = _requests.configured_options(options, config)
     if not options["model_type"] and not configured["model"]:
         raise UsageError("no model is specified", hint="Use -m or --model-type: the config names no model.")
     name = "" if options["model_type"] else configured["model"]
     if config.export is not None:
-        config = config.model_copy(update={"export": configured_export(config.export, options)})
-    model = model_request({**configured, "model": name})
-    return ConfigRequest(model=model, config=config, **stated_fields(ConfigRequest, options))
+        config = config.model_copy(update={"export": _requests.configured_export(config.export, options)})
+    model = _requests.model_request({**configured, "model": name})
+    return ConfigRequest(model=model, config=config, **_requests.stated_fields(ConfigRequest, options))

@@ -17,12 +17,7 @@ from typing import Any
 
 import filelock
 
-from winml.modelkit.builds.manifest_records import (
-    MANIFEST_VERSION,
-    READABLE_VERSIONS,
-    BuildManifest,
-    find_manifest,
-)
+from winml.modelkit.builds import manifest_records
 from winml.modelkit.errors import OutputExistsError, UsageError
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
 from winml.modelkit.onnx.files.foreign_names import lies_within
@@ -54,7 +49,7 @@ class BuildFolder:
             UsageError: one of these names is a link, a device or the like.
         """
         self.path = path
-        self.manifest: BuildManifest | None = None
+        self.manifest: manifest_records.BuildManifest | None = None
         self.notes: list[str] = []
         self._names = tuple(names)
         self._owned: set[str] = set()
@@ -128,13 +123,13 @@ class BuildFolder:
                 hint="Delete the folder, or choose another.",
             )
         self._owned = {BUILD_MANIFEST_NAME, *files} if version is not None else set(self._names)
-        if version in READABLE_VERSIONS:
-            self.manifest = find_manifest(self.path)
+        if version in manifest_records.READABLE_VERSIONS:
+            self.manifest = manifest_records.find_manifest(self.path)
         if self.manifest is None:
             problem = (
                 "is damaged"
-                if version is None or version in READABLE_VERSIONS
-                else f"has version {version}; this winml reads {MANIFEST_VERSION}"
+                if version is None or version in manifest_records.READABLE_VERSIONS
+                else f"has version {version}; this winml reads {manifest_records.MANIFEST_VERSION}"
             )
             self.notes.append(f"{path} {problem}: no result of the earlier build is reused.")
 
@@ -144,11 +139,11 @@ class BuildFolder:
         Raises:
             WriteError: the manifest cannot be written.
         """
-        earlier = self.manifest or BuildManifest(status="unfinished", files=())
+        earlier = self.manifest or manifest_records.BuildManifest(status="unfinished", files=())
         changed = {"status": "unfinished", "failed": None, "reason": None, "files": self.owned_names()}
         self.save(earlier.model_copy(update=changed))
 
-    def save(self, manifest: BuildManifest) -> None:
+    def save(self, manifest: manifest_records.BuildManifest) -> None:
         """Write the manifest.
 
         Raises:

@@ -17,13 +17,7 @@ from typing import Any
 
 import click
 
-from winml.modelkit.cli._errors import (
-    NEGATIVE_RESULT,
-    is_out_of_memory,
-    out_of_memory_error,
-    report_click_error,
-    report_error,
-)
+from winml.modelkit.cli import _errors
 from winml.modelkit.cli._streams import finish_streams, tell
 from winml.modelkit.errors import (
     InputError,
@@ -81,10 +75,10 @@ def exit_status(run: Callable[[], Any], *, debug: bool) -> int:
     except click.exceptions.Exit as leave:
         return leave.exit_code
     except click.ClickException as error:
-        return report_click_error(error)
+        return _errors.report_click_error(error)
     except WinMLError as error:
         # Before the verb runs, or in one of a plug-in that is no WinMLCommand.
-        return report_error(error)
+        return _errors.report_error(error)
     except BaseException as error:
         # Click turns an interruption into an error of its own.
         cause = error.__cause__ if isinstance(error, click.Abort) and error.__cause__ is not None else error
@@ -97,7 +91,7 @@ def exit_status(run: Callable[[], Any], *, debug: bool) -> int:
         # An ending that is no Exception is none of ours: only code that is not ours ends the process like that.
         named = _named_error(cause) if isinstance(cause, Exception) else ended_by_foreign_code(cause)
         if named is not None:
-            return report_error(named)
+            return _errors.report_error(named)
         tell(f"internal error: {type(cause).__name__}: {first_line(cause)}")
         hint = "" if debug else " Run it again with --debug for the traceback."
         tell(f"This is a bug in winml, not in your command. Please report it.{hint}")
@@ -106,8 +100,8 @@ def exit_status(run: Callable[[], Any], *, debug: bool) -> int:
 
 def _named_error(error: Exception) -> WinMLError | None:
     """Return the error of ours that says what the system or an installed package lacks; None: a bug in winml."""
-    if is_out_of_memory(error):
-        return out_of_memory_error(error)
+    if _errors.is_out_of_memory(error):
+        return _errors.out_of_memory_error(error)
     if isinstance(error, OSError) and (named := _system_error(error)) is not None:
         return named
     if damaged := damaged_package(error):
@@ -234,7 +228,7 @@ def end_process(status: int, *, is_own_process: bool) -> None:
         tell(f"error: the result cannot be written to stdout: {problem.strerror}{done}")
         tell("Redirect stdout to a writable location with free space.")
         # An answer that is lost is none, whatever it was.
-        status = WinMLError.exit_code if status in (0, NEGATIVE_RESULT) else status
+        status = WinMLError.exit_code if status in (0, _errors.NEGATIVE_RESULT) else status
     for number, handler in _earlier.items():
         # Nothing is left to tidy up, and Python would show where it was interrupted.
         signal.signal(number, signal.SIG_DFL if is_own_process else handler)

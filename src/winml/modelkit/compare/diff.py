@@ -14,14 +14,7 @@ from typing import Literal
 
 import onnx
 
-from winml.modelkit.compare.records import (
-    ChangedModule,
-    ComparedFile,
-    ModuleStatus,
-    StructureDiff,
-    WeightChange,
-    changed_counts,
-)
+from winml.modelkit.compare import records
 from winml.modelkit.onnx.contents import Contents, Weight, node_signature, read_contents
 from winml.modelkit.onnx.files.graph_reading import graph_of
 from winml.modelkit.onnx.files.initializer_bytes import StoredBytes, WeightEquality, locate_initializers
@@ -35,7 +28,7 @@ from winml.modelkit.words import shape_words
 _NO_MODULE = "nodes without a module"
 
 
-def diff_models(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> StructureDiff:
+def diff_models(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> records.StructureDiff:
     """Compare the structure of two ONNX files, module by module, without running them.
 
     Operators, attributes, types, sizes and the content of weights are compared; of weights, only names, types and
@@ -60,10 +53,10 @@ def diff_models(before: str | os.PathLike[str], after: str | os.PathLike[str]) -
     is_rewired = not changed and fingerprint(graph_of(old.structure, old.path)) != fingerprint(
         graph_of(new.structure, new.path)
     )
-    return StructureDiff(
+    return records.StructureDiff(
         before=old.as_compared(),
         after=new.as_compared(),
-        operators=changed_counts(old.operators, new.operators),
+        operators=records.changed_counts(old.operators, new.operators),
         interface=interface,
         modules=tuple(changed),
         same_modules=sum(None not in match for match in matches)
@@ -140,9 +133,9 @@ class _Side:
     def operators(self) -> Counter[str]:
         return sum((module.operators for module in self.modules), Counter[str]())
 
-    def as_compared(self) -> ComparedFile:
+    def as_compared(self) -> records.ComparedFile:
         files = (self.path, *external_files(self.path))
-        return ComparedFile(
+        return records.ComparedFile(
             path=self.path,
             size_bytes=sum(file.stat().st_size for file in files),
             nodes=sum(module.nodes for module in self.modules),
@@ -258,15 +251,15 @@ def _retyped(weight: Weight, gone: Mapping[str, Sequence[Weight]]) -> Weight | N
     )
 
 
-def _changed_module(match: _Match, weights: WeightEquality) -> ChangedModule | None:
+def _changed_module(match: _Match, weights: WeightEquality) -> records.ChangedModule | None:
     """Return what changed of a module; None where nothing did."""
     before, after = match
     old, new = before or _Module(), after or _Module()
     displayed = new if after else old
-    operators = changed_counts(old.operators, new.operators)
+    operators = records.changed_counts(old.operators, new.operators)
     changes = [_weight_change(*pair) for pair in _match_weights(old.weights, new.weights, weights.are_equal)]
     attributes = _changed_attributes(old, new)
-    status: ModuleStatus
+    status: records.ModuleStatus
     if before is None:
         status = "added"
     elif after is None:
@@ -277,7 +270,7 @@ def _changed_module(match: _Match, weights: WeightEquality) -> ChangedModule | N
         status = "changed"
     else:
         return None
-    return ChangedModule(
+    return records.ChangedModule(
         status=status,
         module=displayed.path,
         tag=displayed.tag,
@@ -286,23 +279,23 @@ def _changed_module(match: _Match, weights: WeightEquality) -> ChangedModule | N
         parameters=(old.parameters, new.parameters),
         size_bytes=(old.size_bytes, new.size_bytes),
         operators=operators,
-        dtypes=changed_counts(old.bytes_by_dtype, new.bytes_by_dtype),
+        dtypes=records.changed_counts(old.bytes_by_dtype, new.bytes_by_dtype),
         weights=tuple(changes),
         attributes_changed=attributes,
         renamed_from=old.tag if status == "renamed" else "",
     )
 
 
-def _weight_change(before: Weight | None, after: Weight | None) -> WeightChange:
+def _weight_change(before: Weight | None, after: Weight | None) -> records.WeightChange:
     if before is None:
         assert after is not None  # a match has one side at least
-        return WeightChange(after.name, "added", after=_type_words(after))
+        return records.WeightChange(after.name, "added", after=_type_words(after))
     if after is None:
-        return WeightChange(before.name, "removed", before=_type_words(before))
+        return records.WeightChange(before.name, "removed", before=_type_words(before))
     old, new = _type_words(before), _type_words(after)
     renamed_from = before.name if before.name != after.name else ""
     status: Literal["renamed", "changed"] = "renamed" if renamed_from and old == new else "changed"
-    return WeightChange(after.name, status, old, new, renamed_from)
+    return records.WeightChange(after.name, status, old, new, renamed_from)
 
 
 def _changed_attributes(before: _Module, after: _Module) -> int:
@@ -329,7 +322,7 @@ def _interface_changes(before: onnx.ModelProto, after: onnx.ModelProto) -> tuple
         ]
         if [name for name in old if name in new] != [name for name in new if name in old]:
             changes.append(f"the order of the {kind}s changed")
-    for domain, (left, right) in changed_counts(_opsets(before), _opsets(after)).items():
+    for domain, (left, right) in records.changed_counts(_opsets(before), _opsets(after)).items():
         changes.append(f"opset of {domain} was {left or 'absent'}, is {right or 'absent'}")
     return tuple(changes)
 

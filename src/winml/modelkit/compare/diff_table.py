@@ -7,11 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from winml.modelkit.compare.records import (
-    ChangedModule,
-    ComparedFile,
-    StructureDiff,
-)
+from winml.modelkit.compare import records
 from winml.modelkit.compare.table import DISPLAYED_BARS
 from winml.modelkit.report import document as doc
 from winml.modelkit.words import count_words, first_words, size_words
@@ -25,7 +21,7 @@ _NUMBER = re.compile(r"\.\d+(?=/|$)")
 """The number of a module among its siblings, in a tag."""
 
 
-def diff_document(diff: StructureDiff, *, folds: bool = True, by_change: bool = False) -> doc.Document:
+def diff_document(diff: records.StructureDiff, *, folds: bool = True, by_change: bool = False) -> doc.Document:
     """Describe what changed.
 
     Args:
@@ -80,7 +76,7 @@ def diff_document(diff: StructureDiff, *, folds: bool = True, by_change: bool = 
     )
 
 
-def _diff_figures(diff: StructureDiff) -> Iterator[doc.Figure]:
+def _diff_figures(diff: records.StructureDiff) -> Iterator[doc.Figure]:
     before, after = diff.before, diff.after
     if diff.is_same:
         yield doc.Figure("files", "equal", f"every node and weight of {diff.same_modules} modules", "good")
@@ -97,7 +93,7 @@ def _diff_figures(diff: StructureDiff) -> Iterator[doc.Figure]:
     yield doc.Figure("weights that differ", str(weights), "by content, name, type or shape")
 
 
-def _diff_bars(diff: StructureDiff) -> Iterator[doc.Block]:
+def _diff_bars(diff: records.StructureDiff) -> Iterator[doc.Block]:
     changes = sorted(diff.operators.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:DISPLAYED_BARS]
     yield doc.Bars(
         [
@@ -134,7 +130,7 @@ class _Row:
     modules: int
 
 
-def _rows(modules: Iterable[ChangedModule], *, folds: bool) -> list[_Row]:
+def _rows(modules: Iterable[records.ChangedModule], *, folds: bool) -> list[_Row]:
     """Return a row for each module, or, if folded, for each kind of change of modules that differ in numbers only."""
     groups: dict[tuple[str, str | int, tuple[doc.Cell, ...]], list[str]] = {}
     for number, module in enumerate(modules):
@@ -149,7 +145,7 @@ def _rows(modules: Iterable[ChangedModule], *, folds: bool) -> list[_Row]:
     ]
 
 
-def _diff_fields(diff: StructureDiff) -> Iterator[doc.Field]:
+def _diff_fields(diff: records.StructureDiff) -> Iterator[doc.Field]:
     yield "before", _file_words(diff.before)
     yield "after", _file_words(diff.after)
     if diff.is_same:
@@ -166,14 +162,14 @@ def _diff_fields(diff: StructureDiff) -> Iterator[doc.Field]:
     yield from doc.note_fields(diff.notes)
 
 
-def _file_words(file: ComparedFile) -> str:
+def _file_words(file: records.ComparedFile) -> str:
     return (
         f"{file.path} · {file.nodes} nodes, {count_words(file.parameters)} parameters, "
         f"{size_words(file.size_bytes)}, opset {file.opset}"
     )
 
 
-def _cells(module: ChangedModule) -> tuple[doc.Cell, ...]:
+def _cells(module: records.ChangedModule) -> tuple[doc.Cell, ...]:
     attributes = f"attributes of {module.attributes_changed}" if module.attributes_changed else ""
     operators = ", ".join(filter(None, [_operator_words(module.operators), attributes]))
     nodes, (size_before, size_after) = module.nodes, module.size_bytes
@@ -191,7 +187,7 @@ def _operator_words(operators: Mapping[str, tuple[int, int]]) -> str:
     return first_words(words, DISPLAYED_OPERATORS, "others")
 
 
-def _weight_of_change(module: ChangedModule) -> int:
+def _weight_of_change(module: records.ChangedModule) -> int:
     """Return how much changed, to put the largest change first: bytes of weights, then nodes."""
     bytes_changed = sum(abs(after - before) for before, after in module.dtypes.values())
     return bytes_changed + sum(abs(after - before) for before, after in module.operators.values()) + len(module.weights)

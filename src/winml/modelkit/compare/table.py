@@ -6,12 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from winml.modelkit.compare import records
 from winml.modelkit.compare.fidelity import OutputFidelity
-from winml.modelkit.compare.records import (
-    ComparedModule,
-    ComparedOutput,
-    ModelComparison,
-)
 from winml.modelkit.compare.words import interval_words, nearness_words, samples_words
 from winml.modelkit.report import document as doc
 from winml.modelkit.tags import address
@@ -33,7 +29,7 @@ _ERRORS = (
 )
 
 
-def comparison_document(result: ModelComparison, *, depth: int | None = None) -> doc.Document:
+def comparison_document(result: records.ModelComparison, *, depth: int | None = None) -> doc.Document:
     """Describe a comparison; of several parts what is farthest off in all of them first, then each part by itself.
 
     Args:
@@ -62,7 +58,7 @@ def comparison_document(result: ModelComparison, *, depth: int | None = None) ->
     )
 
 
-def _figures(result: ModelComparison) -> Iterator[doc.Figure]:
+def _figures(result: records.ModelComparison) -> Iterator[doc.Figure]:
     worst = result.worst
     fidelity, first = worst.fidelity, result.first_divergence
     of_part = f" of {worst.part}" if worst.part else ""
@@ -95,7 +91,7 @@ def _figures(result: ModelComparison) -> Iterator[doc.Figure]:
         yield doc.Figure("modules compared", f"{compared} of {len(result.modules)}", meaning)
 
 
-def _fields(result: ModelComparison) -> Iterator[doc.Field]:
+def _fields(result: records.ModelComparison) -> Iterator[doc.Field]:
     yield "reference", result.reference
     yield "candidate", result.candidate
     yield "inputs", samples_words(result.samples)
@@ -115,7 +111,7 @@ def _fields(result: ModelComparison) -> Iterator[doc.Field]:
     yield from doc.note_fields(result.notes)
 
 
-def _threshold_words(result: ModelComparison, threshold: float) -> str:
+def _threshold_words(result: records.ModelComparison, threshold: float) -> str:
     """Return whether the relative error of every output is within the threshold, and how large the largest is."""
     outputs = [output.fidelity for output in result.outputs]
     largest = max(outputs, key=lambda output: math.inf if output.problem else output.relative_error)
@@ -126,7 +122,7 @@ def _threshold_words(result: ModelComparison, threshold: float) -> str:
     return f"{verdict}: {error} of {name} is {relation} {threshold:g}"
 
 
-def output_words(output: ComparedOutput) -> str:
+def output_words(output: records.ComparedOutput) -> str:
     """Return how near one output is."""
     fidelity = output.fidelity
     name = f"{fidelity.name} of {output.part}" if output.part else fidelity.name
@@ -143,7 +139,7 @@ def output_words(output: ComparedOutput) -> str:
     return f"{words}, top-1 agreement {100 * output.top1_agreement:.1f} %"
 
 
-def _first_words(result: ModelComparison) -> str:
+def _first_words(result: records.ModelComparison) -> str:
     """Return which module diverges first; where none does, how large the errors are that add up."""
     first = result.first_divergence
     if first is None or first.fidelity is None:
@@ -157,7 +153,7 @@ def _first_words(result: ModelComparison) -> str:
     return f"{first.identity.words} diverges first{problem} ({first.identity.tag})"
 
 
-def _module_blocks(result: ModelComparison, depth: int | None) -> Iterator[doc.Block]:
+def _module_blocks(result: records.ModelComparison, depth: int | None) -> Iterator[doc.Block]:
     modules, first = result.modules_within(depth), result.first_divergence
     compared = [module for module in modules if module.fidelity is not None]
     wrong = [module for module in compared if module.own_error or (module.fidelity and module.fidelity.problem)]
@@ -216,7 +212,7 @@ def _module_blocks(result: ModelComparison, depth: int | None) -> Iterator[doc.B
     )
 
 
-def _module_row(module: ComparedModule, *, is_first: bool) -> list[doc.Cell]:
+def _module_row(module: records.ComparedModule, *, is_first: bool) -> list[doc.Cell]:
     error, *others = _error_cells(module.fidelity)
     own_error = None if error is None else module.own_error
     numbers = (own_error, error, module.input_error, *others)
@@ -230,24 +226,24 @@ def _error_cells(fidelity: OutputFidelity | None) -> tuple[float | None, ...]:
     return fidelity.relative_error, fidelity.sqnr_db, fidelity.cosine, fidelity.max_abs_diff
 
 
-def _remark(module: ComparedModule, *, is_first: bool) -> str:
+def _remark(module: records.ComparedModule, *, is_first: bool) -> str:
     problem = module.fidelity.problem if module.fidelity is not None else module.reason
     marks = ("first to diverge" if is_first else "", "own nodes unchanged" if module.is_unchanged else "", problem)
     return ", ".join(filter(None, marks))
 
 
-def _output_row(output: ComparedOutput) -> list[doc.Cell]:
+def _output_row(output: records.ComparedOutput) -> list[doc.Cell]:
     fidelity = output.fidelity
     return [fidelity.name, *_error_cells(fidelity), output.top1_agreement, fidelity.problem]
 
 
-def _boxes(modules: Sequence[ComparedModule], first: ComparedModule | None) -> Iterator[doc.Box]:
+def _boxes(modules: Sequence[records.ComparedModule], first: records.ComparedModule | None) -> Iterator[doc.Box]:
     """Yield a box for each module, dark where its own error is large; calls share a box."""
 
-    def size(module: ComparedModule) -> float:
+    def size(module: records.ComparedModule) -> float:
         return -1.0 if module.own_error is None else module.own_error
 
-    worst: dict[str, ComparedModule] = {}
+    worst: dict[str, records.ComparedModule] = {}
     for module in modules:
         known = worst.get(module.identity.tag)
         if known is None or module is first or (known is not first and size(module) > size(known)):
@@ -269,7 +265,7 @@ def _boxes(modules: Sequence[ComparedModule], first: ComparedModule | None) -> I
         )
 
 
-def _box_words(module: ComparedModule) -> str:
+def _box_words(module: records.ComparedModule) -> str:
     if module.fidelity is not None and module.fidelity.problem:
         return "not finite" if "finity" in module.fidelity.problem else module.fidelity.problem
     return "–" if module.own_error is None else f"{module.own_error:.1e}"

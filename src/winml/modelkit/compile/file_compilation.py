@@ -17,13 +17,8 @@ from typing import Any, ClassVar
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Arrays
+from winml.modelkit.compare import files
 from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, SourceFidelity, measure_fidelity
-from winml.modelkit.compare.files import (
-    outputs_of_file,
-    reference_outputs,
-    refuse_below_minimum_sqnr,
-    refuse_different,
-)
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.quality_samples import SampleRequest
 from winml.modelkit.compile.declared_options import DEFAULT_MIN_SQNR_DB, MARGIN_DB
@@ -251,14 +246,14 @@ class Compilation(graph_file.GraphWork[CompileResult]):
     def compare(self, source: Path, written: Path, seed: int) -> VerificationInfo | FidelityInfo:
         """Open the result, run it on its provider, and compare."""
         if not self.chosen.provider.compiles:
-            return refuse_different(source, written, seed, sizes=self.sizes)
+            return files.refuse_different(source, written, seed, sizes=self.sizes)
         run = RunOptions(str(source), sizes=self.sizes, seed=seed)
         # Of a decoder, the float file writes the texts that are read.
         model = self.reference or source
         own_folders = dict.fromkeys(files_folder(path.absolute()) for path in (source, model))
         folders = list(own_folders) if self.processors is None else [self.processors]
         request = SampleRequest(run, count=SAMPLES, tries_sizes=True, model=model)
-        draws, expected, samples = reference_outputs(source, partial(_read_samples, request, folders))
+        draws, expected, samples = files.reference_outputs(source, partial(_read_samples, request, folders))
         provider = self.chosen
         try:
             session = provider.open(written)
@@ -273,14 +268,14 @@ class Compilation(graph_file.GraphWork[CompileResult]):
         least = DEFAULT_MIN_SQNR_DB if self.options.min_sqnr_db is None else self.options.min_sqnr_db
         if self.reference is None:
             fidelity = measure_fidelity(expected, outputs, least, samples)
-            refuse_below_minimum_sqnr(fidelity, source.name, draws[0], _REMEDY)
+            files.refuse_below_minimum_sqnr(fidelity, source.name, draws[0], _REMEDY)
             return fidelity
         float_outputs = _outputs_of_reference(self.reference, source, draws, expected)
         own = measure_fidelity(float_outputs, expected, least, samples)
         margin = MARGIN_DB if self.options.min_sqnr_db is None else None
         beside = SourceFidelity(self.reference.name, source.name, own.outputs, margin)
         fidelity = replace(measure_fidelity(float_outputs, outputs, least, samples), beside=beside)
-        refuse_below_minimum_sqnr(fidelity, self.reference.name, draws[0], _REMEDY)
+        files.refuse_below_minimum_sqnr(fidelity, self.reference.name, draws[0], _REMEDY)
         return fidelity
 
 
@@ -309,7 +304,7 @@ def _outputs_of_reference(
         UsageError: it takes or gives something other than the quantized file.
     """
     try:
-        outputs = outputs_of_file(reference, draws)
+        outputs = files.outputs_of_file(reference, draws)
     except (StageError, UsageError) as error:
         raise UsageError(
             f"--reference {reference}: not the source of {source.name}: {error.message}",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from winml.modelkit.cli import _requests
 from winml.modelkit.cli._errors import WinMLCommand, named_options
 from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._options import (
@@ -21,17 +22,6 @@ from winml.modelkit.cli._options import (
     tree_options,
 )
 from winml.modelkit.cli._progress import show_step
-from winml.modelkit.cli._requests import (
-    configured_export,
-    configured_options,
-    export_section,
-    is_stated,
-    model_request,
-    name_section_keys,
-    read_build_config,
-    sizes_by_name,
-    stated_fields,
-)
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result, tell
 from winml.modelkit.errors import ConfigError, InputError, UsageError
 from winml.modelkit.export.declared_options import DynamicFields, ExportFields
@@ -89,7 +79,7 @@ def pin(options: Mapping[str, Any]) -> None:
     """
     context = click.get_current_context()
     for parameter in context.command.params:
-        if parameter.name in _FOR_PYTORCH_MODELS and is_stated(context, parameter.name):
+        if parameter.name in _FOR_PYTORCH_MODELS and _requests.is_stated(context, parameter.name):
             flag = [*parameter.opts, *parameter.secondary_opts][-1]
             raise UsageError(
                 f"{flag} does not apply to ONNX files, of which only the sizes can be fixed",
@@ -110,7 +100,7 @@ def pin(options: Mapping[str, Any]) -> None:
         overwrite=options["overwrite"],
         verify=options["verify"],
         seed=options["seed"],
-        sizes=sizes_by_name(options),
+        sizes=_requests.sizes_by_name(options),
     )
     if not options["shape_config"]:
         named_options(context)["--shape-config"] = "--batch-size"
@@ -182,25 +172,25 @@ def _read_request(options: Mapping[str, Any]) -> ExportRequest:
     configured, config = options, WinMLExportConfig()
     if options["config"]:
         # Not without one: a build config has the options of all stages, which take long to import.
-        build_config = read_build_config(options["config"], section="export")
-        configured = configured_options(options, build_config)
-        config = export_section(build_config)
+        build_config = _requests.read_build_config(options["config"], section="export")
+        configured = _requests.configured_options(options, build_config)
+        config = _requests.export_section(build_config)
     if not configured["model"]:
         raise UsageError("no model is specified", hint="Use -m, or a config whose loader section names a model.")
     origin = "export.{}"
     alone = _export_config(options["export_config"]) if options["export_config"] else None
     if alone is not None:
         config = config.model_copy(update={name: getattr(alone, name) for name in alone.model_fields_set})
-    config = configured_export(config, options)
+    config = _requests.configured_export(config, options)
     if alone is not None:
         origin = "{} in --export-config"
-        name_section_keys(alone, COMMAND_OPTIONS, options, origin)
-    stated = stated_fields(ExportFields, options)
+        _requests.name_section_keys(alone, COMMAND_OPTIONS, options, origin)
+    stated = _requests.stated_fields(ExportFields, options)
     if options["clean_onnx"]:
         stated["hierarchy"] = False
     config = config.model_copy(update=stated)
-    requested = stated_fields(ExportRequest, options)
-    return ExportRequest(model=model_request(configured), config=config, origin=origin, **requested)
+    requested = _requests.stated_fields(ExportRequest, options)
+    return ExportRequest(model=_requests.model_request(configured), config=config, origin=origin, **requested)
 
 
 def _export_config(place: str) -> WinMLExportConfig:

@@ -16,12 +16,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from winml.modelkit.compare.verification import reference_run
 from winml.modelkit.compare.verification.input_draws import InputDraws
-from winml.modelkit.compare.verification.reference_run import (
-    prepared_part,
-    refuse_verification_beyond_memory,
-    run_reference,
-)
 from winml.modelkit.errors import ExportError
 from winml.modelkit.export.config import ExporterUse, WinMLExportConfig, configured_request, first_choice
 from winml.modelkit.models.caches.inputs import PAST_KEY
@@ -249,12 +245,12 @@ def _load(
         return load_resolved(resolved, request), use
     # A graph that is handed over is compared without them.
     if are_read and not _reads_by_reference(resolved, request):
-        refuse_verification_beyond_memory(resolved.model, available_bytes())
+        reference_run.refuse_verification_beyond_memory(resolved.model, available_bytes())
     loaded = load_weightless(resolved, request)
     for part in loaded.parts:
         if part.stored is not None and (refusal := _refusal_without_values(part)) is not None:
             if config.verify:
-                refuse_verification_beyond_memory(resolved.model, available_bytes())
+                reference_run.refuse_verification_beyond_memory(resolved.model, available_bytes())
             note = f"The weights were loaded: the forward fails without them in {refusal.module or 'the root'}."
             complete = load_resolved(resolved, request)
             parts = tuple(
@@ -271,9 +267,9 @@ def parameter_bytes(model: nn.Module) -> int:
 
 def _refusal_without_values(part: ModelPart) -> ExportError | None:
     """Return why a part cannot run without values, such as a forward that reads them; None where it can."""
-    with local_files_only(), prepared_part(part) as prepared:
+    with local_files_only(), reference_run.prepared_part(part) as prepared:
         try:
-            run_reference(prepared, InputDraws(part, seed=0).draw(0))
+            reference_run.run_reference(prepared, InputDraws(part, seed=0).draw(0))
         except ExportError as error:
             return error
     return None

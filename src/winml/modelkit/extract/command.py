@@ -8,23 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from winml.modelkit.cli import _options, _streams
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import named_parts, options_of_part, show_parts
-from winml.modelkit.cli._options import (
-    input_options,
-    model_argument,
-    option,
-    random_options,
-    request_options,
-    result_options,
-    source_options,
-)
 from winml.modelkit.cli._requests import exported_path, files_read, runnable_model
-from winml.modelkit.cli._streams import (
-    library_output_to_stderr,
-    show_result,
-    tell,
-)
 from winml.modelkit.extract.verb import ExtractPlan, ExtractRequest, plan_extraction, run_extraction
 from winml.modelkit.fields import INPUTS, fields_of
 from winml.modelkit.tags.selector import Selector
@@ -38,14 +25,14 @@ _WHOLE = ""
 
 
 @click.command(name="extract", cls=WinMLCommand)
-@model_argument(
+@_options.model_argument(
     "ONNX file, build folder, Hub id, checkpoint or factory. A factory is file.py:function or package.module:function."
 )
-@request_options(ExtractRequest)
-@source_options
-@random_options
-@input_options
-@option(
+@_options.request_options(ExtractRequest)
+@_options.source_options
+@_options.random_options
+@_options.input_options
+@_options.option(
     "input_data",
     str,
     "Inputs of the whole model: an .npz file with one array per input.",
@@ -53,7 +40,7 @@ _WHOLE = ""
     metavar="FILE",
     default_words="random values",
 )
-@result_options()
+@_options.result_options()
 @click.pass_context
 def command(context: click.Context, /, **options: Any) -> None:
     """Extract modules of a model as separate ONNX models.
@@ -74,7 +61,9 @@ def command(context: click.Context, /, **options: Any) -> None:
     if options["dry_run"]:
         from winml.modelkit.report.plan_table import plan_document
 
-        show_parts(plans, options, plan_document, of_several=of_several, show=partial(show_result, is_answer=True))
+        show_parts(
+            plans, options, plan_document, of_several=of_several, show=partial(_streams.show_result, is_answer=True)
+        )
         return
     results = {part: _extract(plan, options) for part, plan in plans.items()}
     from winml.modelkit.extract.table import extract_document
@@ -91,7 +80,7 @@ def command(context: click.Context, /, **options: Any) -> None:
         what = (
             f"{count_noun(refused, 'module')} could not be extracted" if refused else "no module to extract was found"
         )
-        tell(f"error: {what}; the remaining ones were written" if modules else f"error: {what}")
+        _streams.tell(f"error: {what}; the remaining ones were written" if modules else f"error: {what}")
         context.exit(1)
 
 
@@ -124,6 +113,6 @@ def _request(options: Mapping[str, Any]) -> ExtractRequest:
 def _extract(plan: ExtractPlan, options: dict[str, object]) -> ExtractResult:
     from winml.modelkit.cli._progress import show_step
 
-    with library_output_to_stderr():
+    with _streams.library_output_to_stderr():
         on_step = None if options["quiet"] else show_step
         return run_extraction(plan, exported_path(plan.request.model, on_step), on_step)

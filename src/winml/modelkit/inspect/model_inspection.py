@@ -21,21 +21,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from winml.modelkit.compare.verification.reference_run import conditions_as_python, prepared_part
 from winml.modelkit.errors import CheckpointError, InputError, first_line
 from winml.modelkit.export.config import WinMLExportConfig, first_choice
-from winml.modelkit.inspect.records import (
-    InspectedModel,
-    InspectedPart,
-    StoredBits,
-    StoredParameter,
-    WeightsOnDisk,
-)
+from winml.modelkit.inspect import records
+from winml.modelkit.models.checkpoints import weight_files
 from winml.modelkit.models.checkpoints.processor_files import ProcessorClass, find_processor_classes
 from winml.modelkit.models.checkpoints.task import inference_class, tasks_and_variants_for
-from winml.modelkit.models.checkpoints.weight_files import (
-    StoredSize,
-    WeightFiles,
-    check_safetensors,
-    stored_sizes,
-)
 from winml.modelkit.models.inputs.shape_run import REFUSALS
 from winml.modelkit.models.model import load_resolved, model_info
 from winml.modelkit.models.output_shapes import output_specs_of
@@ -195,7 +184,7 @@ def _joined(forwards: Sequence[_Forward]) -> _Forward:
 
 def inspect_model(
     request: ModelRequest, *, model_type: str | None = None, hierarchy: bool = False, opset_version: int | None = None
-) -> InspectedModel:
+) -> records.InspectedModel:
     """Find out what an export of a model will be.
 
     Of a Hub id only small files are fetched. A factory is called, and whatever it makes is made.
@@ -217,14 +206,14 @@ def inspect_model(
         forwards = [_run_forward(resolved, part, request, hierarchy=hierarchy) for part in resolved.parts]
     forward = _joined(forwards)
     parts = tuple(
-        InspectedPart(part.name, part.inputs, run.outputs)
+        records.InspectedPart(part.name, part.inputs, run.outputs)
         for part, run in zip(resolved.parts, forwards, strict=True)
         if not request.submodel or part.name in request.submodel
     )
     weights, weight_notes = _stored_weights(resolved)
     type_name = _model_type(resolved)
     tree = build_tree(forward.trace) if hierarchy and forward.trace is not None else None
-    return InspectedModel(
+    return records.InspectedModel(
         info=model_info(resolved, request),
         tasks=tasks_and_variants_for(type_name) if type_name else {},
         inference_class=_inference_class(resolved),
@@ -340,14 +329,16 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _parameter_sizes(model: nn.Module) -> tuple[StoredSize, ...]:
+def _parameter_sizes(model: nn.Module) -> tuple[weight_files.StoredSize, ...]:
     counts: dict[torch.dtype, int] = {}
     for parameter in model.parameters():
         counts[parameter.dtype] = counts.get(parameter.dtype, 0) + parameter.numel()
-    return tuple(StoredSize(_dtype_name(dtype), count, count * dtype.itemsize) for dtype, count in counts.items())
+    return tuple(
+        weight_files.StoredSize(_dtype_name(dtype), count, count * dtype.itemsize) for dtype, count in counts.items()
+    )
 
 
-def _stored_weights(resolved: ResolvedModel) -> tuple[WeightsOnDisk | None, tuple[str, ...]]:
+def _stored_weights(resolved: ResolvedModel) -> tuple[records.WeightsOnDisk | None, tuple[str, ...]]:
     """Return the weight files and what is wrong with them; damaged ones do not keep anyone from inspecting."""
     source = resolved.source
     if source.kind not in ("folder", "hub") or source.path is None:
@@ -360,13 +351,13 @@ def _stored_weights(resolved: ResolvedModel) -> tuple[WeightsOnDisk | None, tupl
     return on_disk, () if files is None else tuple(_damaged_files(files))
 
 
-def _stored_bits(resolved: ResolvedModel) -> StoredBits | None:
+def _stored_bits(resolved: ResolvedModel) -> records.StoredBits | None:
     """Return how many bits each parameter has in the checkpoint; None where none is in codes."""
     coded = resolved.coded
     if coded is None:
         return None
     parameters = [
-        StoredParameter(
+        records.StoredParameter(
             name,
             tensor.weight.source_format,
             tensor.weight.precision,
@@ -378,29 +369,31 @@ def _stored_bits(resolved: ResolvedModel) -> StoredBits | None:
         for name, tensor in coded.tensors.items()
     ]
     left = [
-        StoredParameter(name, None, entry.dtype, entry.bits)
+        records.StoredParameter(name, None, entry.dtype, entry.bits)
         for name, entry in coded.entries.items()
         if name not in coded.consumed and len(entry.shape) > 1
     ]
-    return StoredBits(coded.format.name, coded.words, (*parameters, *left))
+    return records.StoredBits(coded.format.name, coded.words, (*parameters, *left))
 
 
-def _damaged_files(weights: WeightFiles) -> Iterator[str]:
+def _damaged_files(weights: weight_files.WeightFiles) -> Iterator[str]:
     """Yield what would keep an export from reading the weights, as far as headers and file sizes tell."""
     return filter(None, map(_damage_of, weights.files if weights.format == "safetensors" else ()))
 
 
 def _damage_of(file: Path) -> str:
     try:
-        check_safetensors(file)
+        weight_files.check_safetensors(file)
     except CheckpointError as error:
         return error.message
     return ""
 
 
-def _weights_on_disk(weights: WeightFiles) -> WeightsOnDisk:
-    stored = stored_sizes(weights.files) if weights.format == "safetensors" else ()
-    return WeightsOnDisk(weights.format, weights.files, sum(file.stat().st_size for file in weights.files), stored)
+def _weights_on_disk(weights: weight_files.WeightFiles) -> records.WeightsOnDisk:
+    stored = weight_files.stored_sizes(weights.files) if weights.format == "safetensors" else ()
+    return records.WeightsOnDisk(
+        weights.format, weights.files, sum(file.stat().st_size for file in weights.files), stored
+    )
 
 
 def _never_ran(trace: CallTrace) -> Iterable[TracedModule]:

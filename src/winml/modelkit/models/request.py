@@ -18,17 +18,11 @@ from typing import Literal
 from winml.modelkit.errors import CheckpointError, ModelPathError, UsageError, WinMLError
 from winml.modelkit.fields import RECORDED
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, CHECKPOINT_CONFIG_NAME, MODEL_SUFFIX, files_folder
+from winml.modelkit.models.checkpoints import weight_files
 from winml.modelkit.models.checkpoints.adapters import ADAPTER_CONFIG_NAME, named_adapter, read_adapters
 from winml.modelkit.models.checkpoints.hub import cached_snapshot, snapshot_folder
 from winml.modelkit.models.checkpoints.quantized.formats import folder_format
 from winml.modelkit.models.checkpoints.task import WITH_PAST, canonical_task, canonical_word
-from winml.modelkit.models.checkpoints.weight_files import (
-    FORMATS,
-    WeightFiles,
-    check_index,
-    check_safetensors,
-    find_weights,
-)
 from winml.modelkit.models.inputs.options import ShapeConfig
 from winml.modelkit.models.inputs.sizes import INPUT_SPECS_OPTION
 from winml.modelkit.models.load_options import LARGEST_SEED, LoadOptions
@@ -121,11 +115,11 @@ class ModelSource:
     """Dotted module of a factory in a package."""
     factory: str | None = None
     """Name of the factory in the script or module."""
-    weights: WeightFiles | None = None
+    weights: weight_files.WeightFiles | None = None
     """Weight files of a checkpoint folder; None with random weights."""
 
     @property
-    def stored_weights(self) -> WeightFiles | None:
+    def stored_weights(self) -> weight_files.WeightFiles | None:
         """The weight files, also where the request needs none; those of a GGUF file are in another folder.
 
         Raises:
@@ -133,7 +127,7 @@ class ModelSource:
         """
         if self.weights is not None and self.weights.format == "gguf":
             return self.weights
-        return find_weights(self.path) if self.path is not None else None
+        return weight_files.find_weights(self.path) if self.path is not None else None
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -229,7 +223,7 @@ def _file_source(name: str, path: Path, needs_weights: bool) -> ModelSource:
         from winml.modelkit.models.checkpoints.quantized.gguf import gguf_folder  # of those who name such a file
 
         folder = gguf_folder(path)
-        return ModelSource("folder", name, path=folder, weights=WeightFiles("gguf", folder, (path,)))
+        return ModelSource("folder", name, path=folder, weights=weight_files.WeightFiles("gguf", folder, (path,)))
     if path.suffix in _WEIGHT_SUFFIXES:
         hint = f"Pass the folder with weights and {CHECKPOINT_CONFIG_NAME}: {path.parent}"
         raise ModelPathError(f"{name}: is a weights file, which does not define a model", hint=hint)
@@ -303,7 +297,7 @@ def _refuse_flags_of_checkpoints(source: ModelSource, request: ModelRequest) -> 
         raise UsageError(f"{option}: {source.name} is a factory, {reason}", hint=hint)
 
 
-def check_folder(folder: Path, *, needs_weights: bool) -> WeightFiles | None:
+def check_folder(folder: Path, *, needs_weights: bool) -> weight_files.WeightFiles | None:
     """Check that a folder is a checkpoint, and return its weight files.
 
     Raises:
@@ -321,14 +315,14 @@ def check_folder(folder: Path, *, needs_weights: bool) -> WeightFiles | None:
     if not needs_weights:
         return None
     folder_format(folder)
-    weights = find_weights(folder)
+    weights = weight_files.find_weights(folder)
     if weights is None:
-        readable = " or ".join(single for _, single, _ in FORMATS)
+        readable = " or ".join(single for _, single, _ in weight_files.FORMATS)
         raise ModelPathError(f"{folder}: has no weights ({readable})", hint=_without_weights_hint(folder))
     if weights.format == "safetensors":
         for file in weights.files:
-            check_safetensors(file)
-        check_index(folder)
+            weight_files.check_safetensors(file)
+        weight_files.check_index(folder)
     return weights
 
 

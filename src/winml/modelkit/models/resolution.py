@@ -34,6 +34,7 @@ from winml.modelkit.errors import (
     place_of,
 )
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
+from winml.modelkit.models import live_module
 from winml.modelkit.models.checkpoints.adapters import Adapter, read_adapters
 from winml.modelkit.models.checkpoints.config import (
     CheckpointConfig,
@@ -60,13 +61,6 @@ from winml.modelkit.models.inputs.nested_arguments import NestedArguments, argum
 from winml.modelkit.models.inputs.shape_run import REFUSALS
 from winml.modelkit.models.inputs.sizes import INPUT_SPECS_OPTION, SEPARATOR
 from winml.modelkit.models.library_access import import_losses
-from winml.modelkit.models.live_module import (
-    NamedExample,
-    name_examples,
-    refuse_programs,
-    refuse_uninitialized,
-    training_notes,
-)
 from winml.modelkit.models.load_options import Dtype
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.request import ModelRequest, ModelSource, check_folder, resolve_source
@@ -457,7 +451,7 @@ class _ScriptModel:
 
     model: torch.nn.Module
     """In evaluation mode."""
-    example: NamedExample | None
+    example: live_module.NamedExample | None
     """The example inputs; None if nothing gives any."""
     example_origin: str
     """What gave them, for messages."""
@@ -490,16 +484,16 @@ def _load_script(source: ModelSource, seed: int, *, is_example_needed: bool) -> 
         is_model = isinstance(factory, torch.nn.Module)
         returned = factory if is_model else _guard_user_code(factory, source.name, file)
         model, inputs = _model_and_inputs(returned, source)
-        refuse_programs(model, source.name)
+        live_module.refuse_programs(model, source.name)
         model = uncompiled(model)
-        refuse_uninitialized(model, source.name)
-        notes = training_notes(model)
+        live_module.refuse_uninitialized(model, source.name)
+        notes = live_module.training_notes(model)
         origin = f"the inputs that {source.name} returns"
         try:
             if inputs is None and (function := _example_function(module, source)) is not None:
                 origin = f"{function.name}() of {source.name}"
                 inputs = _guard_user_code(function.call, origin, file)
-            example = None if inputs is None else name_examples(inputs, model, origin)
+            example = None if inputs is None else live_module.name_examples(inputs, model, origin)
         except WinMLError as error:
             if is_example_needed:
                 raise

@@ -15,26 +15,10 @@ from typing import Any, Literal
 
 import onnx_ir as ir
 
-from winml.modelkit.metadata_keys import (
-    DEPTH_KEY,
-    FUNCTION_DOMAIN,
-    FUNCTIONS_KEY,
-    NAMESPACE_KEY,
-    RELATIVE_KEY,
-    TAG_KEY,
-)
+from winml.modelkit import metadata_keys
+from winml.modelkit.onnx import function_inlining
 from winml.modelkit.onnx.cutting import FEW, Cutter, ModuleParts, Refusal, node_words
 from winml.modelkit.onnx.fresh_names import FreshNames
-from winml.modelkit.onnx.function_inlining import (
-    MODULE,
-    NAMESPACE,
-    SCOPE_START,
-    TAG,
-    graph_digest,
-    inline_calls,
-    restore_recorded,
-    walk_nodes,
-)
 from winml.modelkit.tags import address
 from winml.modelkit.tags.selector import ModuleAddress
 from winml.modelkit.tags.tagging import NodeTag, all_nodes, node_graphs, write_tag
@@ -262,14 +246,14 @@ class _Anchors:
         relative = {}
         for key, value in props.items():
             text = value
-            if key == TAG_KEY:
-                text = text.replace(self.tag, TAG, 1)
-            elif key == NAMESPACE_KEY and self.namespace:
-                text = text.replace(self.namespace, NAMESPACE, 1)
-            if key != TAG_KEY and self.module:
-                text = text.replace(self.module, MODULE)
+            if key == metadata_keys.TAG_KEY:
+                text = text.replace(self.tag, function_inlining.TAG, 1)
+            elif key == metadata_keys.NAMESPACE_KEY and self.namespace:
+                text = text.replace(self.namespace, function_inlining.NAMESPACE, 1)
+            if key != metadata_keys.TAG_KEY and self.module:
+                text = text.replace(self.module, function_inlining.MODULE)
             # Other inliners give a node what its call has: the depth belongs to the tag.
-            if text != value or key == DEPTH_KEY:
+            if text != value or key == metadata_keys.DEPTH_KEY:
                 relative[key] = text
         return relative
 
@@ -280,7 +264,7 @@ class _Anchors:
     def relative_name(self, name: str) -> str:
         """Return what follows the name of the call, where a name begins with it."""
         rest = name.removeprefix(self.name)
-        return rest if self.name and rest != name and rest.startswith(SCOPE_START) else name
+        return rest if self.name and rest != name and rest.startswith(function_inlining.SCOPE_START) else name
 
 
 @dataclass(eq=False)
@@ -305,7 +289,7 @@ class _Folder:
         self._sharing = sharing
         self._original = list(model.graph)
         self._position = {node: number for number, node in enumerate(self._original)}
-        self._owner = {inner: node for node in self._original for inner in walk_nodes([node])}
+        self._owner = {inner: node for node in self._original for inner in function_inlining.walk_nodes([node])}
         self._bodies: dict[ir.Node, list[ir.Node]] = {}
         self._similar: dict[str, list[_Function]] = {}
         self._node_names = FreshNames(node.name for node in self._owner)
@@ -321,7 +305,7 @@ class _Folder:
         for function in self.functions:
             self._define(function)
         if self.functions:
-            self._model.opset_imports[FUNCTION_DOMAIN] = 1
+            self._model.opset_imports[metadata_keys.FUNCTION_DOMAIN] = 1
 
     def inlined_positions(self) -> list[int]:
         """Return for the nodes in the order they have once inlined the positions they had."""
@@ -343,14 +327,14 @@ class _Folder:
         created = {value for node in body for value in node.outputs}
         inputs = [value for value in dict.fromkeys(v for node in body for v in _reads(node)) if value not in created]
         outputs = [value for node in body for value in node.outputs if self._is_read_outside(value, members)]
-        call = ir.Node(FUNCTION_DOMAIN, "", inputs, num_outputs=len(outputs))
+        call = ir.Node(metadata_keys.FUNCTION_DOMAIN, "", inputs, num_outputs=len(outputs))
         call.name = self._node_names.take(_scope(part.module.path, (node.name or "" for node in body)))
         self._position[call] = min(self._position[node] for node in body)
         self._owner[call] = call
         self._bodies[call] = body
         write_tag(call, NodeTag(part.module.tag, part.module.path, "direct"))
         if namespace := _namespace(part.module.path, body):
-            call.metadata_props[NAMESPACE_KEY] = namespace
+            call.metadata_props[metadata_keys.NAMESPACE_KEY] = namespace
         for old, new in zip(outputs, call.outputs, strict=True):
             self._replace_outside(old, new, members)
         function = self._function_for(part, call, body, self._with_own_inputs(body, inputs), outputs)
@@ -380,7 +364,7 @@ class _Folder:
             value: ir.Value(name=value.name, type=value.type, shape=None if value.shape is None else value.shape.copy())
             for value in outer
         }
-        for node in walk_nodes(body):
+        for node in function_inlining.walk_nodes(body):
             for index, value in enumerate(node.inputs):
                 if value in own:
                     node.replace_input_with(index, own[value])
@@ -402,7 +386,9 @@ class _Folder:
             if known.signature == signature:
                 return known
         wish = class_name if self._sharing == "class" else tag.strip("/").replace("/", ".")
-        anchors = _Anchors(call.name or "", tag, part.module.path, call.metadata_props.get(NAMESPACE_KEY, ""))
+        anchors = _Anchors(
+            call.name or "", tag, part.module.path, call.metadata_props.get(metadata_keys.NAMESPACE_KEY, "")
+        )
         function = _Function(self._function_names.take(wish), signature, anchors, body, inputs, outputs)
         self._similar[key].append(function)
         self.functions.append(function)
@@ -428,18 +414,20 @@ class _Folder:
         """Add a function to the model, relative to its call where it stands for several."""
         if len(function.instances) > 1:
             _make_relative(function)
-        domains = {node.domain for node in walk_nodes(function.body)} - {FUNCTION_DOMAIN}
+        domains = {node.domain for node in function_inlining.walk_nodes(function.body)} - {
+            metadata_keys.FUNCTION_DOMAIN
+        }
         opsets = {name: version for name, version in self._model.opset_imports.items() if name in domains | {""}}
-        if any(node.domain == FUNCTION_DOMAIN for node in walk_nodes(function.body)):
-            opsets[FUNCTION_DOMAIN] = 1
+        if any(node.domain == metadata_keys.FUNCTION_DOMAIN for node in function_inlining.walk_nodes(function.body)):
+            opsets[metadata_keys.FUNCTION_DOMAIN] = 1
         graph = ir.Graph(function.inputs, function.outputs, nodes=function.body, opset_imports=opsets)
-        defined = ir.Function(FUNCTION_DOMAIN, function.name, graph=graph, attributes=[])
+        defined = ir.Function(metadata_keys.FUNCTION_DOMAIN, function.name, graph=graph, attributes=[])
         self._model.functions[defined.identifier()] = defined
 
 
 def _reads(node: ir.Node) -> list[ir.Value]:
     """Return the values a node reads, those its subgraphs capture included."""
-    nodes = list(walk_nodes([node]))
+    nodes = list(function_inlining.walk_nodes([node]))
     own = {value for inner in nodes[1:] for value in inner.outputs}
     for graph in (graph for inner in nodes for graph in node_graphs(inner)):
         own |= {*graph.inputs, *graph.initializers.values()}
@@ -451,15 +439,15 @@ def _scope(path: str, names: Iterable[str]) -> str:
     """Return the name of a call: what the names of a module's nodes begin with, such as ``/encoder/layer.0``."""
     for name in names:
         head = name[: len(path) + 1]
-        if head.replace("/", ".") == f".{path}" and name[len(head) :].startswith(SCOPE_START):
+        if head.replace("/", ".") == f".{path}" and name[len(head) :].startswith(function_inlining.SCOPE_START):
             return head
-    return f"{SCOPE_START}{path.replace('.', '/')}"
+    return f"{function_inlining.SCOPE_START}{path.replace('.', '/')}"
 
 
 def _namespace(path: str, body: Sequence[ir.Node]) -> str:
     """Return the namespace of a module, read from that of a node inside; empty where none says it."""
     for node in body:
-        segments = node.metadata_props.get(NAMESPACE_KEY, "").split("/")
+        segments = node.metadata_props.get(metadata_keys.NAMESPACE_KEY, "").split("/")
         for number, segment in enumerate(segments, start=1):
             if segment.startswith(f"{path}: "):
                 return "/".join(segments[:number])
@@ -468,15 +456,17 @@ def _namespace(path: str, body: Sequence[ir.Node]) -> str:
 
 def _make_relative(function: _Function) -> None:
     """Write names and metadata of the nodes of a function relative to its call, in place."""
-    for node in walk_nodes(function.body):
+    for node in function_inlining.walk_nodes(function.body):
         relative = function.anchors.relative_metadata(node.metadata_props)
         for key in relative:
             del node.metadata_props[key]
-        node.metadata_props[RELATIVE_KEY] = json.dumps(relative, ensure_ascii=False, separators=(",", ":"))
+        node.metadata_props[metadata_keys.RELATIVE_KEY] = json.dumps(
+            relative, ensure_ascii=False, separators=(",", ":")
+        )
         node.name = function.anchors.relative_name(node.name or "")
         for value in node.outputs:
             value.name = function.anchors.relative_name(value.name or "")
-    names = FreshNames(value.name for node in walk_nodes(function.body) for value in node.outputs)
+    names = FreshNames(value.name for node in function_inlining.walk_nodes(function.body) for value in node.outputs)
     for number, value in enumerate(function.inputs):
         value.name = names.take(function.anchors.weight_name(value.name or "") or f"input_{number}")
 
@@ -502,22 +492,24 @@ def _described(value: ir.Value) -> tuple[Any, ...]:
 def _record_rest(original: ir.Model, folded: ir.Model, positions: Sequence[int]) -> None:
     """Write down what inlining alone does not give back, in place."""
     flat = folded.clone()
-    flat.metadata_props.pop(FUNCTIONS_KEY, None)
-    inline_calls(flat)
-    restore_recorded(flat)
+    flat.metadata_props.pop(metadata_keys.FUNCTIONS_KEY, None)
+    function_inlining.inline_calls(flat)
+    function_inlining.restore_recorded(flat)
     originals = list(original.graph)
-    expected = walk_nodes([originals[position] for position in positions])
+    expected = function_inlining.walk_nodes([originals[position] for position in positions])
     changes = {
         str(index): change
-        for index, (node, requested) in enumerate(zip(walk_nodes(list(flat.graph)), expected, strict=True))
+        for index, (node, requested) in enumerate(
+            zip(function_inlining.walk_nodes(list(flat.graph)), expected, strict=True)
+        )
         if (change := _difference(node, requested))
     }
-    record: dict[str, object] = {"graph": graph_digest(flat)}
+    record: dict[str, object] = {"graph": function_inlining.graph_digest(flat)}
     if changes:
         record["changes"] = changes
     if list(positions) != list(range(len(originals))):
         record["order"] = _runs(positions)
-    folded.metadata_props[FUNCTIONS_KEY] = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+    folded.metadata_props[metadata_keys.FUNCTIONS_KEY] = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
 
 
 def _difference(node: ir.Node, requested: ir.Node) -> dict[str, object]:

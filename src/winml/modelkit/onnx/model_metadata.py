@@ -9,15 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from winml.modelkit.metadata_keys import (
-    DIMENSIONS_KEY,
-    EXPORT_KEY,
-    INPUTS_KEY,
-    MODEL_KEY,
-    OUTPUTS_KEY,
-    PART_KEY,
-    TREE_KEY,
-)
+from winml.modelkit import metadata_keys
 from winml.modelkit.onnx.bundle import PartDescription
 from winml.modelkit.onnx.specs import DynamicDimension, InputTensorSpec, OutputTensorSpec
 from winml.modelkit.tags.tree import ModuleTree
@@ -54,19 +46,19 @@ class ModelDescription:
     def as_metadata(self) -> dict[str, object]:
         """Return each metadata key with its JSON value."""
         record: dict[str, object] = {
-            INPUTS_KEY: [spec.as_record() for spec in self.inputs],
-            OUTPUTS_KEY: [spec.as_record() for spec in self.outputs],
-            MODEL_KEY: self.info,
-            EXPORT_KEY: self.export,
-            TREE_KEY: self.tree.as_record(),
+            metadata_keys.INPUTS_KEY: [spec.as_record() for spec in self.inputs],
+            metadata_keys.OUTPUTS_KEY: [spec.as_record() for spec in self.outputs],
+            metadata_keys.MODEL_KEY: self.info,
+            metadata_keys.EXPORT_KEY: self.export,
+            metadata_keys.TREE_KEY: self.tree.as_record(),
         }
         if self.bounds:
-            record[DIMENSIONS_KEY] = [item.as_record() for item in self.bounds]
-        return record if self.part is None else {**record, PART_KEY: self.part.as_record()}
+            record[metadata_keys.DIMENSIONS_KEY] = [item.as_record() for item in self.bounds]
+        return record if self.part is None else {**record, metadata_keys.PART_KEY: self.part.as_record()}
 
 
 def write_model_metadata(model: ir.Model, description: ModelDescription) -> None:
     """Write who made the file, from what, its inputs and outputs, the module tree, and which part it is; in place."""
-    model.metadata_props.pop(DIMENSIONS_KEY, None)
+    model.metadata_props.pop(metadata_keys.DIMENSIONS_KEY, None)
     for key, record in description.as_metadata().items():
         model.metadata_props[key] = json.dumps(record, ensure_ascii=False, separators=(",", ":"))

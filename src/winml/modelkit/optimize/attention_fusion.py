@@ -14,25 +14,7 @@ import onnx_ir as ir
 
 from winml.modelkit.onnx.operators import is_operator, producer_of
 from winml.modelkit.onnx.stage import GraphPass
-from winml.modelkit.optimize.graph_matching import (
-    CONTRIB_DOMAIN,
-    SWAPPED,
-    TO_HEADS,
-    HeadJoin,
-    NodeBuilder,
-    before_transpose,
-    behind_nan_guard,
-    match_head_join,
-    match_scores,
-    only_user,
-    rank_of,
-    same_shape,
-    same_size,
-    scope_of,
-    shape_of,
-    take_over,
-    without_scale,
-)
+from winml.modelkit.optimize import graph_matching
 
 _TO_KEYS = (0, 2, 3, 1)
 """Specified by the operator's layout: permutation of [batch, sequence, heads, size] that moves the heads before the
@@ -61,7 +43,7 @@ class _Attention:
     mask: ir.Value | None
     is_guarded: bool
     """Whether rows that are NaN, since every position is masked, are set to zero."""
-    join: HeadJoin
+    join: graph_matching.HeadJoin
     """Rows are set to zero by a condition of shape [batch, 1, sequence, 1]."""
 
 
@@ -103,7 +85,7 @@ class AttentionFusionPass(GraphPass):
                 _replace_attention(match)
                 count += 1
         if count:
-            model.opset_imports.setdefault(CONTRIB_DOMAIN, 1)
+            model.opset_imports.setdefault(graph_matching.CONTRIB_DOMAIN, 1)
         return ir.passes.PassResult(model, bool(count))
 
 
@@ -111,18 +93,18 @@ def _match_attention(softmax: ir.Node) -> _Attention | None:
     if softmax.outputs[0].dtype != ir.DataType.FLOAT:
         return None
     scores = softmax.inputs[0]
-    if scores is None or rank_of(scores) != 4 or softmax.attributes.get_int("axis", -1) not in (-1, 3):
+    if scores is None or graph_matching.rank_of(scores) != 4 or softmax.attributes.get_int("axis", -1) not in (-1, 3):
         return None
-    probabilities, is_guarded = behind_nan_guard(softmax.outputs[0])
-    join = match_head_join(probabilities, only_user, _same_heads)
-    scaled_scores = match_scores(scores)
+    probabilities, is_guarded = graph_matching.behind_nan_guard(softmax.outputs[0])
+    join = graph_matching.match_head_join(probabilities, graph_matching.only_user, _same_heads)
+    scaled_scores = graph_matching.match_scores(scores)
     if join is None or scaled_scores is None:
         return None
     if not _is_of_rows(join.zeroed) or (is_guarded and join.zeroed is not None):
         return None
     product, mask, scale = scaled_scores
-    query, key = _match_heads(product.inputs[0], TO_HEADS), _match_keys(product.inputs[1])
-    value = _match_heads(join.product.inputs[1], TO_HEADS)
+    query, key = _match_heads(product.inputs[0], graph_matching.TO_HEADS), _match_keys(product.inputs[1])
+    value = _match_heads(join.product.inputs[1], graph_matching.TO_HEADS)
     if query is None or key is None or value is None or value.scale != 1.0:
         return None
     if not (query.count == key.count == value.count and query.size == key.size):
@@ -134,56 +116,57 @@ def _match_attention(softmax: ir.Node) -> _Attention | None:
 
 def _is_of_rows(condition: ir.Value | None) -> bool:
     """Return True if a condition, if there is one, is the same for all heads and all of a row (case 4)."""
-    shape = shape_of(condition, 4)
+    shape = graph_matching.shape_of(condition, 4)
     return condition is None or (shape is not None and shape[1] == 1 and shape[3] == 1)
 
 
 def _same_heads(reshape: ir.Node) -> bool:
-    return reshape.inputs[0] is not None and same_shape(reshape.inputs[0], reshape.outputs[0])
+    return reshape.inputs[0] is not None and graph_matching.same_shape(reshape.inputs[0], reshape.outputs[0])
 
 
 def _match_keys(value: ir.Value | None) -> _Heads | None:
     """Return the keys before their transposition for the product, which is one Transpose or two."""
     if (heads := _match_heads(value, _TO_KEYS)) is not None or value is None:
         return heads
-    value, outer = without_scale(value)
-    inner = _match_heads(before_transpose(value, SWAPPED), TO_HEADS)
+    value, outer = graph_matching.without_scale(value)
+    inner = _match_heads(graph_matching.before_transpose(value, graph_matching.SWAPPED), graph_matching.TO_HEADS)
     return inner and replace(inner, scale=inner.scale * outer)
 
 
 def _match_heads(value: ir.Value | None, permutation: tuple[int, ...]) -> _Heads | None:
     if value is None:
         return None
-    value, scale = without_scale(value)
-    split = before_transpose(value, permutation)
+    value, scale = graph_matching.without_scale(value)
+    split = graph_matching.before_transpose(value, permutation)
     reshape = producer_of(split, "Reshape")
     hidden = reshape.inputs[0] if reshape is not None else None
-    joined_shape, split_shape = shape_of(hidden, 3), shape_of(split, 4)
+    joined_shape, split_shape = graph_matching.shape_of(hidden, 3), graph_matching.shape_of(split, 4)
     if hidden is None or joined_shape is None or split_shape is None:
         return None
     count, size = split_shape[2], split_shape[3]
     if not isinstance(count, int) or not isinstance(size, int) or joined_shape[2] != count * size:
         return None
-    if not all(same_size(joined_shape[axis], split_shape[axis]) for axis in (0, 1)):
+    if not all(graph_matching.same_size(joined_shape[axis], split_shape[axis]) for axis in (0, 1)):
         return None
     return _Heads(hidden, count, size, scale)
 
 
 def _joins_all_heads(output: ir.Node, value: _Heads) -> bool:
     before = output.inputs[0].shape if output.inputs[0] is not None else None
-    after = shape_of(output.outputs[0], 3)
+    after = graph_matching.shape_of(output.outputs[0], 3)
     if before is None or after is None or after[2] != value.count * value.size:
         return False
-    return all(same_size(before[axis], after[axis]) for axis in (0, 1))
+    return all(graph_matching.same_size(before[axis], after[axis]) for axis in (0, 1))
 
 
 def _fits_scores(mask: ir.Value | None, scores: ir.Value) -> bool:
     """Say whether the operator accepts the shape of the mask (case 3)."""
-    mask_shape, scores_shape = shape_of(mask, 4), shape_of(scores, 4)
+    mask_shape, scores_shape = graph_matching.shape_of(mask, 4), graph_matching.shape_of(scores, 4)
     if mask is None or mask_shape is None or scores_shape is None:
         return mask is None
     return all(
-        same_size(mask_shape[axis], scores_shape[axis]) or (axis < 2 and mask_shape[axis] == 1) for axis in range(4)
+        graph_matching.same_size(mask_shape[axis], scores_shape[axis]) or (axis < 2 and mask_shape[axis] == 1)
+        for axis in range(4)
     )
 
 
@@ -191,14 +174,14 @@ def _replace_attention(match: _Attention) -> None:
     graph, old = match.join.output.graph, match.join.output.outputs[0]
     assert graph is not None
     inputs = [match.query.value, match.key.value, match.value.value]
-    builder = NodeBuilder(f"{scope_of(match.join.output)}/MultiHeadAttention")
+    builder = graph_matching.NodeBuilder(f"{graph_matching.scope_of(match.join.output)}/MultiHeadAttention")
     result = builder.add(
         "MultiHeadAttention",
         [*inputs, None, None, match.mask] if match.mask is not None else inputs,
         "",
         old.dtype,
         old.shape,
-        domain=CONTRIB_DOMAIN,
+        domain=graph_matching.CONTRIB_DOMAIN,
         num_heads=match.query.count,
         scale=match.scale,
     )
@@ -213,4 +196,4 @@ def _replace_attention(match: _Attention) -> None:
         zero = builder.constant(np.array(0, np.float32), "_Constant")
         result = builder.add("Where", [is_zero, zero, result], "_Where", old.dtype, old.shape)
     graph.insert_after(match.join.output, builder.nodes)
-    take_over(old, result)
+    graph_matching.take_over(old, result)

@@ -23,31 +23,15 @@ from winml.modelkit.errors import StageError, UsageError
 from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
 from winml.modelkit.onnx.pinning import open_dimensions, pin_dimensions, sizes_of_dimensions
 from winml.modelkit.onnx.specs import stated_sums, summed_sizes
+from winml.modelkit.optimize import records
 from winml.modelkit.optimize.capabilities import CAPABILITIES, Capability
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import OptimizeResult, optimize, refuse_unknown_opset
-from winml.modelkit.optimize.records import (
-    BlockedFusion,
-    CheckedCapability,
-    OptimizationCheck,
-    OptimizationLoop,
-    OptimizationRound,
-    OptimizedFile,
-)
 from winml.modelkit.options import options_of, parse_options
 from winml.modelkit.ort.default_sizes import default_size
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.tags.tagging import all_nodes
-from winml.modelkit.transform.graph_file import (
-    EXTERNAL_BYTES,
-    CheckedSource,
-    GraphFileTask,
-    GraphWork,
-    Transformation,
-    read_plain,
-    summarize_graph,
-    transform_file,
-)
+from winml.modelkit.transform import graph_file
 from winml.modelkit.transform.module_functions import graph_modules, selected_nodes
 
 _LISTED_CAPABILITIES = 4
@@ -56,16 +40,16 @@ _LISTED_CAPABILITIES = 4
 MAX_ROUNDS = 5
 """Chosen: two rounds settle every model tried, the second finding nothing."""
 
-AnalyzeRound = Callable[[OptimizationRound], Mapping[str, Any] | None]
+AnalyzeRound = Callable[[records.OptimizationRound], Mapping[str, Any] | None]
 """Called after each round; returns the flags of the next in place of those so far, or None to go on with the same."""
 
 
 def optimize_file(
-    task: GraphFileTask,
+    task: graph_file.GraphFileTask,
     work: SingleOptimization,
     on_step: Callable[[StepEvent], None] | None = None,
-    checked: CheckedSource | None = None,
-) -> OptimizedFile:
+    checked: graph_file.CheckedSource | None = None,
+) -> records.OptimizedFile:
     """Optimize an ONNX file as a task says; see :func:`~winml.modelkit.optimize_onnx`.
 
     Args:
@@ -74,7 +58,7 @@ def optimize_file(
         on_step: Called when a step starts and when it ends.
         checked: The source, where a plan has read it.
     """
-    return _optimized_file(work, transform_file(task, work, on_step, checked))
+    return _optimized_file(work, graph_file.transform_file(task, work, on_step, checked))
 
 
 def optimization(options: OptimizeOptions, sizes: Mapping[str, int]) -> SingleOptimization:
@@ -104,7 +88,7 @@ def run_optimize_analyze_loop(
     seed: int = 0,
     on_step: Callable[[StepEvent], None] | None = None,
     **flags: Any,
-) -> OptimizationLoop:
+) -> records.OptimizationLoop:
     """Optimize an ONNX file in rounds, until a round changes nothing.
 
     One change may enable another, so that a second round can find more. After each round the changes by module are
@@ -135,21 +119,21 @@ def run_optimize_analyze_loop(
     options = parse_options(OptimizeOptions, flags, "run_optimize_analyze_loop")
     refuse_unknown_opset(options.opset)
     options.refuse_whole_graph_options()
-    task = GraphFileTask(
+    task = graph_file.GraphFileTask(
         Path(model),
         Path(output),
         overwrite=overwrite,
         verify=verify,
         seed=seed,
         external_data=external_data,
-        external_from_bytes=EXTERNAL_BYTES,
+        external_from_bytes=graph_file.EXTERNAL_BYTES,
     )
     work = _OptimizationInRounds([options], max_rounds, analyze)
-    file = _optimized_file(work, transform_file(task, work, on_step))
-    return OptimizationLoop(file, tuple(work.rounds))
+    file = _optimized_file(work, graph_file.transform_file(task, work, on_step))
+    return records.OptimizationLoop(file, tuple(work.rounds))
 
 
-class _Optimization(GraphWork[OptimizeResult]):
+class _Optimization(graph_file.GraphWork[OptimizeResult]):
     """What one optimization and several in rounds have in common."""
 
     step_name: ClassVar[str] = "optimization"
@@ -266,7 +250,7 @@ class _OptimizationInRounds(_Optimization):
     """The options of the first round, then those the analysis asked for."""
     max_rounds: int
     analyze: AnalyzeRound | None
-    rounds: list[OptimizationRound] = field(default_factory=list)
+    rounds: list[records.OptimizationRound] = field(default_factory=list)
     """A record for each round done."""
 
     @property
@@ -298,16 +282,16 @@ class _OptimizationInRounds(_Optimization):
 
     def _optimize_once(self, model: ir.Model, number: int) -> OptimizeResult:
         """Do one round and add its record."""
-        options, started, before = self.options_by_round[-1], time.perf_counter(), summarize_graph(model)
+        options, started, before = self.options_by_round[-1], time.perf_counter(), graph_file.summarize_graph(model)
         result = optimize_within(model, options)
         self.rounds.append(
-            OptimizationRound(
+            records.OptimizationRound(
                 number=number,
                 enabled=tuple(entry.name for entry in options.enabled()),
                 fired=result.fired,
                 changed=result.changed,
                 before=before,
-                after=summarize_graph(result.model),
+                after=graph_file.summarize_graph(result.model),
                 seconds=time.perf_counter() - started,
             )
         )
@@ -325,8 +309,8 @@ def _options_of_next_round(flags: Mapping[str, Any]) -> OptimizeOptions:
     return options
 
 
-def _optimized_file(work: _Optimization, done: Transformation[OptimizeResult]) -> OptimizedFile:
-    return OptimizedFile(**vars(done.file), enabled=work.enabled_names(), fired=done.result.fired)
+def _optimized_file(work: _Optimization, done: graph_file.Transformation[OptimizeResult]) -> records.OptimizedFile:
+    return records.OptimizedFile(**vars(done.file), enabled=work.enabled_names(), fired=done.result.fired)
 
 
 def _idle_notes(plain: ir.Model, idle: Sequence[Capability], options: OptimizeOptions) -> list[str]:
@@ -365,7 +349,7 @@ _FiredIn = Mapping[str, Mapping[str, int]]
 
 def check_optimization(
     model: str | os.PathLike[str], *, options: OptimizeOptions | None = None, **flags: Any
-) -> OptimizationCheck:
+) -> records.OptimizationCheck:
     """Report what optimizing a file would do; nothing is written or compared.
 
     Args:
@@ -386,15 +370,17 @@ def check_optimization(
         notes.append("No level or optimization was requested: this is the result of --level full.")
     options.refuse_whole_graph_options()
     path = Path(model)
-    plain, read_notes = read_plain(path, folds_constants=options.folds_constants)
+    plain, read_notes = graph_file.read_plain(path, folds_constants=options.folds_constants)
     result = optimize_within(plain.clone(), options)
     blocked, blocked_notes = _blocked(plain, options, result.fired_in)
-    return OptimizationCheck(
+    return records.OptimizationCheck(
         source=path,
         nodes_before=_node_count(plain),
         nodes_after=_node_count(result.model),
         capabilities=tuple(
-            CheckedCapability(name, result.fired[name], None, result.fired_in.get(name, {}), blocked.get(name, ()))
+            records.CheckedCapability(
+                name, result.fired[name], None, result.fired_in.get(name, {}), blocked.get(name, ())
+            )
             if (name := entry.name) in result.fired
             else _removing(entry, plain, options)
             for entry in options.enabled()
@@ -407,16 +393,16 @@ def _node_count(model: ir.Model) -> int:
     return sum(1 for _ in all_nodes(model))
 
 
-def _removing(entry: Capability, plain: ir.Model, options: OptimizeOptions) -> CheckedCapability:
+def _removing(entry: Capability, plain: ir.Model, options: OptimizeOptions) -> records.CheckedCapability:
     """Run a capability by itself, since what it removes bears no mark."""
     result = optimize_within(plain.clone(), _alone(entry, options))
     removed = _node_count(plain) - _node_count(result.model)
-    return CheckedCapability(entry.name, None, max(0, removed), result.fired_in.get(entry.name, {}))
+    return records.CheckedCapability(entry.name, None, max(0, removed), result.fired_in.get(entry.name, {}))
 
 
 def _blocked(
     plain: ir.Model, options: OptimizeOptions, open_fired: _FiredIn
-) -> tuple[dict[str, tuple[BlockedFusion, ...]], tuple[str, ...]]:
+) -> tuple[dict[str, tuple[records.BlockedFusion, ...]], tuple[str, ...]]:
     """Return what fires with fixed sizes only, by capability, and why that is unknown where it is."""
     dimensions = open_dimensions(plain.graph)
     if not dimensions:
@@ -434,15 +420,15 @@ def _blocked(
         }
     except StageError as error:
         return {}, (f"The effect of fixed sizes could not be determined: {error.message}",)
-    blocked: defaultdict[str, list[BlockedFusion]] = defaultdict(list)
+    blocked: defaultdict[str, list[records.BlockedFusion]] = defaultdict(list)
     for (capability, tag), count in missing.items():
         alone = [name for name in dimensions if (capability, tag) in by_dimension[name]]
         causes = alone or list(dimensions)
         places = {name: tuple(dimensions[name]) for name in causes}
         if retained := min(count, lasting.get((capability, tag), 0)):
-            blocked[capability].append(BlockedFusion(tag, retained, places, only_at_one=False))
+            blocked[capability].append(records.BlockedFusion(tag, retained, places, only_at_one=False))
         if count > retained:
-            blocked[capability].append(BlockedFusion(tag, count - retained, places, only_at_one=True))
+            blocked[capability].append(records.BlockedFusion(tag, count - retained, places, only_at_one=True))
     note = (
         f"Optimizations that dynamic dimensions prevent were found by fixing the sizes: {words}; sizes of 1 to "
         f"{_OTHER_THAN_ONE}."

@@ -19,15 +19,7 @@ import onnx_ir as ir
 
 from winml.modelkit.compare.outputs import CUT_MODULE_THRESHOLD
 from winml.modelkit.errors import MeasureError, StageError, UsageError, WriteError
-from winml.modelkit.extract.extraction import (
-    CutCall,
-    ModuleCuts,
-    Recording,
-    compare_with_recording,
-    cut_modules,
-    record_boundaries,
-    write_cut,
-)
+from winml.modelkit.extract import extraction
 from winml.modelkit.metadata_keys import MODULE_KEY, MODULES_KEY
 from winml.modelkit.onnx.contents import ShapeTable, read_contents
 from winml.modelkit.onnx.contexts import refuse_compiled_modules
@@ -38,18 +30,12 @@ from winml.modelkit.onnx.macs import count_macs
 from winml.modelkit.onnx.module_costs import read_shapes
 from winml.modelkit.onnx.module_tree import OnnxTree, read_tree
 from winml.modelkit.onnx.validity import refuse_cycles
+from winml.modelkit.ort import opened_model
 from winml.modelkit.ort.decoding.inputs import DecoderRun, decoder_tokens, inputs_of_file
 from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.execution_providers import short_name
 from winml.modelkit.ort.host import resident_bytes
 from winml.modelkit.ort.kernel_times import KernelTime, RunProfile, read_device_profile, read_profile
-from winml.modelkit.ort.opened_model import (
-    RunOptions,
-    open_model,
-    prepared_model,
-    refuse_dynamic_inputs,
-    run_at_fitting_sizes,
-)
 from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.profile.latency import LatencyOptions, LatencyResult, Progress, measure_latency
 from winml.modelkit.profile.module_profile import (
@@ -204,7 +190,7 @@ def _labels_of(node: ir.Node) -> tuple[int, ...]:
 
 def profile_model(
     path: Path,
-    options: RunOptions,
+    options: opened_model.RunOptions,
     latency: LatencyOptions,
     *,
     progress: Progress | None = None,
@@ -235,7 +221,7 @@ def profile_model(
 
 def profile_modules(
     path: Path,
-    options: RunOptions,
+    options: opened_model.RunOptions,
     latency: LatencyOptions,
     *,
     progress: Progress | None = None,
@@ -263,7 +249,7 @@ def profile_modules(
     with temporary_folder() as folder, flat_file(path) as flat:
         executed_path = folder / "executed.onnx"
         files = {"profile_prefix": folder / "profile", "optimized_path": executed_path}
-        result, profiled, profile_path = run_at_fitting_sizes(
+        result, profiled, profile_path = opened_model.run_at_fitting_sizes(
             flat, options, lambda fitting: _profiled_run(flat, fitting, latency, files, progress)
         )
         measured = read_profile(profile_path, counted_runs=len(profiled.samples_ms))
@@ -283,7 +269,7 @@ _PROFILE = "device.csv"
 
 def _profile_on_device(
     path: Path,
-    options: RunOptions,
+    options: opened_model.RunOptions,
     latency: LatencyOptions,
     structure: onnx.ModelProto,
     tree: OnnxTree,
@@ -309,7 +295,7 @@ def _profile_on_device(
         written = folder / _PROFILE
         profiling = {key: value.format(file=written) for key, value in provider.provider.node_profile.items()}
         recording = replace(provider, options={**provider.options, **profiling})
-        with prepared_model(flat, options, recording, profile_prefix=folder / "profile") as prepared:
+        with opened_model.prepared_model(flat, options, recording, profile_prefix=folder / "profile") as prepared:
             before = resident_bytes()
             measured = measure_latency(prepared.run, latency, progress)
             memory = MemoryUse.after_runs(prepared.opened.session_bytes, before)
@@ -382,7 +368,7 @@ def _write_tree_tags(model: ir.Model, tree: OnnxTree) -> None:
 
 def _profiled_run(
     path: Path,
-    options: RunOptions,
+    options: opened_model.RunOptions,
     latency: LatencyOptions,
     files: Mapping[str, Path],
     progress: Progress | None,
@@ -393,14 +379,14 @@ def _profiled_run(
         What was measured without profiling, the latency with it, and the profile. Both sessions are closed.
     """
     provider = options.choose_provider()
-    with prepared_model(path, options, provider) as prepared:
+    with opened_model.prepared_model(path, options, provider) as prepared:
         before = resident_bytes()
         measured = measure_latency(prepared.run, latency, _share_of(progress, 0, 2, 0))
         memory = MemoryUse.after_runs(prepared.opened.session_bytes, before)
         result = perf_result(prepared, latency, measured, memory)
     counted = len(measured.samples_ms)
     del prepared  # two sessions would hold the weights twice
-    with prepared_model(path, options, provider, **files) as prepared:
+    with opened_model.prepared_model(path, options, provider, **files) as prepared:
         profiled = measure_latency(prepared.run, latency, _share_of(progress, 1, 2, counted))
         profile = prepared.opened.session.end_profile()
     return result, profiled, profile
@@ -516,7 +502,7 @@ _STEPS = ("modules extracted", "activations recorded", "modules measured")
 def measure_modules(
     path: Path,
     selector: str,
-    options: RunOptions,
+    options: opened_model.RunOptions,
     latency: LatencyOptions,
     *,
     on_step: Callable[[StepEvent], None] | None = None,
@@ -540,15 +526,15 @@ def measure_modules(
     provider = options.choose_provider()
     clock = StepClock(_STEPS, on_step)
     with clock.step(_STEPS[0]) as step:
-        cuts = cut_modules(path, selector)
+        cuts = extraction.cut_modules(path, selector)
         step.summary = f"{len(cuts.calls)} of {len(cuts.calls) + len(cuts.refused)}"
     refused = [MeasuredModule(item.identity, {}, 0, None, None, item.reason) for item in cuts.refused]
     measured: list[MeasuredModule] = []
     notes: tuple[str, ...] = ()
     if cuts.calls:
         with clock.step(_STEPS[1]) as step:
-            recording = record_boundaries(cuts, options)
-            refuse_dynamic_inputs(provider, recording.fed.inputs, options)
+            recording = extraction.record_boundaries(cuts, options)
+            opened_model.refuse_dynamic_inputs(provider, recording.fed.inputs, options)
             notes = recording.fed.notes
             step.summary = f"{len(recording.arrays)} values"
         with clock.step(_STEPS[2]) as step:
@@ -584,13 +570,13 @@ def _share_of(progress: Progress | None, number: int, count: int, runs_before: i
 class _CutMeasurement:
     """How every cut module is measured."""
 
-    cuts: ModuleCuts
-    recording: Recording
-    options: RunOptions
+    cuts: extraction.ModuleCuts
+    recording: extraction.Recording
+    options: opened_model.RunOptions
     provider: ChosenProvider
     latency: LatencyOptions
 
-    def measure(self, item: CutCall, progress: Progress | None) -> MeasuredModule:
+    def measure(self, item: extraction.CutCall, progress: Progress | None) -> MeasuredModule:
         """Measure one module; one that does not run alone, or answers otherwise there, has a reason in place of times.
 
         Raises:
@@ -607,12 +593,12 @@ class _CutMeasurement:
         with temporary_folder() as folder:
             path = folder / "module.onnx"
             try:
-                write_cut(self.cuts, item, self.recording, path)
-                worst = compare_with_recording(path, item, self.recording)
+                extraction.write_cut(self.cuts, item, self.recording, path)
+                worst = extraction.compare_with_recording(path, item, self.recording)
                 if not worst.relative_diff <= CUT_MODULE_THRESHOLD:
                     reason = f"run alone, output {worst.name} differs by {worst.relative_diff:.1e} of its largest value"
                     return replace(failed, error=reason)
-                cut = open_model(path, self.options, self.provider)
+                cut = opened_model.open_model(path, self.options, self.provider)
                 run = cut.session.prepare(feeds, io_binding=self.options.io_binding)
                 measured = measure_latency(run, self.latency, progress)
             except WriteError:

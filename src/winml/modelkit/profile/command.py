@@ -9,23 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from winml.modelkit.cli import _options, _streams
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import end_dry_run, named_parts, options_of_part, show_parts
-from winml.modelkit.cli._options import (
-    model_argument,
-    random_options,
-    request_options,
-    result_options,
-    source_options,
-)
 from winml.modelkit.cli._progress import live_progress, show_step
 from winml.modelkit.cli._requests import exported_path, files_read, runnable_model, stated_fields
-from winml.modelkit.cli._streams import (
-    library_output_to_stderr,
-    page_text,
-    show_answer,
-    tell,
-)
 from winml.modelkit.file_names import ENCODER, ONLY_PART
 from winml.modelkit.profile.verb import PerfRequest, PerfSubject, plan_perf
 
@@ -39,13 +27,13 @@ _RUNS, _WARMUP = 20, 2
 
 
 @click.command(name="perf", cls=WinMLCommand)
-@model_argument(
+@_options.model_argument(
     "ONNX file, build folder, Hub id, checkpoint or factory. A factory is file.py:function or package.module:function."
 )
-@source_options
-@random_options
-@request_options(PerfRequest)
-@result_options(quiet="Do not show progress.")
+@_options.source_options
+@_options.random_options
+@_options.request_options(PerfRequest)
+@_options.result_options(quiet="Do not show progress.")
 def command(**options: Any) -> None:
     """Measure the latency and memory of a model, in total or by module.
 
@@ -105,8 +93,8 @@ def _show_perf(plan: AnswerPlan[PerfSubject], options: Mapping[str, Any]) -> Non
 
     subject = plan.subject
     results: dict[str, PerfResult] = {}
-    tell_baseline = None if options["quiet"] else lambda words: tell(f"baseline: {words}")
-    with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
+    tell_baseline = None if options["quiet"] else lambda words: _streams.tell(f"baseline: {words}")
+    with _streams.library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
         for part, run in subject.runs.items():
             requested = PerfOptions(run, subject.latency, subject.baseline)
             path = _path(subject, part, options)
@@ -123,7 +111,7 @@ def _show_parts(
     """Write and print the result of one model, or those of several parts."""
 
     def show(record: Mapping[str, object], options: Mapping[str, Any], describe: Callable[[], Any]) -> None:
-        show_answer(record, plan.files, options, describe)
+        _streams.show_answer(record, plan.files, options, describe)
 
     show_parts(results, options, describe, of_several=len(plan.subject.models) > 1, show=show)
 
@@ -135,7 +123,7 @@ def _show_generation(request: PerfRequest, plan: AnswerPlan[PerfSubject], option
     subject = plan.subject
     warmup = min(subject.latency.warmup, _WARMUP)
     latency = replace(subject.latency, iterations=request.iterations or _RUNS, warmup=warmup)
-    with library_output_to_stderr():
+    with _streams.library_output_to_stderr():
         paths = {part: _path(subject, part, options) for part in subject.models}
         if len(paths) > 1:
             run = replace(subject.runs[ENCODER], shown=request.name)
@@ -143,7 +131,7 @@ def _show_generation(request: PerfRequest, plan: AnswerPlan[PerfSubject], option
             ((part, run),) = subject.runs.items()
             paths = {ONLY_PART: paths[part]}
         result = measure_generation(paths, run, latency)
-    show_answer(result.as_record(), plan.files, options, lambda: generation_perf_document(result))
+    _streams.show_answer(result.as_record(), plan.files, options, lambda: generation_perf_document(result))
 
 
 def _show_modules(selector: str, plan: AnswerPlan[PerfSubject], options: Mapping[str, Any]) -> None:
@@ -159,7 +147,7 @@ def _show_modules(selector: str, plan: AnswerPlan[PerfSubject], options: Mapping
         parts = parts_with_module(part_modules(paths), selector)
     results: dict[str, ModulePerfResult] = {}
     for part in parts:
-        with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
+        with _streams.library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
             results[part] = measure_modules(
                 _path(subject, part, options),
                 selector,
@@ -173,7 +161,7 @@ def _show_modules(selector: str, plan: AnswerPlan[PerfSubject], options: Mapping
     instances = sum(len(result.instances) for result in results.values())
     if failed or not instances:
         what = f"{failed} of {instances} instances could not be measured" if failed else "nothing to measure"
-        tell(f"error: {what}")
+        _streams.tell(f"error: {what}")
         click.get_current_context().exit(1)
 
 
@@ -186,15 +174,15 @@ def _show_by_module(request: PerfRequest, plan: AnswerPlan[PerfSubject], options
 
     subject = plan.subject
     ((part, run),) = subject.runs.items()
-    with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
+    with _streams.library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
         measured = profile_model(_path(subject, part, options), run, subject.latency, progress=progress)
     by_class = request.group == "class"
-    show_answer(
+    _streams.show_answer(
         measured.as_record(depth=request.depth),
         plan.files,
         options,
         lambda: profile_document(measured, depth=request.depth, top=request.top, by_class=by_class),
-        report=lambda page: page_text(profile_document(measured), page, plan.files),
+        report=lambda page: _streams.page_text(profile_document(measured), page, plan.files),
         node_data=lambda _path: profile_node_data(measured),
         trace=lambda _path: chrome_trace_json(measured),
     )

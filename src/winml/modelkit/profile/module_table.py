@@ -8,18 +8,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
+from winml.modelkit.profile import table
 from winml.modelkit.profile.module_profile import ClassTime, ModuleProfile, ModuleTime
 from winml.modelkit.profile.module_records import ModulePerfResult, ProfiledDecoder, ProfiledModules
 from winml.modelkit.profile.records import PerfResult
-from winml.modelkit.profile.table import (
-    LATENCIES,
-    SUMMARY,
-    latency_table,
-    perf_blocks,
-    provider_words,
-    runs_words,
-    throughput_words,
-)
 from winml.modelkit.report import document as doc
 from winml.modelkit.tags import address
 from winml.modelkit.words import count_noun
@@ -55,9 +47,9 @@ def profile_document(
     phases = profiled.phases if isinstance(profiled, ProfiledDecoder) else {"": profiled}
     main = [*phases.values()][-1]
     where = " in a prompt with an empty cache, and in a step after it" if len(phases) > 1 else ""
-    blocks: list[doc.Block] = perf_blocks(main.result)
+    blocks: list[doc.Block] = table.perf_blocks(main.result)
     if len(phases) > 1:
-        latencies = latency_table({name: phase.result.latency for name, phase in phases.items()})
+        latencies = table.latency_table({name: phase.result.latency for name, phase in phases.items()})
         blocks = [doc.Fields(list(_phase_fields(phases))), latencies]
     origin: list[doc.Field] = [
         ("modules from", main.tree_source, doc.Detail.PAGE),
@@ -111,12 +103,12 @@ def _clock_words(profiled: ProfiledModules) -> str:
 def _phase_fields(phases: Mapping[str, ProfiledModules]) -> Iterator[doc.Field]:
     result = [*phases.values()][-1].result
     yield "model", result.model
-    yield "runs on", provider_words(result)
-    yield "runs", runs_words(result)
+    yield "runs on", table.provider_words(result)
+    yield "runs", table.runs_words(result)
     for name, phase in phases.items():
         measured = phase.result
         rows = f", {measured.batch_size} rows" if measured.batch_size > 1 else ""
-        yield name, f"{_phase_words(measured)}{rows}: {throughput_words(measured)}"
+        yield name, f"{_phase_words(measured)}{rows}: {table.throughput_words(measured)}"
     notes = {name: phase.result.notes for name, phase in phases.items()}
     of_all = [note for note in notes["step"] if all(note in of_phase for of_phase in notes.values())]
     yield from doc.note_fields(of_all)
@@ -396,7 +388,7 @@ def module_perf_document(result: ModulePerfResult) -> doc.Document:
     fields: list[doc.Field] = [
         ("model", result.model),
         ("modules", f"{result.selector} · {len(result.instances)} instances"),
-        ("runs on", provider_words(result)),
+        ("runs on", table.provider_words(result)),
         ("inputs", f"recorded at the boundary of each, in one run of the whole model on {input_words}"),
         ("runs", f"{runs} for each, after {options.warmup} to warm up"),
         *(("no nodes", f"{item.words}: nothing of it is left in the graph") for item in result.without_nodes),
@@ -404,7 +396,11 @@ def module_perf_document(result: ModulePerfResult) -> doc.Document:
         *doc.note_fields(result.notes),
     ]
     instances: list[list[doc.Cell]] = [
-        [item.identity.words, item.identity.class_name, *(getattr(item.latency.summary, name) for name in SUMMARY)]
+        [
+            item.identity.words,
+            item.identity.class_name,
+            *(getattr(item.latency.summary, name) for name in table.SUMMARY),
+        ]
         for item in result.instances
         if item.latency is not None
     ]
@@ -416,7 +412,7 @@ def module_perf_document(result: ModulePerfResult) -> doc.Document:
     return doc.Document(
         [
             doc.Fields(fields),
-            doc.Table(doc.columns(("latency in ms", "name"), "class", *LATENCIES), instances),
+            doc.Table(doc.columns(("latency in ms", "name"), "class", *table.LATENCIES), instances),
             doc.Table(doc.columns("class", ("instances", "count"), *class_columns), classes),
         ]
     )

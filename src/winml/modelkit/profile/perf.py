@@ -11,16 +11,10 @@ from typing import Literal
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.errors import UsageError
 from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.ort import opened_model
 from winml.modelkit.ort.decoding.inputs import decoder_run, inputs_of_file
 from winml.modelkit.ort.graph_inputs import array_words, graph_inputs
 from winml.modelkit.ort.host import resident_bytes
-from winml.modelkit.ort.opened_model import (
-    PreparedModel,
-    RunOptions,
-    open_model,
-    prepared_model,
-    run_at_fitting_sizes,
-)
 from winml.modelkit.profile.latency import LatencyOptions, Run, measure_alternating, measure_latency
 from winml.modelkit.profile.records import BaselineResult, MemoryUse, PerfResult, perf_result
 
@@ -90,7 +84,7 @@ class Baseline:
 class PerfOptions:
     """How a whole model is measured."""
 
-    run: RunOptions
+    run: opened_model.RunOptions
     latency: LatencyOptions = field(default_factory=LatencyOptions)
     baseline: Baseline | None = None
 
@@ -118,7 +112,7 @@ def measure_model(
     run = options.run
     if run.input_data is None and run.decoding is None:
         run = replace(run, decoding=decoder_run(inputs_of_file(path), run.sizes))
-    result = run_at_fitting_sizes(
+    result = opened_model.run_at_fitting_sizes(
         path, run, lambda fitting: _measured(path, replace(options, run=fitting), progress, tell)
     )
     if result.decoding is None or options.run.sizes:
@@ -134,7 +128,7 @@ def _measured(
     tell: Callable[[str], None] | None,
 ) -> PerfResult:
     provider = options.run.choose_provider()
-    with prepared_model(path, options.run, provider) as prepared:
+    with opened_model.prepared_model(path, options.run, provider) as prepared:
         before = resident_bytes()
         if options.baseline is None:
             latency, baseline = measure_latency(prepared.run, options.latency, progress), None
@@ -149,7 +143,7 @@ def _measured(
 
 @contextmanager
 def _baseline_run(
-    baseline: Baseline, prepared: PreparedModel, tell: Callable[[str], None] | None
+    baseline: Baseline, prepared: opened_model.PreparedModel, tell: Callable[[str], None] | None
 ) -> Iterator[tuple[Literal["pytorch", "onnx"], Run]]:
     """Return the kind of the baseline and a run of it on the same values, inside the block.
 
@@ -165,7 +159,7 @@ def _baseline_run(
         with pytorch_run(request, feeds, threads=options.threads, tell=tell) as run:
             yield "pytorch", run
         return
-    session = open_model(baseline.path, options, opened.provider).session
+    session = opened_model.open_model(baseline.path, options, opened.provider).session
     if set(session.inputs) != set(feeds):
         raise UsageError(
             f"--baseline {baseline.path} takes {', '.join(session.inputs) or 'no inputs'}, the model "

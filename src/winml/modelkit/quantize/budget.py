@@ -31,6 +31,7 @@ from winml.modelkit.onnx.weights import to_weightless
 from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.progress import part_of_step
+from winml.modelkit.quantize import planning, quantized_variants
 from winml.modelkit.quantize.calibration.calibration_data import Calibration, CalibrationStatistics
 from winml.modelkit.quantize.calibration.layer_calibration import LayerCalibration
 from winml.modelkit.quantize.declared_options import Algorithm
@@ -39,19 +40,8 @@ from winml.modelkit.quantize.module_parts import ModulePart, list_parts, only_op
 from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
 from winml.modelkit.quantize.pipeline import quantize
 from winml.modelkit.quantize.placements import placement_for
-from winml.modelkit.quantize.planning import (
-    PlannedNode,
-    QuantizationPlan,
-    plan_quantization,
-)
 from winml.modelkit.quantize.precisions import FLOAT32, PRECISIONS
 from winml.modelkit.quantize.preparation import PreparedGraph
-from winml.modelkit.quantize.quantized_variants import (
-    MeasuredVariants,
-    QuantizedVariants,
-    take_samples,
-    weight_bytes,
-)
 from winml.modelkit.quantize.records import BudgetChoice, BudgetSearch, BudgetTrial
 from winml.modelkit.quantize.sensitivity_records import FidelityTarget, MeasuredVariant
 from winml.modelkit.quantize.unfinished_work import digest_of, graph_digest, samples_digest
@@ -189,11 +179,11 @@ class _Study:
         self._graph, self._base, self._requested, self._tools = graph, base, requested, tools
         self._bytes_of_file = file_bytes
         self._quantizer = functools.partial(quantize, calibration=tools.statistics, solver=tools.solver)
-        plan = plan_quantization(graph.model, base, graph.modules)
+        plan = planning.plan_quantization(graph.model, base, graph.modules)
         self._in_blocks = {node.name for node in plan.nodes if node.mode is not None}
         parts = list_parts(plan if base.mode == "qdq" else self._with_halves(plan), graph.modules, None, None)
         self._parts = [part for part in parts if part.is_unit and part.nodes]
-        self._float_bytes = weight_bytes(graph.model)
+        self._float_bytes = quantized_variants.weight_bytes(graph.model)
         from winml.modelkit.onnx.contents import read_contents
         from winml.modelkit.onnx.module_costs import weights_cost  # where bits are chosen alone
 
@@ -208,7 +198,7 @@ class _Study:
             tries_sizes=True,
             model=tools.data.source,
         )
-        self._samples = take_samples(
+        self._samples = quantized_variants.take_samples(
             graph,
             samples,
             None,
@@ -222,8 +212,10 @@ class _Study:
             session = graph.session(name=run.shown)
             self._evaluator, self._float_perplexity = held_out_evaluator(tools.data, session, budget.max_drop)
         assert tools.unfinished is not None  # bits are chosen
-        self._stored = MeasuredVariants(tools.unfinished / "measured.json", self._depends_on(), overwrite=True)
-        self._variants = QuantizedVariants(
+        self._stored = quantized_variants.MeasuredVariants(
+            tools.unfinished / "measured.json", self._depends_on(), overwrite=True
+        )
+        self._variants = quantized_variants.QuantizedVariants(
             graph, self._samples, self._quantizer, self._stored, evaluator=self._evaluator
         )
         self._units: list[_Unit] = []
@@ -231,15 +223,15 @@ class _Study:
         self._trials: dict[tuple[_Form, ...], MeasuredVariant] = {}
         self._file_sizes: dict[tuple[_Form, ...], int] = {}
 
-    def _with_halves(self, plan: QuantizationPlan) -> QuantizationPlan:
+    def _with_halves(self, plan: planning.QuantizationPlan) -> planning.QuantizationPlan:
         """Return the plan with what 16-bit floats alone take, such as the weights of convolutions."""
-        halves: dict[str, PlannedNode] = {}
+        halves: dict[str, planning.PlannedNode] = {}
         with contextlib.suppress(UsageError):  # no node takes them
             options = _with_form(self._base, _HALF)
-            planned = plan_quantization(self._graph.model, options, self._graph.modules).nodes
+            planned = planning.plan_quantization(self._graph.model, options, self._graph.modules).nodes
             halves = {node.name: node for node in planned if node.mode is not None and node.has_weight}
         nodes = (halves.get(node.name, node) if node.mode is None else node for node in plan.nodes)
-        return QuantizationPlan(tuple(nodes))
+        return planning.QuantizationPlan(tuple(nodes))
 
     def _depends_on(self) -> dict[str, object]:
         """Return what a measurement depends on, beside the options of the form."""

@@ -25,14 +25,7 @@ import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
-from winml.modelkit.onnx.coded_weights import (
-    CODE_TABLES,
-    CodedParts,
-    CodedTensor,
-    CodedWeight,
-    pack_codes,
-    unpack_codes,
-)
+from winml.modelkit.onnx import coded_weights
 from winml.modelkit.onnx.files.stored_tensors import StoredTensor
 from winml.modelkit.onnx.fresh_names import FreshNames, cast_node
 from winml.modelkit.onnx.stage import StageResult
@@ -84,7 +77,7 @@ class CarriedCodes(StageResult):
 class _CarriedWeight(PackedWeight):
     """The codes of a weight as ``MatMulNBits`` and ``GatherBlockQuantized`` take them."""
 
-    def __init__(self, coded: CodedWeight, matrix: WeightMatrix, use: WeightUse, desk: PackingDesk, *,
+    def __init__(self, coded: coded_weights.CodedWeight, matrix: WeightMatrix, use: WeightUse, desk: PackingDesk, *,
                  is_table_only: bool) -> None:  # fmt: skip
         """Refer to the codes; nothing is read."""
         self.coded = coded
@@ -110,14 +103,14 @@ class _CarriedWeight(PackedWeight):
         zero_points = parts.zero_points
         packed_points = zero_points
         if zero_points is not None and not form.has_float_zero_points:
-            packed_points = pack_codes(zero_points, form.bits, fill=middle)
+            packed_points = coded_weights.pack_codes(zero_points, form.bits, fill=middle)
         return self._finished(Blocks(codes.reshape(len(codes), blocks, -1), scales, packed_points))
 
 
-def _as_integers(coded: CodedWeight, parts: CodedParts) -> tuple[Array, Array]:
+def _as_integers(coded: coded_weights.CodedWeight, parts: coded_weights.CodedParts) -> tuple[Array, Array]:
     """Return 4-bit floats as 8-bit integers that stand for twice their values, and half their scales."""
-    table = (np.asarray(CODE_TABLES[coded.kind]) * 2 + 128).astype(np.uint8)
-    return table[unpack_codes(parts.codes, 4, coded.depth)], parts.scales / 2
+    table = (np.asarray(coded_weights.CODE_TABLES[coded.kind]) * 2 + 128).astype(np.uint8)
+    return table[coded_weights.unpack_codes(parts.codes, 4, coded.depth)], parts.scales / 2
 
 
 class NearestWeight(PackedWeight):
@@ -180,7 +173,7 @@ def _separate_experts(graph: ir.Graph) -> None:
     fresh: FreshNames | None = None
     for name, value in list(graph.initializers.items()):
         tensor = value.const_value
-        if not isinstance(tensor, CodedTensor) or not tensor.weight.members:
+        if not isinstance(tensor, coded_weights.CodedTensor) or not tensor.weight.members:
             continue
         if tensor.permutation is not None and tensor.permutation[0] != 0:
             continue
@@ -235,11 +228,11 @@ def _remove_unread(graph: ir.Graph, weight: ir.Value) -> None:
     drop_unused_initializers(graph, [weight])
 
 
-def _coded_of(node: ir.Node) -> CodedTensor | None:
+def _coded_of(node: ir.Node) -> coded_weights.CodedTensor | None:
     """Return the coded weight that a node reads; None where it reads none."""
     value = constant_weight(node)
     tensor = value.const_value if value is not None else None
-    return tensor if isinstance(tensor, CodedTensor) else None
+    return tensor if isinstance(tensor, coded_weights.CodedTensor) else None
 
 
 class _CodesPacking(Packing):
@@ -248,7 +241,7 @@ class _CodesPacking(Packing):
     def __init__(self, graph: ir.Graph, task: EngineTask, activations: str | None) -> None:
         super().__init__(graph, task)
         self._activations = activations
-        self.done: list[CodedWeight] = []
+        self.done: list[coded_weights.CodedWeight] = []
         """Of each node that was replaced, its weight."""
         self.nearest: list[NearestWeight] = []
         self._bnb_parts: dict[str, tuple[ir.Value, ...]] = {}
@@ -340,9 +333,9 @@ class _CodesPacking(Packing):
         return _COMPUTE_IN_FLOAT if weight.form.bits in _FLOAT_KERNEL_BITS else COMPUTE_IN_INT8
 
 
-def _tensor_of(operand: Operand) -> CodedTensor:
+def _tensor_of(operand: Operand) -> coded_weights.CodedTensor:
     tensor = operand.value.const_value
-    assert isinstance(tensor, CodedTensor)
+    assert isinstance(tensor, coded_weights.CodedTensor)
     return tensor
 
 
@@ -351,12 +344,12 @@ def _is_by_rows(operand: Operand) -> bool:
     return operand.is_transposed == (_tensor_of(operand).permutation is None)
 
 
-def _is_carried(coded: CodedWeight, operand: Operand) -> bool:
+def _is_carried(coded: coded_weights.CodedWeight, operand: Operand) -> bool:
     """Say whether integers hold the codes of a weight as a node reads it."""
     return _is_by_rows(operand) and (coded.kind == "integer" or coded.kind in _EXACT_IN_8_BITS)
 
 
-def _bnb_tensors(weight: CodedWeight, name: str) -> tuple[ir.LazyTensor, ir.LazyTensor]:
+def _bnb_tensors(weight: coded_weights.CodedWeight, name: str) -> tuple[ir.LazyTensor, ir.LazyTensor]:
     """Return codes and scales as ``MatMulBnb4`` takes them: flat, the first of two codes in the high half of a byte."""
 
     def codes() -> Array:
@@ -372,7 +365,7 @@ def _bnb_tensors(weight: CodedWeight, name: str) -> tuple[ir.LazyTensor, ir.Lazy
     )
 
 
-def _record_of(node: ir.Node, weight: CodedWeight) -> dict[str, object]:
+def _record_of(node: ir.Node, weight: coded_weights.CodedWeight) -> dict[str, object]:
     """Return what a node says of its weight."""
     bits = node.attributes.get_int("bits", weight.bits)
     is_carried = weight.kind != "number" and (node.op_type == "MatMulBnb4" or bits == weight.bits)
@@ -467,7 +460,11 @@ def _half_of(node: ir.Node) -> str | None:
 
 def _notes_on_floats(graph: ir.Graph) -> tuple[str, ...]:
     """Say which weights of few bits are written as floats, since a node reads them that takes no codes."""
-    left = {name: value for name, value in graph.initializers.items() if isinstance(value.const_value, CodedTensor)}
+    left = {
+        name: value
+        for name, value in graph.initializers.items()
+        if isinstance(value.const_value, coded_weights.CodedTensor)
+    }
     if not left:
         return ()
     operators = Counter(node.op_type for value in left.values() for node, _ in value.uses())

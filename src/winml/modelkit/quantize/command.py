@@ -8,27 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from winml.modelkit.cli import _streams
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import end_dry_run, run_verb
 from winml.modelkit.cli._options import request_options, result_options
 from winml.modelkit.cli._progress import live_progress, show_step
 from winml.modelkit.cli._requests import read_request
-from winml.modelkit.cli._streams import (
-    json_text,
-    library_output_to_stderr,
-    page_text,
-    plain_json_text,
-    show_result,
-    tell,
-    write_answer,
-)
-from winml.modelkit.quantize.verb import (
-    QUANTIZE,
-    QuantizeRequest,
-    plan_sensitivity,
-    refuse_unrun_sensitivity,
-    run_sensitivity,
-)
+from winml.modelkit.quantize import verb
 
 if TYPE_CHECKING:
     from winml.modelkit.quantize.records import QuantizedFile
@@ -37,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="quantize", cls=WinMLCommand)
-@request_options(QuantizeRequest)
+@request_options(verb.QuantizeRequest)
 @result_options(verbose="Show more detail: every module.")
 def command(**options: Any) -> None:
     """Quantize an ONNX model, module by module. Tags are preserved.
@@ -58,11 +44,11 @@ def command(**options: Any) -> None:
       winml quantize -m model.onnx --sensitivity --target sqnr_db=30 --exclude-list rules.json
       winml quantize -m model.onnx --sensitivity --target accuracy=0.9 --dataset reviews.csv
     """
-    request = read_request(QuantizeRequest, options)
+    request = read_request(verb.QuantizeRequest, options)
     if request.sensitivity:
         _measure(request, options)
         return
-    run_verb(QUANTIZE, request, options, _described, lambda result: _write_page(result, options))
+    run_verb(verb.QUANTIZE, request, options, _described, lambda result: _write_page(result, options))
 
 
 def _write_page(result: QuantizedFile, options: Mapping[str, Any]) -> list[Path]:
@@ -72,8 +58,8 @@ def _write_page(result: QuantizedFile, options: Mapping[str, Any]) -> list[Path]
     from winml.modelkit.quantize.table import budget_document
 
     files = {"model": [file.path for file in result.files if file.path.suffix == ".onnx"]}
-    texts = {"report": lambda page: page_text(budget_document(result), page, files)}
-    return write_answer({"report": [options["report"]]}, texts, overwrite=options["overwrite"])
+    texts = {"report": lambda page: _streams.page_text(budget_document(result), page, files)}
+    return _streams.write_answer({"report": [options["report"]]}, texts, overwrite=options["overwrite"])
 
 
 def _described(result: QuantizedFile) -> Document:
@@ -82,20 +68,20 @@ def _described(result: QuantizedFile) -> Document:
     return quantization_document(result)
 
 
-def _measure(request: QuantizeRequest, options: Mapping[str, Any]) -> None:
+def _measure(request: verb.QuantizeRequest, options: Mapping[str, Any]) -> None:
     """Measure, write the files, show the ranking, and leave with exit code 3 where a target was not met."""
-    plan = plan_sensitivity(request)
-    end_dry_run(plan, options, refuse_unrun_sensitivity)
-    with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
-        result = run_sensitivity(plan, None if options["quiet"] else show_step, progress)
+    plan = verb.plan_sensitivity(request)
+    end_dry_run(plan, options, verb.refuse_unrun_sensitivity)
+    with _streams.library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
+        result = verb.run_sensitivity(plan, None if options["quiet"] else show_step, progress)
         written = _write_files(result, options)
     if plan.sensitivity.measured is not None:
         plan.sensitivity.measured.unlink(missing_ok=True)  # the answer is written
     from winml.modelkit.quantize.sensitivity_table import sensitivity_document
 
-    show_result(result.as_record(), options, lambda: sensitivity_document(result).with_files(written))
+    _streams.show_result(result.as_record(), options, lambda: sensitivity_document(result).with_files(written))
     if result.exclude_list is not None and not result.exclude_list.is_met:
-        tell(f"--target {request.target} was not met: {result.unmet_words}")
+        _streams.tell(f"--target {request.target} was not met: {result.unmet_words}")
         click.get_current_context().exit(NEGATIVE_RESULT)
 
 
@@ -105,10 +91,10 @@ def _write_files(result: QuantizationSensitivity, options: Mapping[str, Any]) ->
 
     listed = result.exclude_list
     texts: dict[str, Callable[[Path], str]] = {
-        "output": lambda _path: f"{json_text(result.as_record())}\n",
-        "report": lambda page: page_text(sensitivity_document(result), page, files),
+        "output": lambda _path: f"{_streams.json_text(result.as_record())}\n",
+        "report": lambda page: _streams.page_text(sensitivity_document(result), page, files),
     }
     if listed is not None and listed.is_met:
-        texts["exclude_list"] = lambda _path: f"{plain_json_text(listed.rules)}\n"
+        texts["exclude_list"] = lambda _path: f"{_streams.plain_json_text(listed.rules)}\n"
     files = {name: [options[name]] for name in texts if options[name]}
-    return write_answer(files, texts, overwrite=options["overwrite"])
+    return _streams.write_answer(files, texts, overwrite=options["overwrite"])

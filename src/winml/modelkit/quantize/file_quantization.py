@@ -34,6 +34,7 @@ from winml.modelkit.options import load_metadata
 from winml.modelkit.ort.host import available_bytes, has_integer_dot_products, is_x86
 from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.progress import StepEvent
+from winml.modelkit.quantize import planning
 from winml.modelkit.quantize.budget import SampleTools, choose_bits
 from winml.modelkit.quantize.calibration.activation_statistics import measure_states
 from winml.modelkit.quantize.calibration.calibration_data import Calibration, CalibrationStatistics, refuse_missing_data
@@ -43,25 +44,12 @@ from winml.modelkit.quantize.kv_cache import attentions_over_cache, quantize_cac
 from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
 from winml.modelkit.quantize.placements import placement_for
-from winml.modelkit.quantize.planning import (
-    refuse_quantized,
-    refuse_small_share,
-)
 from winml.modelkit.quantize.precisions import FLOAT32, INTEGER_ACTIVATIONS, LEAST_CACHE_SQNR_DB, PRECISIONS, Mode
 from winml.modelkit.quantize.preparation import prepare
 from winml.modelkit.quantize.records import BudgetSearch, Calibrated, QuantizedFile
 from winml.modelkit.quantize.unfinished_work import unfinished_folder
 from winml.modelkit.tags.tagging import measure_coverage
-from winml.modelkit.transform.graph_file import (
-    FLOAT_SOURCE_DIGITS,
-    CheckedSource,
-    GraphFileTask,
-    GraphWork,
-    name_beside,
-    record_float_source,
-    refresh_metadata,
-    transform_file,
-)
+from winml.modelkit.transform import graph_file
 from winml.modelkit.transform.module_functions import graph_modules, source_notes
 from winml.modelkit.transform.records import GraphSummary
 from winml.modelkit.words import count_noun, size_words
@@ -104,10 +92,10 @@ _LEAST_SAVING = 0.9
 
 
 def quantize_file(
-    task: GraphFileTask,
+    task: graph_file.GraphFileTask,
     work: Quantization,
     on_step: Callable[[StepEvent], None] | None = None,
-    checked: CheckedSource | None = None,
+    checked: graph_file.CheckedSource | None = None,
     *,
     processors: Path | None = None,
     statistics_folder: Path | None = None,
@@ -127,7 +115,7 @@ def quantize_file(
     folder = processors or files_folder(task.source.absolute())
     samples = Calibration(work.options, folder, work.sizes, task.seed, task.source)
     with equipped(work, samples, task.paths.model, task.is_external, statistics_folder) as equipped_work:
-        done = transform_file(task, equipped_work, on_step, checked)
+        done = graph_file.transform_file(task, equipped_work, on_step, checked)
     work, outcome, calibration = equipped_work, equipped_work.outcome, equipped_work.calibration
     file = replace(
         done.file,
@@ -206,7 +194,7 @@ class QuantizationOutcome:
 
 
 @dataclass(frozen=True)
-class Quantization(GraphWork[QuantizeResult]):
+class Quantization(graph_file.GraphWork[QuantizeResult]):
     """The recipe of one quantization."""
 
     step_name: ClassVar[str] = "quantization"
@@ -240,7 +228,7 @@ class Quantization(GraphWork[QuantizeResult]):
             UsageError: names the size or the selector.
         """
         if self.options.modes() or self.options.kv_cache is None:
-            refuse_quantized(model, self.options)
+            planning.refuse_quantized(model, self.options)
         if self.options.kv_cache is not None:
             refuse_no_cache(model)
         sizes_of_dimensions(model.graph, self.sizes)
@@ -266,7 +254,7 @@ class Quantization(GraphWork[QuantizeResult]):
     def _refuse_small_share(self, model: ir.Model, modules: GraphModules) -> None:
         """Refuse a mode that quantizes little; in a part of several, note it, since the option is for all parts."""
         try:
-            refuse_small_share(model, self.options, modules)
+            planning.refuse_small_share(model, self.options, modules)
         except QuantizeError as error:
             if not is_one_of_several(model.metadata_props):
                 raise
@@ -340,10 +328,12 @@ class Quantization(GraphWork[QuantizeResult]):
         assert self.tools is not None  # the recipe is equipped
         if self.options.kv_cache is not None:
             quantize_cache(model, self._cache_maxima)
-        refresh_metadata(model, self, is_plain=True)
+        graph_file.refresh_metadata(model, self, is_plain=True)
         output, float_file = self.tools.output, self.tools.data.source
         if float_file is not None:
-            record_float_source(model, name_beside(float_file, output), "0" * FLOAT_SOURCE_DIGITS)
+            graph_file.record_float_source(
+                model, graph_file.name_beside(float_file, output), "0" * graph_file.FLOAT_SOURCE_DIGITS
+            )
         return written_bytes(model, output, external=self.tools.is_external(model))
 
     def refuse_written(self, size_bytes: int) -> None:

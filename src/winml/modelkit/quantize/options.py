@@ -16,18 +16,9 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.fields import fields_of
 from winml.modelkit.options import Drop, Options, drop_words, read_drop
 from winml.modelkit.ort.execution_providers import find_execution_provider, short_name
+from winml.modelkit.quantize import precisions
 from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, Algorithm, QuantizeFields
 from winml.modelkit.quantize.placements import placement_for
-from winml.modelkit.quantize.precisions import (
-    CALIBRATION_OPTIONS,
-    FLOAT32,
-    INTEGER_ACTIVATIONS,
-    MODES,
-    PRECISIONS,
-    Mode,
-    Precision,
-    mode_for,
-)
 from winml.modelkit.words import size_words
 
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -149,13 +140,13 @@ class QuantizeOptions(QuantizeFields, Options):
         return self.ep == "openvino"
 
     @property
-    def base(self) -> Precision:
+    def base(self) -> precisions.Precision:
         """The precision of every module that nothing else is said of."""
         if self.bit_budget is not None:
-            return PRECISIONS[self.precision or ("w8a8" if self.mode == "qdq" else "int4")]
+            return precisions.PRECISIONS[self.precision or ("w8a8" if self.mode == "qdq" else "int4")]
         if self.precision is None and self.kv_cache is not None:
-            return PRECISIONS[FLOAT32]
-        return PRECISIONS[self.precision or "int8"]
+            return precisions.PRECISIONS[precisions.FLOAT32]
+        return precisions.PRECISIONS[self.precision or "int8"]
 
     @property
     def bit_budget(self) -> BitBudget | None:
@@ -177,15 +168,17 @@ class QuantizeOptions(QuantizeFields, Options):
         if (budget := self.bit_budget) is not None:
             return ", ".join((f"to {budget.words}: bits of each module chosen by measured sensitivity", *cache))
         modes = [f"{precision.name} ({mode})" for precision, mode in self.requested_modes()]
-        return ", ".join((*modes, *cache)) or FLOAT32
+        return ", ".join((*modes, *cache)) or precisions.FLOAT32
 
-    def requested_modes(self) -> Iterator[tuple[Precision, Mode]]:
+    def requested_modes(self) -> Iterator[tuple[precisions.Precision, precisions.Mode]]:
         """Yield each precision that is asked for with the way to it, each once.
 
         Raises:
             UsageError: a precision cannot be reached with the mode.
         """
-        for precision in dict.fromkeys([self.base, *(PRECISIONS[name] for name in self.per_module.values())]):
+        for precision in dict.fromkeys(
+            [self.base, *(precisions.PRECISIONS[name] for name in self.per_module.values())]
+        ):
             if (mode := self.mode_of(precision)) is not None:
                 yield precision, mode
 
@@ -198,10 +191,10 @@ class QuantizeOptions(QuantizeFields, Options):
 
     def plug_ins(self) -> dict[str, str]:
         """Return the precisions of plug-ins that are requested, each with its package and version."""
-        sources = {name: PRECISIONS.source(name) for name in (self.base.name, *self.per_module.values())}
+        sources = {name: precisions.PRECISIONS.source(name) for name in (self.base.name, *self.per_module.values())}
         return {name: source for name, source in sources.items() if source}
 
-    def modes(self) -> tuple[Mode, ...]:
+    def modes(self) -> tuple[precisions.Mode, ...]:
         """Return the ways that are used, each once.
 
         Raises:
@@ -215,7 +208,7 @@ class QuantizeOptions(QuantizeFields, Options):
         Raises:
             UsageError: a precision cannot be reached with the mode.
         """
-        of_modes = {name: words for mode in self.modes() for name, words in MODES[mode].remedies.items()}
+        of_modes = {name: words for mode in self.modes() for name, words in precisions.MODES[mode].remedies.items()}
         fields = type(self).model_fields
         of_cache = ["use data or more samples for the KV cache (--calibration-data, --samples)"]
         return [
@@ -230,8 +223,8 @@ class QuantizeOptions(QuantizeFields, Options):
         Raises:
             UsageError: a precision cannot be reached with the mode.
         """
-        is_smoothed = self.smooth_quant is not None and bool(INTEGER_ACTIVATIONS.intersection(self.modes()))
-        return is_smoothed or any(MODES[mode].needs_ranges for _, mode in self.requested_modes())
+        is_smoothed = self.smooth_quant is not None and bool(precisions.INTEGER_ACTIVATIONS.intersection(self.modes()))
+        return is_smoothed or any(precisions.MODES[mode].needs_ranges for _, mode in self.requested_modes())
 
     @property
     def solving_algorithms(self) -> tuple[str, ...]:
@@ -336,12 +329,14 @@ class QuantizeOptions(QuantizeFields, Options):
                 hint="Add --min-sqnr, such as 25, or --max-drop, such as perplexity=2%.",
             )
 
-    def _refuse_bits(self, requested: Sequence[tuple[Precision, Mode]]) -> None:
+    def _refuse_bits(self, requested: Sequence[tuple[precisions.Precision, precisions.Mode]]) -> None:
         taken = placement_for(self.ep).activation_bits
         for precision, mode in requested:
-            if MODES[mode].needs_ranges and precision.range_bits not in taken:
+            if precisions.MODES[mode].needs_ranges and precision.range_bits not in taken:
                 fitting = ", ".join(
-                    name for name, other in PRECISIONS.items() if mode in other.modes and other.activation_bits in taken
+                    name
+                    for name, other in precisions.PRECISIONS.items()
+                    if mode in other.modes and other.activation_bits in taken
                 )
                 raise UsageError(
                     f"--precision {precision.name}: {self.ep} supports activations with "
@@ -349,7 +344,7 @@ class QuantizeOptions(QuantizeFields, Options):
                     hint=f"Use one of {fitting}.",
                 )
 
-    def _refuse_unmeasured(self, modes: Sequence[Mode]) -> None:
+    def _refuse_unmeasured(self, modes: Sequence[precisions.Mode]) -> None:
         """Refuse options of a calibration that nothing needs: dynamic ranges are found in each run."""
         if self.needs_ranges or "dynamic" not in modes:
             return
@@ -360,13 +355,13 @@ class QuantizeOptions(QuantizeFields, Options):
                     hint="Use --mode qdq, or --smooth-quant, which calibrates activations too; or omit it.",
                 )
 
-    def _refuse_unread(self, modes: Sequence[Mode]) -> None:
+    def _refuse_unread(self, modes: Sequence[precisions.Mode]) -> None:
         # Of other modes, the samples are those that the result is compared on.
         for name in dict.fromkeys(
-            name for rules in MODES.values() for name in sorted(rules.options) if name != "samples"
+            name for rules in precisions.MODES.values() for name in sorted(rules.options) if name != "samples"
         ):
             value = getattr(self, name)
-            readers = [mode for mode, rules in MODES.items() if name in rules.options]
+            readers = [mode for mode, rules in precisions.MODES.items() if name in rules.options]
             is_read = self.solves_weights or self.kv_cache is not None or self.max_drop is not None
             if is_read and name in _OF_SAMPLES:
                 continue
@@ -377,19 +372,19 @@ class QuantizeOptions(QuantizeFields, Options):
                     hint=self._way_to_read(name, readers),
                 )
 
-    def _way_to_read(self, name: str, readers: Sequence[Mode]) -> str:
+    def _way_to_read(self, name: str, readers: Sequence[precisions.Mode]) -> str:
         """Return what makes an option count that no mode in use reads."""
         ways = []
         if name in _OF_SAMPLES and "weight-only" in self.modes():
             ways.append("--algorithm gptq, awq or auto, which use calibration samples")
         if self.bit_budget is None:
-            modes = ["qdq"] if name in CALIBRATION_OPTIONS else readers
+            modes = ["qdq"] if name in precisions.CALIBRATION_OPTIONS else readers
             fitting = [mode for mode in modes if mode in self.base.modes]
-            others = [way.name for way in PRECISIONS.values() if way.modes and way.modes[0] in modes]
+            others = [way.name for way in precisions.PRECISIONS.values() if way.modes and way.modes[0] in modes]
             ways.append(f"--mode {' or '.join(fitting)}" if fitting else f"--precision {' or '.join(others)}")
         return f"Use {', or '.join(ways)}; or omit it." if ways else "Omit it."
 
-    def mode_of(self, precision: Precision) -> Mode | None:
+    def mode_of(self, precision: precisions.Precision) -> precisions.Mode | None:
         """Return the way to a precision; None for float32.
 
         Raises:
@@ -397,7 +392,7 @@ class QuantizeOptions(QuantizeFields, Options):
         """
         # The mode is the way to the base precision; to those of single modules, where it leads there as well.
         wish = self.mode if precision == self.base or self.mode in precision.modes else None
-        return mode_for(precision, wish)
+        return precisions.mode_for(precision, wish)
 
 
 def _words_of(name: str, value: object) -> str:

@@ -20,27 +20,14 @@ from winml.modelkit.onnx.cutting import Cutter, GraphModules
 from winml.modelkit.onnx.stage import StageResult
 from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS, give_products_own_weights
 from winml.modelkit.options import load_json
+from winml.modelkit.quantize import planning
 from winml.modelkit.quantize.attention_masks import make_masks_finite, mask_values, narrow_masks
 from winml.modelkit.quantize.calibration.activation_statistics import MeasuredValue
-from winml.modelkit.quantize.engines.integer_weights import (
-    has_non_finite_scales,
-    refuse_non_finite_weights,
-    shared_weight_notes,
-)
+from winml.modelkit.quantize.engines import integer_weights
 from winml.modelkit.quantize.engines.weight_only import algorithm_notes, block_weights
 from winml.modelkit.quantize.equalization import Equalization, equalize
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.placements import Placement, placement_for
-from winml.modelkit.quantize.planning import (
-    EngineTask,
-    ModulePrecision,
-    PlannedNode,
-    QuantizationPlan,
-    constant_weight,
-    float_name,
-    plan_quantization,
-    values_by_rule,
-)
 from winml.modelkit.quantize.precisions import FLOAT32, INTEGER_ACTIVATIONS, MODES, PRECISIONS
 from winml.modelkit.quantize.qdq_placement import QdqPlacement, place_quantized_values, place_units
 from winml.modelkit.tags.carry.carrying import carry_tags
@@ -57,7 +44,9 @@ _RESHAPING = "Reshape"
 """What stands between quantized values and the lookup that reads them."""
 
 
-def _mark_quantized_nodes(original: ir.Model, quantized: ir.Model, planned: Sequence[PlannedNode]) -> frozenset[str]:
+def _mark_quantized_nodes(
+    original: ir.Model, quantized: ir.Model, planned: Sequence[planning.PlannedNode]
+) -> frozenset[str]:
     """Write on every quantized node which precision it has; return the names of the planned nodes that reached it.
 
     Independent of the engine: a planned node is quantized if the producer of its output reads numbers of few bits, or
@@ -150,7 +139,7 @@ def _kind_of(node: ir.Node) -> str | None:
 class QuantizeResult(StageResult):
     """The result of quantizing."""
 
-    modules: tuple[ModulePrecision, ...] = ()
+    modules: tuple[planning.ModulePrecision, ...] = ()
     """Modules that have nodes with weights, in the order of the graph."""
 
     @property
@@ -186,7 +175,7 @@ def quantize(
         QuantizeError: a weight has NaN or infinite values, an engine failed, or it quantized nothing.
     """
     provider = placement_for(options.ep)
-    plan = plan_quantization(model, options, modules)
+    plan = planning.plan_quantization(model, options, modules)
     _drop_records(model, plan.nodes)
     if options.needs_ranges and calibration is None:
         raise InternalError("activations have to be measured, and nothing was passed that measures them")
@@ -222,17 +211,17 @@ def quantize(
         for task in tasks:
             quantized = _run_engine(quantized, task)
     except QuantizeError:
-        refuse_non_finite_weights(model, plan.nodes)  # the likeliest reason, with its module
+        integer_weights.refuse_non_finite_weights(model, plan.nodes)  # the likeliest reason, with its module
         raise
-    if has_non_finite_scales(model, quantized):
-        refuse_non_finite_weights(model, plan.nodes)
+    if integer_weights.has_non_finite_scales(model, quantized):
+        integer_weights.refuse_non_finite_weights(model, plan.nodes)
     carried = carry_tags(model, quantized)
     reached = _mark_quantized_nodes(model, quantized, plan.nodes)
     _refuse_quantized_exclusions(model, quantized, plan.stays_float)
     notes = (
         *equalized.notes,
         *carried.notes,
-        *shared_weight_notes(model, reached, quantized),
+        *integer_weights.shared_weight_notes(model, reached, quantized),
         *algorithm_notes(quantized, options),
     )
     earlier = _earlier_record(model)
@@ -257,7 +246,7 @@ def quantize(
     return QuantizeResult(quantized, changed=True, notes=notes, coverage=measure_coverage(quantized), modules=outcome)
 
 
-def _drop_records(model: ir.Model, planned: Sequence[PlannedNode]) -> None:
+def _drop_records(model: ir.Model, planned: Sequence[planning.PlannedNode]) -> None:
     """Drop the records of nodes to quantize, in place: those of another file would count as results of this run."""
     names = {item.name for item in planned if item.mode is not None}
     for node in model.graph:
@@ -282,7 +271,7 @@ def _refuse_quantized_exclusions(original: ir.Model, quantized: ir.Model, names:
         if node.name not in names:
             continue
         result = by_name.get(node.name) or makers.get(node.outputs[0].name)
-        weight, retained = constant_weight(node), None if result is None else constant_weight(result)
+        weight, retained = planning.constant_weight(node), None if result is None else planning.constant_weight(result)
         is_marked = result is not None and QUANTIZATION_KEY in result.metadata_props
         is_changed = is_marked and QUANTIZATION_KEY not in node.metadata_props
         if is_changed or (weight is not None and (retained is None or retained.dtype != weight.dtype)):
@@ -290,18 +279,18 @@ def _refuse_quantized_exclusions(original: ir.Model, quantized: ir.Model, names:
 
 
 def _tasks(
-    plan: QuantizationPlan, options: QuantizeOptions, modules: GraphModules, provider: Placement
-) -> list[EngineTask]:
+    plan: planning.QuantizationPlan, options: QuantizeOptions, modules: GraphModules, provider: Placement
+) -> list[planning.EngineTask]:
     """Return a task for each mode and precision; where units count, those of modules without weights too."""
     groups = plan.groups()
     if provider.is_by_unit:
         for mode, precision in plan.others:
             if MODES[mode].needs_ranges:
                 groups.setdefault((mode, precision), frozenset())
-    block_sizes = values_by_rule(plan, options.block_sizes, modules)
-    algorithms = values_by_rule(plan, options.algorithms, modules)
+    block_sizes = planning.values_by_rule(plan, options.block_sizes, modules)
+    algorithms = planning.values_by_rule(plan, options.algorithms, modules)
     return [
-        EngineTask(
+        planning.EngineTask(
             nodes,
             precision,
             options,
@@ -316,7 +305,7 @@ def _tasks(
 
 
 def _measured_values(
-    tasks: Sequence[EngineTask], masked: Container[str], equalized: Equalization
+    tasks: Sequence[planning.EngineTask], masked: Container[str], equalized: Equalization
 ) -> tuple[MeasuredValue, ...]:
     """Return the values whose ranges are needed, each once, with the fewest bits that it becomes."""
     found: dict[str, MeasuredValue] = {}
@@ -328,7 +317,7 @@ def _measured_values(
     return tuple(found.values())
 
 
-def _placement(model: ir.Model, task: EngineTask) -> QdqPlacement:
+def _placement(model: ir.Model, task: planning.EngineTask) -> QdqPlacement:
     """Return the values of the model that become numbers of few bits, if the mode of a task needs their ranges."""
     if not MODES[task.mode].needs_ranges:
         return QdqPlacement()
@@ -337,7 +326,7 @@ def _placement(model: ir.Model, task: EngineTask) -> QdqPlacement:
     return place_quantized_values(model.graph, task.nodes, task.others)
 
 
-def _run_engine(model: ir.Model, task: EngineTask) -> ir.Model:
+def _run_engine(model: ir.Model, task: planning.EngineTask) -> ir.Model:
     engine = PRECISIONS.part(task.precision.name, MODES[task.mode].engine)
     try:
         quantized: ir.Model = engine(model, task)
@@ -351,12 +340,12 @@ def _run_engine(model: ir.Model, task: EngineTask) -> ir.Model:
 
 
 def _module_outcomes(
-    model: ir.Model, planned: Sequence[PlannedNode], reached: frozenset[str], reasons: Mapping[str, str]
-) -> tuple[ModulePrecision, ...]:
-    weights = {node.name: constant_weight(node) for node in all_nodes(model)}
+    model: ir.Model, planned: Sequence[planning.PlannedNode], reached: frozenset[str], reasons: Mapping[str, str]
+) -> tuple[planning.ModulePrecision, ...]:
+    weights = {node.name: planning.constant_weight(node) for node in all_nodes(model)}
     cutter = Cutter(model)
     constants = {node.name for node in model.graph if cutter.is_constant(node)}
-    by_module: defaultdict[tuple[str, str], list[PlannedNode]] = defaultdict(list)
+    by_module: defaultdict[tuple[str, str], list[planning.PlannedNode]] = defaultdict(list)
     for node in planned:
         if not node.has_weight:
             continue
@@ -371,12 +360,12 @@ def _module_outcomes(
                 unsupported = f"{node.operator} not supported by {node.mode}"
                 left[node.reason or (idle if node.name in constants else unsupported)] += 1
                 weight = weights.get(node.name)
-                retained[float_name(weight.dtype.name if weight is not None and weight.dtype is not None else "")] = (
-                    None
-                )
+                retained[
+                    planning.float_name(weight.dtype.name if weight is not None and weight.dtype is not None else "")
+                ] = None
         quantized = len(nodes) - sum(left.values())
         kept = tuple(retained) or (FLOAT32,)
-        outcomes.append(ModulePrecision(tag, requested, quantized, dict(left), kept, reasons.get(tag, "")))
+        outcomes.append(planning.ModulePrecision(tag, requested, quantized, dict(left), kept, reasons.get(tag, "")))
     return tuple(outcomes)
 
 
@@ -385,7 +374,7 @@ class _EarlierRecord:
     """What a file says of its earlier quantization."""
 
     requested: Mapping[str, Any]
-    modules: tuple[ModulePrecision, ...]
+    modules: tuple[planning.ModulePrecision, ...]
     """Modules that it changed; nodes that it left are counted by the new one."""
 
 
@@ -394,7 +383,7 @@ def _earlier_record(model: ir.Model) -> _EarlierRecord | None:
     try:
         record = load_json(model.metadata_props[QUANTIZATION_KEY])
         modules = tuple(
-            ModulePrecision(str(module["tag"]), str(module["requested"]), int(module["quantized"]), {})
+            planning.ModulePrecision(str(module["tag"]), str(module["requested"]), int(module["quantized"]), {})
             for module in record["modules"]
             if module["quantized"]
         )
@@ -408,7 +397,7 @@ _NOT_RECORDED = {"precision", "calibration_data", "calibration_cache"}
 
 def _record(
     options: QuantizeOptions,
-    outcome: Sequence[ModulePrecision],
+    outcome: Sequence[planning.ModulePrecision],
     calibration: CalibrationStatistics | LayerCalibration | None,
     *,
     is_chosen: bool,

@@ -27,11 +27,7 @@ from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.profile.latency import LatencyOptions
 from winml.modelkit.progress import StepClock, StepEvent
-from winml.modelkit.quantize.calibration.calibration_data import (
-    Calibration,
-    CalibrationStatistics,
-    refuse_missing_data,
-)
+from winml.modelkit.quantize.calibration import calibration_data
 from winml.modelkit.quantize.module_parts import ModulePart, excluding_options, list_parts, only_options
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import quantize
@@ -182,11 +178,11 @@ def quantization_sensitivity(
     calibration = None
     if options.needs_samples:
         folder = _processors(source, sensitivity)
-        calibration = Calibration(options, folder, sensitivity.sizes, sensitivity.seed, source)
-        refuse_missing_data(calibration)
+        calibration = calibration_data.Calibration(options, folder, sensitivity.sizes, sensitivity.seed, source)
+        calibration_data.refuse_missing_data(calibration)
     retained = _kept_measurements(source, options, sensitivity, calibration, evaluator)
     if quantizer is None:
-        statistics = None if calibration is None else CalibrationStatistics(calibration)
+        statistics = None if calibration is None else calibration_data.CalibrationStatistics(calibration)
         quantizer = functools.partial(quantize, calibration=statistics)
     clock = StepClock((_READING, _REFERENCE, _MODULES, *([_SEARCH] if target else [])), on_step)
     with contextlib.closing(calibration) if calibration else contextlib.nullcontext():
@@ -263,7 +259,7 @@ def _kept_measurements(
     source: Path,
     options: QuantizeOptions,
     sensitivity: SensitivityOptions,
-    calibration: Calibration | None,
+    calibration: calibration_data.Calibration | None,
     evaluator: VariantEvaluator | None,
 ) -> MeasuredVariants:
     """Return the measurements of an interrupted run, if measurements are kept.

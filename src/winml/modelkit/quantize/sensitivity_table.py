@@ -8,13 +8,7 @@ from pathlib import Path
 
 from winml.modelkit.compare.fidelity import QualitySamples
 from winml.modelkit.compare.words import nearness_words, samples_words
-from winml.modelkit.quantize.sensitivity_records import (
-    ExcludeList,
-    MeasuredVariant,
-    ModuleSensitivity,
-    QuantizationSensitivity,
-    TimedVariant,
-)
+from winml.modelkit.quantize import sensitivity_records
 from winml.modelkit.report import document as doc
 from winml.modelkit.tags import address
 from winml.modelkit.words import size_words
@@ -33,7 +27,7 @@ _NEARNESS = (
 )
 
 
-def sensitivity_document(result: QuantizationSensitivity) -> doc.Document:
+def sensitivity_document(result: sensitivity_records.QuantizationSensitivity) -> doc.Document:
     """Describe the ranking, most sensitive first, and the list of modules that stay in float."""
     modules = result.modules
     with_parameters = [module for module in modules if module.part == "module" and module.parameters]
@@ -77,7 +71,7 @@ def sensitivity_document(result: QuantizationSensitivity) -> doc.Document:
     )
 
 
-def _sensitivity_figures(result: QuantizationSensitivity) -> Iterator[doc.Figure]:
+def _sensitivity_figures(result: sensitivity_records.QuantizationSensitivity) -> Iterator[doc.Figure]:
     whole = result.whole.measures()
     sqnr = whole.get("sqnr_db")
     if sqnr is not None and not result.whole.problem:
@@ -98,14 +92,14 @@ def _sensitivity_figures(result: QuantizationSensitivity) -> Iterator[doc.Figure
         yield doc.Figure("target", verdict, meaning, "good" if listed.is_met else "bad")
 
 
-def _innermost(modules: Sequence[ModuleSensitivity]) -> list[ModuleSensitivity]:
+def _innermost(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> list[sensitivity_records.ModuleSensitivity]:
     """Return the modules that hold no other measured one: those around them have the errors of several."""
     tags = {module.tag for module in modules}
     around = {ancestor for tag in tags if (ancestor := address.nearest_ancestor(tag, tags))}
     return [module for module in modules if module.tag not in around or module.part != "module"]
 
 
-def _error_bars(modules: Sequence[ModuleSensitivity]) -> doc.Bars:
+def _error_bars(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> doc.Bars:
     errors = [
         (module, module.form.measures().get("relative_error"))
         for module in _innermost(modules)
@@ -127,7 +121,7 @@ def _error_bars(modules: Sequence[ModuleSensitivity]) -> doc.Bars:
     )
 
 
-def _sensitivity_fields(result: QuantizationSensitivity) -> Iterator[doc.Field]:
+def _sensitivity_fields(result: sensitivity_records.QuantizationSensitivity) -> Iterator[doc.Field]:
     yield "precision", f"{result.precision} ({', '.join(result.modes)})"
     yield "all modules", _form_words(result.whole)
     yield "weights", f"{size_words(result.float_bytes)} → {size_words(result.whole.weight_bytes)}"
@@ -145,7 +139,7 @@ def _sensitivity_fields(result: QuantizationSensitivity) -> Iterator[doc.Field]:
     yield from doc.note_fields(result.notes)
 
 
-def _exclude_list_blocks(listed: ExcludeList) -> Iterator[doc.Block]:
+def _exclude_list_blocks(listed: sensitivity_records.ExcludeList) -> Iterator[doc.Block]:
     verdict = "met" if listed.is_met else "not met; this is the best that was reached"
     fields: list[doc.Field] = [
         ("target", f"{listed.target.words}: {verdict}"),
@@ -181,7 +175,7 @@ def _exclude_list_blocks(listed: ExcludeList) -> Iterator[doc.Block]:
     )
 
 
-def _form_words(form: MeasuredVariant) -> str:
+def _form_words(form: sensitivity_records.MeasuredVariant) -> str:
     """Return how near the answers of a form are, at the worst output."""
     if form.worst is None or form.problem:
         return form.problem
@@ -189,7 +183,7 @@ def _form_words(form: MeasuredVariant) -> str:
     return f"{nearness_words(form.worst)} for {form.worst.name}{scores}"
 
 
-def _latency_words(timed: TimedVariant) -> str:
+def _latency_words(timed: sensitivity_records.TimedVariant) -> str:
     """Return the latency of a form beside that of the float graph."""
     ratio = timed.ratio
     ends = f" (95 % interval {ratio.low:.2f} to {ratio.high:.2f})" if ratio.low and ratio.high else ""
@@ -197,7 +191,7 @@ def _latency_words(timed: TimedVariant) -> str:
     return f"{timed.p50_ms:.2f} ms, float {timed.float_p50_ms:.2f} ms: {ratio.value:.2f} of its time{ends}{disturbed}"
 
 
-def _module_row(module: ModuleSensitivity) -> list[doc.Cell]:
+def _module_row(module: sensitivity_records.ModuleSensitivity) -> list[doc.Cell]:
     return [
         f"{module.path or module.tag}{' (own nodes)' if module.part == 'own nodes' else ''}",
         module.class_name,
@@ -211,12 +205,12 @@ def _module_row(module: ModuleSensitivity) -> list[doc.Cell]:
     ]
 
 
-def _nearness_cells(form: MeasuredVariant | None) -> Iterator[doc.Cell]:
+def _nearness_cells(form: sensitivity_records.MeasuredVariant | None) -> Iterator[doc.Cell]:
     numbers = form.measures() if form is not None else {}
     yield from (numbers.get(name) for name in ("sqnr_db", "cosine", "relative_error"))
 
 
-def _boxes(modules: Sequence[ModuleSensitivity]) -> Iterator[doc.Box]:
+def _boxes(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> Iterator[doc.Box]:
     """Yield a box for each module that has parameters, dark where the damage is large."""
     # The tree, not the ranking: a parent before its children, and the second layer before the tenth.
     modules = sorted(modules, key=lambda module: address.sort_key(module.tag))

@@ -17,14 +17,8 @@ from typing import TYPE_CHECKING, Any
 from winml.modelkit.errors import HubError, InputError, UsageError, error_chain
 from winml.modelkit.onnx.files.foreign_files import foreign_parser
 from winml.modelkit.onnx.files.recovery import temporary_folder
+from winml.modelkit.samples import datasets_library
 from winml.modelkit.samples.data_sources import DATA_SET_FORMATS, DataSource, find_source
-from winml.modelkit.samples.datasets_library import (
-    ask_hub,
-    hub_folders,
-    local_data_only,
-    quiet_datasets,
-    refuse_missing_datasets,
-)
 from winml.modelkit.samples.local_files import (
     SPLIT_WORDS,
     FolderLayout,
@@ -117,7 +111,7 @@ class DataSet:
         self.features: Mapping[str, Any] = dict(table.features)
         self.notes: tuple[str, ...] = ()
         self.unreadable: dict[int, Unreadable] = {}
-        self._folders = (source.folder,) if source.folder is not None else hub_folders()
+        self._folders = (source.folder,) if source.folder is not None else datasets_library.hub_folders()
         self._table = table
         self._close = weakref.finalize(self, resources.close)
 
@@ -205,10 +199,12 @@ def open_data_set(request: DataSetRequest) -> DataSet:
         HubError: the Hub cannot be reached, or has no such data set.
     """
     source = find_source(request.source, request.option)
-    refuse_missing_datasets(request.words)
+    datasets_library.refuse_missing_datasets(request.words)
     with ExitStack() as resources:
-        quiet: AbstractContextManager[None] = nullcontext() if source.path is None else local_data_only()
-        with quiet_datasets(), quiet:
+        quiet: AbstractContextManager[None] = (
+            nullcontext() if source.path is None else datasets_library.local_data_only()
+        )
+        with datasets_library.quiet_datasets(), quiet:
             splits, notes = _read_splits(request, source, resources)
         split, chosen = _choose_split(request, source, splits)
         table = _undecoded(splits[split])
@@ -272,10 +268,10 @@ def _from_hub(request: DataSetRequest, source: DataSource) -> Mapping[str, datas
     """Return the splits at the Hub, or those of an earlier visit where it cannot be reached."""
     import datasets
 
-    unreachable = ask_hub(source.name, request.words)
+    unreachable = datasets_library.ask_hub(source.name, request.words)
     config = source.config or request.config
     try:
-        with local_data_only() if unreachable else nullcontext():
+        with datasets_library.local_data_only() if unreachable else nullcontext():
             names: list[str] = datasets.get_dataset_config_names(source.name) if config is None else []
             if len(names) > 1 and datasets.get_dataset_default_config_name(source.name) is None:
                 raise UsageError(

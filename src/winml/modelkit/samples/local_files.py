@@ -22,15 +22,7 @@ from winml.modelkit.file_names import MODEL_CARD_NAME, is_plain_name, stays_insi
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.onnx.files.front_matter import FrontMatterError, front_matter_value
 from winml.modelkit.options import JsonError, read_json_file
-from winml.modelkit.samples.data_sources import (
-    AUDIO_SUFFIXES,
-    DATA_SET_FORMATS,
-    DESCRIPTION_NAMES,
-    IMAGE_SUFFIXES,
-    TABLE_SUFFIXES,
-    SourceKind,
-    folder_files,
-)
+from winml.modelkit.samples import data_sources
 from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
@@ -39,7 +31,7 @@ if TYPE_CHECKING:
 
 _SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "dev": "validation", "test": "test"}
 """Name of a folder → the split it is, as datasets calls it."""
-_METADATA: dict[str, SourceKind] = {"metadata.csv": "csv", "metadata.jsonl": "json"}
+_METADATA: dict[str, data_sources.SourceKind] = {"metadata.csv": "csv", "metadata.jsonl": "json"}
 _NAME_COLUMN = "file_name"
 
 
@@ -65,7 +57,7 @@ def _read_split(folder: Path, split: str, cache: Path) -> datasets.Dataset:
     if metadata is not None:
         columns = _read_metadata(folder, metadata, cache)
         return _with_recordings(columns, [_inside(folder, name) for name in columns.pop(_NAME_COLUMN)], split)
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in AUDIO_SUFFIXES)
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in data_sources.AUDIO_SUFFIXES)
     labels = [path.parent.name for path in files]
     names = sorted(set(labels))
     table = _with_recordings({"label": labels} if len(names) > 1 else {}, [str(path) for path in files], split)
@@ -115,7 +107,7 @@ _ROW_BYTES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DO
 
 
 def read_files(
-    kind: SourceKind,
+    kind: data_sources.SourceKind,
     splits: Mapping[str, Sequence[Path]],
     cache: Path,
     *,
@@ -219,7 +211,7 @@ def _read_json(path: Path) -> dict[str, object]:
     return value
 
 
-def _builder_class(kind: SourceKind) -> Any:
+def _builder_class(kind: data_sources.SourceKind) -> Any:
     from datasets import packaged_modules as modules
 
     return {
@@ -312,7 +304,7 @@ _OPTIONS: Mapping[str, frozenset[str]] = {
 class FolderLayout:
     """The files of a data set in a folder."""
 
-    kind: SourceKind
+    kind: data_sources.SourceKind
     splits: Mapping[str, tuple[Path, ...]]
     options: Mapping[str, Any] = field(default_factory=dict)
     """For the builder of datasets."""
@@ -334,16 +326,16 @@ def read_layout(folder: Path, config: str | None, words: str) -> FolderLayout:
         InputError: the card is damaged, or names files that are not below the folder; or a table is a link that leads
             out of it, or no regular file.
     """
-    files, refused = folder_files(folder)
+    files, refused = data_sources.folder_files(folder)
     entry = _config(_card_value(folder, "configs", words), config, words)
     by_name = {path.relative_to(folder).as_posix(): path for path in files}
     splits = _splits(entry, by_name, words)
     kind = _kind(path for paths in splits.values() for path in paths)
     if kind is None:
-        raise UsageError(f"{words}: no samples", hint=DATA_SET_FORMATS)
+        raise UsageError(f"{words}: no samples", hint=data_sources.DATA_SET_FORMATS)
     notes = []
     for path, reason in refused.items():
-        if kind == "images" and path.suffix.lower() in IMAGE_SUFFIXES:
+        if kind == "images" and path.suffix.lower() in data_sources.IMAGE_SUFFIXES:
             notes.append(f"{path.relative_to(folder).as_posix()} {reason} and is skipped")
         elif _is_read(path, kind):
             raise InputError(
@@ -479,32 +471,35 @@ def _splits_by_names(by_name: Mapping[str, Path]) -> dict[str, tuple[Path, ...]]
     return {"train": tuple(by_name.values())}
 
 
-def _kind(paths: Iterable[Path]) -> SourceKind | None:
+def _kind(paths: Iterable[Path]) -> data_sources.SourceKind | None:
     """Return the form that most files have."""
-    counts: Counter[SourceKind] = Counter()
+    counts: Counter[data_sources.SourceKind] = Counter()
     for path in paths:
-        if path.name.lower() not in DESCRIPTION_NAMES | _METADATA_NAMES:
+        if path.name.lower() not in data_sources.DESCRIPTION_NAMES | _METADATA_NAMES:
             suffix = path.suffix.lower()
-            kind = "images" if suffix in IMAGE_SUFFIXES else TABLE_SUFFIXES.get(suffix)
+            kind = "images" if suffix in data_sources.IMAGE_SUFFIXES else data_sources.TABLE_SUFFIXES.get(suffix)
             if kind is not None:
                 counts[kind] += 1
     if not counts:
         return None
-    order: tuple[SourceKind, ...] = (*dict.fromkeys(TABLE_SUFFIXES.values()), "images")
+    order: tuple[data_sources.SourceKind, ...] = (*dict.fromkeys(data_sources.TABLE_SUFFIXES.values()), "images")
     return max(order, key=counts.__getitem__)  # of equally many, the first in the order
 
 
-def _is_read(path: Path, kind: SourceKind) -> bool:
+def _is_read(path: Path, kind: data_sources.SourceKind) -> bool:
     if kind == "images":
-        return path.suffix.lower() in IMAGE_SUFFIXES or path.name in _METADATA_NAMES
-    return TABLE_SUFFIXES.get(path.suffix.lower()) == kind and path.name.lower() not in DESCRIPTION_NAMES
+        return path.suffix.lower() in data_sources.IMAGE_SUFFIXES or path.name in _METADATA_NAMES
+    return (
+        data_sources.TABLE_SUFFIXES.get(path.suffix.lower()) == kind
+        and path.name.lower() not in data_sources.DESCRIPTION_NAMES
+    )
 
 
 def _counted(splits: Mapping[str, tuple[Path, ...]], suffix: str) -> int:
     return sum(path.suffix.lower() == suffix for paths in splits.values() for path in paths)
 
 
-def _options(entry: Mapping[str, object], kind: SourceKind) -> tuple[dict[str, object], list[str]]:
+def _options(entry: Mapping[str, object], kind: data_sources.SourceKind) -> tuple[dict[str, object], list[str]]:
     """Return what a config says of the reading, and the keys that are not read."""
     known = _OPTIONS.get(kind, frozenset())
     stated = {str(key): value for key, value in entry.items() if key not in _FACTS}

@@ -6,16 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from winml.modelkit import file_names
 from winml.modelkit.errors import ConfigError
 from winml.modelkit.evaluate.declared_options import declare_limits
 from winml.modelkit.fields import LIMITS, MODEL, OUTPUT, declare
-from winml.modelkit.file_names import (
-    SWEEP_LOCK_NAME,
-    SWEEP_PAGE_NAME,
-    SWEEP_PLAN_NAME,
-    SWEEP_RESULTS_NAME,
-    SWEEP_TABLE_NAME,
-)
 from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
 
 if TYPE_CHECKING:
@@ -129,13 +123,13 @@ def plan_sweep(request: SweepRequest) -> PlannedSweep:
     cells = look_at_sweep(plan, folder, request.sweep_options())
     named = dict.fromkeys(Path(name) for cell, _ in cells for name in cell.named_files)
     conditions = {
-        SWEEP_PLAN_NAME: "",
-        SWEEP_RESULTS_NAME: "",
-        SWEEP_TABLE_NAME: "",
-        SWEEP_PAGE_NAME: "",
+        file_names.SWEEP_PLAN_NAME: "",
+        file_names.SWEEP_RESULTS_NAME: "",
+        file_names.SWEEP_TABLE_NAME: "",
+        file_names.SWEEP_PAGE_NAME: "",
         "cells/*": "a configuration is not finished",
         "shared/*": "several configurations use it",
-        SWEEP_LOCK_NAME: "the lock leaves its file",
+        file_names.SWEEP_LOCK_NAME: "the lock leaves its file",
     }
     return PlannedSweep(
         verb="sweep",
@@ -149,7 +143,7 @@ def plan_sweep(request: SweepRequest) -> PlannedSweep:
             for cell, is_finished in cells
         ),
         notes=(*notes, *more),
-        interrupted=interruptions_beside([folder / SWEEP_PLAN_NAME]),
+        interrupted=interruptions_beside([folder / file_names.SWEEP_PLAN_NAME]),
         cells=plan,
     )
 

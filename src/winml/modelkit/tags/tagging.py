@@ -16,16 +16,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 import onnx
 
-from winml.modelkit.metadata_keys import (
-    DEPTH_KEY,
-    MODULE_KEY,
-    MODULES_KEY,
-    NAMESPACE_KEY,
-    OUR_PREFIX,
-    SOURCE_KEY,
-    TAG_KEY,
-    TORCH_PREFIX,
-)
+from winml.modelkit import metadata_keys
 from winml.modelkit.options import JsonError, load_metadata
 from winml.modelkit.records import Record, entry, recorded
 from winml.modelkit.tags import address
@@ -58,11 +49,11 @@ class NodeTag:
 
 def write_tag(node: HasMetadata, tag: NodeTag) -> None:
     """Write a tag on a node, in place; replaces an earlier tag."""
-    node.metadata_props.pop(MODULES_KEY, None)
-    node.metadata_props[TAG_KEY] = tag.tag
-    node.metadata_props[DEPTH_KEY] = str(address.depth(tag.tag))
-    node.metadata_props[MODULE_KEY] = tag.module
-    node.metadata_props[SOURCE_KEY] = tag.source
+    node.metadata_props.pop(metadata_keys.MODULES_KEY, None)
+    node.metadata_props[metadata_keys.TAG_KEY] = tag.tag
+    node.metadata_props[metadata_keys.DEPTH_KEY] = str(address.depth(tag.tag))
+    node.metadata_props[metadata_keys.MODULE_KEY] = tag.module
+    node.metadata_props[metadata_keys.SOURCE_KEY] = tag.source
 
 
 def read_tag(node: HasMetadata) -> NodeTag | None:
@@ -72,12 +63,12 @@ def read_tag(node: HasMetadata) -> NodeTag | None:
         ValueError: the source is not one of FORMATS.
     """
     props = node.metadata_props
-    if not props.get(TAG_KEY):
+    if not props.get(metadata_keys.TAG_KEY):
         return None
-    source = props.get(SOURCE_KEY, "inherited")
+    source = props.get(metadata_keys.SOURCE_KEY, "inherited")
     for known_source in SOURCES:
         if source == known_source:
-            return NodeTag(props[TAG_KEY], props.get(MODULE_KEY, ""), known_source)
+            return NodeTag(props[metadata_keys.TAG_KEY], props.get(metadata_keys.MODULE_KEY, ""), known_source)
     raise ValueError(f"unknown tag source {source!r}; expected one of {', '.join(SOURCES)}")
 
 
@@ -87,13 +78,13 @@ def listed_modules(node: HasMetadata) -> list[str]:
     Raises:
         ValueError: the list in the file is damaged; names the key.
     """
-    text = node.metadata_props.get(MODULES_KEY, "[]")
+    text = node.metadata_props.get(metadata_keys.MODULES_KEY, "[]")
     try:
         paths = load_metadata(text)
     except JsonError as error:
-        raise ValueError(f"{MODULES_KEY}: {error}") from None
+        raise ValueError(f"{metadata_keys.MODULES_KEY}: {error}") from None
     if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
-        raise ValueError(f"{MODULES_KEY}: expected a list of module paths")
+        raise ValueError(f"{metadata_keys.MODULES_KEY}: expected a list of module paths")
     return paths
 
 
@@ -107,13 +98,19 @@ def drop_damaged_tags(nodes: Iterable[HasMetadata]) -> int:
     dropped = 0
     for node in nodes:
         props = node.metadata_props
-        tag = props.get(TAG_KEY)
+        tag = props.get(metadata_keys.TAG_KEY)
         if tag is None:
             continue
         if tag not in known:
             known[tag] = not tag or address.is_tag(tag)
-        if not known[tag] or props.get(SOURCE_KEY, "inherited") not in SOURCES:
-            for key in (TAG_KEY, DEPTH_KEY, MODULE_KEY, MODULES_KEY, SOURCE_KEY):
+        if not known[tag] or props.get(metadata_keys.SOURCE_KEY, "inherited") not in SOURCES:
+            for key in (
+                metadata_keys.TAG_KEY,
+                metadata_keys.DEPTH_KEY,
+                metadata_keys.MODULE_KEY,
+                metadata_keys.MODULES_KEY,
+                metadata_keys.SOURCE_KEY,
+            ):
                 props.pop(key, None)
             dropped += 1
     return dropped
@@ -122,7 +119,7 @@ def drop_damaged_tags(nodes: Iterable[HasMetadata]) -> int:
 def clear_tag(node: HasMetadata) -> None:
     """Remove our keys, torch's keys and ``namespace`` from a node, in place."""
     for key in list(node.metadata_props):
-        if key == NAMESPACE_KEY or key.startswith((OUR_PREFIX, TORCH_PREFIX)):
+        if key == metadata_keys.NAMESPACE_KEY or key.startswith((metadata_keys.OUR_PREFIX, metadata_keys.TORCH_PREFIX)):
             del node.metadata_props[key]
 
 

@@ -17,15 +17,8 @@ from winml.modelkit.onnx.cutting import GraphModules, fused_error
 from winml.modelkit.onnx.function_folding import FIRST_IR_VERSION, FoldedModel, fold_modules
 from winml.modelkit.onnx.module_tree import OnnxTree, read_tree
 from winml.modelkit.ort.ir_versions import newest_ir_version
-from winml.modelkit.tags import address
+from winml.modelkit.tags import address, selector
 from winml.modelkit.tags.address import SEPARATOR, ModuleIdentity
-from winml.modelkit.tags.selector import (
-    PATH_SEPARATOR,
-    ModuleAddress,
-    Selector,
-    nearest_paths,
-    select,
-)
 from winml.modelkit.tags.tagging import all_nodes, listed_modules
 from winml.modelkit.tags.torch_modules import comes_with_torch
 from winml.modelkit.transform.records import LeftOutModule, ModuleFunctions, PartlyOutside
@@ -109,7 +102,7 @@ def _tags_with_nodes(option: str, selectors: Sequence[str], modules: GraphModule
             if owners := modules.owners_of_fused(tags):
                 raise fused_error(f"{option} {text}", owners)
             named = set(modules.tag_of.values())
-            nearest = nearest_paths(text, [module for module in modules.modules if module.tag in named])
+            nearest = selector.nearest_paths(text, [module for module in modules.modules if module.tag in named])
             raise UsageError(
                 f"{option} {text}: no node of the graph belongs to it",
                 hint=f"Omit it, or select a module with nodes: {', '.join(nearest)}.",
@@ -142,7 +135,7 @@ def functions_of_modules(model: ir.Model, requested: str) -> tuple[ir.Model, Mod
     return folded.model, result
 
 
-def refuse_no_functions(model: ir.Model, requested: str) -> Sequence[ModuleAddress]:
+def refuse_no_functions(model: ir.Model, requested: str) -> Sequence[selector.ModuleAddress]:
     """Return the modules that are asked for of a graph; refuse early what can have no functions.
 
     Raises:
@@ -187,18 +180,18 @@ def refuse_unregistered(model: nn.Module, requested: str) -> None:
     """
     if requested in (ALL, CLASSES) or SEPARATOR in requested:
         return
-    glob = Selector(requested)
+    glob = selector.Selector(requested)
     registered = [
-        (ModuleAddress(path, "", type(module).__name__), comes_with_torch(type(module).__module__))
+        (selector.ModuleAddress(path, "", type(module).__name__), comes_with_torch(type(module).__module__))
         for path, module in model.named_modules()
     ]
     # A name in the tree begins with a class, and ends with a place among those of one parent.
-    named_class = requested.partition(PATH_SEPARATOR)[0]
+    named_class = requested.partition(selector.PATH_SEPARATOR)[0]
     if not any(glob.matches(item) or item.class_name == named_class for item, _ in registered):
-        select([item for item, is_torch_nn in registered if not is_torch_nn], requested)
+        selector.select([item for item, is_torch_nn in registered if not is_torch_nn], requested)
 
 
-def chosen_modules(modules: Iterable[ModuleAddress], requested: str) -> Sequence[ModuleAddress]:
+def chosen_modules(modules: Iterable[selector.ModuleAddress], requested: str) -> Sequence[selector.ModuleAddress]:
     """Return the modules that are asked for.
 
     Raises:
@@ -206,7 +199,7 @@ def chosen_modules(modules: Iterable[ModuleAddress], requested: str) -> Sequence
     """
     modules = list(modules)
     if requested not in (ALL, CLASSES):
-        chosen = select(modules, requested)
+        chosen = selector.select(modules, requested)
         reason = "it is the root, which is the graph itself"
     else:
         chosen = [module for module in modules if address.depth(module.tag) > 1]
@@ -239,5 +232,5 @@ def _result(model: ir.Model, folded: FoldedModel, requested: str) -> ModuleFunct
     )
 
 
-def _identity(module: ModuleAddress) -> ModuleIdentity:
+def _identity(module: selector.ModuleAddress) -> ModuleIdentity:
     return ModuleIdentity(module.path, module.tag, module.class_name)

@@ -20,13 +20,8 @@ from winml.modelkit.compare.files import large_size, open_session, refuse_differ
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.errors import InputError, StageError, UsageError, VerificationError, WinMLError
 from winml.modelkit.metadata_keys import DIMENSIONS_KEY, INPUTS_KEY, OUTPUTS_KEY
-from winml.modelkit.onnx import specs
+from winml.modelkit.onnx import pinning, specs
 from winml.modelkit.onnx.model_metadata import output_specs
-from winml.modelkit.onnx.pinning import (
-    open_dimensions,
-    pin_dimensions,
-    sizes_of_dimensions,
-)
 from winml.modelkit.onnx.stage import StageResult
 from winml.modelkit.ort.graph_inputs import draw_feeds, graph_inputs
 from winml.modelkit.ort.sessions import Session
@@ -147,7 +142,7 @@ class Pinning(GraphWork[_PinResult]):
             UsageError: names the size.
         """
         bounds = specs.stated_bounds(model.metadata_props)
-        for name, size in sizes_of_dimensions(model.graph, self.sizes).items():
+        for name, size in pinning.sizes_of_dimensions(model.graph, self.sizes).items():
             if name in bounds and (refusal := bounds[name].refusal(size)):
                 raise UsageError(
                     f"--shape-config: {refusal}",
@@ -165,11 +160,11 @@ class Pinning(GraphWork[_PinResult]):
         Raises:
             UsageError: a name the file does not have.
         """
-        names = open_dimensions(model.graph)
-        sizes = sizes_of_dimensions(model.graph, self.sizes)
+        names = pinning.open_dimensions(model.graph)
+        sizes = pinning.sizes_of_dimensions(model.graph, self.sizes)
         sums = specs.stated_sums(model.metadata_props)
         sizes |= {name: size for name, size in specs.summed_sizes(sums, sizes).items() if name in names}
-        pin_dimensions(model, sizes)
+        pinning.pin_dimensions(model, sizes)
         _state_sums(model, sizes)
         _state_bounds(model, sizes)
         return _PinResult(

@@ -14,14 +14,8 @@ from pathlib import Path
 import onnx_ir as ir
 
 from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.onnx.files import output_files
 from winml.modelkit.onnx.files.graph_reading import MergedKeys, read_foreign
-from winml.modelkit.onnx.files.output_files import (
-    ExportPaths,
-    OutputFiles,
-    refuse_existing,
-    refuse_inputs,
-    write_error,
-)
 from winml.modelkit.onnx.files.placing import data_names, external_files, place_data
 from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.onnx.files.recovery import State, file_state
@@ -89,7 +83,7 @@ def carry_between(before: Path, after: Path, target: Path, *, overwrite: bool) -
     _refuse_module_functions(after)
     model, merged = read_foreign(after)
     data, original_data = external_files(after), external_files(before)
-    refuse_inputs([target], [*original_data, *data])
+    output_files.refuse_inputs([target], [*original_data, *data])
     report = carry_tags(original, model)
     _refuse_unrelated(before, after, report)
     return CarriedTags(before, after, target, model, merged, report, tuple(original_data), tuple(data), states)
@@ -103,7 +97,7 @@ def write_carried(carried: CarriedTags, *, overwrite: bool) -> RetaggedModel:
         WriteError: it cannot be written.
     """
     target, after, model = carried.target, carried.after, carried.model
-    with OutputFiles() as files:
+    with output_files.OutputFiles() as files:
         try:
             staged = files.reserve(target)
             copies = {} if carried.shares_data else place_data(carried.data, staged)
@@ -111,7 +105,7 @@ def write_carried(carried: CarriedTags, *, overwrite: bool) -> RetaggedModel:
             rewrite_metadata(after, staged, model.metadata_props, *_node_metadata(model), locations=names)
             files.keep(carried.original_data)
         except OSError as error:
-            raise write_error(target, error) from error
+            raise output_files.write_error(target, error) from error
         written = files.commit(overwrite=overwrite)
     return RetaggedModel(
         model_path=target,
@@ -130,14 +124,14 @@ def write_carried(carried: CarriedTags, *, overwrite: bool) -> RetaggedModel:
 
 
 def _refuse_output(before: Path, after: Path, target: Path, *, overwrite: bool) -> None:
-    ExportPaths.for_output(target, with_sidecar=False, with_report=False)
-    refuse_inputs([target], [before])
+    output_files.ExportPaths.for_output(target, with_sidecar=False, with_report=False)
+    output_files.refuse_inputs([target], [before])
     if target == after and not overwrite and after.exists():
         raise UsageError(
             f"no output file; {after} is only changed in place with --overwrite",
             hint="Set an output file with -o, or use --overwrite.",
         )
-    refuse_existing([target], overwrite=overwrite)
+    output_files.refuse_existing([target], overwrite=overwrite)
 
 
 def _refuse_module_functions(after: Path) -> None:

@@ -14,20 +14,11 @@ from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.profile.race import Choice, ratio_between
 from winml.modelkit.profile.statistics import NOISE, Ratio, median_interval, summarize
 from winml.modelkit.progress import StepTiming
+from winml.modelkit.tune import records
 from winml.modelkit.tune.candidates import PLAIN, TuningMachine
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.quality_limits import QualityLimits
 from winml.modelkit.tune.racing import times_of_runs
-from winml.modelkit.tune.records import (
-    Candidate,
-    CandidateFacts,
-    CandidateStatus,
-    MeasuredLatency,
-    TunedCandidate,
-    TuneResult,
-    Winner,
-    on_front,
-)
 from winml.modelkit.tune.state import Failure, TuneState
 from winml.modelkit.version import __version__
 
@@ -46,19 +37,19 @@ class Answer:
     options: TuneOptions
     machine: TuningMachine
     shown: str
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[records.Candidate, ...]
     state: TuneState
     limits: QualityLimits
     skipped: Mapping[str, Failure]
     notes: tuple[str, ...]
 
-    def result(self, choice: Choice, built: BuildResult, steps: Sequence[StepTiming]) -> TuneResult:
+    def result(self, choice: Choice, built: BuildResult, steps: Sequence[StepTiming]) -> records.TuneResult:
         """Return the record."""
         values = self.state.values
         assert values is not None  # drawn with the plain file
         rows = [self._row(candidate, choice) for candidate in self.candidates]
         options = self.options
-        return TuneResult(
+        return records.TuneResult(
             model=self.shown,
             target=options.target,
             limits={
@@ -79,27 +70,27 @@ class Answer:
             notes=(*self.notes, *values.notes, *self._notes()),
         )
 
-    def _row(self, candidate: Candidate, choice: Choice) -> TunedCandidate:
+    def _row(self, candidate: records.Candidate, choice: Choice) -> records.TunedCandidate:
         facts, latency = self.state.facts(candidate.name), self._latency(candidate)
         status, reason = self._verdict(candidate, choice, facts)
         beside = None if candidate.name == choice.winner else self._deciding_ratio(candidate.name, choice.winner)
         samples = None
         if latency is not None and self.state.values is not None:
             samples = self.state.values.batch_size * candidate.callers * 1000 / latency.p50_ms
-        return TunedCandidate(candidate, status, reason, facts, latency, samples, ratio_to_winner=beside)
+        return records.TunedCandidate(candidate, status, reason, facts, latency, samples, ratio_to_winner=beside)
 
     def _last_race(self, name: str) -> str | None:
         """Return the last race in which a candidate was timed."""
         return next((race for race in _RACES if self.state.turns(race).get(name)), None)
 
-    def _latency(self, candidate: Candidate) -> MeasuredLatency | None:
+    def _latency(self, candidate: records.Candidate) -> records.MeasuredLatency | None:
         race = self._last_race(candidate.name)
         if race is None:
             return None
         series = self.state.turns(race)[candidate.name]
         low, high = median_interval(series) or (None, None)
         ratio = None if candidate.name == PLAIN else self._ratio(race, candidate.name, PLAIN)
-        return MeasuredLatency(median(series), low, high, ratio, len(series), race)
+        return records.MeasuredLatency(median(series), low, high, ratio, len(series), race)
 
     def _ratio(self, race: str, first: str, second: str) -> Ratio | None:
         times = times_of_runs(self.state.turns(race), self.candidates)
@@ -109,8 +100,8 @@ class Answer:
         return next((ratio for race in _DECIDING if (ratio := self._ratio(race, first, second)) is not None), None)
 
     def _verdict(
-        self, candidate: Candidate, choice: Choice, facts: CandidateFacts | None
-    ) -> tuple[CandidateStatus, str]:
+        self, candidate: records.Candidate, choice: Choice, facts: records.CandidateFacts | None
+    ) -> tuple[records.CandidateStatus, str]:
         """Return what became of a candidate, and why."""
         if candidate.name == choice.winner:
             return "won", self._winning_words(choice)
@@ -127,7 +118,7 @@ class Answer:
             return "right", f"{'no' if is_as_small else 'not'} smaller than {choice.winner}"
         return self._lost(candidate, choice)
 
-    def _lost(self, candidate: Candidate, choice: Choice) -> tuple[CandidateStatus, str]:
+    def _lost(self, candidate: records.Candidate, choice: Choice) -> tuple[records.CandidateStatus, str]:
         ratio = self._deciding_ratio(candidate.name, choice.winner)
         if ratio is not None:
             words = _ratio_words(ratio, choice.winner)
@@ -141,7 +132,7 @@ class Answer:
             return "slower", "not in the last race"
         return "slower", f"{_ratio_words(ratio, form)}, but {choice.winner} is faster"
 
-    def _winner(self, choice: Choice, built: BuildResult) -> Winner:
+    def _winner(self, choice: Choice, built: BuildResult) -> records.Winner:
         candidate = next(item for item in self.candidates if item.name == choice.winner)
         latency, facts = self._latency(candidate), self.state.facts(candidate.name)
         config = str(built.folder / BUILD_CONFIG_NAME)
@@ -149,7 +140,7 @@ class Answer:
         place += [word for name, value in candidate.ep_options.items() for word in ("--ep-options", f"{name}={value}")]
         threads = [] if candidate.threads is None else ["--threads", str(candidate.threads)]
         sizes = [] if candidate.fixed_sizes else list(self._size_words())
-        return Winner(
+        return records.Winner(
             name=candidate.name,
             folder=str(built.folder),
             config=config,
@@ -260,7 +251,7 @@ def _simpler_words(choice: Choice) -> Iterator[str]:
         yield "on an idle machine, a tuning may distinguish them"
 
 
-def _with_front(rows: Sequence[TunedCandidate]) -> Iterator[TunedCandidate]:
+def _with_front(rows: Sequence[records.TunedCandidate]) -> Iterator[records.TunedCandidate]:
     """Mark those that are better than every other in something, of those that were timed."""
     measured = [row for row in rows if row.facts is not None and row.latency is not None and row.status != "failed"]
     places = [
@@ -272,6 +263,6 @@ def _with_front(rows: Sequence[TunedCandidate]) -> Iterator[TunedCandidate]:
         for row in measured
         if row.latency is not None and row.facts is not None
     ]
-    front = {row.candidate.name for row, is_best in zip(measured, on_front(places), strict=True) if is_best}
+    front = {row.candidate.name for row, is_best in zip(measured, records.on_front(places), strict=True) if is_best}
     for row in rows:
         yield replace(row, is_on_front=row.candidate.name in front)

@@ -24,17 +24,9 @@ from winml.modelkit.compare.fidelity import QualitySamples, measure_fidelity
 from winml.modelkit.compare.outputs import TEXT_KINDS
 from winml.modelkit.errors import MeasureError, WinMLError, WriteError
 from winml.modelkit.onnx.files.output_files import OutputFiles
+from winml.modelkit.ort import opened_model
 from winml.modelkit.ort.graph_inputs import batch_of, graph_inputs
 from winml.modelkit.ort.host import peak_bytes, resident_bytes
-from winml.modelkit.ort.opened_model import (
-    OpenedModel,
-    RunOptions,
-    open_model,
-    refusals_explained,
-    refuse_dynamic_inputs,
-    values_for,
-    with_fitting_sizes,
-)
 from winml.modelkit.ort.sessions import PreparedRun
 from winml.modelkit.profile.latency import LatencyOptions, measure_block, measure_latency
 
@@ -103,7 +95,7 @@ class _Runner:
     """The model of this process."""
 
     def __init__(self) -> None:
-        self._opened: OpenedModel | None = None
+        self._opened: opened_model.OpenedModel | None = None
         self._feeds: Arrays = {}
         self._runs: list[PreparedRun] = []
         self._pool: ThreadPoolExecutor | None = None
@@ -133,21 +125,23 @@ class _Runner:
         from winml.modelkit.ort.decoding.inputs import decoder_run, inputs_of_file
 
         input_data = fed["input_data"]
-        options = RunOptions(displayed, **{**fed, "input_data": None if input_data is None else Path(input_data)})
-        opened = open_model(Path(path), options, options.choose_provider())
+        options = opened_model.RunOptions(
+            displayed, **{**fed, "input_data": None if input_data is None else Path(input_data)}
+        )
+        opened = opened_model.open_model(Path(path), options, options.choose_provider())
         place = None if processors is None else Path(processors)
         judged = quality_values(opened.session, SampleRequest(options, place, count=samples, model=Path(path)))
         for number, values in enumerate(judged.values):
-            with refusals_explained(values):
+            with opened_model.refusals_explained(values):
                 outputs = opened.session.run(values.feeds)
             _keep(Path(folder), number, values.feeds, _telling(outputs, displayed))
         timed, is_as_drawn = options, False
         if input_data is None:
             decoding = decoder_run(inputs_of_file(Path(path)), options.sizes)
-            timed = with_fitting_sizes(opened.session, dataclasses.replace(options, decoding=decoding))
+            timed = opened_model.with_fitting_sizes(opened.session, dataclasses.replace(options, decoding=decoding))
             is_as_drawn = decoding is None and not timed.fitting_sizes
-        values = values_for(opened.session, timed)
-        with refusals_explained(values):
+        values = opened_model.values_for(opened.session, timed)
+        with opened_model.refusals_explained(values):
             outputs = opened.session.run(values.feeds)
         with OutputFiles() as files:
             np.savez(files.reserve(values_path(Path(folder))), **values.feeds)  # type: ignore[arg-type]  # as below
@@ -164,7 +158,7 @@ class _Runner:
     def open(self, path: str, folder: str, run: Mapping[str, Any]) -> dict[str, object]:
         """Open the file on the first values, and run it a few times; ``run`` is the record of how."""
         callers = run["callers"]
-        options = RunOptions(
+        options = opened_model.RunOptions(
             path,
             input_data=values_path(Path(folder)),
             ep=run["ep"],
@@ -172,10 +166,10 @@ class _Runner:
             threads=run["threads"],
         )
         provider = options.choose_provider()
-        self._opened = opened = open_model(Path(path), options, provider)
-        refuse_dynamic_inputs(provider, graph_inputs(opened.session), options)
+        self._opened = opened = opened_model.open_model(Path(path), options, provider)
+        opened_model.refuse_dynamic_inputs(provider, graph_inputs(opened.session), options)
         # Kept: ONNX Runtime reads the arrays where they lie.
-        self._feeds = feeds = values_for(opened.session, options).feeds
+        self._feeds = feeds = opened_model.values_for(opened.session, options).feeds
         before = resident_bytes()
         self._runs = [opened.session.prepare(feeds) for _ in range(callers)]
         self._pool = ThreadPoolExecutor(callers) if callers > 1 else None
@@ -195,8 +189,8 @@ class _Runner:
         session, reference, outputs = self._opened.session, [], []
         about = QualitySamples(**samples)
         for draw in range(about.count):
-            options = RunOptions(session.name, input_data=sample_path(Path(folder), draw))
-            outputs.append(_numbers(session.run(values_for(session, options).feeds)))
+            options = opened_model.RunOptions(session.name, input_data=sample_path(Path(folder), draw))
+            outputs.append(_numbers(session.run(opened_model.values_for(session, options).feeds)))
             with np.load(_outputs_path(Path(folder), draw), allow_pickle=False) as retained:
                 reference.append({name: retained[name] for name in retained.files})
             if draw + 1 == _EQUAL_SAMPLES:

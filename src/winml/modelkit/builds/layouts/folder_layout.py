@@ -7,13 +7,7 @@ from pathlib import Path
 
 from winml.modelkit.builds.folder import BuildFolder
 from winml.modelkit.builds.identity import ModelIdentity
-from winml.modelkit.builds.layouts.layout import (
-    PLAIN,
-    LayoutFiles,
-    refuse_models,
-    refuse_task,
-    refuse_unknown_type,
-)
+from winml.modelkit.builds.layouts import layout
 from winml.modelkit.builds.manifest_records import FileRecord
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stages import BuiltPart, adapter_names, built_name
@@ -22,13 +16,7 @@ from winml.modelkit.models.checkpoints.adapters import read_adapters
 from winml.modelkit.models.checkpoints.companion_files import companion_files
 from winml.modelkit.models.checkpoints.task import canonical_task
 from winml.modelkit.models.request import resolve_source
-from winml.modelkit.onnx.files.companions import (
-    Companions,
-    is_in_the_way,
-    outdated_companions,
-    reserve_companions,
-    settled_companions,
-)
+from winml.modelkit.onnx.files import companions
 from winml.modelkit.onnx.files.content_digest import hash_file
 from winml.modelkit.onnx.files.output_files import OutputFiles
 from winml.modelkit.samples.processors import missing_processors
@@ -55,9 +43,9 @@ class FolderLayout:
         self._sources = self._found_sources(identity)
         self._config = self._find_config(identity)
         if plan.onnx_path is None and resolve_source(plan.request, needs_weights=False).kind == "script":
-            refuse_task(self._layout, None)
+            layout.refuse_task(self._layout, None)
         task = None if plan.request.task is None else canonical_task(plan.request.task)
-        refuse_unknown_type(self._layout, self._config, task, has_cache=plan.request.cache)
+        layout.refuse_unknown_type(self._layout, self._config, task, has_cache=plan.request.cache)
         self.rewritten = self._layout.rewrite(self._sources)
         written = {*self.rewritten, *self._layout.described}
         self.copied = {name: source for name, source in self._sources.items() if name not in written}
@@ -68,7 +56,7 @@ class FolderLayout:
             return {}
         if self._plan.onnx_path is not None:
             # Without a layout nothing is known of a reader who looks for them.
-            return {} if self._layout is PLAIN else companion_files(files_folder(self._plan.onnx_path))
+            return {} if self._layout is layout.PLAIN else companion_files(files_folder(self._plan.onnx_path))
         return {**identity.companions, **(identity.card if self._layout.with_card else {})}
 
     def _find_config(self, identity: ModelIdentity) -> Path | None:
@@ -92,11 +80,8 @@ class FolderLayout:
             The names of the files in the folder, the model first; without data that the part shares with its stages,
             where nobody takes the model out of the folder.
         """
+        from winml.modelkit.onnx.files import writing
         from winml.modelkit.onnx.files.placing import place_copy
-        from winml.modelkit.onnx.files.writing import (
-            place_numbered,  # imports onnx
-            place_self_contained,
-        )
 
         assert part.current is not None  # an export ran, or the model was an ONNX file
         path = folder / self.model_name(part)
@@ -104,11 +89,11 @@ class FolderLayout:
         # A stage's result is ours and stays beside it; the model a build starts from is neither.
         is_ours = bool(part.current_files)
         if self._layout.numbers_data:
-            created = place_numbered(part.current, staged, may_link=is_ours)
+            created = writing.place_numbered(part.current, staged, may_link=is_ours)
             for data in created[1:]:
                 files.reserve(path.with_name(data.name))  # replaces that of an earlier build, which has the same name
         elif self._plan.is_deployed:
-            created = place_self_contained(part.current, staged, may_link=is_ours)
+            created = writing.place_self_contained(part.current, staged, may_link=is_ours)
         else:
             shares = is_ours and path.parent == folder  # a model names data files of its own folder only
             created = place_copy(part.current, staged, share_data=shares, may_link=is_ours)
@@ -128,8 +113,8 @@ class FolderLayout:
             UsageError: names what they do not know.
         """
         models = [part.current for part in parts if part.current is not None]
-        if self._layout is not PLAIN and models:
-            refuse_models(self._layout, models, self._config)
+        if self._layout is not layout.PLAIN and models:
+            layout.refuse_models(self._layout, models, self._config)
             self.written(parts, {})
 
     def notes(self, parts: Sequence[BuiltPart], folder: Path) -> tuple[str, ...]:
@@ -139,7 +124,7 @@ class FolderLayout:
             parts: The finished parts.
             folder: The folder of the build.
         """
-        if self._layout is PLAIN or not self._plan.with_companions:
+        if self._layout is layout.PLAIN or not self._plan.with_companions:
             return ()
         from winml.modelkit.ort.decoding.inputs import inputs_of_file
 
@@ -165,7 +150,7 @@ class FolderLayout:
             UsageError: the readers have no type for the graph.
             InputError: a config is damaged.
         """
-        files = LayoutFiles(
+        files = layout.LayoutFiles(
             self._sources,
             {part.name: (part.current, self.model_name(part)) for part in parts if part.current is not None},
             {part: tuple(names)[1:] for part, names in placed.items()},
@@ -211,7 +196,7 @@ class BuildCompanions:
             folder: Held by the build.
             sources: Name in the folder, ``/`` between parts → file to copy.
         """
-        self.placed = Companions()
+        self.placed = companions.Companions()
         self.records = folder.manifest.companions if folder.manifest is not None else ()
         self._folder = folder
         self._sources = sources
@@ -225,7 +210,7 @@ class BuildCompanions:
         folder = self._folder
         self._disown_changed()
         owned = folder.owned_names()
-        self.placed = reserve_companions(files, folder.path, self._sources, owned=owned)
+        self.placed = companions.reserve_companions(files, folder.path, self._sources, owned=owned)
         folder.disown(self.placed.kept)
         new = [name for name in self.placed.names if name not in owned]
         if new:
@@ -241,13 +226,13 @@ class BuildCompanions:
     def outdated(self) -> tuple[str, ...]:
         """Return the names of those that :meth:`reserve` would write; changes no file."""
         self._disown_changed()
-        return outdated_companions(self._folder.path, self._sources, owned=self._folder.owned_names())
+        return companions.outdated_companions(self._folder.path, self._sources, owned=self._folder.owned_names())
 
     def settle(self, files: OutputFiles) -> None:
         """Take note of what became of them in the commit."""
         folder = self._folder
         reserved = self.placed.names
-        self.placed = settled_companions(self.placed, folder.path, self._sources, files.gave_way)
+        self.placed = companions.settled_companions(self.placed, folder.path, self._sources, files.gave_way)
         folder.disown([name for name in reserved if name not in self.placed.names])
         self.records = tuple(file_record(name, folder.path / name) for name in self.placed.names)
 
@@ -259,7 +244,7 @@ class BuildCompanions:
 
     def _is_changed(self, name: str) -> bool:
         path = self._folder.path / name
-        if is_in_the_way(self._folder.path, name):
+        if companions.is_in_the_way(self._folder.path, name):
             return True
         return path.exists() and file_record(name, path) not in self.records
 

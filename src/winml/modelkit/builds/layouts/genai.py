@@ -15,14 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit import file_names
-from winml.modelkit.builds.layouts.layout import (
-    Layout,
-    has_recurrent_layers,
-    is_vision_language,
-    read_source,
-    rewritten_tokenizer,
-    text_section,
-)
+from winml.modelkit.builds.layouts import layout
 from winml.modelkit.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -66,7 +59,7 @@ def _special_tokens(generation: Mapping[str, object], config: Mapping[str, objec
 
     def token(key: str, default: object) -> Any:
         value = generation.get(key)
-        value = text_section(config).get(key, config.get(key)) if value is None else value
+        value = layout.text_section(config).get(key, config.get(key)) if value is None else value
         return default if value is None else value
 
     ends = token("eos_token_id", 0)
@@ -94,7 +87,7 @@ def _read_config(path: Path | None, name: str) -> dict[str, Any]:
     """
     if path is None:
         return {}
-    record = read_source(path)
+    record = layout.read_source(path)
     if not isinstance(record, dict):
         raise InputError(
             f"{path}: is not a {name}: expected a JSON object", hint="Copy the file of the checkpoint again."
@@ -320,7 +313,7 @@ def genai_config(
     inputs = {value.name: value for value in required_inputs(graph)}
     caches = _caches(model, inputs, [value.name for value in graph.output])
     vocabulary = _value_sizes(next(value for value in graph.output if value.name == "logits"))[-1]
-    text = text_section(config)
+    text = layout.text_section(config)
     limit = next((text[key] for key in ("max_position_embeddings", "n_positions", "seq_length") if text.get(key)), None)
     context = int(limit or _DEFAULT_CONTEXT)
     heads = _first_number(text, ("num_attention_heads", "n_head", "num_heads"), caches.heads)
@@ -393,17 +386,19 @@ def _unknown(config: Mapping[str, Any], task: str | None, has_cache: bool) -> st
     """Return the kind of model that onnxruntime-genai has no type for, as far as the config shows it."""
     classes = config.get("architectures")
     name = str(classes[0]) if isinstance(classes, list) and classes else ""
-    if is_vision_language(config, task):
+    if layout.is_vision_language(config, task):
         return "a vision-language model in three graphs"
     if task is None and "For" in name and not name.endswith(_GENERATING):
         return f"{name}, which generates no text"
     if config.get("is_encoder_decoder") is True and not isinstance(config.get("num_mel_bins"), int):
         return "an encoder-decoder without audio as input"
     is_decoder = has_cache and task in (None, "text-generation")
-    return "a decoder with states other than keys and values" if is_decoder and has_recurrent_layers(config) else ""
+    return (
+        "a decoder with states other than keys and values" if is_decoder and layout.has_recurrent_layers(config) else ""
+    )
 
 
-GENAI = Layout(
+GENAI = layout.Layout(
     "genai",
     lambda part, of_several, _precision: file_names.built_part_name(part, of_several=of_several),
     readers="onnxruntime-genai",
@@ -413,7 +408,7 @@ GENAI = Layout(
     describe=lambda files: genai_texts(files.models, files.sources),
     rewritten=(file_names.TOKENIZER_CONFIG_NAME,),
     # It expects a text wherever there is an entry.
-    rewrite=lambda sources: rewritten_tokenizer(
+    rewrite=lambda sources: layout.rewritten_tokenizer(
         sources, lambda record: {key: value for key, value in record.items() if value is not None}
     ),
     for_onnxruntime=True,

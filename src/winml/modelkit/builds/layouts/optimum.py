@@ -11,14 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.builds.layouts.layout import (
-    Layout,
-    LayoutFiles,
-    has_recurrent_layers,
-    is_vision_language,
-    read_source,
-    rewritten_tokenizer,
-)
+from winml.modelkit.builds.layouts import layout
 from winml.modelkit.builds.layouts.transformers_js_types import TYPES
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, TOKENIZER_CONFIG_NAME
@@ -150,7 +143,7 @@ def _preprocessor(sources: Mapping[str, Path]) -> dict[str, str]:
     path = sources.get(_PROCESSOR_NAME)
     if path is None or _PREPROCESSOR_NAME in sources:
         return {}
-    record = read_source(path)
+    record = layout.read_source(path)
     sections = [record[name] for name in _PROCESSOR_SECTIONS if isinstance(record, dict) and name in record]
     settings = {key: value for section in sections if isinstance(section, dict) for key, value in section.items()}
     if not settings:
@@ -169,10 +162,10 @@ def _unknown_to_both(config: Mapping[str, Any], task: str | None, has_cache: boo
     transformers.js runs ``embed_tokens`` on tokens alone and inserts the vectors of images itself; the embedding graph
     of winml takes both. optimum has no class for a vision-language model.
     """
-    if is_vision_language(config, task) or task == "image-text-to-text":
+    if layout.is_vision_language(config, task) or task == "image-text-to-text":
         return "a vision-language model whose embedding graph takes the vectors of images, as those of winml do"
     is_decoder = has_cache and task in (None, "text-generation")
-    return _RECURRENT if is_decoder and has_recurrent_layers(config) else ""
+    return _RECURRENT if is_decoder and layout.has_recurrent_layers(config) else ""
 
 
 def _unknown_to_transformers_js(config: Mapping[str, Any], task: str | None, has_cache: bool) -> str:
@@ -200,7 +193,7 @@ _UNKNOWN_INPUTS: Mapping[str, str] = {
 """Start of the name of a graph input → kind of model that neither has a class for."""
 
 
-OPTIMUM = Layout(
+OPTIMUM = layout.Layout(
     "optimum",
     lambda part, of_several, _precision: f"{_model_stem(part, of_several)}.onnx",
     readers="optimum and sentence-transformers",
@@ -210,7 +203,7 @@ OPTIMUM = Layout(
     cross_keys="decoder",
     rewritten=(TOKENIZER_CONFIG_NAME, _PREPROCESSOR_NAME),
     rewrite=lambda sources: {
-        **rewritten_tokenizer(sources, _as_before_transformers_5),
+        **layout.rewritten_tokenizer(sources, _as_before_transformers_5),
         **_preprocessor(sources),
     },
     note=unfit_cache_words,
@@ -248,7 +241,7 @@ def _config_naming_data(source: Path, counts: Mapping[str, int]) -> str:
     Raises:
         InputError: it is damaged.
     """
-    record = read_source(source)
+    record = layout.read_source(source)
     outside = {name: count for name, count in counts.items() if count}
     if not isinstance(record, dict) or not isinstance(record.get(_SECTION, {}), dict):
         raise InputError(f"{source}: is no config: {_SECTION!r} or the whole is no JSON object")
@@ -260,7 +253,7 @@ def _config_naming_data(source: Path, counts: Mapping[str, int]) -> str:
     return json.dumps({**record, _SECTION: section}, indent=2, ensure_ascii=False) + "\n"
 
 
-def _described(files: LayoutFiles) -> dict[str, str]:
+def _described(files: layout.LayoutFiles) -> dict[str, str]:
     config = files.sources.get(CHECKPOINT_CONFIG_NAME)
     if config is None:
         return {}
@@ -268,7 +261,7 @@ def _described(files: LayoutFiles) -> dict[str, str]:
     return {CHECKPOINT_CONFIG_NAME: _config_naming_data(config, counts)}
 
 
-TRANSFORMERS_JS = Layout(
+TRANSFORMERS_JS = layout.Layout(
     "transformers.js",
     _model_name,
     readers="transformers.js",

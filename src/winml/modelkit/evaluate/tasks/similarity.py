@@ -12,19 +12,8 @@ import numpy as np
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import UsageError
-from winml.modelkit.evaluate.metrics import (
-    PEARSON,
-    SPEARMAN,
-)
-from winml.modelkit.evaluate.tasks.task import (
-    Evaluator,
-    EvaluatorContext,
-    Outputs,
-    Sample,
-    TaskDefinition,
-    named_output,
-    token_masks,
-)
+from winml.modelkit.evaluate import metrics
+from winml.modelkit.evaluate.tasks import task
 from winml.modelkit.onnx.files.foreign_names import file_below
 from winml.modelkit.options import read_json_file
 from winml.modelkit.samples.preprocessing import Batch
@@ -77,7 +66,7 @@ def cosine(left: Array, right: Array) -> float:
 
 
 @dataclass(frozen=True)
-class _SimilarityEvaluator(Evaluator):
+class _SimilarityEvaluator(task.Evaluator):
     """A prediction is the cosine of the embeddings of both texts."""
 
     pooling: Pooling
@@ -86,12 +75,12 @@ class _SimilarityEvaluator(Evaluator):
 
     fed_per_sample = 2
 
-    def fed(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+    def fed(self, samples: Iterable[task.Sample]) -> Iterator[task.Sample]:
         for sample in samples:
             yield {"text": sample["text"]}
             yield {"text": sample["text_pair"]}
 
-    def reference(self, sample: Sample) -> float:
+    def reference(self, sample: task.Sample) -> float:
         try:
             return float(sample["score"])
         except (TypeError, ValueError):
@@ -99,7 +88,7 @@ class _SimilarityEvaluator(Evaluator):
                 f"the score {sample['score']!r} is not a number", hint="Set its column with --columns score=COLUMN."
             ) from None
 
-    def row_predictions(self, outputs: Outputs, batch: Batch) -> list[Array]:
+    def row_predictions(self, outputs: task.Outputs, batch: Batch) -> list[Array]:
         """Return the embedding of each text: float64[size].
 
         Raises:
@@ -108,11 +97,11 @@ class _SimilarityEvaluator(Evaluator):
         if "sentence_embedding" in outputs:
             return list(outputs["sentence_embedding"].astype(np.float64))
         self.pooling.refuse_unknown()
-        states = named_output(outputs, "last_hidden_state").astype(np.float64)
-        mask = token_masks(batch, self.tokenizer)
+        states = task.named_output(outputs, "last_hidden_state").astype(np.float64)
+        mask = task.token_masks(batch, self.tokenizer)
         return [self.pooling.embedding(*pair) for pair in zip(states, mask, strict=True)]
 
-    def prediction(self, outputs: Sequence[Array], sample: Sample) -> float:  # noqa: ARG002  # texts are read
+    def prediction(self, outputs: Sequence[Array], sample: task.Sample) -> float:  # noqa: ARG002  # texts are read
         left, right = outputs
         return cosine(left, right)
 
@@ -173,15 +162,15 @@ def _read(folder: Path, name: str) -> Any:
         return None
 
 
-def _similarity_evaluator(context: EvaluatorContext) -> _SimilarityEvaluator:
+def _similarity_evaluator(context: task.EvaluatorContext) -> _SimilarityEvaluator:
     pooling = read_pooling(context.folder)
     return _SimilarityEvaluator(pooling, context.processor("tokenizer"), pooling.notes)
 
 
-FEATURE_EXTRACTION = TaskDefinition(
+FEATURE_EXTRACTION = task.TaskDefinition(
     "feature-extraction",
     ("text", "text_pair", "score"),
-    (SPEARMAN, PEARSON),
+    (metrics.SPEARMAN, metrics.PEARSON),
     _similarity_evaluator,
     f"cosines that differ by {ALIKE} at most",
 )

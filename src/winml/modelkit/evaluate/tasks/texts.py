@@ -10,28 +10,9 @@ import numpy as np
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.evaluate import metrics
 from winml.modelkit.evaluate.labels import LabelMap, label_names, match_labels, model_labels
-from winml.modelkit.evaluate.metrics import (
-    ACCURACY,
-    EXACT_MATCH,
-    OVERLAP_F1,
-    PERPLEXITY,
-    SPAN_METRICS,
-    TAG_ACCURACY,
-    Metric,
-    SampleRows,
-    ratio_of_sums,
-)
-from winml.modelkit.evaluate.tasks.task import (
-    Evaluator,
-    EvaluatorContext,
-    Outputs,
-    Sample,
-    TaskDefinition,
-    named_output,
-    refuse_slow_tokenizer,
-    token_masks,
-)
+from winml.modelkit.evaluate.tasks import task
 from winml.modelkit.samples.preprocessing import Batch, Row
 from winml.modelkit.samples.processors import tokenizer_call
 
@@ -47,20 +28,20 @@ class PredictedText:
 
 
 @dataclass(frozen=True)
-class _PerplexityEvaluator(Evaluator):
+class _PerplexityEvaluator(task.Evaluator):
     """A prediction is how well each token of a text was foreseen; its tokens are what is right."""
 
     tokenizer: Any
 
-    def reference(self, sample: Sample) -> None:  # noqa: ARG002  # the text itself
+    def reference(self, sample: task.Sample) -> None:  # noqa: ARG002  # the text itself
         return None
 
-    def row_predictions(self, outputs: Outputs, batch: Batch) -> list[PredictedText]:
-        logits = named_output(outputs, "logits")
+    def row_predictions(self, outputs: task.Outputs, batch: Batch) -> list[PredictedText]:
+        logits = task.named_output(outputs, "logits")
         return [
             predicted_text(scores[mask], tokens[mask])
             for scores, tokens, mask in zip(
-                logits, batch.feeds["input_ids"], token_masks(batch, self.tokenizer), strict=False
+                logits, batch.feeds["input_ids"], task.token_masks(batch, self.tokenizer), strict=False
             )
         ]
 
@@ -87,10 +68,10 @@ def predicted_text(scores: Array, tokens: Array) -> PredictedText:
     return PredictedText(float(surprise.sum()), tuple(scores.argmax(axis=1).tolist()))
 
 
-TEXT_GENERATION = TaskDefinition(
+TEXT_GENERATION = task.TaskDefinition(
     "text-generation",
     ("text",),
-    (PERPLEXITY,),
+    (metrics.PERPLEXITY,),
     lambda context: _PerplexityEvaluator(context.processor("tokenizer")),
     "equal likeliest next tokens, token by token",
     # Scores of a whole vocabulary for each of 512 tokens take 0.1 GB a text.
@@ -103,12 +84,12 @@ _FIRST = 5
 
 
 @dataclass(frozen=True)
-class _MaskedWordEvaluator(Evaluator):
+class _MaskedWordEvaluator(task.Evaluator):
     """A prediction is the likeliest tokens at the one mask of a text, the best first."""
 
     tokenizer: Any
 
-    def reference(self, sample: Sample) -> int:
+    def reference(self, sample: task.Sample) -> int:
         """Return the token of the hidden word.
 
         Raises:
@@ -128,8 +109,8 @@ class _MaskedWordEvaluator(Evaluator):
             hint="Use samples whose masked word is one token.",
         )
 
-    def row_predictions(self, outputs: Outputs, batch: Batch) -> list[tuple[int, ...]]:
-        logits = named_output(outputs, "logits", "prediction_logits")
+    def row_predictions(self, outputs: task.Outputs, batch: Batch) -> list[tuple[int, ...]]:
+        logits = task.named_output(outputs, "logits", "prediction_logits")
         answers = []
         for tokens, scores, row in zip(batch.feeds["input_ids"], logits, batch.rows, strict=False):
             places = np.flatnonzero(tokens == self.tokenizer.mask_token_id)
@@ -146,27 +127,27 @@ class _MaskedWordEvaluator(Evaluator):
 
 
 def _first(predictions: Sequence[tuple[int, ...]], references: Sequence[int]) -> Any:
-    return ACCURACY.measure([tokens[0] for tokens in predictions], references)
+    return metrics.ACCURACY.measure([tokens[0] for tokens in predictions], references)
 
 
-def _among_first(predictions: Sequence[tuple[int, ...]], references: Sequence[int]) -> SampleRows:
+def _among_first(predictions: Sequence[tuple[int, ...]], references: Sequence[int]) -> metrics.SampleRows:
     from sklearn.metrics import accuracy_score
 
     found = [right in tokens for tokens, right in zip(predictions, references, strict=True)]
-    return ratio_of_sums(accuracy_score([True] * len(found), found), [(is_found, 1) for is_found in found])
+    return metrics.ratio_of_sums(accuracy_score([True] * len(found), found), [(is_found, 1) for is_found in found])
 
 
-def _masked_word_evaluator(context: EvaluatorContext) -> _MaskedWordEvaluator:
+def _masked_word_evaluator(context: task.EvaluatorContext) -> _MaskedWordEvaluator:
     tokenizer = context.processor("tokenizer")
     if getattr(tokenizer, "mask_token_id", None) is None:
         raise UsageError("the tokenizer has no mask token", hint="Use a different --task.")
     return _MaskedWordEvaluator(tokenizer)
 
 
-FILL_MASK = TaskDefinition(
+FILL_MASK = task.TaskDefinition(
     "fill-mask",
     ("text", "label"),
-    (Metric("accuracy", _first, "sklearn"), Metric("top_5_accuracy", _among_first, "sklearn")),
+    (metrics.Metric("accuracy", _first, "sklearn"), metrics.Metric("top_5_accuracy", _among_first, "sklearn")),
     _masked_word_evaluator,
     "equal likeliest tokens",
 )
@@ -178,20 +159,20 @@ twice as many."""
 
 
 @dataclass(frozen=True)
-class _AnswerEvaluator(Evaluator):
+class _AnswerEvaluator(task.Evaluator):
     """A prediction is the text of the answer, empty where the model says that the text holds none."""
 
     may_be_empty: bool
     """Whether the data set has questions without an answer."""
 
-    def reference(self, sample: Sample) -> list[str]:
+    def reference(self, sample: task.Sample) -> list[str]:
         return _answer_texts(sample["answers"])
 
-    def row_predictions(self, outputs: Outputs, batch: Batch) -> list[_Answer]:
-        starts, ends = named_output(outputs, "start_logits"), named_output(outputs, "end_logits")
+    def row_predictions(self, outputs: task.Outputs, batch: Batch) -> list[_Answer]:
+        starts, ends = task.named_output(outputs, "start_logits"), task.named_output(outputs, "end_logits")
         return [_best_answer(row, start, end) for row, start, end in zip(batch.rows, starts, ends, strict=True)]
 
-    def prediction(self, outputs: Sequence[_Answer], sample: Sample) -> str:
+    def prediction(self, outputs: Sequence[_Answer], sample: task.Sample) -> str:
         """Return the text of the best span of all windows; no window may be surer that there is none."""
         best = max(outputs, key=lambda output: output.score)
         if not best.characters or (self.may_be_empty and min(output.empty_score for output in outputs) > best.score):
@@ -243,15 +224,15 @@ def _answer_texts(cell: Any) -> list[str]:
     return [texts] if isinstance(texts, str) else [str(text) for text in texts or ()]
 
 
-def _answer_evaluator(context: EvaluatorContext) -> _AnswerEvaluator:
-    refuse_slow_tokenizer(context, "places in the context")
+def _answer_evaluator(context: task.EvaluatorContext) -> _AnswerEvaluator:
+    task.refuse_slow_tokenizer(context, "places in the context")
     return _AnswerEvaluator(any(not _answer_texts(cell) for cell in context.values("answers")))
 
 
-QUESTION_ANSWERING = TaskDefinition(
+QUESTION_ANSWERING = task.TaskDefinition(
     "question-answering",
     ("question", "context", "answers"),
-    (OVERLAP_F1, EXACT_MATCH),
+    (metrics.OVERLAP_F1, metrics.EXACT_MATCH),
     _answer_evaluator,
     "equal answers",
 )
@@ -263,13 +244,13 @@ _OUTSIDE = "O"
 
 
 @dataclass(frozen=True)
-class _TagEvaluator(Evaluator):
+class _TagEvaluator(task.Evaluator):
     """A prediction is the tag of each word: that of its first token. Words beyond the longest row have none."""
 
     labels: LabelMap
     notes: tuple[str, ...] = ()
 
-    def reference(self, sample: Sample) -> list[str | None]:
+    def reference(self, sample: task.Sample) -> list[str | None]:
         """Return the tag of each word, None where it is not judged.
 
         Raises:
@@ -281,8 +262,8 @@ class _TagEvaluator(Evaluator):
             raise InputError(f"a sample has {words} words but {tags} tags", hint="Provide one tag per word.")
         return [None if tag == _LEFT_OUT else self.labels.name(tag) for tag in sample["tags"]]
 
-    def row_predictions(self, outputs: Outputs, batch: Batch) -> list[list[str]]:
-        classes = np.argmax(named_output(outputs, "logits"), axis=-1)
+    def row_predictions(self, outputs: task.Outputs, batch: Batch) -> list[list[str]]:
+        classes = np.argmax(task.named_output(outputs, "logits"), axis=-1)
         return [self._tags(row, numbers.tolist()) for row, numbers in zip(batch.rows, classes, strict=True)]
 
     def _tags(self, row: Row, numbers: Sequence[int]) -> list[str]:
@@ -298,8 +279,8 @@ class _TagEvaluator(Evaluator):
         return [tag for tag, right in zip(prediction, reference, strict=True) if right is not None]
 
 
-def _tag_evaluator(context: EvaluatorContext) -> _TagEvaluator:
-    refuse_slow_tokenizer(context, "words")
+def _tag_evaluator(context: task.EvaluatorContext) -> _TagEvaluator:
+    task.refuse_slow_tokenizer(context, "words")
     column = context.columns["tags"]
     names = label_names(context.data_set.features[column])
     values = (tag for tags in context.values("tags") for tag in _tags_of(tags, column) if tag != _LEFT_OUT)
@@ -316,6 +297,10 @@ def _tags_of(cell: object, column: str) -> Sequence[Any]:
     )
 
 
-TOKEN_CLASSIFICATION = TaskDefinition(
-    "token-classification", ("tokens", "tags"), (*SPAN_METRICS, TAG_ACCURACY), _tag_evaluator, "equal tags of all words"
+TOKEN_CLASSIFICATION = task.TaskDefinition(
+    "token-classification",
+    ("tokens", "tags"),
+    (*metrics.SPAN_METRICS, metrics.TAG_ACCURACY),
+    _tag_evaluator,
+    "equal tags of all words",
 )

@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.models.caches import inputs
 from winml.modelkit.models.caches.finding import NO_CACHE_HINT, find_cache, is_of_tokens
-from winml.modelkit.models.caches.inputs import (
-    PAST_KEY,
-    fixed_sizes_of,
-    open_by_default,
-    refuse_several_rows,
-    with_cache_inputs,
-    with_sums,
-)
 from winml.modelkit.models.caches.layout import CacheLayout
 from winml.modelkit.models.checkpoints.config import CheckpointConfig
 from winml.modelkit.models.inputs.decision import (
@@ -88,7 +81,7 @@ def decide_plain_inputs(
     Raises:
         UsageError: a size the model refuses, or the forward needs an input that no modality knows.
     """
-    shape = request.shape_config and request.shape_config.model_copy(update={PAST_KEY: None})
+    shape = request.shape_config and request.shape_config.model_copy(update={inputs.PAST_KEY: None})
     return decide_inputs(
         model, checkpoint.config, checkpoint.root, task=task, shape=shape, batch_size=request.batch_size
     )
@@ -145,19 +138,19 @@ def open_cached_inputs(
     Raises:
         UsageError: sizes do not fit, the model mixes up the rows asked for, or the inputs are described otherwise.
     """
-    passed, notes = fixed_sizes_of(request.shape_config, request.batch_size, layout)
+    passed, notes = inputs.fixed_sizes_of(request.shape_config, request.batch_size, layout)
     left_open = request.shape_config.left_open() if request.shape_config else {}
-    decision = with_cache_inputs(plain, layout, forward_parameters(model), config, passed)
+    decision = inputs.with_cache_inputs(plain, layout, forward_parameters(model), config, passed)
     if request.input_specs is not None:
         decision = _as_described(decision, request)
         opened = open_axes(decision, request.dynamic, are_sizes_firm=True)
     else:
         requested = left_open.keys()
-        left_open = open_by_default(left_open, passed, layout, decision.meanings)
+        left_open = inputs.open_by_default(left_open, passed, layout, decision.meanings)
         by_default = left_open.keys() - requested
         opened = open_axes(decision, request.dynamic, left_open, by_default=by_default, firm_keys=frozenset(passed))
-    refuse_several_rows(opened.inputs, layout)
-    return dataclasses.replace(with_sums(opened), cache=layout, notes=(*opened.notes, *notes))
+    inputs.refuse_several_rows(opened.inputs, layout)
+    return dataclasses.replace(inputs.with_sums(opened), cache=layout, notes=(*opened.notes, *notes))
 
 
 def _as_described(decision: InputDecision, request: ModelRequest) -> InputDecision:

@@ -14,12 +14,7 @@ from typing import Any
 from winml.modelkit.errors import CheckpointError
 from winml.modelkit.file_names import CARD_NAME, is_plain_name
 from winml.modelkit.models.checkpoints.weight_files import FORMATS
-from winml.modelkit.onnx.files.foreign_files import (
-    MODULES_NAME,
-    TEMPLATES_FOLDER,
-    is_companion_name,
-    library_file,
-)
+from winml.modelkit.onnx.files import foreign_files
 from winml.modelkit.onnx.files.foreign_names import name_problem
 from winml.modelkit.options import read_text_file
 
@@ -46,12 +41,14 @@ def companion_files(folder: Path) -> dict[str, Path]:
     """
     if not folder.is_dir():
         return {}
-    names = [path.name for path in folder.iterdir() if is_companion_name(path.name)]
-    if (templates := folder / TEMPLATES_FOLDER).is_dir():
-        names += [f"{TEMPLATES_FOLDER}/{path.name}" for path in templates.iterdir() if path.suffix == ".jinja"]
+    names = [path.name for path in folder.iterdir() if foreign_files.is_companion_name(path.name)]
+    if (templates := folder / foreign_files.TEMPLATES_FOLDER).is_dir():
+        names += [
+            f"{foreign_files.TEMPLATES_FOLDER}/{path.name}" for path in templates.iterdir() if path.suffix == ".jinja"
+        ]
     files = _files_up_to(folder, names, LARGEST_COMPANION)
-    if MODULES_NAME in files:
-        for place, type_name in _modules(files[MODULES_NAME]):
+    if foreign_files.MODULES_NAME in files:
+        for place, type_name in _modules(files[foreign_files.MODULES_NAME]):
             files |= _module_files(folder, place, type_name)
     displayed = (name for name in sorted(files) if not files[name].name.startswith("."))
     return {name: files[name] for name in displayed}
@@ -71,7 +68,7 @@ def card_files(folder: Path) -> dict[str, Path]:
 
 def _files_up_to(folder: Path, names: Iterable[str], size_bytes: int) -> dict[str, Path]:
     """Return the files of these names that are no larger: name → file."""
-    found = ((name, library_file(folder, name, error=CheckpointError)) for name in names)
+    found = ((name, foreign_files.library_file(folder, name, error=CheckpointError)) for name in names)
     return {name: path for name, path in found if path is not None and path.stat().st_size <= size_bytes}
 
 
@@ -95,7 +92,7 @@ def _module_files(folder: Path, place: str, type_name: str) -> dict[str, Path]:
     indexes = {index for _, _, index in FORMATS}
     names = {path.name for path in (folder / place).iterdir()} - indexes
     small = [f"{place}/{name}" for name in names if Path(name).suffix in _MODULE_SUFFIXES]
-    large = [f"{place}/{name}" for name in names if is_companion_name(name)]
+    large = [f"{place}/{name}" for name in names if foreign_files.is_companion_name(name)]
     files = _files_up_to(folder, small, _LARGEST_MODULE_FILE) | _files_up_to(folder, large, LARGEST_COMPANION)
     if type_name in _MODULES_WITH_WEIGHTS:
         weights = _files_up_to(folder, [f"{place}/{single}" for _, single, _ in FORMATS], LARGEST_MODULE_WEIGHTS)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from winml.modelkit.file_names import DECODER, ENCODER
+from winml.modelkit.models.caches import finding
 from winml.modelkit.models.caches.arguments import (
     DECODER_TOKENS,
     ENCODER_MASK,
@@ -30,15 +31,6 @@ from winml.modelkit.models.caches.arguments import (
     self_feeding_decoder_arguments,
 )
 from winml.modelkit.models.caches.decision import NO_CACHE_REQUESTED, cached_keywords, decide_plain_inputs
-from winml.modelkit.models.caches.finding import (
-    ENCODER_OUTPUT,
-    RUN_ROWS,
-    RUN_TOKENS,
-    find_encoder_decoder,
-    is_of_tokens,
-    layout_of_both,
-    recorded_encoder_outputs,
-)
 from winml.modelkit.models.caches.inputs import PAST_KEY, refuse_beyond_positions
 from winml.modelkit.models.caches.layout import CacheLayout, EncoderDecoderLayout, cache_field
 from winml.modelkit.models.checkpoints.config import CheckpointConfig
@@ -100,7 +92,10 @@ class _InnerDecoder:
             with _recorded_decoder_calls(decoder) as calls:
                 forward(**arguments, **tokens)
             answer = calls[-1].answer
-            return {ENCODER_OUTPUT: calls[-1].named[ENCODER_STATES], argument: answer[cache_field(answer, argument)]}
+            return {
+                finding.ENCODER_OUTPUT: calls[-1].named[ENCODER_STATES],
+                argument: answer[cache_field(answer, argument)],
+            }
 
         return encoded
 
@@ -148,7 +143,7 @@ def _found(
         return f"{path} of {name} returns outputs without names"
     encoded = call.named[ENCODER_STATES]
     decoder = model.get_submodule(path)
-    layout = layout_of_both(name, {**call.answer, ENCODER_OUTPUT: encoded}, forward_parameters(decoder))
+    layout = finding.layout_of_both(name, {**call.answer, finding.ENCODER_OUTPUT: encoded}, forward_parameters(decoder))
     if isinstance(layout, str):
         return layout
     keywords = {**_constants(decoder, call.named), **cached_keywords(decoder, request)}
@@ -156,7 +151,9 @@ def _found(
 
 
 def _sizes(spec: InputTensorSpec) -> tuple[int | str, ...]:
-    return (RUN_ROWS, RUN_TOKENS) if spec.name in (TOKENS, _MASK) else (RUN_ROWS, *spec.shape[1:])
+    return (
+        (finding.RUN_ROWS, finding.RUN_TOKENS) if spec.name in (TOKENS, _MASK) else (finding.RUN_ROWS, *spec.shape[1:])
+    )
 
 
 def _constants(decoder: torch.nn.Module, named: Mapping[str, object]) -> dict[str, bool | int]:
@@ -171,7 +168,7 @@ def _constants(decoder: torch.nn.Module, named: Mapping[str, object]) -> dict[st
 
 def _as_encoder_decoder(plain: InputDecision) -> InputDecision:
     """Return inputs with tokens by the name that encoder-decoders have for those of the decoder, and without a mask."""
-    media = tuple(spec for spec in plain.inputs if spec.name not in (TOKENS, _MASK) and not is_of_tokens(spec))
+    media = tuple(spec for spec in plain.inputs if spec.name not in (TOKENS, _MASK) and not finding.is_of_tokens(spec))
     tokens = next(spec for spec in plain.inputs if spec.name == TOKENS)
     named = tokens.model_copy(update={"name": DECODER_TOKENS})
     meanings = plain.meanings
@@ -268,7 +265,7 @@ def encoder_decoder_parts(
         return FoundParts(notes=(described if request.cache else NO_CACHE_REQUESTED,))
     layout: EncoderDecoderLayout | str
     if inner is None:
-        layout = find_encoder_decoder(model, plain.inputs, cached_keywords(model, request))
+        layout = finding.find_encoder_decoder(model, plain.inputs, cached_keywords(model, request))
     else:
         layout = inner if isinstance(inner, str) else inner.layout
     if isinstance(layout, str):
@@ -370,7 +367,7 @@ def _with_encoder_mask(model: torch.nn.Module) -> Callable[..., Any]:
 
     @functools.wraps(forward)
     def encoded(*args: object, **arguments: object) -> dict[str, object]:
-        with recorded_encoder_outputs(model) as answers:
+        with finding.recorded_encoder_outputs(model) as answers:
             outputs = forward(*args, **arguments)
         return {**outputs, ENCODER_MASK: answers[-1][_MASK]}
 

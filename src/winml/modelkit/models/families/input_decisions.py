@@ -19,14 +19,8 @@ from winml.modelkit.models.caches.decision import cached_keywords, decision_with
 from winml.modelkit.models.caches.finding import tensors_in
 from winml.modelkit.models.checkpoints.config import CheckpointConfig
 from winml.modelkit.models.checkpoints.task import canonical_task
+from winml.modelkit.models.families import family
 from winml.modelkit.models.families.encoder_decoder import encoder_decoder_parts
-from winml.modelkit.models.families.family import (
-    Family,
-    FoundParts,
-    decide_model_inputs,
-    part_of_decision,
-    single_part_model,
-)
 from winml.modelkit.models.families.vision_language import vision_language_parts
 from winml.modelkit.models.inputs.decision import InputDecision
 from winml.modelkit.models.inputs.modalities.modality import BATCH_KEY
@@ -43,7 +37,7 @@ if TYPE_CHECKING:
 
 def _decoder_parts(
     model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
-) -> FoundParts:
+) -> family.FoundParts:
     """Return the only part of a decoder that keeps a cache: it serves the prompt and every step after it.
 
     Raises:
@@ -51,10 +45,10 @@ def _decoder_parts(
     """
     decision = decision_with_cache(model, checkpoint, task, request)
     if decision.cache is None:
-        return FoundParts(notes=decision.notes)
+        return family.FoundParts(notes=decision.notes)
     cache = decision.cache
     others = [spec.name for spec in decision.inputs if spec.cache is None]
-    part = part_of_decision(
+    part = family.part_of_decision(
         model,
         decision,
         cached_keywords(model, request),
@@ -64,14 +58,14 @@ def _decoder_parts(
         entry=forward_with_states(cache.of_modules, cache.argument) if cache.of_modules else None,
     )
     if request.prompt_length is None:
-        return FoundParts((part,))
+        return family.FoundParts((part,))
     if decision.dimensions:
         note = "--prompt-length has no effect: a graph with dynamic sizes reads a prompt of any length in one run."
-        return FoundParts((replace(part, notes=(*part.notes, note)),))
+        return family.FoundParts((replace(part, notes=(*part.notes, note)),))
     sized = request.with_sizes({"sequence_length": request.prompt_length})
     longer = decision_with_cache(model, checkpoint, task, sized)
     prompt = replace(part, name=PROMPT, inputs=longer.inputs, feeds=cache.feeds_to(DECODER))
-    return FoundParts((prompt, replace(part, name=DECODER, feeds=cache.feeds_to(DECODER))))
+    return family.FoundParts((prompt, replace(part, name=DECODER, feeds=cache.feeds_to(DECODER))))
 
 
 @dataclass(frozen=True)
@@ -94,7 +88,7 @@ _ENCODERS: Final = (
 
 def _dual_encoder_parts(
     model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
-) -> FoundParts:
+) -> family.FoundParts:
     """Return an encoder of text and one of another medium, where one of them is asked for.
 
     The method of an encoder returns its answers, pooled and projected. The whole model is one graph as long as no part
@@ -105,13 +99,13 @@ def _dual_encoder_parts(
     """
     encoders = [item for item in _ENCODERS if callable(getattr(model, item.method, None))]
     if not request.submodel or len(encoders) < 2 or encoders[0].part != "text":
-        return FoundParts()
-    complete = decide_model_inputs(model, checkpoint, task, request)
+        return family.FoundParts()
+    complete = family.decide_model_inputs(model, checkpoint, task, request)
     taken = {item.part: _read_inputs(getattr(model, item.method), complete) for item in encoders}
     decisions = {item.part: _inputs_among(complete, taken[item.part]) for item in encoders}
     if not all(decision.inputs for decision in decisions.values()):
-        return FoundParts()
-    return FoundParts(tuple(_part(model, item, decisions[item.part]) for item in encoders))
+        return family.FoundParts()
+    return family.FoundParts(tuple(_part(model, item, decisions[item.part]) for item in encoders))
 
 
 def _part(model: torch.nn.Module, encoder: _Encoder, decision: InputDecision) -> ModelPart:
@@ -123,7 +117,7 @@ def _part(model: torch.nn.Module, encoder: _Encoder, decision: InputDecision) ->
         return {encoder.output: pooled}
 
     entry: Callable[[torch.nn.Module], Callable[..., Any]] = attrgetter(encoder.method)
-    return part_of_decision(
+    return family.part_of_decision(
         model, decision, {}, NestedArguments(names, {}, dict, results), name=encoder.part, entry=entry
     )
 
@@ -185,7 +179,7 @@ def _inputs_among(complete: InputDecision, names: frozenset[str]) -> InputDecisi
     return replace(complete, inputs=inputs, dimensions=dimensions)
 
 
-FAMILIES: Registry[Family] = Registry(
+FAMILIES: Registry[family.Family] = Registry(
     "families",
     "model family",
     {
@@ -215,7 +209,7 @@ def decide_parts(
         notes = notes or [*found.notes]  # the first that says why it is one graph has said it
         if parts := found.parts:
             break
-    parts = parts or (single_part_model(model, checkpoint, canonical_task(task), request, tuple(notes)),)
+    parts = parts or (family.single_part_model(model, checkpoint, canonical_task(task), request, tuple(notes)),)
     refuse_unknown_parts(request.submodel, parts, type(model).__name__)
     return parts
 

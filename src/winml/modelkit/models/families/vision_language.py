@@ -28,14 +28,7 @@ from winml.modelkit.models.caches.finding import NO_CACHE_HINT, find_cache, is_o
 from winml.modelkit.models.caches.inputs import several_positions
 from winml.modelkit.models.caches.layout import EMBEDDED, CacheLayout
 from winml.modelkit.models.checkpoints.config import CheckpointConfig
-from winml.modelkit.models.families.family import (
-    FoundParts,
-    PartAxes,
-    divided_axes,
-    firm_keys,
-    open_keys,
-    part_of_decision,
-)
+from winml.modelkit.models.families import family
 from winml.modelkit.models.families.image_features import (
     FEATURES,
     FEATURES_METHOD,
@@ -163,16 +156,16 @@ _IMAGES = "images"
 
 def vision_language_parts(
     model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
-) -> FoundParts:
+) -> family.FoundParts:
     """Return the three parts of a language model that is shown images.
 
     Raises:
         UsageError: the cache is of a kind that no graph can take, or sizes do not fit.
     """
     if task not in _TASKS:
-        return FoundParts()
+        return family.FoundParts()
     if not has_image_code(model):
-        return FoundParts(notes=_undivided_notes(model, task, request))
+        return family.FoundParts(notes=_undivided_notes(model, task, request))
     found = _find_parts(model, checkpoint, task, request)
     # Of a model that also goes on with text alone, the family of decoders says why it has no cache.
     return replace(found, notes=()) if task == "text-generation" else found
@@ -193,26 +186,30 @@ def _undivided_notes(model: Any, task: str, request: ModelRequest) -> tuple[str,
     return (note,)
 
 
-def _find_parts(model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest) -> FoundParts:
+def _find_parts(
+    model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
+) -> family.FoundParts:
     plain = decide_plain_inputs(model, checkpoint, task, request)
     inputs = {spec.name: spec for spec in plain.inputs}
     if "decoder_input_ids" in inputs:
-        return FoundParts()
+        return family.FoundParts()
     if not request.cache or request.input_specs is not None:
         described = (
             f"Exported as one graph, as {request.specs_origin} describes it: every run reads the images and all tokens."
         )
-        return FoundParts(notes=(described if request.cache else NO_CACHE_REQUESTED,))
+        return family.FoundParts(notes=(described if request.cache else NO_CACHE_REQUESTED,))
     found = _found(model, checkpoint.config, plain, request)
     layout = found if isinstance(found, str) else found.cache()
     if isinstance(found, str) or isinstance(layout, str):
         reason = found if isinstance(found, str) else layout
-        return FoundParts(
+        return family.FoundParts(
             notes=(f"Exported as one graph without KV cache, since {reason}: every run reads all tokens.",)
         )
     axes = [found.vision_axes(), found.embedding_axes(), found.decoder_axes(layout)]
-    vision, embedding, decoder = divided_axes(axes, request.dynamic)
-    return FoundParts((found.vision_part(vision), found.embedding_part(embedding), found.decoder_part(decoder, layout)))
+    vision, embedding, decoder = family.divided_axes(axes, request.dynamic)
+    return family.FoundParts(
+        (found.vision_part(vision), found.embedding_part(embedding), found.decoder_part(decoder, layout))
+    )
 
 
 def _found(model: torch.nn.Module, config: object, plain: InputDecision, request: ModelRequest) -> _Found | str:
@@ -282,7 +279,7 @@ class _Found:
         inputs = tuple(spec for spec in self.decoder_inputs.inputs if spec.name not in others)
         return find_cache(self.decoder, inputs, self.keywords)
 
-    def vision_axes(self) -> PartAxes:
+    def vision_axes(self) -> family.PartAxes:
         """Return the inputs of what makes vectors of images."""
         decision = self._among([spec.name for spec in self.plain.inputs if spec.name in self.code.parameters])
         # Of several images in a row, those that are filler are left out: their number is known to their values alone.
@@ -295,11 +292,11 @@ class _Found:
                 return self._opened(decision, (_BATCH_KEY,), dynamic)
             return self._opened(decision, (), dynamic.model_copy(update={"batch": False}))
 
-        return PartAxes(replace(decision, notes=()), opened, {}, frozenset({FEATURES}))
+        return family.PartAxes(replace(decision, notes=()), opened, {}, frozenset({FEATURES}))
 
     def vision_part(self, decision: InputDecision) -> ModelPart:
         """Return what makes vectors of images."""
-        return part_of_decision(
+        return family.part_of_decision(
             self.model,
             decision,
             {},
@@ -310,7 +307,7 @@ class _Found:
             feeds=tuple(PartFeed(name, EMBEDDING, name) for name in (FEATURES, *self.code.feature_names)),
         )
 
-    def embedding_axes(self) -> PartAxes:
+    def embedding_axes(self) -> family.PartAxes:
         """Return the tokens of what makes vectors of tokens."""
         decision = self._among([_TOKENS])
         notes = (*self.plain.notes, _WITHOUT_IMAGES)
@@ -318,7 +315,7 @@ class _Found:
         def opened(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
             return self._opened(decision, (_BATCH_KEY, _SEQUENCE_KEY), dynamic)
 
-        return PartAxes(replace(decision, notes=notes), opened, {})
+        return family.PartAxes(replace(decision, notes=notes), opened, {})
 
     def embedding_part(self, decision: InputDecision) -> ModelPart:
         """Return what makes vectors of tokens, those of images in their places."""
@@ -334,7 +331,7 @@ class _Found:
             )
             for name in names
         )
-        return part_of_decision(
+        return family.part_of_decision(
             self.model,
             replace(decision, inputs=(*decision.inputs, *features)),
             {},
@@ -346,7 +343,7 @@ class _Found:
             feeds=tuple(PartFeed(name, DECODER, name) for name in (EMBEDDED, *self.code.layered_names)),
         )
 
-    def decoder_axes(self, layout: CacheLayout) -> PartAxes:
+    def decoder_axes(self, layout: CacheLayout) -> family.PartAxes:
         """Return the inputs of the language model with its head: vectors of tokens, and the cache."""
         text_config = self.config.get_text_config(decoder=True)
 
@@ -354,13 +351,13 @@ class _Found:
             request = replace(self.request, dynamic=dynamic)
             return open_cached_inputs(decision, layout, self.decoder, text_config, request)
 
-        return PartAxes(replace(self.decoder_inputs, notes=()), opened, {_TOKENS: EMBEDDED})
+        return family.PartAxes(replace(self.decoder_inputs, notes=()), opened, {_TOKENS: EMBEDDED})
 
     def decoder_part(self, decision: InputDecision, layout: CacheLayout) -> ModelPart:
         """Return the language model with its head."""
         names = [spec.name for spec in decision.inputs if spec.cache is None]
         kinds = None if self.kinds is None else self.kinds.name
-        return part_of_decision(
+        return family.part_of_decision(
             self.model,
             replace(decision, notes=()),
             self.keywords,
@@ -433,4 +430,4 @@ class _Found:
     def _opened(self, decision: InputDecision, by_default: tuple[str, ...], dynamic: DynamicRequest) -> InputDecision:
         """Return inputs with rows and tokens left open, as far as the user gave no number, and what was asked for."""
         left_open = self.request.shape_config.left_open() if self.request.shape_config else {}
-        return open_keys(decision, dynamic, by_default, firm_keys(self.request), left_open)
+        return family.open_keys(decision, dynamic, by_default, family.firm_keys(self.request), left_open)

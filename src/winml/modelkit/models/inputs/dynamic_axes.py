@@ -13,25 +13,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.models.inputs.axis_names import (
-    AcceptsShapes,
-    AxisKeys,
-    AxisNames,
-    bring_along_by_size,
-    name_the_unnamed,
-)
+from winml.modelkit.models.inputs import axis_names
 from winml.modelkit.models.inputs.decision import InputDecision
 from winml.modelkit.models.inputs.modalities.modality import BATCH_KEY
 from winml.modelkit.models.inputs.modalities.pipeline import SHAPE_KEYS
 from winml.modelkit.models.inputs.sizes import SHAPE_CONFIG_OPTION, SizeWish, choose_trace_sizes
-from winml.modelkit.onnx.specs import (
-    DynamicDimension,
-    DynamicRequest,
-    OpenSize,
-    OutputAxis,
-    current_name,
-    names_among,
-)
+from winml.modelkit.onnx import specs
 from winml.modelkit.options import nearest
 
 _TRACE_SIZE = 16
@@ -40,13 +27,13 @@ _TRACE_SIZE = 16
 
 def open_axes(
     decision: InputDecision,
-    request: DynamicRequest,
-    left_open: Mapping[str, OpenSize] | None = None,
+    request: specs.DynamicRequest,
+    left_open: Mapping[str, specs.OpenSize] | None = None,
     *,
     by_default: Collection[str] = (),
     firm_keys: frozenset[str] = frozenset(),
     are_sizes_firm: bool = False,
-    accepts: AcceptsShapes | None = None,
+    accepts: axis_names.AcceptsShapes | None = None,
 ) -> InputDecision:
     """Name the axes that are to be left open.
 
@@ -70,25 +57,25 @@ def open_axes(
     """
     sizes = decision.meanings.sizes
     passed = left_open or {}
-    meant = {own: size for key, size in passed.items() for own in names_among(key, sizes)}
+    meant = {own: size for key, size in passed.items() for own in specs.names_among(key, sizes)}
     left_open = {**meant, **{key: size for key, size in passed.items() if key in sizes}}
-    firm_keys = frozenset(own for key in firm_keys for own in names_among(key, sizes))
-    naming = AxisNames(AxisKeys(decision))
+    firm_keys = frozenset(own for key in firm_keys for own in specs.names_among(key, sizes))
+    naming = axis_names.AxisNames(axis_names.AxisKeys(decision))
     naming.take_names_in_shapes()
     output_axes = naming.take_axes(request)
     naming.take_keys(left_open)
     naming.take_meanings(request)
     if not naming.names and not naming.unnamed:
         _refuse_outputs_alone(decision, output_axes)
-    name_the_unnamed(naming)
+    axis_names.name_the_unnamed(naming)
     if not naming.names:
         return decision
-    notes = [*naming.bring_along(), *bring_along_by_size(naming, accepts)]
+    notes = [*naming.bring_along(), *axis_names.bring_along_by_size(naming, accepts)]
     requested = _RequestedSizes(left_open, _bounds_by_name(request, naming.symbols()), firm_keys, are_sizes_firm)
     wishes = [_size_wish(name, naming, requested) for name in naming.symbols()]
     sizes = choose_trace_sizes(wishes)
     dimensions = tuple(
-        DynamicDimension(name=wish.name, min=wish.min, max=wish.max, example=sizes[wish.name]) for wish in wishes
+        specs.DynamicDimension(name=wish.name, min=wish.min, max=wish.max, example=sizes[wish.name]) for wish in wishes
     )
     notes += [
         f"{wish.name} is traced with {sizes[wish.name]}: a size of 1 would be traced as a constant."
@@ -106,7 +93,10 @@ def open_axes(
 
 
 def _opened_by_default(
-    naming: AxisNames, request: DynamicRequest, left_open: Mapping[str, OpenSize], by_default: Collection[str]
+    naming: axis_names.AxisNames,
+    request: specs.DynamicRequest,
+    left_open: Mapping[str, specs.OpenSize],
+    by_default: Collection[str],
 ) -> dict[str, str]:
     """Return the names that no option asked for, each with the key of its size.
 
@@ -118,7 +108,7 @@ def _opened_by_default(
     """
     if not by_default:
         return {}
-    requested = AxisNames(naming.axis_keys)
+    requested = axis_names.AxisNames(naming.axis_keys)
     requested.take_names_in_shapes()
     requested.take_axes(request)
     requested.take_keys({key: size for key, size in left_open.items() if key not in by_default})
@@ -129,7 +119,7 @@ def _opened_by_default(
     return {name: key for name, key in opened.items() if name not in names and name not in bounded}
 
 
-def _refuse_outputs_alone(decision: InputDecision, output_axes: Sequence[OutputAxis]) -> None:
+def _refuse_outputs_alone(decision: InputDecision, output_axes: Sequence[specs.OutputAxis]) -> None:
     """Refuse axes of no input where no axis of an input is open, on which those of an output could depend.
 
     Raises:
@@ -158,13 +148,13 @@ def fitting_example(
     return example if all(shapes[name] == tuple(tensor.shape) for name, tensor in example.items()) else None
 
 
-def _bounds_by_name(request: DynamicRequest, symbols: Sequence[str]) -> dict[str, DynamicDimension]:
+def _bounds_by_name(request: specs.DynamicRequest, symbols: Sequence[str]) -> dict[str, specs.DynamicDimension]:
     """Return the bounds the user gave by name.
 
     Raises:
         UsageError: no axis bears such a name.
     """
-    dimensions = {name: item for item in request.dimensions for name in names_among(item.name, symbols)}
+    dimensions = {name: item for item in request.dimensions for name in specs.names_among(item.name, symbols)}
     for name in dimensions:
         if name not in symbols:
             guess = nearest(name, symbols)
@@ -177,18 +167,18 @@ def _bounds_by_name(request: DynamicRequest, symbols: Sequence[str]) -> dict[str
 class _RequestedSizes:
     """What the user said about sizes."""
 
-    by_key: Mapping[str, OpenSize]
-    by_name: Mapping[str, DynamicDimension]
+    by_key: Mapping[str, specs.OpenSize]
+    by_name: Mapping[str, specs.DynamicDimension]
     firm_keys: frozenset[str]
     are_sizes_firm: bool
 
-    def of(self, name: str, keys: Sequence[str]) -> list[OpenSize | DynamicDimension]:
+    def of(self, name: str, keys: Sequence[str]) -> list[specs.OpenSize | specs.DynamicDimension]:
         """Return all that was said about one dimension."""
         named = [self.by_name[name]] if name in self.by_name else []
         return [*(self.by_key[key] for key in keys if key in self.by_key), *named]
 
 
-def _size_wish(name: str, naming: AxisNames, requested: _RequestedSizes) -> SizeWish:
+def _size_wish(name: str, naming: axis_names.AxisNames, requested: _RequestedSizes) -> SizeWish:
     """Return between which sizes a dimension may vary, and at which it is best traced."""
     keys = naming.keys_named(name)
     low, high = _combined_bounds(name, naming, requested)
@@ -197,12 +187,12 @@ def _size_wish(name: str, naming: AxisNames, requested: _RequestedSizes) -> Size
         raise UsageError(
             f"{name}: example size {example} is not between {low} and {high or 'any'}", hint="Set a size in this range."
         )
-    known = (SHAPE_KEYS[key] for key in (*keys, current_name(name)) if key in SHAPE_KEYS)
+    known = (SHAPE_KEYS[key] for key in (*keys, specs.current_name(name)) if key in SHAPE_KEYS)
     step = max((key.trace_step for key in known), default=1)
     return SizeWish(name, example, is_firm, low, high, step, naming.sizes_beside(name))
 
 
-def _combined_bounds(name: str, naming: AxisNames, requested: _RequestedSizes) -> tuple[int, int | None]:
+def _combined_bounds(name: str, naming: axis_names.AxisNames, requested: _RequestedSizes) -> tuple[int, int | None]:
     """Return the smallest and the largest size, as the user and the model bound them.
 
     Raises:
@@ -228,7 +218,7 @@ def _combined_bounds(name: str, naming: AxisNames, requested: _RequestedSizes) -
     return low, high
 
 
-def _preferred_size(name: str, naming: AxisNames, requested: _RequestedSizes) -> tuple[int, bool]:
+def _preferred_size(name: str, naming: axis_names.AxisNames, requested: _RequestedSizes) -> tuple[int, bool]:
     """Return the size to trace with, and whether the user wants it.
 
     Raises:
@@ -252,9 +242,9 @@ def _preferred_size(name: str, naming: AxisNames, requested: _RequestedSizes) ->
     return (model_sizes[0] if model_sizes else _usual_size(name, naming)), False
 
 
-def _usual_size(name: str, naming: AxisNames) -> int:
+def _usual_size(name: str, naming: axis_names.AxisNames) -> int:
     """Return a size for a dimension of which only the name, or the place, is known."""
-    key = SHAPE_KEYS.get(current_name(name))
+    key = SHAPE_KEYS.get(specs.current_name(name))
     is_first = all(axis == 0 for _, axis in naming.axes_named(name))
     return (key and key.trace_size) or (BATCH_KEY.trace_size if is_first else None) or _TRACE_SIZE
 

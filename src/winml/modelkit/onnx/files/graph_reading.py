@@ -16,16 +16,7 @@ from typing import Any, NamedTuple
 import onnx
 import onnx_ir as ir
 
-from winml.modelkit.metadata_keys import (
-    DEPTH_KEY,
-    FUNCTION_DOMAIN,
-    MODULE_KEY,
-    MODULES_KEY,
-    NAMESPACE_KEY,
-    SOURCE_KEY,
-    TAG_KEY,
-    TORCH_PREFIX,
-)
+from winml.modelkit import metadata_keys
 from winml.modelkit.onnx.contexts import proto_nodes
 from winml.modelkit.onnx.files.reading import read_referring, read_structure, reading_graph
 from winml.modelkit.onnx.files.recovery import temporary_folder
@@ -217,24 +208,24 @@ def _merged_metadata(node: onnx.NodeProto, modules: Mapping[str, str]) -> dict[s
     merged = {
         key: key_values[-1]
         for key, key_values in values.items()
-        if len(set(key_values)) == 1 or not key.startswith(TORCH_PREFIX)
+        if len(set(key_values)) == 1 or not key.startswith(metadata_keys.TORCH_PREFIX)
     }
-    if len(set(values[TAG_KEY])) < 2:
+    if len(set(values[metadata_keys.TAG_KEY])) < 2:
         return merged
     try:
-        tag = merged[TAG_KEY] = address.common_ancestor(values[TAG_KEY])
+        tag = merged[metadata_keys.TAG_KEY] = address.common_ancestor(values[metadata_keys.TAG_KEY])
     except ValueError:
         # Not a valid tag; carrying the tags later finds the node untagged.
-        del merged[TAG_KEY]
+        del merged[metadata_keys.TAG_KEY]
         return merged
-    merged[SOURCE_KEY] = "merged"
-    merged[MODULES_KEY] = json.dumps(sorted(set(values[MODULE_KEY])), ensure_ascii=False)
-    for key in (DEPTH_KEY, MODULE_KEY, NAMESPACE_KEY):
+    merged[metadata_keys.SOURCE_KEY] = "merged"
+    merged[metadata_keys.MODULES_KEY] = json.dumps(sorted(set(values[metadata_keys.MODULE_KEY])), ensure_ascii=False)
+    for key in (metadata_keys.DEPTH_KEY, metadata_keys.MODULE_KEY, metadata_keys.NAMESPACE_KEY):
         merged.pop(key, None)
     if tag in modules:
         # Where the file does not say it, carrying the tags writes it from the original model.
-        merged[MODULE_KEY] = modules[tag]
-        merged[DEPTH_KEY] = str(address.depth(tag))
+        merged[metadata_keys.MODULE_KEY] = modules[tag]
+        merged[metadata_keys.DEPTH_KEY] = str(address.depth(tag))
     return merged
 
 
@@ -246,7 +237,9 @@ def flat_file(path: Path) -> Iterator[Path]:
         InputError: the file is no ONNX model, or damaged.
         WriteError: there is no room for the copy.
     """
-    if not any(function.domain == FUNCTION_DOMAIN for function in read_structure(path, as_written=True).functions):
+    if not any(
+        function.domain == metadata_keys.FUNCTION_DOMAIN for function in read_structure(path, as_written=True).functions
+    ):
         yield path
         return
     with temporary_folder() as folder:

@@ -20,17 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from winml.modelkit import file_names
 from winml.modelkit.errors import InputError, OutputExistsError, UsageError, WriteError, first_line
-from winml.modelkit.file_names import (
-    BUILD_MANIFEST_NAME,
-    BUILT_MODEL_NAME,
-    JOURNAL_NAME,
-    MODEL_SUFFIX,
-    PARTIAL_PREFIX,
-    TEMPORARY_PREFIX,
-    report_path,
-    sidecar_path,
-)
 from winml.modelkit.onnx.files.named_paths import named_path, record_committed
 from winml.modelkit.onnx.files.recovery import (
     MOVED_ASIDE,
@@ -184,7 +175,9 @@ def _refuse_files(paths: Iterable[Path], waiting: Collection[Path] = ()) -> None
     for path in paths:
         if os.path.lexists(path) or path in waiting:
             finished = " (finished by a command that was killed; the next command that writes here puts it in place)"
-            is_built = (path.parent / BUILD_MANIFEST_NAME).is_file() and path.suffix == MODEL_SUFFIX
+            is_built = (
+                path.parent / file_names.BUILD_MANIFEST_NAME
+            ).is_file() and path.suffix == file_names.MODEL_SUFFIX
             raise OutputExistsError(
                 f"output {path} exists already{finished if path in waiting else ''}",
                 hint="It belongs to a build, whose other files are of its model: choose another output path."
@@ -214,7 +207,7 @@ def write_error(path: Path, error: OSError) -> WriteError:
     """Return the error for ``path`` that cannot be written, with the reason and a remedy."""
     reason = error.strerror or first_line(error)
     remedy = _REMEDIES.get(error.errno or 0)
-    is_temporary = any(part.startswith(TEMPORARY_PREFIX) for part in path.parts)
+    is_temporary = any(part.startswith(file_names.TEMPORARY_PREFIX) for part in path.parts)
     place = "set another folder with TMPDIR (on Windows TEMP)" if is_temporary else "choose another output path"
     hint = f"{remedy}, or {place}." if remedy else f"{place[0].upper()}{place[1:]}."
     return WriteError(f"cannot write {path}: {reason}", hint=hint)
@@ -236,7 +229,7 @@ def _put_aside(folder: Path, target: Path) -> Path:
     if _link_aside(target, aside):
         return aside
     # Without links, the target is missing for the instant between two renames.
-    if not (folder / JOURNAL_NAME).exists():
+    if not (folder / file_names.JOURNAL_NAME).exists():
         write_journal(folder, folder / STAGED, target.parent, [target.name], [])
     aside = folder / MOVED_ASIDE / target.name
     aside.parent.mkdir(exist_ok=True)
@@ -377,7 +370,7 @@ class OutputFiles:
             if path.parent not in self._folders:
                 self._make_directory(path.parent)
                 settle_interrupted(path.parent)
-                self._folders[path.parent] = OwnedFolder.make(path.parent, PARTIAL_PREFIX)
+                self._folders[path.parent] = OwnedFolder.make(path.parent, file_names.PARTIAL_PREFIX)
                 (self._folders[path.parent].path / STAGED).mkdir()
             self._giving_way.update({path: file_state(path)} if gives_way and path not in self._giving_way else {})
         except OSError as error:
@@ -448,7 +441,7 @@ class OutputFiles:
         """Return by directory the weights that the models to be replaced name, and that may go with them."""
         found: dict[Path, list[str]] = {}
         for target in targets:
-            if target.suffix.lower() != MODEL_SUFFIX or not os.path.lexists(target):
+            if target.suffix.lower() != file_names.MODEL_SUFFIX or not os.path.lexists(target):
                 continue
             from winml.modelkit.onnx.files.placing import replaceable_data
 
@@ -523,17 +516,19 @@ class ExportPaths:
         model = Path(output)
         named_path(model)
         if model.is_dir():
-            raise UsageError(f"output {model} is a directory", hint=f"Pass the file: {model / BUILT_MODEL_NAME}")
+            raise UsageError(
+                f"output {model} is a directory", hint=f"Pass the file: {model / file_names.BUILT_MODEL_NAME}"
+            )
         if model.suffix != ".onnx":
-            inside = "" if model.suffix else f", or {model / BUILT_MODEL_NAME} for a folder of that name"
+            inside = "" if model.suffix else f", or {model / file_names.BUILT_MODEL_NAME} for a folder of that name"
             raise UsageError(
                 f"output {model} does not end in .onnx",
                 hint=f"Name it {model.with_name(model.name + '.onnx')}{inside}",
             )
         return cls(
             model=model,
-            sidecar=sidecar_path(model) if with_sidecar else None,
-            report=report_path(model) if with_report else None,
+            sidecar=file_names.sidecar_path(model) if with_sidecar else None,
+            report=file_names.report_path(model) if with_report else None,
         )
 
     def refuse_existing(self, *, overwrite: bool) -> None:
@@ -555,4 +550,4 @@ def files_of_model(path: Path) -> tuple[Path, ...]:
         data = external_files(path)
     except InputError:
         data = ()  # whoever runs the model tells what is wrong with it
-    return (path, *data, sidecar_path(path), report_path(path))
+    return (path, *data, file_names.sidecar_path(path), file_names.report_path(path))

@@ -19,16 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.file_names import (
-    BUILD_MANIFEST_NAME,
-    JOURNAL_NAME,
-    MODEL_SUFFIX,
-    OWNER_LOCK_NAME,
-    PARTIAL_PREFIX,
-    TEMPORARY_PREFIX,
-    is_data_of,
-    is_output_name,
-)
+from winml.modelkit import file_names
 from winml.modelkit.onnx.files.named_paths import record_settled
 from winml.modelkit.words import message_words
 
@@ -91,7 +82,7 @@ def write_journal(folder: Path, staged: Path, directory: Path, moves: Sequence[s
         ],
         "removals": [{"name": name, "state": file_state(directory / name)} for name in removals],
     }
-    path = folder / JOURNAL_NAME
+    path = folder / file_names.JOURNAL_NAME
     unfinished = path.with_suffix(".new")
     with unfinished.open("w", encoding="utf-8", newline="\n") as file:
         json.dump(record, file)
@@ -122,7 +113,7 @@ def _complete_journal(folder: Path, staged: Path, directory: Path) -> _Settled |
         OSError: a file cannot be put in place.
     """
     try:
-        journal = _read_journal(folder / JOURNAL_NAME)
+        journal = _read_journal(folder / file_names.JOURNAL_NAME)
         waiting = _waiting_files(journal, staged)
     except (ValueError, OverflowError):
         return None
@@ -160,7 +151,7 @@ def _waiting_names(folder: Path, staged: Path, directory: Path) -> tuple[str, ..
     Changes nothing. Empty where the journal is of a newer version, damaged or not ours.
     """
     try:
-        journal = _read_journal(folder / JOURNAL_NAME)
+        journal = _read_journal(folder / file_names.JOURNAL_NAME)
         waiting = _waiting_files(journal, staged)
         aside = [
             name
@@ -217,7 +208,7 @@ def _regular_files(folder: Path) -> dict[str, int]:
 
 def remove_journal(folder: Path) -> None:
     """Say that all is done."""
-    (folder / JOURNAL_NAME).unlink(missing_ok=True)
+    (folder / file_names.JOURNAL_NAME).unlink(missing_ok=True)
 
 
 def _read_journal(path: Path) -> _Journal:
@@ -244,9 +235,9 @@ def _read_journal(path: Path) -> _Journal:
         removals = {_output_name(entry["name"]): _state(entry["state"]) for entry in record["removals"]}
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(path) from error
-    models = [name for name in moves if name.lower().endswith(MODEL_SUFFIX)]
+    models = [name for name in moves if name.lower().endswith(file_names.MODEL_SUFFIX)]
     for name in removals:
-        if not any(is_data_of(model, name) for model in models):
+        if not any(file_names.is_data_of(model, name) for model in models):
             raise ValueError(name)
     return _Journal(moves, removals)
 
@@ -257,7 +248,7 @@ def _output_name(name: object) -> str:
     Raises:
         ValueError: no command writes a file of this name.
     """
-    if not isinstance(name, str) or not is_output_name(name):
+    if not isinstance(name, str) or not file_names.is_output_name(name):
         raise ValueError(name)
     return name
 
@@ -340,19 +331,19 @@ class OwnedFolder:
         """
         with contextlib.suppress(OSError):
             for entry in list(os.scandir(self.path)):
-                if entry.name == OWNER_LOCK_NAME:
+                if entry.name == file_names.OWNER_LOCK_NAME:
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     shutil.rmtree(entry.path, ignore_errors=True)
                 else:
                     Path(entry.path).unlink(missing_ok=True)
-            if any(path.name != OWNER_LOCK_NAME for path in self.path.iterdir()):
+            if any(path.name != file_names.OWNER_LOCK_NAME for path in self.path.iterdir()):
                 self.release()
                 return
         if sys.platform == "win32":
             self._unlock()  # an open file cannot be deleted there
         with contextlib.suppress(OSError):
-            (self.path / OWNER_LOCK_NAME).unlink(missing_ok=True)
+            (self.path / file_names.OWNER_LOCK_NAME).unlink(missing_ok=True)
         self._unlock()
         with contextlib.suppress(OSError):
             self.path.rmdir()
@@ -363,7 +354,7 @@ class OwnedFolder:
             self._unlock()
             with contextlib.suppress(OSError):
                 # filelock 3.29 takes the file away, without which nobody can tell that the owner is gone.
-                (self.path / OWNER_LOCK_NAME).touch()
+                (self.path / file_names.OWNER_LOCK_NAME).touch()
 
     def _unlock(self) -> None:
         if self._lock is not None:
@@ -420,7 +411,7 @@ def _has_lock_file(path: Path) -> bool:
     Raises:
         OSError: such a thing is there.
     """
-    lock = path / OWNER_LOCK_NAME
+    lock = path / file_names.OWNER_LOCK_NAME
     if not os.path.lexists(lock):
         return False
     if not stat.S_ISREG(lock.lstat().st_mode):
@@ -436,7 +427,7 @@ def _acquire(path: Path) -> filelock.BaseFileLock | None:
     """
     import filelock
 
-    lock = filelock.FileLock(path / OWNER_LOCK_NAME, thread_local=False)
+    lock = filelock.FileLock(path / file_names.OWNER_LOCK_NAME, thread_local=False)
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
@@ -458,7 +449,7 @@ def settle_interrupted(directory: Path) -> tuple[Path, ...]:
         The files put in place.
     """
     placed: list[Path] = []
-    for folder in abandoned_folders(directory, PARTIAL_PREFIX, with_unlocked=True):
+    for folder in abandoned_folders(directory, file_names.PARTIAL_PREFIX, with_unlocked=True):
         settled, earlier = _settle(folder.path, directory)
         _note(directory, settled or _Settled(), earlier)
         if settled is None:
@@ -491,7 +482,7 @@ def _unfinished_words(directory: Path) -> str:
 
 def _unfinished_build_words(directory: Path) -> str:
     """Return a sentence about a build whose manifest says that it did not finish; empty for any other folder."""
-    path = directory / BUILD_MANIFEST_NAME
+    path = directory / file_names.BUILD_MANIFEST_NAME
     if not path.is_file():
         return ""
     from winml.modelkit.options import JsonError, read_json_file  # imports pydantic
@@ -534,7 +525,7 @@ def interrupted_in(directory: Path) -> tuple[Interrupted, ...]:
     A directory that cannot be read holds nothing.
     """
     try:
-        hidden = [entry for entry in os.scandir(directory) if entry.name.startswith(PARTIAL_PREFIX)]
+        hidden = [entry for entry in os.scandir(directory) if entry.name.startswith(file_names.PARTIAL_PREFIX)]
         folders = sorted(Path(entry.path) for entry in hidden if entry.is_dir(follow_symlinks=False))
     except OSError:
         return ()
@@ -572,11 +563,11 @@ def temporary_folder(beside: Path | None = None) -> Iterator[Path]:
         OSError: it cannot be made.
     """
     if beside is None:
-        directory, prefix = Path(tempfile.gettempdir()), TEMPORARY_PREFIX
+        directory, prefix = Path(tempfile.gettempdir()), file_names.TEMPORARY_PREFIX
     else:
-        directory, prefix = _nearest_folder(beside), PARTIAL_PREFIX
+        directory, prefix = _nearest_folder(beside), file_names.PARTIAL_PREFIX
         settle_interrupted(directory)
-    for abandoned in abandoned_folders(directory, TEMPORARY_PREFIX):
+    for abandoned in abandoned_folders(directory, file_names.TEMPORARY_PREFIX):
         abandoned.remove()
     folder = OwnedFolder.make(directory, prefix)
     try:

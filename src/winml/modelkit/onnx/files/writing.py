@@ -27,19 +27,10 @@ from onnx_ir.external_data import CallbackInfo
 from winml.modelkit.errors import InternalError, WinMLError, WriteError, error_chain
 from winml.modelkit.file_names import DATA_DIGITS, data_path, numbered_data_path, unfinished_data_path
 from winml.modelkit.onnx.contexts import context_file_attributes
+from winml.modelkit.onnx.files import placing
 from winml.modelkit.onnx.files.content_digest import REMEMBERED_BYTES, GrowingDigest, WrittenFileHash
 from winml.modelkit.onnx.files.initializer_bytes import StoredBytes, stored_outside
 from winml.modelkit.onnx.files.output_files import write_error
-from winml.modelkit.onnx.files.placing import (
-    copy_data,
-    data_names,
-    external_files,
-    external_tensors,
-    name_data,
-    place_copy,
-    rename_locations,
-    stored_bytes,
-)
 from winml.modelkit.onnx.files.reading import refer_to_data
 from winml.modelkit.onnx.files.wire_format import LENGTH_DELIMITED, varint, walk_fields
 from winml.modelkit.onnx.weights import placed_tensor, read_once, replaced_tensors, to_weightless
@@ -230,7 +221,7 @@ def _write_data(tensors: Sequence[ir.TensorProtocol], path: Path) -> tuple[Path,
             alignment=_ALIGNMENT_BYTES,
             align_threshold=_ALIGNED_BYTES,
         )
-        return name_data(unfinished, path, digest.finish()), places
+        return placing.name_data(unfinished, path, digest.finish()), places
 
 
 def _growing_file(data: Path) -> Path | None:
@@ -413,8 +404,8 @@ def place_self_contained(
         InputError: it is no ONNX file, or a data file is missing, too short or outside the model's folder.
         OSError: a file cannot be made.
     """
-    if not external_files(original) or not _write_inside(original, target, inline_limit_bytes):
-        return place_copy(original, target, may_link=may_link)
+    if not placing.external_files(original) or not _write_inside(original, target, inline_limit_bytes):
+        return placing.place_copy(original, target, may_link=may_link)
     return (target,)
 
 
@@ -422,14 +413,16 @@ def _write_inside(original: Path, target: Path, limit_bytes: int) -> bool:
     """Write a model with all weights inside; False where it would exceed the limit, or names what was compiled."""
     # Small: the large tensors are in the data files.
     model = onnx.load(original, load_external_data=False)
-    if sum(map(stored_bytes, external_tensors(model))) > limit_bytes or any(context_file_attributes(model)):
+    if sum(map(placing.stored_bytes, placing.external_tensors(model))) > limit_bytes or any(
+        context_file_attributes(model)
+    ):
         return False
     streamed = {}
     for tensor in model.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             streamed[tensor.name] = _file_tensor(_values(original, tensor), tensor.name)
             tensor.ClearField("data_location")
-    for tensor in external_tensors(model):  # the others, of subgraphs, functions and attributes, are small
+    for tensor in placing.external_tensors(model):  # the others, of subgraphs, functions and attributes, are small
         tensor.raw_data = b"".join(_values(original, tensor).read())
         tensor.ClearField("data_location")
         tensor.ClearField("external_data")
@@ -443,7 +436,7 @@ def _write_inside(original: Path, target: Path, limit_bytes: int) -> bool:
 def _values(model: Path, tensor: onnx.TensorProto) -> StoredBytes:
     """Return where exactly the values of a tensor lie; a model may name more of its data file than they take."""
     stored = stored_outside(model, tensor)
-    needed = 0 if 0 in tensor.dims else stored_bytes(tensor) or stored.length
+    needed = 0 if 0 in tensor.dims else placing.stored_bytes(tensor) or stored.length
     return replace(stored, length=min(needed, stored.length))
 
 
@@ -613,15 +606,15 @@ def place_numbered(
         InputError: it is no ONNX file, or a data file is missing, too short or outside the model's folder.
         OSError: a file cannot be made.
     """
-    data = external_files(original)
+    data = placing.external_files(original)
     if not data:
-        return place_copy(original, target, may_link=may_link)
+        return placing.place_copy(original, target, may_link=may_link)
     # Small: the large tensors are in the data files.
     model = onnx.load(original, load_external_data=False)
     if len(data) == 1 and data[0].stat().st_size <= piece_bytes:
         piece = numbered_data_path(target, 0)
-        copy_data(data[0], piece)
-        rename_locations(model, dict.fromkeys(data_names(original), piece.name))
+        placing.copy_data(data[0], piece)
+        placing.rename_locations(model, dict.fromkeys(placing.data_names(original), piece.name))
         pieces = [piece]
     else:
         pieces = _write_pieces(model, original.parent, target, piece_bytes)
@@ -634,10 +627,10 @@ def _write_pieces(model: onnx.ModelProto, folder: Path, target: Path, piece_byte
     pieces: list[Path] = []
     places: dict[tuple[str, int, int], tuple[str, int]] = {}
     size = 0
-    for tensor in external_tensors(model):
+    for tensor in placing.external_tensors(model):
         entries = {entry.key: entry.value for entry in tensor.external_data}
         name, start = entries["location"], int(entries.get("offset", 0))
-        length = int(entries.get("length", stored_bytes(tensor)))
+        length = int(entries.get("length", placing.stored_bytes(tensor)))
         source = (name, start, length)
         if source not in places:
             begin = -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES if length >= _ALIGNED_BYTES else size

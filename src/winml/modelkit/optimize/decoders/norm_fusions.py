@@ -8,19 +8,7 @@ import onnx_ir as ir
 
 from winml.modelkit.onnx.operators import is_operator, producer_of
 from winml.modelkit.onnx.stage import GraphPass
-from winml.modelkit.optimize.graph_matching import (
-    CONTRIB_DOMAIN,
-    constant_number,
-    constant_numbers,
-    has_one_use,
-    only_user,
-    rank_of,
-    same_shape,
-    scope_of,
-    shape_of,
-    tag_like,
-    take_over,
-)
+from winml.modelkit.optimize import graph_matching
 
 _NORM = "SimplifiedLayerNormalization"
 _COMPUTED_IN = 1
@@ -72,16 +60,23 @@ class _Norm:
 
 def _match_norm(mean: ir.Node) -> _Norm | None:
     squares = mean.inputs[0]
-    if squares is None or squares.dtype != ir.DataType.FLOAT or not has_one_use(squares) or not _is_over_last(mean):
+    if (
+        squares is None
+        or squares.dtype != ir.DataType.FLOAT
+        or not graph_matching.has_one_use(squares)
+        or not _is_over_last(mean)
+    ):
         return None
     source = _squared(squares)
-    shifted = only_user(mean.outputs[0], "Add")
-    root = only_user(shifted.outputs[0], "Sqrt") if shifted is not None else None
+    shifted = graph_matching.only_user(mean.outputs[0], "Add")
+    root = graph_matching.only_user(shifted.outputs[0], "Sqrt") if shifted is not None else None
     if source is None or shifted is None or root is None:
         return None
-    epsilon = next((constant_number(side) for side in shifted.inputs if side is not mean.outputs[0]), None)
+    epsilon = next(
+        (graph_matching.constant_number(side) for side in shifted.inputs if side is not mean.outputs[0]), None
+    )
     scaled = _divided_by(root.outputs[0], source)
-    output = only_user(scaled.outputs[0], "Mul") if scaled is not None else None
+    output = graph_matching.only_user(scaled.outputs[0], "Mul") if scaled is not None else None
     if epsilon is None or scaled is None or output is None:
         return None
     weight = next((value for value in output.inputs if value is not scaled.outputs[0]), None)
@@ -91,36 +86,36 @@ def _match_norm(mean: ir.Node) -> _Norm | None:
 def _squared(value: ir.Value) -> ir.Value | None:
     """Return x where the value is its square."""
     if (power := producer_of(value, "Pow")) is not None:
-        return power.inputs[0] if constant_number(power.inputs[1]) == 2.0 else None
+        return power.inputs[0] if graph_matching.constant_number(power.inputs[1]) == 2.0 else None
     product = producer_of(value, "Mul")
     return product.inputs[0] if product is not None and product.inputs[0] is product.inputs[1] else None
 
 
 def _is_over_last(mean: ir.Node) -> bool:
-    rank = rank_of(mean.outputs[0])
+    rank = graph_matching.rank_of(mean.outputs[0])
     if mean.attributes.get_int("keepdims", 1) != 1 or rank is None:
         return False
     axes: list[float] = list(mean.attributes.get_ints("axes", ()))
     if len(mean.inputs) > 1:
-        axes = constant_numbers(mean.inputs[1]) or []
+        axes = graph_matching.constant_numbers(mean.inputs[1]) or []
     return axes in ([-1], [rank - 1])
 
 
 def _divided_by(root: ir.Value, source: ir.Value) -> ir.Node | None:
     """Return the node that makes source / root, written as a division or as a product with the inverse."""
-    node = only_user(root, "Div", "Reciprocal")
+    node = graph_matching.only_user(root, "Div", "Reciprocal")
     if node is None:
         return None
     if node.op_type == "Div" and node.inputs[0] is source:
         return node
-    if node.op_type == "Div" and (node.inputs[1] is not root or constant_number(node.inputs[0]) != 1.0):
+    if node.op_type == "Div" and (node.inputs[1] is not root or graph_matching.constant_number(node.inputs[0]) != 1.0):
         return None
-    product = only_user(node.outputs[0], "Mul")
+    product = graph_matching.only_user(node.outputs[0], "Mul")
     return product if product is not None and source in product.inputs else None
 
 
 def _is_weight(weight: ir.Value, source: ir.Value) -> bool:
-    shape = shape_of(weight, 1)
+    shape = graph_matching.shape_of(weight, 1)
     if weight.const_value is None or weight.dtype != ir.DataType.FLOAT or shape is None or source.shape is None:
         return False
     return shape[0] == source.shape[-1]
@@ -131,10 +126,10 @@ def _replace_norm(match: _Norm) -> None:
         _NORM,
         [match.source, match.weight],
         {"axis": -1, "epsilon": match.epsilon, "stash_type": _COMPUTED_IN},
-        name=f"{scope_of(match.output)}/{_NORM}",
+        name=f"{graph_matching.scope_of(match.output)}/{_NORM}",
     )
     _insert_after(match.output, node)
-    take_over(match.output.outputs[0], node.outputs[0])
+    graph_matching.take_over(match.output.outputs[0], node.outputs[0])
 
 
 class SkipNormFusionPass(GraphPass):
@@ -166,7 +161,7 @@ class SkipNormFusionPass(GraphPass):
                 _replace_skip(total, node)
                 count += 1
         if count:
-            model.opset_imports.setdefault(CONTRIB_DOMAIN, 1)
+            model.opset_imports.setdefault(graph_matching.CONTRIB_DOMAIN, 1)
         return ir.passes.PassResult(model, bool(count))
 
 
@@ -174,9 +169,9 @@ def _is_skip(total: ir.Node) -> bool:
     if not is_operator(total, "Add") or total.outputs[0].is_graph_output():
         return False
     left, right = total.inputs
-    if left is None or right is None or left.dtype != ir.DataType.FLOAT or rank_of(left) != 3:
+    if left is None or right is None or left.dtype != ir.DataType.FLOAT or graph_matching.rank_of(left) != 3:
         return False
-    return same_shape(left, right) and left.const_value is None and right.const_value is None
+    return graph_matching.same_shape(left, right) and left.const_value is None and right.const_value is None
 
 
 def _replace_skip(total: ir.Node, norm: ir.Node) -> None:
@@ -185,18 +180,18 @@ def _replace_skip(total: ir.Node, norm: ir.Node) -> None:
         [*total.inputs, norm.inputs[1]],
         {"epsilon": norm.attributes.get_float("epsilon", 1e-5)},
         num_outputs=4,
-        domain=CONTRIB_DOMAIN,
-        name=f"{scope_of(norm)}/Skip{_NORM}",
+        domain=graph_matching.CONTRIB_DOMAIN,
+        name=f"{graph_matching.scope_of(norm)}/Skip{_NORM}",
     )
     for empty in node.outputs[1:3]:
         empty.name = ""
     _insert_after(norm, node)
-    take_over(norm.outputs[0], node.outputs[0])
-    take_over(total.outputs[0], node.outputs[3])
+    graph_matching.take_over(norm.outputs[0], node.outputs[0])
+    graph_matching.take_over(total.outputs[0], node.outputs[3])
 
 
 def _insert_after(place: ir.Node, node: ir.Node) -> None:
     graph = place.graph
     assert graph is not None
-    tag_like(node, place, "merged")
+    graph_matching.tag_like(node, place, "merged")
     graph.insert_after(place, node)

@@ -20,13 +20,8 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
+from winml.modelkit.onnx import weights
 from winml.modelkit.onnx.fresh_names import FreshNames
-from winml.modelkit.onnx.weights import (
-    add_initializer,
-    drop_unused_initializers,
-    give_products_own_weights,
-    transposed_tensor,
-)
 from winml.modelkit.quantize.engines.integer_weights import IntegerRange, measure_scales, quantized_tensor
 from winml.modelkit.quantize.planning import EngineTask
 from winml.modelkit.quantize.precisions import PRODUCT_AND_SUM
@@ -49,7 +44,7 @@ class _Integers(NamedTuple):
 def quantize_dynamically(model: ir.Model, task: EngineTask) -> ir.Model:
     """Return the model with the named nodes in 8 bits; the given model is not changed."""
     quantized = model.clone()
-    give_products_own_weights(quantized, task.nodes)
+    weights.give_products_own_weights(quantized, task.nodes)
     _Rewriting(quantized.graph, task).run()
     quantized.producer_name, quantized.producer_version = _PRODUCER
     return quantized
@@ -107,7 +102,7 @@ class _Rewriting:
             )
             nodes[-1].metadata_props.update(node.metadata_props)
         ir.convenience.replace_nodes_and_values(self._graph, node, [node], nodes, [result], nodes[-1].outputs)
-        drop_unused_initializers(self._graph, [weight])
+        weights.drop_unused_initializers(self._graph, [weight])
 
     def _quantize_lookup(self, node: ir.Node) -> None:
         """Let a Gather read integers; its rows become floats where floats are read."""
@@ -115,7 +110,7 @@ class _Rewriting:
         assert table is not None  # it is the weight
         taken = self._quantized_weight(table, _LOOKUP)
         node.replace_input_with(0, taken.values)
-        drop_unused_initializers(self._graph, [table])
+        weights.drop_unused_initializers(self._graph, [table])
         floats = ir.Value(name=rows.name, type=rows.type, shape=rows.shape)
         rows.name, rows.type, rows.shape = self._fresh.take(f"{rows.name}_quantized"), None, None
         self._rows[rows] = floats
@@ -165,15 +160,15 @@ class _Rewriting:
             name = value.name or ""
             if is_transposed:
                 name = self._fresh.take(f"{name}_transposed")
-                tensor = transposed_tensor(tensor, name)
+                tensor = weights.transposed_tensor(tensor, name)
             elif self._has_other_readers(value):
                 name = self._fresh.take(f"{name}.{kind}")
             is_channel = kind == _PRODUCT and self._task.is_per_channel
             scales = measure_scales(tensor, -1 if is_channel else None, self._integers_of(kind))
             names = [self._fresh.take(f"{name}_{end}") for end in ("quantized", "zero_point", "scale")]
-            scale = add_initializer(self._graph, ir.Tensor(scales.scales, name=names[2]))
-            zero_point = add_initializer(self._graph, ir.Tensor(scales.zero_points, name=names[1]))
-            integers = add_initializer(self._graph, quantized_tensor(tensor, scales, names[0]))
+            scale = weights.add_initializer(self._graph, ir.Tensor(scales.scales, name=names[2]))
+            zero_point = weights.add_initializer(self._graph, ir.Tensor(scales.zero_points, name=names[1]))
+            integers = weights.add_initializer(self._graph, quantized_tensor(tensor, scales, names[0]))
             self._weights[key] = _Integers(integers, scale, zero_point)
         return self._weights[key]
 

@@ -19,14 +19,8 @@ import onnx_ir as ir
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import QuantizeError
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
+from winml.modelkit.onnx import weights
 from winml.modelkit.onnx.fresh_names import FreshNames
-from winml.modelkit.onnx.weights import (
-    add_initializer,
-    constant_tensor,
-    drop_unused_initializers,
-    give_products_own_weights,
-    read_once,
-)
 from winml.modelkit.quantize.engines.integer_weights import IntegerRange, WeightScales, measure_scales, quantized_tensor
 from winml.modelkit.quantize.placements import Role
 from winml.modelkit.quantize.planning import EngineTask
@@ -121,7 +115,7 @@ def quantize_statically(model: ir.Model, task: EngineTask) -> ir.Model:
         QuantizeError: the range of a value is not known.
     """
     quantized = model.clone()
-    give_products_own_weights(quantized, task.nodes)
+    weights.give_products_own_weights(quantized, task.nodes)
     _Rewriting(quantized, task).run()
     return quantized
 
@@ -162,7 +156,7 @@ class _Rewriting:
             for node in layers:
                 replaced = [value for value in node.inputs if value is not None and value.is_initializer()]
                 self._quantize_layer(node)
-                drop_unused_initializers(self._graph, replaced)
+                weights.drop_unused_initializers(self._graph, replaced)
         # Now: the rows of a table are a new value of the old name.
         values = {value.name: value for value in self._graph.inputs}
         values |= {value.name: value for node in self._graph for value in node.outputs}
@@ -197,7 +191,7 @@ class _Rewriting:
         assert value.const_value is not None
         known = self._dequantized_constant(value, constant.role, constant.axis, node)
         node.replace_input_with(constant.index, known.output)
-        drop_unused_initializers(self._graph, [value])
+        weights.drop_unused_initializers(self._graph, [value])
         return known.scale, known.zero_point
 
     def _dequantized_constant(
@@ -234,7 +228,7 @@ class _Rewriting:
         limits = self._task.ranges.get(value.name or "")
         if limits is None:
             assert value.const_value is not None  # it is a constant
-            array = read_once(value.const_value)
+            array = weights.read_once(value.const_value)
             limits = (float(array.min(initial=0)), float(array.max(initial=0)))
         return WeightScales(*self._unit_scale(*limits), None, self._activation_integers)
 
@@ -363,7 +357,7 @@ class _Rewriting:
         assert weight.const_value is not None  # it is an initializer
         name = self._fresh.take(f"{weight.name}_quantized")
         return (
-            add_initializer(self._graph, quantized_tensor(weight.const_value, integers, name)),
+            weights.add_initializer(self._graph, quantized_tensor(weight.const_value, integers, name)),
             self._initializer(f"{weight.name}_scale", integers.scales),
             self._initializer(f"{weight.name}_zero_point", integers.zero_points),
         )
@@ -381,7 +375,7 @@ class _Rewriting:
         ]
         dequantized = self._insert_dequantize(inputs, value, read_tag(bias.reader), bias.reader, axis)
         bias.reader.replace_input_with(bias.place, dequantized)
-        drop_unused_initializers(self._graph, [value])
+        weights.drop_unused_initializers(self._graph, [value])
 
     def _insert_dequantize(
         self, inputs: Sequence[ir.Value], constant: ir.Value, tag: NodeTag | None, reader: ir.Node, axis: int | None
@@ -412,7 +406,7 @@ class _Rewriting:
         node.metadata_props[QUANTIZATION_KEY] = json.dumps({"precision": self._task.precision.name, "kind": kind})
 
     def _initializer(self, name: str, array: Array) -> ir.Value:
-        return add_initializer(self._graph, ir.Tensor(array, name=self._fresh.take(name)))
+        return weights.add_initializer(self._graph, ir.Tensor(array, name=self._fresh.take(name)))
 
 
 _LEAST_RANGE = 1e-4
@@ -545,7 +539,7 @@ def _constant_bias(node: ir.Node, task: EngineTask) -> _Bias | None:
         reader, index = addition
     elif node.op_type not in ("Conv", "Gemm") or len(node.inputs) < 3:
         return None
-    tensor = constant_tensor(reader.inputs[index])
+    tensor = weights.constant_tensor(reader.inputs[index])
     if tensor is None or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) != 1:
         return None
     if node.attributes.get_float("beta", 1.0) != 1.0 or node.attributes.get_float("alpha", 1.0) != 1.0:

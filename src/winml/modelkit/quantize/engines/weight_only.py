@@ -29,14 +29,7 @@ from winml.modelkit.onnx.files.writing import ReshapedTensor
 from winml.modelkit.onnx.fresh_names import FreshNames
 from winml.modelkit.onnx.weights import add_initializer, computed_tensor, drop_unused_initializers
 from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, Algorithm
-from winml.modelkit.quantize.engines.block_quantizers import (
-    BlockForm,
-    Blocks,
-    Slab,
-    SolvedWeight,
-    WeightMatrix,
-    quantize_blocks,
-)
+from winml.modelkit.quantize.engines import block_quantizers
 from winml.modelkit.quantize.engines.integer_weights import WeightUse
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.planning import EngineTask, WeightKey, constant_weight
@@ -86,13 +79,13 @@ class PackedWeight:
 
     def __init__(
         self,
-        matrix: WeightMatrix,
-        form: BlockForm,
+        matrix: block_quantizers.WeightMatrix,
+        form: block_quantizers.BlockForm,
         use: WeightUse,
         desk: PackingDesk,
         *,
         is_table_only: bool = False,
-        solved: SolvedWeight | None = None,
+        solved: block_quantizers.SolvedWeight | None = None,
     ) -> None:
         """Refer to the matrix; nothing is read.
 
@@ -137,12 +130,12 @@ class PackedWeight:
                         np.s_[:, first : first + values.shape[1]] if by_depth else np.s_[first : first + len(values)]
                     )
                     parts[name][place] = values
-        return self._finished(Blocks(**parts))
+        return self._finished(block_quantizers.Blocks(**parts))
 
-    def _quantized(self, read: Callable[[], Slab]) -> tuple[int, Blocks]:
+    def _quantized(self, read: Callable[[], block_quantizers.Slab]) -> tuple[int, block_quantizers.Blocks]:
         slab = read()
         self._use.refuse_non_finite(slab.values)
-        return slab.start, quantize_blocks(slab.values, self.form)
+        return slab.start, block_quantizers.quantize_blocks(slab.values, self.form)
 
     def tensors(self) -> tuple[ir.TensorProtocol, ...]:
         """Return values, scales and, where the form has them, zero points, named after the weight."""
@@ -169,7 +162,7 @@ class PackedWeight:
             shapes[_PACKED_ZERO_POINTS] = (width, math.ceil(count / per_byte))
         return shapes
 
-    def _finished(self, blocks: Blocks) -> dict[str, Array]:
+    def _finished(self, blocks: block_quantizers.Blocks) -> dict[str, Array]:
         """Return the parts of blocks by name, floats in the type of the weight."""
         scale_type = self._scale_dtype.numpy()
         return {
@@ -453,7 +446,7 @@ class Packing:
             operand: The weight.
             readers: Operators of the nodes that read it.
         """
-        matrix = WeightMatrix(_tensor_of(operand.value), operand.is_transposed)
+        matrix = block_quantizers.WeightMatrix(_tensor_of(operand.value), operand.is_transposed)
         solved = self._task.solved.get(operand.key)
         form = _block_form(self._task, node, matrix.depth, is_table="Gather" in readers)
         form = form if solved is None else solved.form
@@ -485,7 +478,7 @@ class Packing:
         return add_initializer(self._graph, tensor, self._fresh.take(tensor.name or ""))
 
 
-def _block_form(task: EngineTask, node: ir.Node, depth: int, *, is_table: bool) -> BlockForm:
+def _block_form(task: EngineTask, node: ir.Node, depth: int, *, is_table: bool) -> block_quantizers.BlockForm:
     """Return how a task wants a weight to be kept.
 
     Args:
@@ -509,7 +502,7 @@ def _block_form(task: EngineTask, node: ir.Node, depth: int, *, is_table: bool) 
         # Measured: ONNX Runtime 1.23 reads the zero points of an odd number of blocks without the half byte that fills
         # a row, as later versions and MatMulNBits do not. Without zero points all answer alike.
         is_symmetric, algorithm = True, "rtn"
-    return BlockForm(bits, size, is_symmetric=is_symmetric, algorithm=algorithm)
+    return block_quantizers.BlockForm(bits, size, is_symmetric=is_symmetric, algorithm=algorithm)
 
 
 def operand_of(node: ir.Node) -> Operand | None:
@@ -573,15 +566,15 @@ class BlockWeight:
     """A weight that is to be kept in blocks, and the products that read it."""
 
     key: WeightKey
-    matrix: WeightMatrix
-    form: BlockForm
+    matrix: block_quantizers.WeightMatrix
+    form: block_quantizers.BlockForm
     algorithm: Algorithm
     """What finds its blocks."""
     products: tuple[ir.Node, ...]
     """In the order of the graph; a weight that rows are looked up in as well has the others here only."""
 
     @property
-    def request(self) -> tuple[WeightKey, BlockForm, Algorithm]:
+    def request(self) -> tuple[WeightKey, block_quantizers.BlockForm, Algorithm]:
         """The weight with the form and the algorithm that are requested for it."""
         return self.key, self.form, self.algorithm
 
@@ -602,7 +595,7 @@ def block_weights(graph: ir.Graph, task: EngineTask) -> tuple[BlockWeight, ...]:
         products = tuple(reader for reader in readers if reader.op_type != "Gather")
         if not products:
             continue
-        matrix = WeightMatrix(_tensor_of(operand.value), operand.is_transposed)
+        matrix = block_quantizers.WeightMatrix(_tensor_of(operand.value), operand.is_transposed)
         form = _block_form(task, node, matrix.depth, is_table=len(products) < len(readers))
         algorithm = task.algorithm_of(node)
         algorithm = algorithm if algorithm in DATA_ALGORITHMS else form.algorithm

@@ -8,14 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from winml.modelkit.models.checkpoints.quantized.floats import (
-    FLOAT8,
-    block_of,
-    consume_activation_scales,
-    packed_e2m1,
-    scales_by_rows,
-    small_float,
-)
+from winml.modelkit.models.checkpoints.quantized import floats
 from winml.modelkit.models.checkpoints.quantized.integers import WORD, group_order, reordered
 from winml.modelkit.models.checkpoints.quantized.stored import FLOATS, BlockLayout, CodedEntries, StoredTensors
 from winml.modelkit.onnx.coded_weights import CodedParts, CodedTensor, CodedWeight, unpack_codes
@@ -33,7 +26,7 @@ def read_compressed(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEn
         CheckpointError: tensors of a module do not fit together, or its bits have no operator.
     """
     found = CodedEntries()
-    declared = (block_of(record.get("block_structure")) for record in _declared(config))
+    declared = (floats.block_of(record.get("block_structure")) for record in _declared(config))
     block = next((size for size in declared if size is not None), None)
     for module in stored.modules(".weight_packed"):
         name = f"{module}.weight_packed"
@@ -41,7 +34,7 @@ def read_compressed(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEn
             whole = f"{module}.weight_global_scale"
             whole_name = whole if whole in stored.entries else None
             scale = f"{module}.weight_scale"
-            found.tensors[f"{module}.weight"] = packed_e2m1(
+            found.tensors[f"{module}.weight"] = floats.packed_e2m1(
                 stored, SOURCE, module, name, scale, whole_name, divides=True
             )  # fmt: skip
         else:
@@ -50,14 +43,14 @@ def read_compressed(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEn
     for module in stored.modules(".weight_scale"):
         name = f"{module}.weight"
         dtype = stored.entries[name].dtype if name in stored.entries else ""
-        if dtype in FLOAT8:
-            found.tensors[name] = small_float(stored, SOURCE, name, name, f"{name}_scale", block)
+        if dtype in floats.FLOAT8:
+            found.tensors[name] = floats.small_float(stored, SOURCE, name, name, f"{name}_scale", block)
         elif dtype == "int8":
             found.tensors[name] = _plain(stored, module, block, config)
         elif name not in found.tensors:
             raise stored.error(f"{name}_scale", f"belongs to {name}, which is {dtype or 'missing'}")
         found.consumed.update(_of_module(stored, module))
-    consume_activation_scales(stored, found)
+    floats.consume_activation_scales(stored, found)
     return found
 
 
@@ -183,10 +176,10 @@ def _plain(stored: StoredTensors, module: str, block: tuple[int, int] | None, co
         stored.refuse_shape(names["_zero_point"], shape, names["_scale"])
 
     def read() -> CodedParts:
-        scales = scales_by_rows(stored.read_float(names["_scale"]), rows, depth, block)
+        scales = floats.scales_by_rows(stored.read_float(names["_scale"]), rows, depth, block)
         points = None
         if has_zero_points:
-            signed = scales_by_rows(stored.read_float(names["_zero_point"]), rows, depth, block)
+            signed = floats.scales_by_rows(stored.read_float(names["_zero_point"]), rows, depth, block)
             points = (signed + 128).astype(np.uint8)
         return layout.parts(stored.read(names[""]).view(np.uint8) ^ np.uint8(128), scales, points)
 
