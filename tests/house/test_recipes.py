@@ -1,4 +1,4 @@
-"""Do the recipes of CONTRIBUTING.md work when they are followed to the letter?
+"""Do the recipes of docs/recipes.md work when they are followed to the letter?
 
 All of them are followed on one copy of the package, and what comes out is run in processes of its own.
 """
@@ -22,7 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from house.sources import REPOSITORY, package_folder
 
-_RECIPE = re.compile(r"^### (.+?)\n(.*?)(?=^### |^## |\Z)", re.MULTILINE | re.DOTALL)
+_RECIPE = re.compile(r"^## (.+?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _INSTRUCTION = re.compile(
     r"(?:Create `(?P<created>[\w/.]+)`"
     r"|In `(?P<file>[\w/.]+)`, (?:(?P<side>below|above) `(?P<line>[^\n]+)`|in place of)):\n\n"
@@ -66,15 +66,14 @@ class Instruction:
 
 def recipes() -> dict[str, list[Instruction]]:
     """Return what every recipe says to do, by its heading."""
-    text = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    part = re.split(r"^## ", text.split("## Recipes\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    text = (REPOSITORY / "docs" / "recipes.md").read_text(encoding="utf-8")
     return {
         heading: [
             Instruction(found["created"] or found["file"], found["code"], found["side"] or "", found["line"] or "",
                         found["replacement"])
             for found in _INSTRUCTION.finditer(body)
         ]
-        for heading, body in _RECIPE.findall(part)
+        for heading, body in _RECIPE.findall(text)
     }  # fmt: skip
 
 
@@ -132,9 +131,9 @@ def test_recipes_say_what_to_do() -> None:
     """Every recipe is there, with instructions a test can follow."""
     found = recipes()
     assert list(found) == [
-        "A verb", "An option", "A graph pass", "A stage of a build", "An optimizer capability", "A modality",
-        "A precision", "An execution provider", "An evaluation task", "A report", "A model family",
-        "A metadata key",
+        "A verb", "An option", "An option of a stage", "A graph pass", "A stage of a build", "An optimizer capability",
+        "A modality", "A precision", "Bits of an existing mode", "An execution provider", "A layout",
+        "An evaluation task", "A report", "A model family", "A quirk of an architecture", "A metadata key",
     ]  # fmt: skip
     assert [] == [heading for heading, instructions in found.items() if not instructions]
 
@@ -211,6 +210,43 @@ def test_precision_of_the_recipe_quantizes(kitchen: Kitchen) -> None:
     model = onnx.load(kitchen.folder / "eight.onnx")
     assert TensorProto.FLOAT8E4M3FN in {weight.data_type for weight in model.graph.initializer}
     assert "DequantizeLinear" in {node.op_type for node in model.graph.node}
+
+
+def test_bits_of_the_recipe_are_written(kitchen: Kitchen) -> None:
+    """The mode that exists writes unsigned weights of 8 bits, and activations of 16."""
+    kitchen.winml("quantize", "-m", str(kitchen.model), "-o", "mixed.onnx", "--precision", "uw8a16", "--no-verify")
+    types = {weight.data_type for weight in onnx.load(kitchen.folder / "mixed.onnx").graph.initializer}
+    assert {TensorProto.UINT8, TensorProto.UINT16} <= types
+
+
+def test_option_of_a_stage_of_the_recipe_reaches_the_file(kitchen: Kitchen) -> None:
+    """The command takes it, a build config has the key, and the graph is described."""
+    kitchen.winml("compile", "-m", str(kitchen.model), "-o", "compiled.onnx", "--ep", "cpu", "--description", "mine")
+    assert "mine" == onnx.load(kitchen.folder / "compiled.onnx").graph.doc_string
+    assert "description" in json.loads(kitchen.winml("config", "--schema"))["$defs"]["CompileSection"]["properties"]
+
+
+def test_layout_of_the_recipe_names_its_models(kitchen: Kitchen) -> None:
+    """Builds know it by name, and it writes the list of the models."""
+    program = (
+        "from pathlib import Path\n"
+        "from winml.modelkit.builds.layouts.layout import LayoutFiles, find_layout\n"
+        "layout = find_layout('listed')\n"
+        "models = {part: (Path(part), layout.model_name(part, True, 'fp32')) for part in ('encoder', 'decoder')}\n"
+        "print(layout.describe(LayoutFiles({}, models, {}))['models.json'])\n"
+    )
+    assert {"encoder": "encoder.onnx", "decoder": "decoder.onnx"} == json.loads(kitchen.run("-c", program))
+
+
+def test_quirk_of_the_recipe_is_read_from_a_config(kitchen: Kitchen) -> None:
+    """The number of positions is found under its other name."""
+    program = (
+        "from types import SimpleNamespace\n"
+        "from winml.modelkit.models.inputs.modalities import modality\n"
+        "from winml.modelkit.models.inputs.sizes import first_int\n"
+        "print(first_int(SimpleNamespace(longest_text=7), modality._POSITION_LIMITS))\n"
+    )
+    assert "7\n" == kitchen.run("-c", program)
 
 
 def test_provider_of_the_recipe_is_named_with_its_package(kitchen: Kitchen) -> None:
