@@ -1,34 +1,92 @@
-"""Which lines of a script only assert something? A value that is read there decides nothing in the graph."""
+"""Classifies lines of the user's Python: lines that only assert something, and lines whose errors are caught.
+
+A value that is read by an assertion decides nothing in the graph, unless the forward goes on after it fails.
+"""
 
 from __future__ import annotations
 
 import ast
 import linecache
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
+from types import FrameType
+
+_OURS = Path(__file__).parents[1]
+
+
+def is_of_user(file: str) -> bool:
+    """Return True if a file belongs neither to an installed package nor to this one."""
+    path = Path(file)
+    return "site-packages" not in path.parts and not path.is_relative_to(_OURS)
 
 
 def asserts_only(file: str, line: int) -> bool:
-    """Say whether a line only asserts: ``assert``, or an ``if`` that does nothing but raise.
+    """Return True for a line that only asserts: ``assert``, or an ``if`` that does nothing but raise.
 
-    False where the source is not at hand.
+    False if the source is not available, or if the function catches the error.
     """
-    return line in _lines_of_assertions(file)
+    lines = _lines_of(file)
+    return line in lines.asserting and line not in lines.caught
+
+
+def asserts_only_at(frame: FrameType) -> bool:
+    """Return True if the line of a frame only asserts, and no caller in the user's forward catches the error."""
+    return asserts_only(frame.f_code.co_filename, frame.f_lineno) and not is_caught(frame.f_back)
+
+
+def is_caught(frame: FrameType | None) -> bool:
+    """Return True if the user's forward catches an error that is raised at a frame."""
+    while frame is not None and not Path(frame.f_code.co_filename).is_relative_to(_OURS):
+        file = frame.f_code.co_filename
+        if is_of_user(file) and frame.f_lineno in _lines_of(file).caught:
+            return True
+        frame = frame.f_back
+    return False
+
+
+@dataclass(frozen=True)
+class _SourceLines:
+    """Numbers of lines of one file."""
+
+    asserting: frozenset[int] = frozenset()
+    caught: frozenset[int] = frozenset()
+    """Lines whose errors a ``try`` or ``suppress()`` around them catches, so that the function goes on."""
 
 
 @cache
-def _lines_of_assertions(file: str) -> frozenset[int]:
+def _lines_of(file: str) -> _SourceLines:
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError, RecursionError):
-        return frozenset()
+        return _SourceLines()
     asserting: set[int] = set()
     deciding: set[int] = set()
+    caught: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and not node.orelse and all(isinstance(item, ast.Raise) for item in node.body):
-            asserting.update(range(node.test.lineno, (node.test.end_lineno or node.test.lineno) + 1))
+            asserting.update(_lines([node.test]))
         if isinstance(node, ast.stmt) and not hasattr(node, "body"):
-            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
             # ``assert (size := int(n)) > 0`` keeps what it read.
             keeps = any(isinstance(part, ast.NamedExpr) for part in ast.walk(node))
-            (asserting if isinstance(node, (ast.Assert, ast.Raise)) and not keeps else deciding).update(lines)
-    return frozenset(asserting - deciding)
+            is_assertion = isinstance(node, (ast.Assert, ast.Raise)) and not keeps
+            (asserting if is_assertion else deciding).update(_lines([node]))
+        if (isinstance(node, ast.Try) and _goes_on(node)) or (isinstance(node, ast.With) and _suppresses(node)):
+            caught.update(_lines(node.body))
+    return _SourceLines(frozenset(asserting - deciding), frozenset(caught))
+
+
+def _lines(nodes: Iterable[ast.expr | ast.stmt]) -> Iterable[int]:
+    return (line for node in nodes for line in range(node.lineno, (node.end_lineno or node.lineno) + 1))
+
+
+def _goes_on(node: ast.Try) -> bool:
+    """Return True if some handler does not end in raising an error."""
+    return any(not isinstance(handler.body[-1], ast.Raise) for handler in node.handlers)
+
+
+def _suppresses(node: ast.With) -> bool:
+    calls = (item.context_expr for item in node.items)
+    names = (ast.unparse(call.func) for call in calls if isinstance(call, ast.Call))
+    return any(name.rpartition(".")[2] == "suppress" for name in names)

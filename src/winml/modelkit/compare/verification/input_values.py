@@ -270,6 +270,9 @@ def _neighbours(traced: torch.Tensor) -> Iterator[torch.Tensor]:
         # A flag may be a mode: 0 and 1 alike, 2 and 3 not.
         yield traced + 2
         yield traced + 3
+    if traced.dim() > 1 and traced.shape[-1] > 1:
+        # A mask may be a tensor of integers: rows that end earlier.
+        yield torch.cat([traced[..., :-1], traced[..., -1:] - 1], dim=-1)
     if traced.numel() > 1 and (traced.dim() == 1 or traced.numel() <= _SMALL):
         # Lengths may have to fill the row, and sizes to differ.
         is_largest = torch.arange(traced.numel(), device=traced.device).reshape(traced.shape) == traced.argmax()
@@ -403,11 +406,11 @@ def _difference(file: WrittenFile, draw: Draw) -> _Difference | None:
 
 
 def _hides_rows(varied: Varied) -> bool:
-    """Say whether what was varied are rows of flags, one of them all alike."""
-    flags = (varied.draw.inputs[name] for name in varied.names)
+    """Return True if a mask was varied, of booleans or of integers, and one of its rows has equal values."""
+    tensors = (varied.draw.inputs[name] for name in varied.names)
     return any(
-        value.dtype == torch.bool and value.dim() > 1 and bool((value == value[..., :1]).all(-1).any())
-        for value in flags
+        not value.is_floating_point() and value.dim() > 1 and bool((value == value[..., :1]).all(-1).any())
+        for value in tensors
     )
 
 

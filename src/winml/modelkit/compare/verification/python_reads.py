@@ -2,41 +2,57 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+import pickle
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
+from torch.utils import dlpack
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from winml.modelkit.compare.verification.reference_run import PreparedPart, run_reference
 from winml.modelkit.errors import ExportError
-from winml.modelkit.models.source_lines import asserts_only
+from winml.modelkit.models.source_lines import asserts_only_at, is_caught, is_of_user
 from winml.modelkit.onnx.assumptions import Place
 from winml.modelkit.ort.shared_settings import attribute_replaced
 
-_READS = frozenset({"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::allclose", "aten::nonzero"})
-"""Operators that hand values to Python, or make shapes of them."""
-_SHAPES_OF_VALUES = "aten::nonzero"
-"""The one among them that a graph has, too."""
+_CHECK = "aten::_linalg_check_errors"
+"""Operator that raises by values, such as for a matrix that is not positive definite."""
+_INDEX = "aten::index.Tensor"
+"""Has a size by values only if an index holds flags, whatever its tags say."""
 _UNSEEN = frozenset({"aten::equal", "aten::allclose"})
-"""Those that decide without a trace knowing; of all others torch warns where it traces them."""
-_TAKING_ALL = ("__array__", "__dlpack__", "__repr__", "numpy", "storage", "tolist", "untyped_storage")
+"""Operators that decide without a trace knowing; of all others torch warns where it traces them."""
+_TAKING_ALL = (
+    *("__array__", "__dlpack__", "__reduce_ex__", "__repr__", "apply_", "data_ptr", "map_", "map2_", "numpy"),
+    *("storage", "tolist", "untyped_storage"),
+)
 """Methods that take all values past torch's dispatcher; a trace knows of ``numpy`` and ``tolist`` alone."""
 _IS_NONZERO = "is_nonzero"
 """A function and a method that decide as ``bool()`` does, by the same operator, without a trace knowing."""
+_WATCHED = (
+    *((torch.Tensor, name) for name in (*_TAKING_ALL, _IS_NONZERO)),
+    *((torch, _IS_NONZERO), (dlpack, "to_dlpack")),
+)
+_storage_of = torch.Tensor.untyped_storage
+"""The method itself, which is replaced while reads are recorded."""
 _OURS = Path(__file__).parents[2]
 _OPERATORS = torch.Tensor.__contains__.__code__.co_filename
 """The file of torch that has the operators of its tensors; what it reads is asked for one line up."""
 _WRAPPERS = tuple(str(Path(torch.__file__).parent / name) for name in ("_compile.py", "_dynamo/eval_frame.py"))
 """Files of torch whose frames stand between an operator and a dispatch mode."""
+_COPYING = (copy.__file__, pickle.__file__, torch.serialization.__file__)
+"""Files whose functions copy a tensor by its methods."""
 
 
 @dataclass(frozen=True)
@@ -95,16 +111,22 @@ def read_inputs(prepared: PreparedPart, inputs: Mapping[str, torch.Tensor]) -> V
 
 
 class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows what is computed from each input."""
+    """Follows which inputs each tensor is computed from.
+
+    Tensors that share memory share their inputs: a write through a view changes the tensor that it is a view of.
+    """
 
     def __init__(self, inputs: Mapping[str, torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.read: set[str] = set()
         self.deciding: set[str] = set()
         self.lines: dict[Place, ReadLine] = {}
-        self._sources: MutableMapping[torch.Tensor, frozenset[str]] = WeakIdKeyDictionary()
+        self._thread = threading.current_thread()
+        self._of_storages: dict[StorageWeakRef, frozenset[str]] = {}
+        self._of_tensors: MutableMapping[torch.Tensor, frozenset[str]] = WeakIdKeyDictionary()
+        """Inputs, which may share memory with one another, and tensors that have no storage, such as sparse ones."""
         for name, value in inputs.items():
-            self._sources[value] = frozenset({name})
+            self._of_tensors[value] = frozenset({name})
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -112,60 +134,137 @@ class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator, and note from which inputs its results come."""
-        result = func(*args, **(kwargs or {}))
-        passed = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
-        sources = frozenset[str]().union(*(self._sources.get(value, frozenset()) for value in passed))
-        if func.name() in _READS:
-            self.read |= sources
-            file, line, is_operator = _calling_line(inspect.currentframe())
-            # Asserting something decides nothing in the graph.
-            if func.name() != _SHAPES_OF_VALUES and not asserts_only(file, line):
-                self.deciding |= sources
-                if "site-packages" not in Path(file).parts:
-                    is_unseen = func.name() in _UNSEEN or is_operator
-                    self._note((Path(file).name, line), sources, str(result), is_unseen=is_unseen)
-        for value in pytree.tree_leaves(result):
-            if isinstance(value, torch.Tensor):
-                self._sources[value] = sources
+        """Run the operator, and note from which inputs its results and the tensors that it writes into come."""
+        kwargs = kwargs or {}
+        sources = self._sources((args, kwargs))
+        name = func.name()
+        frame, is_operator = _calling_frame(inspect.currentframe())
+        if name == _CHECK and is_caught(frame):
+            self._add_read(frame, sources, is_unseen=True)
+        result = func(*args, **kwargs)
+        if _reads_values(func):
+            is_unseen = name in _UNSEEN or is_operator or threading.current_thread() is not self._thread
+            self._add_read(frame, sources, str(result), is_unseen=is_unseen)
+        elif torch.Tag.dynamic_output_shape in func.tags:
+            # A graph has these operators, too.
+            self.read |= self._sources(_flags_of(args[1])) if name == _INDEX else sources
+        written = [
+            kwargs[argument] if isinstance(argument, str) else args[argument]
+            for argument in _written_arguments(func)
+            if (argument in kwargs if isinstance(argument, str) else argument < len(args))
+        ]
+        self._add_sources((result, written), sources)
         return result
 
-    def _note(
-        self, place: Place, sources: frozenset[str], value: str, *, is_unseen: bool, takes_all: bool = False
+    def _sources(self, values: object) -> frozenset[str]:
+        """Return the inputs that the tensors among nested values come from."""
+        sources = frozenset[str]()
+        for value in _tensors(values):
+            sources |= self._of_tensors.get(value, frozenset())
+            if (storage := _weak_storage(value)) is not None:
+                sources |= self._of_storages.get(storage, frozenset())
+        return sources
+
+    def _add_sources(self, values: object, sources: frozenset[str]) -> None:
+        for value in _tensors(values) if sources else ():
+            storage = _weak_storage(value)
+            if storage is None:
+                self._of_tensors[value] = sources
+            else:
+                self._of_storages[storage] = self._of_storages.get(storage, frozenset()) | sources
+
+    def _add_read(
+        self,
+        frame: FrameType | None,
+        sources: frozenset[str],
+        value: str = "",
+        *,
+        is_unseen: bool,
+        takes_all: bool = False,
     ) -> None:
-        known = self.lines.get(place, ReadLine(frozenset(), "", is_unseen=False))
-        self.lines[place] = ReadLine(
-            known.inputs | sources, known.value or value, known.is_unseen or is_unseen, known.takes_all or takes_all
-        )
+        file, line = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+        if Path(file).is_relative_to(_OURS):
+            return
+        self.read |= sources
+        # Asserting something decides nothing in the graph.
+        if frame is not None and asserts_only_at(frame):
+            return
+        self.deciding |= sources
+        if is_of_user(file):
+            place = (Path(file).name, line)
+            known = self.lines.get(place, ReadLine(frozenset(), "", is_unseen=False))
+            self.lines[place] = ReadLine(
+                known.inputs | sources, known.value or value, known.is_unseen or is_unseen, known.takes_all or takes_all
+            )
 
     @contextmanager
     def watching_methods(self) -> Iterator[None]:
-        """Note calls of the methods above in the user's Python inside the block; patches torch."""
+        """Note calls of the methods above, and what other threads read, inside the block; patches torch and Python."""
+        run = threading.Thread.run
+
+        def run_watched(thread: threading.Thread) -> None:
+            with self:
+                run(thread)
+
         with ExitStack() as stack:
-            for owner, name in (*((torch.Tensor, name) for name in (*_TAKING_ALL, _IS_NONZERO)), (torch, _IS_NONZERO)):
+            for owner, name in _WATCHED:
                 watched = self._watched(getattr(owner, name), takes_all=name != _IS_NONZERO)
                 stack.enter_context(attribute_replaced(owner, name, watched))
+            stack.enter_context(attribute_replaced(threading.Thread, "run", run_watched))
             yield
 
     def _watched(self, original: Callable[..., Any], *, takes_all: bool) -> Callable[..., Any]:
         @wraps(original)
         def call(values: torch.Tensor, *args: Any, **options: Any) -> Any:
-            file, line, _ = _calling_line(inspect.currentframe())
-            sources = self._sources.get(values, frozenset())
-            is_of_user = "site-packages" not in Path(file).parts and not Path(file).is_relative_to(_OURS)
-            if sources and is_of_user and not asserts_only(file, line):
-                self.read |= sources
-                self.deciding |= sources
-                self._note((Path(file).name, line), sources, "", is_unseen=True, takes_all=takes_all)
+            frame, _ = _calling_frame(inspect.currentframe(), further=_COPYING)
+            sources = self._sources((values, args))
+            if sources and frame is not None and is_of_user(frame.f_code.co_filename):
+                self._add_read(frame, sources, is_unseen=True, takes_all=takes_all)
             return original(values, *args, **options)
 
         return call
 
 
-def _calling_line(frame: FrameType | None) -> tuple[str, int, bool]:
-    """Return file and line that called torch, and whether by an operator of Python's (``9 in ids``)."""
+def _reads_values(operator: Any) -> bool:
+    """Return True if an operator hands values to Python."""
+    return torch.Tag.data_dependent_output in operator.tags or operator.name() == f"aten::{_IS_NONZERO}"
+
+
+@cache
+def _written_arguments(operator: Any) -> tuple[int | str, ...]:
+    """Return the positions of the arguments that an operator writes into; of keyword arguments also the names."""
+    written: list[int | str] = []
+    for position, argument in enumerate(operator._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written += [argument.name] if argument.kwarg_only else [position, argument.name]
+    return tuple(written)
+
+
+def _tensors(values: object) -> Iterator[torch.Tensor]:
+    return (value for value in pytree.tree_leaves(values) if isinstance(value, torch.Tensor))
+
+
+def _flags_of(indices: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
+    return [index for index in indices if index is not None and index.dtype in (torch.bool, torch.uint8)]
+
+
+def _weak_storage(tensor: torch.Tensor) -> StorageWeakRef | None:
+    """Return the identity of the memory of a tensor, which no later memory shares; `None` if it has no storage."""
+    try:
+        return StorageWeakRef(_storage_of(tensor))
+    except NotImplementedError:
+        return None
+
+
+def _calling_frame(frame: FrameType | None, further: Iterable[str] = ()) -> tuple[FrameType | None, bool]:
+    """Return the frame that called torch, and whether by an operator of Python's (``9 in ids``).
+
+    Args:
+        frame: The frame to begin with.
+        further: Files to pass over, besides those of torch's operators.
+    """
     is_operator = False
-    while frame is not None and frame.f_code.co_filename in (__file__, _OPERATORS, *_WRAPPERS):
+    while frame is not None and frame.f_code.co_filename in (__file__, _OPERATORS, *_WRAPPERS, *further):
         is_operator |= frame.f_code.co_filename == _OPERATORS
         frame = frame.f_back
-    return ("", 0, False) if frame is None else (frame.f_code.co_filename, frame.f_lineno, is_operator)
+    return frame, is_operator

@@ -29,7 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 
 from winml.modelkit.export.value_loops import ValueLoops, call_replaced
-from winml.modelkit.models.source_lines import asserts_only
+from winml.modelkit.models.source_lines import asserts_only_at
 from winml.modelkit.onnx.assumptions import Assumption, branch_taken
 from winml.modelkit.ort.shared_settings import attribute_replaced
 
@@ -125,7 +125,7 @@ def _own_line(frame: FrameType | None) -> tuple[str, int] | None:
     if frame is None:
         return None
     file = frame.f_code.co_filename
-    if _INSTALLED in Path(file).parts or asserts_only(file, frame.f_lineno):
+    if _INSTALLED in Path(file).parts or asserts_only_at(frame):
         return None
     return Path(file).name, frame.f_lineno
 

@@ -159,7 +159,10 @@ def capture_torchscript(
     _move_stack_traces(captured.graph)
     place_operands(node_scopes)
     name_by_module(captured.graph, node_scopes, tree)
-    counted = (replace(branch_taken(place), value=value) for place, value in numbers.values.items())
+    counted = (
+        replace(branch_taken(place), input=", ".join(sorted(names)), value=value)
+        for place, (value, names) in numbers.values.items()
+    )
     sizes = (size_taken(place, value, names) for place, (value, names) in numbers.sizes.items())
     by_line = {item.place: item for item in (*sizes, *_values_read(caught), *counted)}
     return Capture(captured, node_scopes, unused_inputs, tuple(by_line.values()), notes=loops.notes)

@@ -30,7 +30,7 @@ from winml.modelkit.errors import ExportError
 from winml.modelkit.export.value_loops import ValueLoops, call_replaced
 from winml.modelkit.models.fake_parameters import is_fake
 from winml.modelkit.models.preparation import has_hooks
-from winml.modelkit.models.source_lines import asserts_only
+from winml.modelkit.models.source_lines import asserts_only_at
 from winml.modelkit.onnx.assumptions import Place
 from winml.modelkit.ort.shared_settings import attribute_replaced, attributes_replaced
 from winml.modelkit.progress import count_progress
@@ -40,8 +40,10 @@ _ASKED_FOR_NUMBERS = ("__bool__", "__float__", "__index__", "__int__", "__iter__
 """Methods of a tensor that return what Python decides by. Of those that take all values torch warns."""
 _OF_SHAPES = frozenset({"aten::size", "aten::numel", "aten::len", "aten::sym_size", "aten::sym_numel"})
 """Operators that ask for no value."""
-_SHAPED_BY_VALUES = frozenset({"aten::nonzero", "aten::nonzero_numpy", "aten::masked_select", "aten::_unique2"})
-"""Operators whose results have as many elements as their values say."""
+_UNTAGGED = frozenset({"aten::nonzero_numpy", "aten::repeat_interleave.self_Tensor", "aten::where"})
+"""Composite operators whose results have as many elements as their values say; torch tags the operators inside."""
+_COUNTED_ROWS = frozenset({"aten::index", "aten::nonzero", "aten::masked_select", "aten::argwhere"})
+"""Operators with one axis of such a size: the first, of ``index`` the one that flags select from."""
 _PATCHES = (__file__, ValueLoops.call.__code__.co_filename)
 """Files of what stands in for functions of torch."""
 _WRAPPERS = (*_PATCHES, torch.Tensor.__contains__.__code__.co_filename)
@@ -56,8 +58,8 @@ class NumbersTaken:
     """Inputs of the model, in order."""
     open_axes: Mapping[str, Mapping[int, str]]
     """Input → axis → name, of the sizes that are left open."""
-    values: dict[Place, str] = field(default_factory=dict)
-    """Place → the number, where it was a value, or computed from one."""
+    values: dict[Place, tuple[str, frozenset[str]]] = field(default_factory=dict)
+    """Place → the number and the inputs from whose values it was computed."""
     sizes: dict[Place, tuple[str, frozenset[str]]] = field(default_factory=dict)
     """Place → the number and names of dynamic sizes, where it was computed from sizes alone."""
 
@@ -84,50 +86,59 @@ class NumbersTaken:
             number = original(values)
         file, line = frame.f_code.co_filename, frame.f_lineno
         # What is a tensor still, the trace follows: torch has a ``len()`` of its own.
-        if not isinstance(number, torch.Tensor) and not asserts_only(file, line):
+        if not isinstance(number, torch.Tensor) and not asserts_only_at(frame):
             self._note((Path(file).name, line), name, values, number)
         return number
 
     def _note(self, place: Place, name: str, values: torch.Tensor, number: object) -> None:
         value: Any = torch._C._get_value_trace(values)  # type: ignore[attr-defined]  # its stub misses it
         is_of_rows = name in ("__len__", "__iter__")
-        is_value, sizes = self._sizes_of(value, 0) if is_of_rows else self._origins(value)
+        inputs, sizes = self._sizes_of(value, 0) if is_of_rows else self._origins(value)
         words = str(values.shape[0] if name == "__iter__" else number)
-        if is_value:
-            self.values[place] = words
+        if inputs:
+            self.values[place] = (words, inputs)
         elif sizes:
             known = self.sizes.get(place, (words, frozenset()))
             self.sizes[place] = (known[0], known[1] | sizes)
 
-    def _sizes_of(self, value: Any, axis: int | None) -> tuple[bool, frozenset[str]]:
-        """Say whether values decide the size of a traced value, and return which dynamic sizes it may be.
+    def _sizes_of(self, value: Any, axis: int | None) -> tuple[frozenset[str], frozenset[str]]:
+        """Return the inputs whose values decide the size of a traced value, and which dynamic sizes it may be.
 
         Args:
             value: What has the size.
             axis: Which one; None: any.
         """
-        inputs = dict(zip(_traced_inputs(len(self.input_names)), self.input_names, strict=False))
-        if value.unique() in inputs:
-            axes = self.open_axes.get(inputs[value.unique()], {})
-            return False, frozenset(size for number, size in axes.items() if axis is None or number == axis)
+        names = self._inputs()
+        if value.unique() in names:
+            axes = self.open_axes.get(names[value.unique()], {})
+            return frozenset(), frozenset(size for number, size in axes.items() if axis is None or number == axis)
         before = list(_computed_from(value))
-        numbers = {item.unique() for item in before}
-        names = {size for number in numbers for size in self.open_axes.get(inputs.get(number, ""), {}).values()}
-        is_by_value = any(item.node().kind() in _SHAPED_BY_VALUES for item in before)
-        return is_by_value and not numbers.isdisjoint(inputs), frozenset(names)
+        inputs = [names[item.unique()] for item in before if item.unique() in names]
+        sizes = frozenset(size for name in inputs for size in self.open_axes.get(name, {}).values())
+        deciding = frozenset[str]()
+        for item in before:
+            operand = _counting_operand(item.node())
+            if operand is not None and not _has_same_axis(item, value, axis):
+                deciding |= self._origins(operand)[0]
+        return deciding, sizes
 
-    def _origins(self, value: Any) -> tuple[bool, frozenset[str]]:
-        """Say whether a traced number comes from values of the inputs, and return the open sizes that it comes from."""
-        inputs = _traced_inputs(len(self.input_names))
-        is_value, sizes = False, frozenset[str]()
-        for item in _computed_from(value, until=_OF_SHAPES):
-            is_value |= item.unique() in inputs
+    def _origins(self, value: Any) -> tuple[frozenset[str], frozenset[str]]:
+        """Return the inputs whose values a traced number comes from, and the open sizes that it comes from."""
+        names = self._inputs()
+        inputs, sizes = frozenset[str](), frozenset[str]()
+        for item in _computed_from(value, until=_OF_SHAPES, follows_writes=True):
+            if item.unique() in names:
+                inputs |= {names[item.unique()]}
             if item.node().kind() in _OF_SHAPES:
                 operands = list(item.node().inputs())
                 axis = operands[1].toIValue() if len(operands) > 1 else None
-                by_value, names = self._sizes_of(operands[0], axis if isinstance(axis, int) and axis >= 0 else None)
-                is_value, sizes = is_value or by_value, sizes | names
-        return is_value, sizes
+                by_value, of_sizes = self._sizes_of(operands[0], axis if isinstance(axis, int) and axis >= 0 else None)
+                inputs, sizes = inputs | by_value, sizes | of_sizes
+        return inputs, sizes
+
+    def _inputs(self) -> dict[int, str]:
+        """Return the names of the traced values of the inputs."""
+        return dict(zip(_traced_inputs(len(self.input_names)), self.input_names, strict=False))
 
 
 def _traced_inputs(count: int) -> list[int]:
@@ -136,8 +147,14 @@ def _traced_inputs(count: int) -> list[int]:
     return [value.unique() for value in list(tracing.graph().inputs())[:count]]
 
 
-def _computed_from(value: Any, until: Collection[str] = ()) -> Iterator[Any]:
-    """Yield a traced value and all that it is computed from, not past operators of these kinds."""
+def _computed_from(value: Any, until: Collection[str] = (), *, follows_writes: bool = False) -> Iterator[Any]:
+    """Yield a traced value and all that it is computed from, not past operators of these kinds.
+
+    Args:
+        value: The traced value.
+        until: Kinds of operators.
+        follows_writes: Yield what was written into these values and into views of them, too.
+    """
     pending: list[Any] = [value]
     seen: set[int] = set()
     while pending:
@@ -146,6 +163,80 @@ def _computed_from(value: Any, until: Collection[str] = ()) -> Iterator[Any]:
             seen.add(item.unique())
             yield item
             pending += [] if item.node().kind() in until else item.node().inputs()
+            pending += _written_into(item) if follows_writes else []
+
+
+def _written_into(value: Any) -> Iterator[Any]:
+    """Yield what operators write into a traced value, or into views of it."""
+    pending: list[Any] = [value]
+    while pending:
+        for use in pending.pop().uses():
+            written, viewed = _aliased_arguments(use.user.schema())
+            if use.offset in written:
+                yield from use.user.inputs()
+            if use.offset in (*written, *viewed):
+                pending += use.user.outputs()
+
+
+@functools.cache
+def _aliased_arguments(schema: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the positions of arguments that an operator writes into, and of those that its results are views of."""
+    if schema.startswith("("):  # nodes of TorchScript itself have none
+        return (), ()
+    aliased = [
+        (position, argument.alias_info.is_write)
+        for position, argument in enumerate(torch._C.parse_schema(schema).arguments)
+        if argument.alias_info is not None
+    ]
+    return tuple(at for at, is_write in aliased if is_write), tuple(at for at, is_write in aliased if not is_write)
+
+
+def _counting_operand(node: Any) -> Any:
+    """Return the operand whose values decide how many elements a traced operator returns; `None` if none does."""
+    operands = list(node.inputs())
+    kind, name = node.kind(), node.schema().partition("(")[0]
+    if kind == "aten::index":
+        return next((index for index in operands[1].node().inputs() if _holds_flags(index)), None)
+    if name not in _UNTAGGED and not _has_tagged_size(name):
+        return None
+    if kind == "aten::one_hot":
+        # -1: as many classes as the largest value says.
+        return operands[0] if operands[1].toIValue() == -1 else None
+    return operands[1 if name in ("aten::masked_select", "aten::repeat_interleave.self_Tensor") else 0]
+
+
+def _holds_flags(value: Any) -> bool:
+    return value.type().kind() == "TensorType" and value.type().scalarType() in ("Bool", "Byte")
+
+
+def _has_same_axis(counted: Any, value: Any, axis: int | None) -> bool:
+    """Return True if an axis of a traced value is one that an operator which counts rows does not change.
+
+    Args:
+        counted: The result of that operator.
+        value: A value that is computed from it.
+        axis: The axis; None: any.
+    """
+    node = counted.node()
+    if axis is None or node.kind() not in _COUNTED_ROWS:
+        return False
+    rows = 0
+    if node.kind() == "aten::index":
+        rows = [_holds_flags(index) for index in list(node.inputs())[1].node().inputs()].index(True)
+    sizes, counted_sizes = value.type().sizes(), counted.type().sizes()
+    is_known = sizes is not None and counted_sizes is not None and len(sizes) == len(counted_sizes)
+    return is_known and axis != rows and sizes[axis] == counted_sizes[axis]
+
+
+@functools.cache
+def _has_tagged_size(name: str) -> bool:
+    """Return True if torch says of an operator that the sizes of its results depend on values."""
+    namespace, _, operator = name.partition("::")
+    if namespace != "aten":
+        return False
+    packet, _, overload = operator.partition(".")
+    tags = getattr(getattr(torch.ops.aten, packet), overload or "default").tags
+    return torch.Tag.dynamic_output_shape in tags
 
 
 def is_noted_elsewhere(file: str) -> bool:
