@@ -42,6 +42,7 @@ SEAMS: dict[str, dict[str, str]] = {
             "torch._subclasses.fake_tensor",
             "torch._subclasses.meta_utils",
             "torch.ops.aten",
+            "torch.fx.experimental.symbolic_shapes",
             "torch.utils._mode_utils",
         ),
         f"{_DYNAMO}/test_example_values.py::test_capture_that_takes_example_values_goes_their_way_and_tells_the_line",
@@ -190,6 +191,7 @@ SEAMS: dict[str, dict[str, str]] = {
         "test_value_that_the_trace_fixed_is_no_verified_file",
         "torch.utils._pytree": "tests/integration/test_input_values.py::"
         "test_value_that_the_trace_fixed_is_no_verified_file",
+        "._schema": "tests/integration/test_assumptions.py::test_line_that_reads_values_in_a_roundabout_way_is_named",
     },
     "compare.verification.streamed_reference": {
         "torch.utils._pytree": f"{_STREAMED}::test_other_operations_answer_as_when_weights_are_held",

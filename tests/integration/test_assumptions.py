@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from e2e.in_process import run_here
 from winml.modelkit import HTPExporter, WinMLExportConfig
@@ -115,6 +119,156 @@ def test_assumption_is_the_same_record_in_summary_sidecar_and_inspection(
     assert inspect_onnx(path).as_record()["assumed"] == record["assumed"]
 
 
+def written_through_a_view(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A column of a new tensor is written, and the tensor is read."""
+    limits = torch.zeros(len(x), 2)
+    limits[:, 0] = x.amax((1, 2))
+    return self.other(x) if limits.max() > 1e6 else self.linear(x)
+
+
+def written_into_an_argument(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """An operator writes into ``out``."""
+    sums = torch.zeros(2, 4)
+    torch.sum(x[0], 0, out=sums[0])
+    return self.other(x) if sums.max() > 1e6 else self.linear(x)
+
+
+def written_into_a_list(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """An operator writes into each tensor of a list."""
+    sums = torch.zeros(4)
+    torch._foreach_add_([sums], [x[0, 0]])
+    return self.other(x) if sums.max() > 1e6 else self.linear(x)
+
+
+def number_of_selected(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Values decide a size."""
+    return self.other(x) if x[x > 1e6].numel() else self.linear(x)
+
+
+def loop_over_selected(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Values decide a number of rounds."""
+    result = self.linear(x)
+    for row in x[0][x[0, :, 0] > 1e6]:
+        result = result + row
+    return result
+
+
+def number_of_repeated(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Values decide how often a row is repeated."""
+    repeated = torch.repeat_interleave(x[0], (x[0, :, 0] > 1e6).long(), dim=0)
+    return self.other(x) if len(repeated) else self.linear(x)
+
+
+def error_caught(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A check whose failure is another branch."""
+    try:
+        assert x.max() < 1e6
+    except AssertionError:
+        return self.other(x)
+    return self.linear(x)
+
+
+def check(x: torch.Tensor) -> None:
+    if x.max() > 1e6:  # a helper raises
+        raise ValueError
+
+
+def error_of_a_helper_suppressed(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """The same, raised by a function that is called."""
+    result = self.other(x)
+    with contextlib.suppress(ValueError):
+        check(x)
+        result = self.linear(x)
+    return result
+
+
+def error_of_an_operator_caught(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """An operator raises by values."""
+    try:
+        torch.linalg.cholesky((1e6 - x.max()) * torch.eye(2))
+    except RuntimeError:
+        return self.other(x)
+    return self.linear(x)
+
+
+def applied_by_element(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Python computes each element."""
+    return self.linear(x.clone().apply_(lambda value: min(value, 1e6)))
+
+
+def read_by_a_thread(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Modes of torch belong to one thread."""
+    with ThreadPoolExecutor(1) as pool:
+        most = pool.submit(lambda: float(x.max())).result()
+    return self.other(x) if most > 1e6 else self.linear(x)
+
+
+def read_from_a_pickle(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A copy of which torch knows nothing."""
+    file = io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    return self.other(x) if torch.load(file).max() > 1e6 else self.linear(x)
+
+
+@pytest.mark.parametrize(
+    ("forward", "text"),
+    [
+        (written_through_a_view, "limits.max()"),
+        (written_into_an_argument, "sums.max()"),
+        (written_into_a_list, "sums.max()"),
+        (number_of_selected, "numel()"),
+        (loop_over_selected, "for row in"),
+        (number_of_repeated, "len(repeated)"),
+        (error_caught, "assert"),
+        (error_of_a_helper_suppressed, "a helper raises"),
+        (error_of_an_operator_caught, "cholesky"),
+        (applied_by_element, "apply_"),
+        (read_by_a_thread, "float("),
+        (read_from_a_pickle, "torch.save"),
+    ],
+)
+def test_line_that_reads_values_in_a_roundabout_way_is_named(forward: Forward, text: str, tmp_path: Path) -> None:
+    verification = exported(forward, tmp_path / "model.onnx").only_part.verification
+    assert verification is not None
+    assert (verification.agrees, verification.is_verified) == (True, False)
+    (item,) = verification.assumed
+    line = line_of(check if "helper" in text else forward, text)
+    assert (item.input, item.file, item.line) == ("x", Path(__file__).name, line)
+
+
+def rows_selected(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A selection has a size by values, and another one that no value decides."""
+    rows = x[x[..., 0] > 0]
+    width = int(rows.shape[1])
+    return self.linear(rows).reshape(-1, 2, width // 2)
+
+
+def classes_one_by_one(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """The number of classes is stated."""
+    chosen = functional.one_hot(x.argmax(-1), 4).permute(2, 0, 1)
+    result = self.linear(x)
+    for number in range(chosen.shape[0]):
+        result = result + chosen[number][..., None] * self.other(x)
+    return result
+
+
+def error_replaced(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """The handler raises as well."""
+    try:
+        assert x.max() < 1e6
+    except AssertionError as error:
+        raise ValueError("too large") from error
+    return self.linear(x)
+
+
+def mode_beside_written_views(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """What is written is not what is read."""
+    limits = torch.zeros(len(x))
+    limits[0] = x.max()
+    return self.linear(x) * limits.sum() if self.mode.item() == 1 else self.other(x)
+
+
 def rows_by_seven(self: Any, x: torch.Tensor) -> torch.Tensor:
     """One of two open sizes."""
     return self.linear(x) if len(x) % 7 else self.other(x)
@@ -135,7 +289,10 @@ def test_size_that_decides_is_named_before_anything_is_compared(forward: Forward
     assert not exported(forward, tmp_path / "fixed.onnx", verify=False).only_part.assumed
 
 
-@pytest.mark.parametrize("forward", [nothing, large_size])
+@pytest.mark.parametrize(
+    "forward",
+    [nothing, large_size, rows_selected, classes_one_by_one, error_replaced, mode_beside_written_views],
+)
 def test_nothing_is_assumed_where_inputs_decide_nothing(forward: Forward, tmp_path: Path) -> None:
     result = exported(forward, tmp_path / "model.onnx")  # of fixed sizes, so that no size decides either
     verification = result.only_part.verification

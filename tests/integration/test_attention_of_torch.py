@@ -13,6 +13,7 @@ from torch import nn
 from graphs import run_onnx
 from tag_checks import load_nodes
 from winml.modelkit import WinMLExportConfig, export_pytorch
+from winml.modelkit.errors import VerificationError
 
 VALUES = torch.linspace(-1, 1, 2 * 5 * 16).reshape(2, 5, 16).sin()
 HIDDEN = torch.tensor([[False, False, False, False, True], [False, False, True, True, True]])
@@ -126,3 +127,39 @@ def test_padding_mask_of_dynamic_length_is_exported_by_torchscript(tmp_path: Pat
         (answer,) = run_onnx(result.only_part.model_path, feeds).values()
         seen = ~hidden.numpy()
         np.testing.assert_allclose(answer[seen], model(values, hidden).detach().numpy()[seen], atol=1e-5)
+
+
+class IntegerMaskEncoder(PaddedEncoder):
+    """Takes a mask of integers that is 0 at padding."""
+
+    def forward(self, values: torch.Tensor, mask: torch.Tensor) -> Any:
+        """Encode."""
+        return super().forward(values, mask == 0)
+
+
+class FullRowEncoder(IntegerMaskEncoder):
+    """Leaves the mask out if it hides nothing."""
+
+    def forward(self, values: torch.Tensor, mask: torch.Tensor) -> Any:
+        """Encode."""
+        return self.encoder(values) if bool((mask == 1).all()) else super().forward(values, mask)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("ends", [(7, 7), (7, 4)])
+def test_mask_of_integers_is_verified(ends: tuple[int, ...], tmp_path: Path) -> None:
+    """A row that is all padding is NaN in a graph, and zeros in PyTorch's fast path."""
+    torch.manual_seed(0)
+    mask = (torch.arange(7) < torch.tensor(ends)[:, None]).long()
+    inputs = (torch.randn(2, 7, 16), mask)
+    part = export_pytorch(IntegerMaskEncoder().eval(), tmp_path / "model.onnx", inputs).only_part
+    assert part.verification is not None
+    assert (part.verification.is_verified, part.verification.assumed) == (True, ())
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_mask_of_integers_that_decides_a_branch_is_refused(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    inputs = (torch.randn(2, 7, 16), torch.ones(2, 7, dtype=torch.int64))
+    with pytest.raises(VerificationError, match="mask"):
+        export_pytorch(FullRowEncoder().eval(), tmp_path / "model.onnx", inputs)

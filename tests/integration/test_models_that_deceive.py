@@ -607,6 +607,26 @@ def table_made_once_in_dynamo(self: Any, x: torch.Tensor) -> torch.Tensor:
     return self.linear(x) + self.cached[:, : x.shape[1]]
 
 
+class LessMean(nn.Module):
+    """Stands for a layer in short rows, as attention without blocks does in BigBird."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Subtract the mean of a row."""
+        return self.layer(x) - x.mean(1, keepdim=True)
+
+
+@deceives("bounded")
+def layer_replaced_for_short_rows(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """The first call replaces a layer for good."""
+    if x.shape[1] <= 40 and isinstance(self.linear, nn.Linear):
+        self.linear = LessMean(self.linear)
+    return self.linear(x)
+
+
 # --- What Python decides by values.
 
 
@@ -905,6 +925,21 @@ def hook_added(self: Any, x: torch.Tensor) -> torch.Tensor:
     if not self.linear._forward_hooks:
         self.linear.register_forward_hook(lambda _module, _inputs, output: output * 2)
     return self.linear(x)
+
+
+@deceives("noted", "refused", exporter="dynamo", axes={}, x=torch.randn(2, 4))
+def number_of_selected_in_dynamo(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A size that values decide."""
+    return self.other(x) * 2 if x[x > 5].numel() else self.linear(x)
+
+
+@deceives("noted", "refused", exporter="dynamo", axes={}, x=torch.randn(2, 4))
+def loop_over_selected_in_dynamo(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """A loop over as many rows as values decide."""
+    result = self.linear(x)
+    for row in x[x[:, 0].abs() > 5]:
+        result = result + row
+    return result
 
 
 @deceives("right", axes={}, x=torch.randn(2, 4))

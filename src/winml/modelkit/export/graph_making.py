@@ -565,7 +565,8 @@ def _trace_calls(prepared: PreparedPart, inputs: InputDraws, *, watches_reads: b
     """Run the part once, on its first inputs, and watch what Python reads of them, where that is asked for.
 
     Some models replace modules of theirs while they run, depending on their inputs: those stay, and run the next time.
-    Anything else is put back, so that the trace starts from what was found as well.
+    Anything else is put back, so that the trace starts from what was found as well. References are
+    computed by the model as it was loaded, unless this run made parameters of it.
     """
     model, sizes = prepared.model, prepared.part.trace_sizes
     runs: list[_FirstRun] = []
@@ -573,7 +574,7 @@ def _trace_calls(prepared: PreparedPart, inputs: InputDraws, *, watches_reads: b
 
     def run_once(tensors: Tensors, *, is_watched: bool) -> Draw:
         nonlocal replaces_modules
-        registered, shared = _kinds(model), shared_state(model)
+        registered, shared, parameters = _kinds(model), shared_state(model), _parameter_kinds(model)
         with record_calls(model) as trace, unchanged_attributes(model) as state:
             with recorded_reads(tensors) if is_watched else nullcontext() as reads:
                 draw = Draw(tensors, run_reference(prepared, tensors, keeps_state=True), sizes)
@@ -581,6 +582,8 @@ def _trace_calls(prepared: PreparedPart, inputs: InputDraws, *, watches_reads: b
             if registered != _kinds(model):
                 replaces_modules = True
                 state.keep()
+                if _parameter_kinds(model) <= parameters:
+                    prepared.as_loaded = prepared.as_loaded or state
         written = tuple(name for name, value in shared_state(model).items() if shared.get(name, _ABSENT) != value)
         runs.append(_FirstRun(trace, draw, changes, written, reads() if reads is not None else None))
         return draw
@@ -610,6 +613,10 @@ def _shared_state_written(name: str) -> Assumption:
 def _kinds(model: torch.nn.Module) -> list[tuple[int, type]]:
     """Return which modules there are, and of what classes: those that get their shape with the first call change it."""
     return [(id(module), type(module)) for module in model.modules()]
+
+
+def _parameter_kinds(model: torch.nn.Module) -> set[tuple[int, type]]:
+    return {(id(parameter), type(parameter)) for parameter in model.parameters()}
 
 
 def _state_retained(

@@ -294,8 +294,17 @@ class StateAsFound:
 
     def put_back(self) -> None:
         """Put everything back, unless it is to be kept."""
-        if self._is_kept:
-            return
+        if not self._is_kept:
+            self._put_back()
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Put back the state that was found for the time of the block, although a later one is kept."""
+        with unchanged_attributes(self._model):
+            self._put_back()
+            yield
+
+    def _put_back(self) -> None:
         self._state.put_back()
         for copy in self._copies:
             copy.put_back()

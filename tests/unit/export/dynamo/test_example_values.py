@@ -119,6 +119,8 @@ def test_size_that_values_decide_stays_open(tmp_path: Path) -> None:
     model = Deciding(kept)
     traced = {**INPUTS, "values": torch.tensor([0.9, 0.9, 0.1, 0.9, 0.1])[:, None] * torch.ones(5, 4)}
     captured = capture(model, traced)
+    (line,) = captured.assumed
+    assert (line.file, line.value) == (Path(__file__).name, "True")
     other = {**INPUTS, "values": traced["values"].flip(0) + 0.45}
     assert 5 == len(model(**other))
     with torch.no_grad():

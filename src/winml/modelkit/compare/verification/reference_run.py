@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,20 +23,23 @@ from winml.modelkit.errors import ExportError, MeasureError, first_line
 from winml.modelkit.models.inputs.shape_run import REFUSALS
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.preparation import FlatForward, prepared_for_export
-from winml.modelkit.models.state_restoration import unchanged_attributes
+from winml.modelkit.models.state_restoration import StateAsFound, quiet_torch, unchanged_attributes
 from winml.modelkit.models.tensors import to_numpy, to_torch
 from winml.modelkit.onnx.files.writing import INLINE_LIMIT_BYTES
 from winml.modelkit.tags.torch_modules import module_of_error
 from winml.modelkit.words import shape_words, size_words
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class PreparedPart:
     """A part whose model is ready to be traced: it takes and returns tensors only."""
 
     part: ModelPart
     forward: FlatForward
     """What the forward of ``part.model`` was replaced by."""
+    as_loaded: StateAsFound | None = None
+    """State of the model before the first run, if that run replaced modules, such as for short texts; references are
+    computed from it."""
 
     @property
     def model(self) -> nn.Module:
@@ -101,7 +104,8 @@ def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor], *
     Args:
         prepared: The part.
         tensors: Inputs by name.
-        keeps_state: Leave on the modules what the forward wrote there; else they are put back as they were.
+        keeps_state: Run the modules as they are, and leave on them what the forward wrote there; else the model runs
+            as it was loaded, and is put back as it was.
 
     Raises:
         ExportError: the module refuses the inputs; names the module in which it failed.
@@ -109,7 +113,12 @@ def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor], *
     part, model = prepared.part, prepared.model
     try:
         # A forward may write into its inputs; the next to read them needs them as they were.
-        with unchanged_attributes(model) as state, _as_exported(model), conditions_as_python():
+        with (
+            nullcontext() if keeps_state else _restored(prepared),
+            unchanged_attributes(model) as state,
+            _as_exported(model),
+            conditions_as_python(),
+        ):
             outputs = model(*copies_for(model, tensors).values())
             # What is put back must not change what was answered.
             outputs = [value.clone() if state.holds(value) else value for value in outputs]
@@ -169,13 +178,23 @@ def _run_with(
 ) -> Arrays | None:
     """Run the prepared part with changed parameters and buffers; `None` if its forward refuses them."""
     model = prepared.model
-    state = {name: change(value) for name, value in (*model.named_parameters(), *model.named_buffers())}
     try:
-        with unchanged_attributes(model), _as_exported(model), conditions_as_python():
+        with _restored(prepared), unchanged_attributes(model), _as_exported(model), conditions_as_python():
+            state = {name: change(value) for name, value in (*model.named_parameters(), *model.named_buffers())}
             outputs = functional_call(model, state, tuple(inputs))
     except REFUSALS:
         return None
     return _named_arrays(prepared, outputs)
+
+
+@contextmanager
+def _restored(prepared: PreparedPart) -> Iterator[None]:
+    """Restore the model as it was loaded for the time of the block; what it logs was shown in its first run."""
+    if prepared.as_loaded is None:
+        yield
+        return
+    with quiet_torch(), prepared.as_loaded.restored():
+        yield
 
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:
@@ -231,7 +250,8 @@ def with_drawn_weights(prepared: PreparedPart, seed: int) -> Iterator[PreparedPa
             for name, value in weighted.model.named_parameters():
                 if value.is_floating_point():
                     value.copy_(_drawn_weight(name, tuple(value.shape), generator))
-            yield weighted
+            # The state as it was loaded holds the values of small weights.
+            yield replace(weighted, as_loaded=None)
         finally:
             for name, value in weighted.model.named_parameters():
                 if name in own:
@@ -256,8 +276,6 @@ def _as_exported(model: nn.Module) -> Iterator[None]:
         return
     # It and what it imports take long to import: by those who use it only.
     from torch._export.utils import _compiling_state_context
-
-    from winml.modelkit.models.state_restoration import quiet_torch
 
     with quiet_torch(), _compiling_state_context():
         yield

@@ -16,7 +16,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,10 +26,11 @@ from torch._functorch import config
 from torch._subclasses import meta_utils
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._mode_utils import no_dispatch
 
 from winml.modelkit.export.value_loops import ValueLoops, call_replaced
-from winml.modelkit.models.source_lines import asserts_only_at
+from winml.modelkit.models.source_lines import asserts_only_at, is_of_user
 from winml.modelkit.onnx.assumptions import Assumption, branch_taken
 from winml.modelkit.ort.shared_settings import attribute_replaced
 
@@ -37,6 +38,10 @@ _TAKES_A_NUMBER = torch.ops.aten._local_scalar_dense.default
 _INSTALLED = "site-packages"
 _PACKAGES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 """Folders of packages, torch's and this one, whose lines only pass on that a number is taken."""
+_SIZE_FILES = tuple(str(Path(torch.__file__).parent / name) for name in ("__init__.py", "fx/experimental"))
+"""Files of torch that compute with sizes."""
+_ITERATION = torch.Tensor.__iter__.__code__
+"""Takes the number of rows by an operator of torch."""
 
 
 @contextmanager
@@ -56,6 +61,13 @@ def decided_by_examples(assumed: dict[tuple[str, int], Assumption]) -> Iterator[
             assumed.setdefault(place, branch_taken(place))
         return values.real_tensor.item()
 
+    def note_size(env: ShapeEnv, expression: object, value: object) -> None:
+        log_size(env, expression, value)
+        place = _line_reading_size(inspect.currentframe())
+        if place is not None:
+            assumed.setdefault(place, replace(branch_taken(place), value=str(value)))
+
+    log_size = ShapeEnv._log_real_tensor_propagation
     op_implementations_dict[_TAKES_A_NUMBER] = number_of
     try:
         with (
@@ -65,6 +77,7 @@ def decided_by_examples(assumed: dict[tuple[str, int], Assumption]) -> Iterator[
             attribute_replaced(torch, "tensor", _tensor_of_numbers),
             attribute_replaced(FakeTensorMode, "_maybe_infer_fake_kernel_from_pytree_out", _laid_out_alike),
             attribute_replaced(meta_utils, "_safe_copy", _copy_values),
+            attribute_replaced(ShapeEnv, "_log_real_tensor_propagation", note_size),
         ):
             yield
     finally:
@@ -128,6 +141,18 @@ def _own_line(frame: FrameType | None) -> tuple[str, int] | None:
     if _INSTALLED in Path(file).parts or asserts_only_at(frame):
         return None
     return Path(file).name, frame.f_lineno
+
+
+def _line_reading_size(frame: FrameType | None) -> tuple[str, int] | None:
+    """Return file name and line of the user's Python that takes a size for a number; `None` if torch itself does."""
+    is_asked_by_user = True
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGES):
+        passes_on = frame.f_code.co_filename.startswith((__file__, *_SIZE_FILES))
+        is_asked_by_user = (is_asked_by_user and passes_on) or frame.f_code is _ITERATION
+        frame = frame.f_back
+    if frame is None or not is_asked_by_user or not is_of_user(frame.f_code.co_filename) or asserts_only_at(frame):
+        return None
+    return Path(frame.f_code.co_filename).name, frame.f_lineno
 
 
 @dataclass

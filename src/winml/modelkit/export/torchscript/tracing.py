@@ -153,7 +153,7 @@ def _computed_from(value: Any, until: Collection[str] = (), *, follows_writes: b
     Args:
         value: The traced value.
         until: Kinds of operators.
-        follows_writes: Yield what was written into these values and into views of them, too.
+        follows_writes: Also yield operands that were written into these values or into views of them.
     """
     pending: list[Any] = [value]
     seen: set[int] = set()
@@ -167,7 +167,7 @@ def _computed_from(value: Any, until: Collection[str] = (), *, follows_writes: b
 
 
 def _written_into(value: Any) -> Iterator[Any]:
-    """Yield what operators write into a traced value, or into views of it."""
+    """Yield the operands of operators that write into a traced value or into a view of it."""
     pending: list[Any] = [value]
     while pending:
         for use in pending.pop().uses():
