@@ -251,7 +251,7 @@ def _flags_of(indices: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
 def _weak_storage(tensor: torch.Tensor) -> StorageWeakRef | None:
     """Return the identity of the memory of a tensor, which no later memory shares; `None` if it has no storage."""
     try:
-        return StorageWeakRef(_storage_of(tensor))
+        return StorageWeakRef(_storage_of(tensor))  # type: ignore[no-untyped-call]
     except NotImplementedError:
         return None
 

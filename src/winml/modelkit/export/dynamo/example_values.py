@@ -145,10 +145,12 @@ def _own_line(frame: FrameType | None) -> tuple[str, int] | None:
 
 def _line_reading_size(frame: FrameType | None) -> tuple[str, int] | None:
     """Return file name and line of the user's Python that takes a size for a number; `None` if torch itself does."""
-    is_asked_by_user = True
+    is_asked_by_user, passing_on = True, (__file__, *_SIZE_FILES)
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGES):
-        passes_on = frame.f_code.co_filename.startswith((__file__, *_SIZE_FILES))
-        is_asked_by_user = (is_asked_by_user and passes_on) or frame.f_code is _ITERATION
+        if frame.f_code is _ITERATION:
+            is_asked_by_user, passing_on = True, (*passing_on, _PACKAGES[1])
+        else:
+            is_asked_by_user &= frame.f_code.co_filename.startswith(passing_on)
         frame = frame.f_back
     if frame is None or not is_asked_by_user or not is_of_user(frame.f_code.co_filename) or asserts_only_at(frame):
         return None
