@@ -235,8 +235,9 @@ def _has_tagged_size(name: str) -> bool:
     if namespace != "aten":
         return False
     packet, _, overload = operator.partition(".")
-    tags = getattr(getattr(torch.ops.aten, packet), overload or "default").tags
-    return torch.Tag.dynamic_output_shape in tags
+    overloads = getattr(torch.ops.aten, packet, None)
+    # Operators that TorchScript alone has are no overloads.
+    return torch.Tag.dynamic_output_shape in getattr(getattr(overloads, overload or "default", None), "tags", ())
 
 
 def is_noted_elsewhere(file: str) -> bool:
