@@ -18,7 +18,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from transformers import AutoModelForSequenceClassification
 
+from adapters import save_adapter
 from e2e.in_process import run_here
 from evaluation_checkpoints import (
     export_open,
@@ -160,6 +162,18 @@ def test_checkpoint_is_judged_by_itself() -> None:
     assert record["metrics"][0]["value"] == 1
     for options in (("--threads", "1"), ("--baseline", "pytorch")):
         assert run_here("eval", "-m", "model", "--dataset", "texts.csv", *options, "-q").code == 2
+
+
+def test_adapter_of_a_checkpoint_is_merged(tmp_path: Path) -> None:
+    """One that turns the classifier round makes every answer wrong; one with a name is refused, as no graph has it."""
+    model = AutoModelForSequenceClassification.from_pretrained("model")
+    turned = {f"base_model.model.classifier.{name}": -value for name, value in model.classifier.state_dict().items()}
+    adapter = save_adapter(tmp_path / "adapter", model, ("query",), seed=0, alpha=1e-6, extra=turned)
+    options = ("eval", "-m", "model", "--dataset", "texts.csv", "--metric", "accuracy", "-f", "json")
+
+    record = json.loads(run_here(*options, "--adapter", str(adapter)).out)
+    assert record["metrics"][0]["value"] == 0
+    assert run_here(*options, "--adapter", f"turned={adapter}").code == 2
 
 
 def test_checkpoint_in_the_hub_cache_is_the_baseline(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.compared_models import found_side
-from winml.modelkit.errors import rename_options
+from winml.modelkit.errors import ConfigError, UsageError, rename_options
 from winml.modelkit.evaluate.options import NO_BASELINE, PYTORCH, EvaluationOptions
+from winml.modelkit.models.checkpoints.adapters import named_adapter
 from winml.modelkit.models.load_options import declared_options
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.options import parse_options, unknown_key_message
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 _NAME = "evaluate_model"
 _RUN_OPTIONS = ("ep", "device", "ep_options", "threads")
-_LOAD_OPTIONS = ("model_class", "revision", "trust_remote_code")
+_LOAD_OPTIONS = ("model_class", "revision", "trust_remote_code", "adapter")
 
 
 def evaluate_model(
@@ -60,7 +61,6 @@ def evaluate_model(
         InputError: a file is missing or damaged.
         StageError: a model cannot be loaded, or cannot run a sample.
     """
-    from winml.modelkit.errors import ConfigError, UsageError
     from winml.modelkit.evaluate.evaluation import evaluate
     from winml.modelkit.ort.opened_model import RunOptions
 
@@ -105,9 +105,25 @@ def named_subject(name: str, options: EvaluationOptions, run: RunOptions, **load
     from winml.modelkit.evaluate.evaluated_models import Subject
 
     model = found_side(name)
+    refuse_named_adapters(load)
     if isinstance(model, ModelRequest):
         model = replace(model, task=options.task, **load)
     return Subject(model, run, named_baseline(options.baseline), _has_baseline(options))
+
+
+def refuse_named_adapters(load: Mapping[str, Any]) -> None:
+    """Refuse adapters that remain separate from the weights: PyTorch evaluates a checkpoint with merged ones.
+
+    Raises:
+        UsageError: an adapter has a name.
+    """
+    for adapter in map(named_adapter, load.get("adapter", ())):
+        if adapter.name is not None:
+            raise UsageError(
+                f"{adapter.words}: an adapter with a name is selected at run time, and PyTorch evaluates a checkpoint "
+                "with adapters that are merged into its weights",
+                hint=f"Omit the name: --adapter {adapter.folder}",
+            )
 
 
 def _has_baseline(options: EvaluationOptions) -> bool | None:

@@ -67,9 +67,9 @@ def model_argument(help: str) -> Callable[[_F], _F]:
     )
 
 
-def _load_options(offered_with: Group) -> Callable[[_F], _F]:
+def _load_options(*offered_with: Group) -> Callable[[_F], _F]:
     """Return the options that models/load_options.py declares as offered together."""
-    return declared_options_of(option for option in declared_options() if option.offered_with == offered_with)
+    return declared_options_of(option for option in declared_options() if option.offered_with in offered_with)
 
 
 def option(name: str, kind: Any, help: str, group: str, *, default: Any = None, **details: Any) -> Callable[[_F], _F]:
@@ -187,8 +187,10 @@ def request_options(kind: type[Any]) -> Callable[[_F], _F]:
     )
 
 
-source_options = _load_options("source")
-"""Adds the options that state how the model is loaded."""
+reading_options = _load_options("source")
+"""Adds the options that state how a checkpoint is read."""
+source_options = _load_options("source", "export")
+"""Adds the options that state how a checkpoint is read, and which of its graphs are exported."""
 random_options = _load_options("random")
 """Adds the options that state what is drawn at random."""
 _weight_options = _load_options("weights")

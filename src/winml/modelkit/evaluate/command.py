@@ -9,7 +9,7 @@ import click
 
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import end_dry_run
-from winml.modelkit.cli._options import model_argument, request_options, result_options, source_options
+from winml.modelkit.cli._options import model_argument, reading_options, request_options, result_options
 from winml.modelkit.cli._progress import live_progress, show_step
 from winml.modelkit.cli._requests import found_model, model_name, stated_fields
 from winml.modelkit.cli._streams import library_output_to_stderr, page_text, show_answer
@@ -19,7 +19,7 @@ from winml.modelkit.evaluate.verb import EvalRequest, plan_evaluation, run_evalu
 @click.command(name="eval", cls=WinMLCommand)
 @model_argument("ONNX file, build folder, or a checkpoint, which PyTorch runs.")
 @request_options(EvalRequest)
-@source_options
+@reading_options
 @result_options(quiet="Do not show progress.")
 def command(**options: Any) -> None:
     """Evaluate a model on a dataset and compare it with its source model.
@@ -58,7 +58,7 @@ def _read_request(options: Mapping[str, Any]) -> EvalRequest:
     """Return what the command line requests."""
     name = model_name(options, "an ONNX file, a build folder, or a checkpoint")
     # The other options of the command have other meanings than those of a checkpoint, such as --batch-size.
-    load = {key: options[key] for key in ("model_class", "revision", "trust_remote_code")}
+    load = {key: options[key] for key in ("model_class", "revision", "trust_remote_code", "adapter")}
     return EvalRequest(
         model=found_model(name, {"task": options["task"], **load}, load),
         task=options["task"],

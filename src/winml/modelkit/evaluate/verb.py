@@ -65,7 +65,7 @@ def plan_evaluation(request: EvalRequest) -> AnswerPlan[EvaluationOptions]:
         UsageError: a name means nothing, options do not go together, or a limit is none of the task.
         OutputExistsError, WriteError: as :func:`winml.modelkit.verbs.answers.plan_answer` raises.
     """
-    from winml.modelkit.builds.evaluated_models import named_baseline, refuse_unfit_limits
+    from winml.modelkit.builds.evaluated_models import named_baseline, refuse_named_adapters, refuse_unfit_limits
     from winml.modelkit.evaluate.options import EvaluationOptions
     from winml.modelkit.onnx.bundle import described_model
     from winml.modelkit.samples.data_sources import find_source
@@ -78,6 +78,7 @@ def plan_evaluation(request: EvalRequest) -> AnswerPlan[EvaluationOptions]:
             "{} requires an ONNX file, and the model is a checkpoint, which PyTorch runs",
             "Omit it, or export the checkpoint first.",
         )
+        refuse_named_adapters(request.load)
     find_source(str(request.dataset))
     options = EvaluationOptions(**{name: getattr(request, name) for name in EvaluationOptions.model_fields})
     path = request.model.path

@@ -14,7 +14,7 @@ from winml.modelkit.fields import ADVANCED, GENERATION, MODEL, SIZES, Field, dec
 
 Dtype = Literal["fp32", "fp16", "bf16"]
 Logits = Literal["all", "last"]
-Group = Literal["source", "random", "weights"]
+Group = Literal["source", "export", "random", "weights"]
 """Options that a verb offers together: how the model is loaded, what is drawn at random, the type of the weights."""
 
 _LARGEST_PROMPT = 2**20
@@ -37,14 +37,14 @@ class LoadOptions:
     """Branch, tag or commit on the Hub."""
     trust_remote_code: bool = declare(False, MODEL, offered_with="source")
     """Allow Python code from the checkpoint to run."""
-    cache: bool = declare(True, GENERATION, offered_with="source")
+    cache: bool = declare(True, GENERATION, offered_with="export")
     """Export a generative model with its KV cache as inputs and outputs."""
-    logits: Logits | None = declare(None, GENERATION, offered_with="source", default_words="all")
+    logits: Logits | None = declare(None, GENERATION, offered_with="export", default_words="all")
     """Output the logits of all tokens, or of the last token only."""
-    prompt_length: int | None = declare(None, GENERATION, offered_with="source", minimum=2, maximum=_LARGEST_PROMPT)
+    prompt_length: int | None = declare(None, GENERATION, offered_with="export", minimum=2, maximum=_LARGEST_PROMPT)
     """Also write a prompt graph that reads N tokens per run. For decoders with fixed sizes, which execution providers
     such as qnn require."""
-    submodel: tuple[str, ...] = declare((), MODEL, offered_with="source", metavar="PART")
+    submodel: tuple[str, ...] = declare((), MODEL, offered_with="export", metavar="PART")
     """Part of a model with several parts, such as decoder."""
     adapter: tuple[str, ...] = declare((), MODEL, offered_with="source", metavar="[NAME=]PATH")
     """Folder of a LoRA adapter (PEFT format), which is merged into the weights. With NAME=PATH it remains separate and
