@@ -83,19 +83,15 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return interpreter
 
 
-_WITH_PACKAGES = "import sys; sys.path.insert(0, sys.argv.pop(1)); from winml.modelkit.cli.main import main; main()"
-"""Runs the command; its first argument is a folder of installed packages."""
-
-
-def _place(workplace: Workplace, packages: Path) -> Workplace:
+def _place(workplace: Workplace, python: Path) -> Workplace:
     onnx.save(onnx.parser.parse_model(_NET), workplace.folder / "net.onnx")
-    return replace(workplace, program=(sys.executable, "-c", _WITH_PACKAGES, str(packages)), is_warm=True)
+    return replace(workplace, program=(str(python), "-m", "winml.modelkit"))
 
 
 @pytest.fixture
 def extended(workplace: Workplace, python: Path) -> Workplace:
-    """A workplace whose winml sees the packages of the environment of the example, with a model."""
-    return _place(workplace, _packages(python.parents[1]))
+    """A workplace whose winml has the example, with a model."""
+    return _place(workplace, python)
 
 
 def _answer(outcome: Outcome) -> str:
@@ -103,9 +99,8 @@ def _answer(outcome: Outcome) -> str:
     return outcome.out
 
 
-def test_verb_of_a_package_is_listed_and_run(extended: Workplace, python: Path) -> None:
-    """It stands among the others, and its options are those of its command: here by the interpreter that has it."""
-    extended = replace(extended, program=(str(python), "-m", "winml.modelkit"), is_warm=False)
+def test_verb_of_a_package_is_listed_and_run(extended: Workplace) -> None:
+    """It stands among the others, and its options are those of its command."""
     assert "operators  Count the operators of an ONNX file." in _answer(extended.winml("--help"))
     counted = _answer(extended.winml("operators", "net.onnx", "--format", "json"))
     record = json.loads(counted)
@@ -144,11 +139,8 @@ def test_pass_of_a_package_optimizes_from_command_config_and_python(extended: Wo
     manifest = json.loads((extended.folder / "out" / "build_manifest.json").read_text(encoding="utf-8"))
     (stage,) = [stage for stage in manifest["parts"][0]["stages"] if stage["name"] == "optimize"]
     assert {"idempotent_removal": "winml-example 1.0"} == stage["origin"]["options"]["plug_ins"]
-    program = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import winml.modelkit as m\n"
-        "m.optimize_onnx('net.onnx', 'py.onnx', idempotent_removal=True)"
-    )
-    _answer(replace(extended, program=(*extended.program[:2], program, extended.program[3])).winml())
+    program = "import winml.modelkit as m; m.optimize_onnx('net.onnx', 'py.onnx', idempotent_removal=True)"
+    _answer(replace(extended, program=(extended.program[0], "-c", program)).winml())
     assert ["Relu", "Neg"] == _operators(extended.folder / "py.onnx")
 
 
@@ -310,7 +302,7 @@ def test_names_of_a_removed_package_are_refused_as_any_other(
     """Nothing of it is left, and a folder that was laid out by it says so."""
     interpreter = _environment(tmp_path / "venv")
     _pip(interpreter, "install", "--no-deps", "--no-index", wheel)
-    place = _place(make_workplace(), _packages(interpreter.parents[1]))
+    place = _place(make_workplace(), interpreter)
     _answer(place.winml("build", "-m", "net.onnx", "-o", "out", "--layout", "triton"))
     _pip(interpreter, "uninstall", "--yes", "winml-example")
     (place.folder / "x.csv").write_text("text,score\ngood,1\n", encoding="utf-8")
@@ -381,7 +373,9 @@ def test_precision_of_a_package_quantizes_by_its_engine(workplace: Workplace, tm
     del model.graph.initializer[:]
     model.graph.initializer.append(onnx.numpy_helper.from_array(numbers, "weight"))
     model.graph.node[0].name = "product"
-    place = _place(workplace, tmp_path)
+    place = replace(
+        workplace, program=(sys.executable, "-m", "winml.modelkit"), variables={"PYTHONPATH": str(tmp_path)}
+    )
     onnx.save(model, place.folder / "net.onnx")
     asked = ("quantize", "-m", "net.onnx", "-o", "few.onnx", "--precision", "finer8")
     _answer(place.winml(*asked, "--mode", "finer"))
@@ -417,7 +411,7 @@ def _broken_package(folder: Path) -> None:
 def test_broken_package_is_named_and_left_out(workplace: Workplace, tmp_path: Path) -> None:
     """``winml sys`` says what is wrong with each name; help and other verbs go on, and a request names the package."""
     _broken_package(tmp_path)
-    place = _place(workplace, tmp_path)
+    place = replace(_place(workplace, Path(sys.executable)), variables={"PYTHONPATH": str(tmp_path)})
     found = json.loads(_answer(place.winml("sys", "--format", "json")))["plug_ins"]
     problems = {entry["name"]: entry["problem"] for entry in found}
     assert {"absent", "number", "optimum", "crash", "name", "level", "lost_removal"} == {*problems}
