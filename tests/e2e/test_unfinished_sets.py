@@ -17,12 +17,12 @@ from winml.modelkit.onnx.files.recovery import STAGED, write_journal
 KILLED = """
 import os, signal, sys
 from winml.modelkit.cli.main import main
-from winml.modelkit.compile import file_compilation
+from winml.modelkit.transform import graph_file
 
 def killed(*_arguments, **_options):
     os.kill(os.getpid(), signal.SIGKILL)
 
-file_compilation.transform_file = killed  # the moment at which its folder is there and nothing is written
+graph_file.transform_file = killed  # the moment at which its folder is there and nothing is written
 main()
 """
 

@@ -27,9 +27,9 @@ def observe_checkpoint(folder: Path) -> tuple[torch.nn.Module, ForwardOracle]:
     return loaded.model, observe(loaded.model, **feeds, **loaded.only_part.forward_kwargs)
 
 
-_OF_TWO_LAYERS = {"bert", "albert", "t5", "resnet"}
-"""Architectures in which layers have to be told apart, and one whose layers are the same module; of others one is
-enough."""
+_OF_TWO_LAYERS = {"bert", "albert", "t5", "resnet", "yolos"}
+"""Architectures in which layers have to be told apart, one whose layers are the same module, and one with positions
+between its layers; of others one is enough."""
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)

@@ -261,9 +261,9 @@ _ENTRIES = (
 
 RESERVED = frozenset(
     {
-        "enabled", "ep", "exclude", "folds_constants", "is_empty", "is_enabled", "is_limited", "level", "module",
-        "named", "opset", "plug_ins", "refuse_older_opset", "refuse_whole_graph_options", "uses_contrib", "ways_out",
-        "with_decoder_fusions", "with_token_windows",
+        "declared", "enabled", "ep", "exclude", "folds_constants", "is_empty", "is_enabled", "is_limited", "level",
+        "module", "named", "opset", "plug_ins", "refuse_older_opset", "refuse_whole_graph_options", "section",
+        "spelled", "uses_contrib", "ways_out", "with_decoder_fusions", "with_token_windows",
     }
 )  # fmt: skip
 """Names of options that are no capabilities, and of what else ``OptimizeOptions`` has."""
