@@ -248,7 +248,10 @@ def recorded_generation(
         read = tokens.shape[1] + sum(step.tokens.shape[1] for step in recorded.steps)
         passed = np.ones_like(tokens[:, :0]) if mask is None else mask
         displayed = np.pad(passed, ((0, 0), (0, read)), constant_values=1)[:, :read]
-        scores = to_numpy(output[SCORES])[:, -1:]
+        scores = to_numpy(output[SCORES])
+        if len(tokens) <= len(passed):
+            # Scores of hidden tokens mean nothing; streams of tokens, one row each, hide none.
+            scores = scores[:, -1:]
         recorded.steps.append(TextStep(tokens, displayed, scores, {}, places[0] if places else None))
         recorded.cache = output[cache_field(output, argument)]
 
