@@ -235,6 +235,9 @@ def test_build_judges_its_result_and_keeps_what_it_found(folder: Path, tmp_path:
         checked = run_here("config", "--check", tmp_path / "c.json")
         assert checked.code == 2
         assert problem in checked.err
+    unknown = json.dumps({"eval": {**section, "max_drop": {"accurracy": 0.1}}})
+    assert run_here("build", "-m", folder / "model", "-o", tmp_path / "none", "-c", unknown).code == 2
+    assert not (tmp_path / "none").exists()
     assert result.evaluation is not None
     assert result.evaluation.is_good_enough
     assert result.as_record()["evaluation"] == record

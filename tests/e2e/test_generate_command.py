@@ -29,6 +29,7 @@ from winml.modelkit.compare.comparing import at_step
 from winml.modelkit.errors import UsageError
 from winml.modelkit.generate.generation.media_prompts import prepare_encoder_decoder
 from winml.modelkit.generate.generation.writing import write_texts
+from winml.modelkit.metadata_keys import MODEL_KEY
 from winml.modelkit.models.caches.layout import loop_cache_name
 from winml.modelkit.ort.decoding.inputs import DecoderRun, decoder_feeds
 from winml.modelkit.ort.devices import choose_provider
@@ -356,6 +357,20 @@ def test_model_that_does_not_generate_is_refused(small_file: Path, built: Path, 
     outcome = run_here("generate", tmp_path / "encoder.onnx", "-p", "x")
     assert 1 == outcome.code
     assert "not generate" in outcome.err
+
+
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+def test_model_of_another_task_is_refused(has_tokenizer: bool, plain: Path, tmp_path: Path) -> None:
+    """Its scores are those of the text itself, also where it has some for each token."""
+    folder = shutil.copytree(plain, tmp_path / "built")
+    model = onnx.load(folder / "model.onnx")
+    onnx.helper.set_model_props(model, {MODEL_KEY: json.dumps({"task": "fill-mask"})})
+    onnx.save(model, folder / "model.onnx")
+    if not has_tokenizer:
+        (folder / "tokenizer.json").unlink()
+    outcome = run_here("generate", folder, "-p", "x")
+    assert 2 == outcome.code
+    assert "winml run" in outcome.err
 
 
 def test_perf_measures_prompts_and_steps(built: Path, plain: Path) -> None:

@@ -245,3 +245,20 @@ def test_example_command_passes_text_where_a_tokenizer_lies_beside_the_file(
         (tmp_path / "tokenizer.json").write_text("{}")
     example = json.loads(run_here("run", path, "--schema", "--format", "json").out)["example"]
     assert (has_tokenizer, not has_tokenizer) == ("--text" in example, "--input input_ids=@" in example)
+
+
+def test_example_command_generates_nothing_with_a_graph_of_a_fixed_number_of_tokens(tmp_path: Path) -> None:
+    """A text grows by one token a run."""
+    (tmp_path / "tokenizer.json").write_text("{}")
+    examples = {}
+    for tokens in ("3", "n"):
+        model = onnx.parser.parse_model(
+            f"""<ir_version: 8, opset_import: ["" : 17]> m (int64[1, {tokens}] input_ids) => (int64[1, {tokens}] y) {{
+                y = Identity (input_ids) }}"""
+        )
+        onnx.helper.set_model_props(model, {MODEL_KEY: json.dumps({"task": "text-generation"})})
+        onnx.save(model, tmp_path / "model.onnx")
+        record = json.loads(run_here("run", tmp_path / "model.onnx", "--schema", "--format", "json").out)
+        examples[tokens] = record["example"]
+    assert "winml generate" in examples["n"]
+    assert "winml generate" not in str(examples["3"])

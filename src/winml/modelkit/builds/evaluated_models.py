@@ -153,7 +153,7 @@ def refuse_unfit_limits(options: EvaluationOptions, task: str | None, *, is_sect
         UsageError: names the option.
     """
     from winml.modelkit.evaluate.evaluated_models import task_name
-    from winml.modelkit.evaluate.evaluation import check_limits, refuse_limits_without_baseline
+    from winml.modelkit.evaluate.evaluation import check_limits, refuse_limits_without_baseline, refuse_unknown_metrics
     from winml.modelkit.evaluate.tasks.table import task_definition
 
     with rename_options(_ENTRIES if is_section else {}):
@@ -161,6 +161,8 @@ def refuse_unfit_limits(options: EvaluationOptions, task: str | None, *, is_sect
             refuse_limits_without_baseline(options, None)
         if (named := options.task or task) is not None:
             check_limits(task_definition(task_name(named)), options)
+        else:
+            refuse_unknown_metrics(options)
 
 
 _ENTRIES = {

@@ -18,9 +18,14 @@ from winml.modelkit.evaluate.metrics import Measured, Metric, intervals
 from winml.modelkit.evaluate.options import AGREEMENT, EvaluationOptions
 from winml.modelkit.evaluate.records import EvaluatedData, EvaluatedSide, Evaluation, Limit, MetricResult
 from winml.modelkit.evaluate.sides import Side, joined_inputs
-from winml.modelkit.evaluate.tasks.table import chosen_metrics, refuse_missing_libraries, task_definition
+from winml.modelkit.evaluate.tasks.table import (
+    TASK_DEFINITIONS,
+    chosen_metrics,
+    refuse_missing_libraries,
+    task_definition,
+)
 from winml.modelkit.evaluate.tasks.task import Evaluator, EvaluatorContext, Sample, TaskDefinition
-from winml.modelkit.options import Drop, drop_at, drop_words
+from winml.modelkit.options import Drop, drop_at, drop_words, nearest
 from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.profile.latency import Progress
 from winml.modelkit.profile.statistics import are_disturbed, summarize
@@ -53,6 +58,28 @@ def check_limits(task: TaskDefinition, options: EvaluationOptions) -> None:
                 hint=f"Write {other} {wrong[0]}={limits[wrong[0]]:g}.",
             )
     _refuse_unreachable(options)
+
+
+def refuse_unknown_metrics(options: EvaluationOptions) -> None:
+    """Refuse metrics that no task has, where the task is not known yet.
+
+    Raises:
+        UsageError: names the metric.
+    """
+    known = {AGREEMENT, *(metric for task in TASK_DEFINITIONS.values() for metric in task.metric_names)}
+    requested = {
+        "--metric": options.metrics,
+        "--min": options.min,
+        "--max": options.max,
+        "--max-drop": options.max_drop,
+    }
+    for option, names in requested.items():
+        for name in (name for name in names if name not in known):
+            guess = nearest(name, known)
+            raise UsageError(
+                f"{option} {name}: not a metric of any task",
+                hint=f"{f'Did you mean {guess}? ' if guess else ''}Metrics: {', '.join(sorted(known))}.",
+            )
 
 
 def _refuse_unreachable(options: EvaluationOptions) -> None:

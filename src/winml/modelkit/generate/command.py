@@ -16,7 +16,16 @@ from winml.modelkit.cli._progress import shown_wait
 from winml.modelkit.cli._streams import library_output_to_stderr, print_json, tell
 from winml.modelkit.errors import UsageError, VerificationError
 from winml.modelkit.fields import GENERATION, INPUTS, MODEL, fields_of
-from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, ONLY_PART, PROMPT, VISION
+from winml.modelkit.file_names import (
+    DECODER,
+    EMBEDDING,
+    ENCODER,
+    ONLY_PART,
+    PROMPT,
+    TOKENIZER_NAME,
+    VISION,
+    files_folder,
+)
 from winml.modelkit.ort.execution_providers import find_execution_provider, parse_ep_options
 from winml.modelkit.verbs.running import ProviderFields
 from winml.modelkit.words import terminal_text
@@ -222,6 +231,11 @@ def _refuse_early(options: Mapping[str, Any]) -> Mapping[str, Path]:
             f"{options['folder']}: is not a built model",
             hint=f"Build it first: winml build -m {options['folder']} -o built",
         )
+    if not (files_folder(path) / TOKENIZER_NAME).is_file():
+        from winml.modelkit.generate.generation.writing import refuse_other_task
+        from winml.modelkit.onnx.bundle import described_model
+
+        refuse_other_task(options["folder"], described_model(path).get("task"))
     if media:
         raise UsageError(f"{media[0]}: {path} accepts text only", hint="Specify a prompt with -p.")
     return parts if is_pair else {ONLY_PART: path}

@@ -146,6 +146,12 @@ def _subject(request: RunRequest) -> RunSubject:
     # Texts, images or audio? The tensors of a checkpoint are known once it is built.
     if name is None or (not request.files and canonical_task(name) == "feature-extraction"):
         if request.files and not request.schema:
+            if request.inputs:
+                unknown = next(key for key in named if key not in tensors)
+                raise UsageError(
+                    f"input {unknown!r} is none of the graph, whose inputs are {', '.join(tensors)}",
+                    hint=f"Pass all tensors by name: {' '.join(f'--input {item}=@FILE.npy' for item in tensors)}",
+                )
             raise TaskError(
                 f"{request.name} does not state its task",
                 hint=f"Specify --task, such as --task text-classification, or pass tensors by name: "
@@ -296,10 +302,15 @@ def example_command(
         files: Part → ONNX file, to find the tokenizer or processor beside it and the provider it is compiled for.
     """
     if files:
+        from winml.modelkit.ort.decoding.inputs import TOKEN_IDS
+
         path = next(iter(files.values()))
-        inputs = [item.name for item in _graph_tensors(files, "inputs")]
-        if missing_processors(inputs, files_folder(path)):
+        inputs = {item.name: item.shape for item in _graph_tensors(files, "inputs")}
+        if missing_processors([*inputs], files_folder(path)):
             return None
+        *_, token_count = inputs.get(TOKEN_IDS) or (None,)
+        if task == "text-generation" and PROMPT not in files and isinstance(token_count, int) and token_count > 1:
+            return None  # it reads so many tokens in each run
         name = _with_provider(name, path)
     if task == "text-generation":
         return f'winml generate {name} -p "Once upon a time"'
@@ -641,7 +652,6 @@ def _tensor(name: str, given: str, dtype: str | None) -> Any:
         if path is not None and path.suffix == ".npy":
             return read_array(path, f"--input {name}: {path}")
         content = load_json(given) if path is None else read_json_file(path)
-        array = np.asarray(content)
     except (OSError, ValueError) as error:
         label = f"--input {name}" if path is None else f"--input {name}: {path}"
         raise UsageError(f"{label}: {error}", hint=hint) from error
@@ -649,6 +659,7 @@ def _tensor(name: str, given: str, dtype: str | None) -> Any:
     if not all(isinstance(number, (int, float)) for number in numbers.flat):
         raise UsageError(f"--input {name}: holds no numbers in rows of equal length", hint=hint)
     if dtype not in DRAWN_DTYPES:
+        array = np.asarray(content)
         return array.astype(np.float32) if array.dtype.kind in "fO" else array
     for number in numbers.flat:
         _refuse_number(name, number, dtype)

@@ -21,6 +21,7 @@ from winml.modelkit.generate.generation.loop import GeneratedToken, TokenSource,
 from winml.modelkit.generate.generation.settings import part_position_limit, position_limit, read_settings
 from winml.modelkit.generate.generation.text import TimedText, chat_prompt, read_tokenizer
 from winml.modelkit.generate.records import GeneratedText
+from winml.modelkit.generate.task_inputs import RUN_TASKS
 from winml.modelkit.ort.decoding.decoder import DecoderGraph
 from winml.modelkit.ort.decoding.parts import EncoderDecoder, open_decoder
 from winml.modelkit.ort.devices import ChosenProvider
@@ -124,10 +125,27 @@ def write_texts(
     started = time.perf_counter()
     graph = open_decoder(prompts[0].files, partial(provider.open, threads=threads, adapter=adapter))
     session_ms = (time.perf_counter() - started) * 1000
+    refuse_other_task(str(prompts[0].folder), graph.described.get("task"))
     fitted = [replace(item, settings=item.settings.fitted(item.decoder_tokens, graph.most_tokens)) for item in prompts]
     for prompt in fitted:
         loop, tokens = _token_source(graph, prompt)
         yield _written(prompt, graph, loop, tokens, session_ms, show)
+
+
+def refuse_other_task(name: str, task: str | None) -> None:
+    """Refuse a model of a task that generates no text.
+
+    Args:
+        name: The model, as it is written on a command line.
+        task: Its task, as its file states it.
+
+    Raises:
+        UsageError: the task generates no text.
+    """
+    if task in RUN_TASKS and task not in ("text2text-generation", "automatic-speech-recognition"):
+        raise UsageError(
+            f"{name} is for {task}, which winml run runs", hint=f"winml run {name} --schema lists what it takes."
+        )
 
 
 def _written(

@@ -18,7 +18,7 @@ from winml.modelkit.arrays import Array, Arrays, numpy_dtype
 from winml.modelkit.errors import InputError, UsageError, WinMLError
 from winml.modelkit.file_names import GENAI_CONFIG_NAME
 from winml.modelkit.metadata_keys import PART_KEY
-from winml.modelkit.onnx.bundle import TextTokens
+from winml.modelkit.onnx.bundle import TextTokens, model_record
 from winml.modelkit.onnx.files.foreign_files import library_file
 from winml.modelkit.onnx.files.wire_format import NodeSummary, WireError, node_summaries
 from winml.modelkit.options import load_metadata, read_json_file
@@ -183,6 +183,7 @@ class DecoderGraph:
         length: Tokens in every run, where their number is fixed; else None. With a cache, more of them take more runs.
         held: Tokens in the cache of every run, where their number is fixed; else None. The last ones are the real ones.
         adds_in_place: Whether a run writes new states into the memory of the old ones.
+        described: Description of the model in the metadata of the file (``winml.model``).
     """
 
     fed_input: ClassVar[str] = TOKEN_IDS
@@ -208,6 +209,7 @@ class DecoderGraph:
             InputError: it does not answer tokens with logits, or takes an input of unknown meaning.
         """
         self._session = session
+        self.described = model_record(session.metadata)
         self.name = session.name
         self.states = state_feeds(session)
         self.inputs: tuple[GraphInput, ...] = _with_head_size(graph_inputs(session), session, self.states)
