@@ -483,3 +483,8 @@ def test_numbers_of_json_have_the_dtype_of_their_input(tmp_path: Path) -> None:
         refused = run_here("run", tmp_path / "typed.onnx", *options)
         assert 2 == refused.code
         assert all(text in refused.err for text in (f"--input {name}", *words)), refused.err
+    for pair in ("z=[1]", "x=[[1,2],[3]]"):
+        refused = run_here("run", tmp_path / "typed.onnx", "--input", pair)
+        assert 2 == refused.code
+        assert pair[0] in refused.err
+        assert "inhomogeneous" not in refused.err
