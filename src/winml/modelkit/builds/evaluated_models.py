@@ -153,7 +153,7 @@ def refuse_unfit_limits(options: EvaluationOptions, task: str | None, *, is_sect
         UsageError: names the option.
     """
     from winml.modelkit.evaluate.evaluated_models import task_name
-    from winml.modelkit.evaluate.evaluation import check_limits, refuse_limits_without_baseline, refuse_unknown_metrics
+    from winml.modelkit.evaluate.evaluation import check_limits, check_unknown_task, refuse_limits_without_baseline
     from winml.modelkit.evaluate.tasks.table import task_definition
 
     with rename_options(_ENTRIES if is_section else {}):
@@ -162,7 +162,7 @@ def refuse_unfit_limits(options: EvaluationOptions, task: str | None, *, is_sect
         if (named := options.task or task) is not None:
             check_limits(task_definition(task_name(named)), options)
         else:
-            refuse_unknown_metrics(options)
+            check_unknown_task(options)
 
 
 _ENTRIES = {

@@ -19,13 +19,13 @@ from winml.modelkit.evaluate.options import AGREEMENT, EvaluationOptions
 from winml.modelkit.evaluate.records import EvaluatedData, EvaluatedSide, Evaluation, Limit, MetricResult
 from winml.modelkit.evaluate.sides import Side, joined_inputs
 from winml.modelkit.evaluate.tasks.table import (
-    TASK_DEFINITIONS,
     chosen_metrics,
     refuse_missing_libraries,
+    refuse_unknown_metrics,
     task_definition,
 )
 from winml.modelkit.evaluate.tasks.task import Evaluator, EvaluatorContext, Sample, TaskDefinition
-from winml.modelkit.options import Drop, drop_at, drop_words, nearest
+from winml.modelkit.options import Drop, drop_at, drop_words
 from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.profile.latency import Progress
 from winml.modelkit.profile.statistics import are_disturbed, summarize
@@ -60,26 +60,16 @@ def check_limits(task: TaskDefinition, options: EvaluationOptions) -> None:
     _refuse_unreachable(options)
 
 
-def refuse_unknown_metrics(options: EvaluationOptions) -> None:
+def check_unknown_task(options: EvaluationOptions) -> None:
     """Refuse metrics that no task has, where the task is not known yet.
 
     Raises:
         UsageError: names the metric.
     """
-    known = {AGREEMENT, *(metric for task in TASK_DEFINITIONS.values() for metric in task.metric_names)}
-    requested = {
-        "--metric": options.metrics,
-        "--min": options.min,
-        "--max": options.max,
-        "--max-drop": options.max_drop,
-    }
-    for option, names in requested.items():
-        for name in (name for name in names if name not in known):
-            guess = nearest(name, known)
-            raise UsageError(
-                f"{option} {name}: not a metric of any task",
-                hint=f"{f'Did you mean {guess}? ' if guess else ''}Metrics: {', '.join(sorted(known))}.",
-            )
+    refuse_unknown_metrics(options.metrics, "--metric")
+    refuse_unknown_metrics(options.min, "--min", AGREEMENT)
+    refuse_unknown_metrics(options.max, "--max")
+    refuse_unknown_metrics(options.max_drop, "--max-drop")
 
 
 def _refuse_unreachable(options: EvaluationOptions) -> None:

@@ -138,20 +138,21 @@ class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         sources = self._sources((args, kwargs))
         name = func.name()
-        frame, is_operator = _calling_frame(inspect.currentframe())
-        if name == _CHECK and is_caught(frame):
+        is_check, is_read = name == _CHECK, _reads_values(func)
+        frame, is_operator = _calling_frame(inspect.currentframe()) if is_check or is_read else (None, False)
+        if is_check and is_caught(frame):
             self._add_read(frame, sources, is_unseen=True)
         result = func(*args, **kwargs)
-        if _reads_values(func):
+        if is_read:
             is_unseen = name in _UNSEEN or is_operator or threading.current_thread() is not self._thread
             self._add_read(frame, sources, str(result), is_unseen=is_unseen)
         elif torch.Tag.dynamic_output_shape in func.tags:
             # A graph has these operators, too.
             self.read |= self._sources(_flags_of(args[1])) if name == _INDEX else sources
         written = [
-            kwargs[argument] if isinstance(argument, str) else args[argument]
-            for argument in _written_arguments(func)
-            if (argument in kwargs if isinstance(argument, str) else argument < len(args))
+            kwargs[argument] if argument in kwargs else args[position]
+            for position, argument in _written_arguments(func)
+            if argument in kwargs or position < len(args)
         ]
         self._add_sources((result, written), sources)
         return result
@@ -231,13 +232,13 @@ def _reads_values(operator: Any) -> bool:
 
 
 @cache
-def _written_arguments(operator: Any) -> tuple[int | str, ...]:
-    """Return the positions of the arguments that an operator writes into; of keyword arguments also the names."""
-    written: list[int | str] = []
-    for position, argument in enumerate(operator._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            written += [argument.name] if argument.kwarg_only else [position, argument.name]
-    return tuple(written)
+def _written_arguments(operator: Any) -> tuple[tuple[int, str], ...]:
+    """Return position and name of the arguments that an operator writes into."""
+    return tuple(
+        (position, argument.name)
+        for position, argument in enumerate(operator._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
 
 
 def _tensors(values: object) -> Iterator[torch.Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,14 +157,33 @@ def chosen_metrics(task: TaskDefinition, names: tuple[str, ...], option: str = "
     Raises:
         UsageError: one is not of the task; lists those that are.
     """
-    for name in names:
-        if name not in task.metric_names:
-            guess = nearest(name, task.metric_names)
-            raise UsageError(
-                f"{option} {name}: not a metric of {task.name}",
-                hint=f"{f'Did you mean {guess}? ' if guess else ''}Its metrics: {', '.join(task.metric_names)}.",
-            )
+    _refuse_unknown_names(names, task.metric_names, option, f"not a metric of {task.name}", "Its metrics")
     return tuple(metric for metric in task.metrics if not names or metric.name in names)
+
+
+def refuse_unknown_metrics(names: Iterable[str], option: str, *further: str) -> None:
+    """Refuse metrics that no task has, where the task is not known yet.
+
+    Args:
+        names: Names of metrics.
+        option: The option that states them.
+        further: Names that the option takes besides metrics.
+
+    Raises:
+        UsageError: lists the metrics of all tasks.
+    """
+    known = {metric for task in TASK_DEFINITIONS.values() for metric in task.metric_names}
+    _refuse_unknown_names(names, sorted({*known, *further}), option, "not a metric of any task", "Metrics")
+
+
+def _refuse_unknown_names(names: Iterable[str], known: Sequence[str], option: str, problem: str, heading: str) -> None:
+    for name in names:
+        if name not in known:
+            guess = nearest(name, known)
+            raise UsageError(
+                f"{option} {name}: {problem}",
+                hint=f"{f'Did you mean {guess}? ' if guess else ''}{heading}: {', '.join(known)}.",
+            )
 
 
 def refuse_missing_libraries(metrics: Iterable[Metric]) -> None:
