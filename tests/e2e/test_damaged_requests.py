@@ -102,10 +102,10 @@ def _into_full(workplace: Workplace, *arguments: str | Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("command", [(), ("--chat",)])
-def test_stdin_that_is_no_text_is_wrong_usage(small_file: Path, workplace: Workplace, command: tuple[str, ...]) -> None:
+def test_stdin_that_is_no_text_is_wrong_usage(llama: Path, workplace: Workplace, command: tuple[str, ...]) -> None:
     """With its encoding, or half a character where Python was told of none."""
     done = subprocess.run(
-        [*workplaces.PROGRAM, "generate", str(small_file), "-p", "-", *command],
+        [*workplaces.PROGRAM, "generate", str(llama), "-p", "-", *command],
         input=b"the \xff king",
         capture_output=True,
         env=workplace.environment(),
