@@ -260,6 +260,36 @@ def test_reference_finds_the_first_token_that_differs(built: Path, checkpoint: P
     assert f"PyTorch ({other}) differs at token {difference['index'] + 1}" in outcome.err
 
 
+def test_text_of_a_different_token_is_its_own(tmp_path: Path) -> None:
+    """Where the tokens before it end inside a character, too: here each token is a byte."""
+    from tokenizers import Tokenizer, decoders, models
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    checkpoint = save_decoder(tmp_path / "bytes", vocab_size=256, seed=0)
+    vocabulary = {byte: token for token, byte in enumerate(sorted(ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)  # type: ignore[assignment]  # typed as its base
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]  # typed as its base
+    tokenizer.save(str(checkpoint / "tokenizer.json"))
+    built = build_decoder(checkpoint, tmp_path / "built")
+    other = Path(shutil.copytree(checkpoint, tmp_path / "other"))
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint)
+    torch.manual_seed(6)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.018 * torch.randn_like(parameter)
+    model.save_pretrained(other)
+    outcome = run_here("generate", built, "-p", "é is é", "--max-new-tokens", "12", "--reference", other, "-f", "json")
+    record = json.loads(outcome.out)
+    difference = record["reference"]["difference"]
+    before = record["prompt_tokens"] + record["tokens"][: difference["index"]]
+    assert difference["index"] > 0
+    assert tokenizer.decode(before).endswith("\ufffd")  # the first byte of a character
+    assert 3 == outcome.code
+    assert len(difference["text"]) <= 2
+    assert len(difference["reference_text"]) <= 2
+
+
 def test_different_text_of_a_quantized_model_is_a_result(built: Path, checkpoint: Path, tmp_path: Path) -> None:
     """The exit code is 0, and the equal tokens are counted."""
     shutil.copytree(built, tmp_path / "int4")

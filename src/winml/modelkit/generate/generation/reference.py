@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import torch
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.generate.generation.decoder_prompt import PreparedPrompt
-from winml.modelkit.generate.generation.text import TextTokenizer
 from winml.modelkit.generate.generation.transformers_loop import (
     generation_call,
     generation_config_beside,
@@ -49,7 +48,7 @@ def compare_with_pytorch(
     for result, prompt in zip(results, prompts, strict=True):
         tokens, scores = _pytorch_tokens(model, prompt)
         difference = _first_difference(result.tokens, tokens, scores, prompt)
-        text = _text_of(prompt.tokenizer, tokens, prompt.before)
+        text = "".join(prompt.tokenizer.pieces(tokens, after=prompt.before))
         equal = sum(one == other for one, other in zip(result.tokens, tokens, strict=False))
         reference = ReferenceText(request.model, tuple(tokens), text, difference, equal, is_quantized)
         compared.append(replace(result, reference=reference))
@@ -99,13 +98,12 @@ def _first_difference(
     margin = None
     if token is not None and reference_token is not None:
         margin = float(scores[index][0, reference_token] - scores[index][0, token])
-    before = [*prompt.before, *ours[:index]]
 
     def text(value: int | None) -> str:
-        return "" if value is None else _text_of(prompt.tokenizer, [value], before)
+        if value is None:
+            return ""
+        # Decoded from the start: the tokens before may end inside a character.
+        pieces = prompt.tokenizer.pieces([*ours[:index], value], after=prompt.before)
+        return next(islice(pieces, index, None))
 
     return TokenDifference(index, token, text(token), reference_token, text(reference_token), margin)
-
-
-def _text_of(tokenizer: TextTokenizer, tokens: Sequence[int], before: Sequence[int]) -> str:
-    return "".join(tokenizer.pieces(tokens, after=before))
