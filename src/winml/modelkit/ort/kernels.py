@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 import json
 import re
-import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,17 @@ from winml.modelkit.errors import StageError
 from winml.modelkit.onnx.files.recovery import temporary_folder
 from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.graph_inputs import element_type
-from winml.modelkit.ort.processes import start_python
+from winml.modelkit.ort.processes import AnsweringProcess, ProcessEndedError
 from winml.modelkit.records import Record
+
+_QUERY = "winml.modelkit.ort.placement_query"
 
 
 def ask_onnxruntime(question: Mapping[str, object], who: str, seconds: float) -> tuple[dict[str, Any], dict[str, str]]:
     """Ask ONNX Runtime in a separate process.
 
     Args:
-        question: As ``placement_query`` takes it, without the file of the answer.
+        question: As ``placement_query`` takes it.
         who: Subject of the messages.
         seconds: After which the process is ended.
 
@@ -41,25 +43,18 @@ def ask_onnxruntime(question: Mapping[str, object], who: str, seconds: float) ->
         StageError: the process ended without an answer, or did not answer in time.
     """
     with temporary_folder() as folder:
-        output, log = folder / "answer.json", folder / "log.txt"
-        task = json.dumps({**question, "answer": str(output)})
-        # In a folder of ours: providers write files into the working directory.
-        with (
-            log.open("wb") as stream,
-            start_python(
-                "winml.modelkit.ort.placement_query", task, stdout=stream, stderr=stream, cwd=folder
-            ) as process,
-        ):
-            problem = "terminated its process without a result"
-            try:
-                process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                problem = f"did not respond within {seconds:g} s; its process was terminated"
-            finally:
-                process.kill()  # nothing where it has ended
+        log = folder / "log.txt"
         try:
-            reported = dict(json.loads(output.read_text(encoding="utf-8")))
-        except (OSError, ValueError):  # none, or cut off
+            # In a folder of ours: providers write files into the working directory.
+            with (
+                log.open("wb") as stream,
+                closing(AnsweringProcess(_QUERY, errors=stream, folder=folder)) as process,
+            ):
+                reported: dict[str, Any] = process.ask(question, seconds=seconds)
+        except (TimeoutError, ProcessEndedError) as error:
+            problem = "terminated its process without a result"
+            if isinstance(error, TimeoutError):
+                problem = f"did not respond within {error}; its process was terminated"
             raise StageError(
                 f"{who} {problem}", hint=f"{_last_line(log)} Use different --ep-options, or a different --ep.".strip()
             ) from None

@@ -1,15 +1,12 @@
 """Asks ONNX Runtime in a process of its own which provider got which node or which kernels it has, or to compile.
 
-Run as ``python -m``: a provider that fails may end its process, and prints what it wants to; listing the kernels ends
-that of onnxruntime-openvino 1.24.
+A provider that fails may end its process, and prints what it wants to; listing the kernels ends that of
+onnxruntime-openvino 1.24.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
@@ -17,24 +14,23 @@ from onnxruntime.capi import _pybind_state as ort_state
 
 from winml.modelkit.errors import WinMLError
 from winml.modelkit.ort.plug_ins import ORT_ERRORS, named_providers, ort_reason
+from winml.modelkit.ort.processes import answer_questions
 
 _SEVERITY_VERBOSE = 0
 """Specified: some providers say at this severity alone why they leave a node."""
 
 
-def main(task: Mapping[str, Any]) -> None:
-    """Write the answer to a question.
+def _answer(task: Mapping[str, Any], _content: bytes) -> dict[str, object]:
+    """Answer a question.
 
     Args:
-        task: ``output`` (the file to write), and ``kernels_of`` (a provider), or ``model``, ``providers`` and
-            ``options``; beside them ``as_compiled`` (whether the graph is divided as for compiling), or ``compile_to``
-            (the file that the provider is to write) and ``embed``.
+        task: ``kernels_of`` (a provider), or ``model``, ``providers`` and ``options``; beside them ``as_compiled``
+            (whether the graph is divided as for compiling), or ``compile_to`` (the file that the provider is to write)
+            and ``embed``.
     """
     if "kernels_of" in task:
-        output = _kernels(task["kernels_of"])
-    else:
-        output = _compilation(task) if "compile_to" in task else _assignment(task)
-    Path(task["answer"]).write_text(json.dumps(output), encoding="utf-8", newline="\n")
+        return _kernels(task["kernels_of"])
+    return _compilation(task) if "compile_to" in task else _assignment(task)
 
 
 def _assignment(task: Mapping[str, Any]) -> dict[str, object]:
@@ -101,4 +97,4 @@ def _kernels(provider: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    answer_questions(_answer)

@@ -10,6 +10,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from multiprocessing import util
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -128,20 +129,161 @@ def _set_variable(value: str | None) -> None:
 
 
 _CHECK_SECONDS = 0.01
-"""Time between two checks. Chosen: in it, a process fills some 50 MB."""
+"""Time between two checks of memory. Chosen: in it, a process fills some 50 MB."""
 _START_SECONDS = 120.0
 """Time for the imports of the module. Chosen: a hundred times what a free machine needs."""
+_END_SECONDS = 10.0
+"""Time in which a process ends by itself: a crash may write a core file first. Chosen."""
+
+
+class ProcessEndedError(Exception):
+    """A process ended without an answer."""
+
+    def __init__(self, status: int) -> None:
+        """Keep the exit status of the process."""
+        super().__init__(status)
+        self.status = status
+
+
+class AnsweringProcess:
+    """A separate process that answers questions, one after another; it starts with the first question.
+
+    Its module calls :func:`answer_questions`. Questions and answers are JSON values, so that nothing that foreign code
+    makes there is executed here. After an error, the next question starts another process.
+    """
+
+    def __init__(
+        self, module: str, *, errors: IO[bytes] | int = subprocess.DEVNULL, folder: Path | None = None
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            module: Dotted name of the module.
+            errors: File for the output of the process, as for :class:`subprocess.Popen`.
+            folder: Working directory of the process; None: that of this process.
+        """
+        self._module = module
+        self._settings: dict[str, Any] = {"stderr": errors, "cwd": folder}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+        self._lock = threading.Lock()
+
+    def ask(
+        self,
+        question: object,
+        content: bytes = b"",
+        *,
+        seconds: float = threading.TIMEOUT_MAX,
+        resident_bytes: int | None = None,
+    ) -> Any:
+        """Return the answer to a question.
+
+        Args:
+            question: JSON values.
+            content: Bytes that the question is about.
+            seconds: Time after which the process is ended, its imports not counted.
+            resident_bytes: Memory at which the process is ended.
+
+        Raises:
+            OSError: no process can be started.
+            TimeoutError: it took more time; the text is the limit that it exceeded.
+            MemoryError: it took more memory.
+            ProcessEndedError: it ended without an answer.
+        """
+        with self._lock:
+            # A forked process has the pipes of its parent.
+            if self._process is None or self._owner != os.getpid():
+                streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+                self._process, self._owner = start_python(self._module, **streams, **self._settings), os.getpid()
+                self._exchange(b"", _START_SECONDS, None)
+            line = json.dumps([question, len(content)]).encode("ascii")
+            return self._exchange(line + b"\n" + content, seconds, resident_bytes)
+
+    def _exchange(self, sent: bytes, seconds: float, resident_bytes: int | None) -> Any:
+        assert self._process is not None  # started by the caller
+        process, answers = self._process, list[Any]()
+
+        def exchange() -> None:
+            assert process.stdin is not None  # both are pipes
+            assert process.stdout is not None
+            # It ended before it read all of the question, or what it wrote is no answer.
+            with contextlib.suppress(OSError, ValueError):
+                process.stdin.write(sent)
+                process.stdin.flush()
+                answers.append(json.loads(process.stdout.readline()))
+
+        exchanging, end = threading.Thread(target=exchange, daemon=True), time.monotonic() + seconds
+        exchanging.start()
+        try:
+            while exchanging.is_alive():
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(f"{seconds:g} s")
+                if resident_bytes is not None and _resident_bytes(process.pid) > resident_bytes:
+                    raise MemoryError
+                exchanging.join(left if resident_bytes is None else min(left, _CHECK_SECONDS))
+        except BaseException:
+            # Also after an interruption: the next question would get the answer to this one.
+            self._end(0)
+            raise
+        if not answers:
+            raise ProcessEndedError(self._end(_END_SECONDS))
+        return answers[0]
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            if self._process is not None and self._owner == os.getpid():
+                self._end(_END_SECONDS)
+
+    def _end(self, seconds: float) -> int:
+        """End the process, by force if it takes longer; return its exit status, that of a crash if there was one."""
+        assert self._process is not None
+        process, self._process = self._process, None
+        try:
+            assert process.stdin is not None
+            with contextlib.suppress(OSError):  # unsent bytes of a question
+                process.stdin.close()
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+        finally:
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0  # It has just ended.
+
+
+def answer_questions(answer: Callable[[Any, bytes], object]) -> None:
+    """Answer the questions of an :class:`AnsweringProcess` in its process, until there are no more.
+
+    Args:
+        answer: Given a question and its bytes, returns JSON values.
+    """
+    # Both processes get Ctrl-C, and the first ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="ascii", newline="\n")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints is no answer
+    print("null", file=answers, flush=True)  # all modules are imported
+    questions = sys.stdin.buffer
+    for line in questions:
+        question, size = json.loads(line)
+        print(json.dumps(answer(question, questions.read(size))), file=answers, flush=True)
 
 
 def ask_limited(module: str, question: object, who: str, *, seconds: float, resident_bytes: int) -> Any:
     """Return the answer of a module that runs in a separate process.
 
-    For what foreign text makes Python do, such as a template: no limit inside a process holds against all of it. The
-    module reads the question from stdin as JSON, writes an empty line once its imports are done, and then its answer as
-    JSON.
+    For what foreign text makes Python do, such as a template: no limit inside a process holds against all of it.
 
     Args:
-        module: Dotted name of the module.
+        module: Dotted name of the module; see :class:`AnsweringProcess`.
         question: JSON values.
         who: What the module does the work of, for messages.
         seconds: After which it is ended, its imports not counted.
@@ -150,50 +292,13 @@ def ask_limited(module: str, question: object, who: str, *, seconds: float, resi
     Raises:
         InputError: it exceeded a limit, or ended without an answer.
     """
-    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with start_python(module, **streams) as process:
-        try:
-            return _answer(process, question, who, seconds, resident_bytes)
-        finally:
-            process.kill()
-
-
-def _answer(process: subprocess.Popen[bytes], question: object, who: str, seconds: float, resident_bytes: int) -> Any:
-    is_ready, lines = threading.Event(), list[bytes]()
-
-    def exchange() -> None:
-        assert process.stdin is not None  # both are pipes
-        assert process.stdout is not None
-        try:
-            process.stdin.write(json.dumps(question).encode("ascii"))
-            process.stdin.close()
-            process.stdout.readline()
-            is_ready.set()
-            lines.append(process.stdout.readline())
-        except OSError:
-            pass  # It ended before it read all of the question: there is no answer.
-
-    exchanging = threading.Thread(target=exchange, daemon=True)
-    exchanging.start()
-    limit, end = seconds, time.monotonic() + _START_SECONDS
-    is_timed = False
-    while exchanging.is_alive():
-        if is_ready.is_set() and not is_timed:
-            is_timed, end = True, time.monotonic() + seconds
-        if time.monotonic() > end:
-            taken = limit if is_timed else _START_SECONDS
-            raise InputError(f"{who} took more than {taken:g} s and was terminated")
-        if _resident_bytes(process.pid) > resident_bytes:
-            raise InputError(f"{who} used more than {resident_bytes / 1e9:g} GB of memory and was terminated")
-        exchanging.join(_CHECK_SECONDS)
+    process = AnsweringProcess(module)
     try:
-        return json.loads(lines[0])
-    except (IndexError, ValueError):
+        with contextlib.closing(process):
+            return process.ask(question, seconds=seconds, resident_bytes=resident_bytes)
+    except TimeoutError as error:
+        raise InputError(f"{who} took more than {error} and was terminated") from None
+    except MemoryError:
+        raise InputError(f"{who} used more than {resident_bytes / 1e9:g} GB of memory and was terminated") from None
+    except ProcessEndedError:
         raise InputError(f"{who} terminated its process without a result") from None
-
-
-def _resident_bytes(pid: int) -> int:
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
-        return 0  # It has just ended.

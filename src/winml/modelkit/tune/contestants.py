@@ -5,27 +5,20 @@ A candidate whose process ends, hangs or answers with an error has lost, with th
 
 from __future__ import annotations
 
-import contextlib
-import json
-import queue
-import subprocess
 import tempfile
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from winml.modelkit.compare.fidelity import QualitySamples
 from winml.modelkit.errors import MeasureError, WriteError
 from winml.modelkit.ort.host import available_bytes
-from winml.modelkit.ort.processes import start_python
+from winml.modelkit.ort.processes import AnsweringProcess, ProcessEndedError
 from winml.modelkit.tune.records import Candidate
 
 _LONGEST_S = 600.0
 """Chosen: a provider that compiles a large model when a session opens takes minutes; one that hangs never ends."""
-_EXIT_S = 5.0
-"""Chosen: time a process has to end by itself."""
 
 
 class Contestant:
@@ -34,9 +27,8 @@ class Contestant:
     def __init__(self, name: str) -> None:
         """Name it; for messages."""
         self._name = name
-        self._process: subprocess.Popen[str] | None = None
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        self._errors: IO[str] | None = None
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
+        self._process = AnsweringProcess("winml.modelkit.tune.worker", errors=self._log)
 
     def ask(self, what: str, **arguments: object) -> dict[str, Any]:
         """Return the answer of the process.
@@ -45,19 +37,15 @@ class Contestant:
             MeasureError: it says what is wrong, has ended, or does not answer.
             WriteError: it cannot write a file.
         """
-        process = self._started()
-        assert process.stdin is not None  # a pipe
-        with contextlib.suppress(OSError):  # it has ended: nothing comes back
-            process.stdin.write(f"{json.dumps({'do': what, **arguments})}\n")
-            process.stdin.flush()
         try:
-            line = self._lines.get(timeout=_LONGEST_S)
-        except queue.Empty:
-            self.close()
-            raise MeasureError(f"{self._name}: did not respond within {_LONGEST_S:.0f} s") from None
-        if line is None:
-            raise MeasureError(f"{self._name}: its process ended{self._last_words()}")
-        output: dict[str, Any] = json.loads(line)
+            output: dict[str, Any] = self._process.ask({"do": what, **arguments}, seconds=_LONGEST_S)
+        except TimeoutError as error:
+            raise MeasureError(f"{self._name}: did not respond within {error}") from None
+        except ProcessEndedError as error:
+            last = self._last_line()
+            raise MeasureError(
+                f"{self._name}: its process ended with exit code {error.status}{f': {last}' if last else ''}"
+            ) from None
         if "error" in output:
             kind = WriteError if output["is_unwritten"] else MeasureError
             raise kind(output["error"], hint=output["hint"])
@@ -65,52 +53,14 @@ class Contestant:
 
     def close(self) -> None:
         """End the process."""
-        if self._process is None:
-            return
-        process, self._process = self._process, None
-        assert process.stdin is not None  # a pipe
-        with contextlib.suppress(OSError):
-            process.stdin.close()
-        try:
-            process.wait(_EXIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-        if self._errors is not None:
-            self._errors.close()
+        self._process.close()
+        self._log.close()
 
-    def _started(self) -> subprocess.Popen[str]:
-        if self._process is None:
-            self._lines = queue.Queue()
-            # Closed with the process.
-            self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-            self._process = start_python(
-                "winml.modelkit.tune.worker",
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                encoding="utf-8",
-            )
-            threading.Thread(target=_read_lines, args=(self._process.stdout, self._lines), daemon=True).start()
-        return self._process
-
-    def _last_words(self) -> str:
-        """Return the last line the process wrote on stderr, and how it ended."""
-        code = None if self._process is None else self._process.wait()
-        words: list[str] = []
-        if self._errors is not None:
-            self._errors.seek(0)
-            words = [line.strip() for line in self._errors if line.strip()]
-        return f" with exit code {code}{f': {words[-1]}' if words else ''}"
-
-
-def _read_lines(stream: IO[str], lines: queue.Queue[str | None]) -> None:
-    with contextlib.suppress(ValueError):  # closed while it was read
-        for line in stream:
-            lines.put(line)
-    lines.put(None)
+    def _last_line(self) -> str:
+        """Return the last line that the process wrote on stderr; empty without one."""
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").splitlines()
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 class Contestants:

@@ -1,21 +1,16 @@
 """One candidate in a process of its own: opens the file, compares its answers, and times blocks of runs.
 
-Requests come as lines of JSON on stdin, and each is answered by one line. So memory and the time to create a session
-are those of one model alone, threads of another candidate spin in another process, and a provider that ends its process
-ends no more than that. ``contestants.py`` is the other side.
+Memory and the time to create a session are those of one model alone, threads of another candidate spin in another
+process, and a provider that ends its process ends no more than that. ``contestants.py`` asks the questions.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
-import os
-import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +22,7 @@ from winml.modelkit.onnx.files.output_files import OutputFiles
 from winml.modelkit.ort import opened_model
 from winml.modelkit.ort.graph_inputs import batch_of, graph_inputs
 from winml.modelkit.ort.host import peak_bytes, resident_bytes
+from winml.modelkit.ort.processes import answer_questions
 from winml.modelkit.ort.sessions import PreparedRun
 from winml.modelkit.profile.latency import LatencyOptions, measure_block, measure_latency
 
@@ -218,30 +214,17 @@ class _Runner:
             list(self._pool.map(lambda run: run(), self._runs))
 
 
-def main() -> None:
-    """Answer requests until stdin ends."""
-    outputs = _own_stdout()
-    runner = _Runner()
+def _answer(request: dict[str, Any], runner: _Runner) -> dict[str, object]:
+    """Do what a request names, and return the result or the error."""
     works: dict[str, Callable[..., dict[str, object]]] = {
         "record": runner.record, "open": runner.open, "compare": runner.compare, "block": runner.block
     }  # fmt: skip
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            output = works[request.pop("do")](**request)
-        except WinMLError as error:
-            output = {"error": error.message, "hint": error.hint, "is_unwritten": isinstance(error, WriteError)}
-        outputs.write(f"{json.dumps(output)}\n")
-        outputs.flush()
-
-
-def _own_stdout() -> TextIO:
-    """Return a stream to the original stdout; what libraries print there goes to stderr from now on."""
-    stream = os.fdopen(os.dup(1), "w", encoding="utf-8", newline="\n")
-    os.dup2(2, 1)
-    return stream
+    try:
+        return works[request.pop("do")](**request)
+    except WinMLError as error:
+        return {"error": error.message, "hint": error.hint, "is_unwritten": isinstance(error, WriteError)}
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):  # the command that started it says what was interrupted
-        main()
+    runner = _Runner()
+    answer_questions(lambda request, _content: _answer(request, runner))

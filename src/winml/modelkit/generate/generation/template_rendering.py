@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping
 from typing import Any
+
+from winml.modelkit.ort.processes import answer_questions
 
 
 def _render(template: str, messages: list[dict[str, object]], variables: Mapping[str, Any]) -> dict[str, str]:
@@ -14,8 +14,6 @@ def _render(template: str, messages: list[dict[str, object]], variables: Mapping
 
     from winml.modelkit.errors import first_line
 
-    sys.stdout.buffer.write(b"\n")
-    sys.stdout.buffer.flush()
     try:
         rendered: Any = render_jinja_template(  # declared as text, and is a list of them with their indices
             [messages], chat_template=template, add_generation_prompt=True, **variables
@@ -26,4 +24,6 @@ def _render(template: str, messages: list[dict[str, object]], variables: Mapping
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(json.dumps(_render(**json.load(sys.stdin.buffer))).encode("ascii") + b"\n")
+    import transformers.utils.chat_template_utils  # noqa: F401  # its time does not count
+
+    answer_questions(lambda question, _content: _render(**question))
