@@ -33,9 +33,8 @@ from winml.modelkit.models.preparation import FlatForward
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.models.resolution import ResolvedModel, resolve_checkpoint, resolve_model
 from winml.modelkit.models.state_restoration import unchanged_attributes
-from winml.modelkit.models.tensors import to_torch
+from winml.modelkit.models.tensors import draw_tensors
 from winml.modelkit.onnx.specs import InputTensorSpec, OutputTensorSpec, summed_sizes
-from winml.modelkit.ort.feeds import make_feeds
 from winml.modelkit.ort.foreign_libraries import local_libraries
 from winml.modelkit.tags.torch_modules import CallTrace, TracedModule, joined_traces, module_of_error, record_calls
 from winml.modelkit.tags.tree import build_tree
@@ -306,8 +305,7 @@ def _run_with_values(resolved: ResolvedModel, name: str, request: ModelRequest, 
     weighted = load_resolved(resolved, dataclasses.replace(request, random_weights=True))
     loaded = next(part for part in weighted.parts if part.name == name)
     with prepared_part(loaded) as prepared, conditions_as_python():
-        drawn = make_feeds(loaded.inputs, request.seed, sizes=loaded.trace_sizes)
-        feeds = loaded.example or {name: to_torch(value) for name, value in drawn.items()}
+        feeds = loaded.example or draw_tensors(loaded, request.seed)
         try:
             with record_calls(loaded.model) as trace:
                 flat = loaded.model(*(feeds[spec.name].clone() for spec in loaded.inputs))

@@ -15,6 +15,7 @@ from torch.jit._trace import TracedModule
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from winml.modelkit.errors import ConfigError, InputError, UsageError
+from winml.modelkit.models.families.family import part_of_decision
 from winml.modelkit.models.inputs.axis_names import accepts_shapes
 from winml.modelkit.models.inputs.decision import (
     InputDecision,
@@ -68,8 +69,8 @@ def loaded_from_module(
         check_input_specs(model, specs, "input_tensors")
         arguments = arguments_of_names(model, [spec.name for spec in specs], "input_tensors")
     elif _has_transformers_config(model):
-        decision = open_axes(decide_inputs(model, model.config), dynamic)
-        return _loaded(model, decision, None, None)
+        part = live_part(model, open_axes(decide_inputs(model, model.config), dynamic))
+        return _loaded(part)
     else:
         raise UsageError(
             f"the inputs of {type(model).__name__} are unknown",
@@ -80,27 +81,36 @@ def loaded_from_module(
         decision = replace(decision, meanings=known_meanings(model, model.config, specs))
     accepts = accepts_shapes(model, arguments)
     decision = open_axes(decision, dynamic, are_sizes_firm=True, accepts=accepts)
-    return _loaded(model, decision, None if example is None else example.tensors, arguments)
+    return _loaded(live_part(model, decision, arguments, example))
 
 
-def _loaded(
+def live_part(
     model: nn.Module,
     decision: InputDecision,
-    example: Mapping[str, torch.Tensor] | None,
-    arguments: NestedArguments | None,
-) -> LoadedModel:
-    part = ModelPart(
-        model=model,
-        inputs=decision.inputs,
-        forward_kwargs=forward_keywords(model),
-        arguments=arguments,
-        example=fitting_example(example, decision),
+    arguments: NestedArguments | None = None,
+    example: NamedExample | None = None,
+) -> ModelPart:
+    """Return a live module as the only part of a model.
+
+    Args:
+        model: The module.
+        decision: Its inputs, sizes left open.
+        arguments: How the inputs become arguments of the forward; None where each is one.
+        example: Tensors that the inputs were described by.
+    """
+    return part_of_decision(
+        model,
+        decision,
+        forward_keywords(model),
+        arguments,
+        example=fitting_example(None if example is None else example.tensors, decision),
         are_ranges_examples=example is not None,
-        dimensions=decision.dimensions,
-        output_axes=decision.output_axes,
-        notes=(*decision.notes, *training_notes(model)),
     )
-    return LoadedModel(_module_info(model), (part,))
+
+
+def _loaded(part: ModelPart) -> LoadedModel:
+    notes = (*part.notes, *training_notes(part.model))
+    return LoadedModel(_module_info(part.model), (replace(part, notes=notes),))
 
 
 def _has_transformers_config(model: nn.Module) -> bool:

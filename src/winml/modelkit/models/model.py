@@ -19,8 +19,7 @@ from winml.modelkit.models.parts import LoadedModel, ModelInfo, ModelPart
 from winml.modelkit.models.random_weights import build_random_model, calibrate_batch_norms
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.models.resolution import ResolvedModel, requested_dtype, resolve_model, with_plain_outputs
-from winml.modelkit.onnx.specs import DynamicDimension, InputTensorSpec
-from winml.modelkit.ort.feeds import make_feeds
+from winml.modelkit.models.tensors import draw_tensors
 from winml.modelkit.ort.foreign_libraries import local_libraries
 
 Progress = Callable[[str], None]
@@ -84,7 +83,7 @@ def _randomly_weighted_parts(
         # The forwards of several parts are no calls of the model as it is.
         part = resolved.parts[0]
         seeds = range(request.seed, request.seed + _CALIBRATION_DRAWS)
-        draws = [_drawn_tensors(part.inputs, part.dimensions, seed) for seed in seeds]
+        draws = [draw_tensors(part, seed) for seed in seeds]
         calibrate_batch_norms(model, draws, part.forward_kwargs)
     unused = " instead of those in the checkpoint" if resolved.source.kind in ("folder", "hub") else ""
     return resolved.parts_with(model), (f"the weights are random{unused}: outputs are meaningless",)
@@ -153,15 +152,3 @@ def dtype_notes(model: torch.nn.Module, request: ModelRequest) -> tuple[str, ...
         return ()
     cpu = "; ONNX Runtime's CPU provider has few bfloat16 kernels, --dtype fp32 or fp16 is for the CPU"
     return (f"the weights are {' and '.join(dtypes)}, {reason}{cpu if 'bfloat16' in dtypes else ''}",)
-
-
-def _drawn_tensors(
-    inputs: tuple[InputTensorSpec, ...], dimensions: tuple[DynamicDimension, ...], seed: int
-) -> dict[str, torch.Tensor]:
-    """Draw tensors for the inputs; numpy has no bfloat16 that torch reads, so those go by way of float32."""
-    tensors = {}
-    sizes = {dimension.name: dimension.example or 1 for dimension in dimensions}
-    for spec, values in zip(inputs, make_feeds(inputs, seed, sizes=sizes).values(), strict=True):
-        dtype = getattr(torch, spec.dtype)
-        tensors[spec.name] = torch.from_numpy(values.astype("float32") if dtype == torch.bfloat16 else values).to(dtype)
-    return tensors

@@ -55,8 +55,8 @@ from winml.modelkit.models.checkpoints.weight_files import find_weights, stored_
 from winml.modelkit.models.families.family import unused_size_notes
 from winml.modelkit.models.families.input_decisions import decide_parts, refuse_unknown_parts
 from winml.modelkit.models.inputs.axis_names import accepts_shapes
-from winml.modelkit.models.inputs.decision import InputDecision, check_input_specs, forward_keywords
-from winml.modelkit.models.inputs.dynamic_axes import fitting_example, open_axes
+from winml.modelkit.models.inputs.decision import InputDecision, check_input_specs
+from winml.modelkit.models.inputs.dynamic_axes import open_axes
 from winml.modelkit.models.inputs.nested_arguments import NestedArguments, arguments_of_names
 from winml.modelkit.models.inputs.shape_run import REFUSALS
 from winml.modelkit.models.inputs.sizes import INPUT_SPECS_OPTION, SEPARATOR
@@ -403,18 +403,7 @@ def _resolve_script(source: ModelSource, request: ModelRequest, tell: Progress) 
         are_sizes_firm=True,
         accepts=accepts_shapes(script.model, arguments),
     )
-    is_example_used = example is not None and request.input_specs is None
-    part = ModelPart(
-        model=script.model,
-        inputs=decision.inputs,
-        forward_kwargs=forward_keywords(script.model),
-        are_ranges_examples=request.input_specs is None,
-        arguments=arguments,
-        example=fitting_example(example.tensors, decision) if example is not None and is_example_used else None,
-        notes=decision.notes,
-        dimensions=decision.dimensions,
-        output_axes=decision.output_axes,
-    )
+    part = live_module.live_part(script.model, decision, arguments, example if request.input_specs is None else None)
     refuse_unknown_parts(request.submodel, (part,), source.name)
     return ResolvedModel(source=source, parts=(part,))
 

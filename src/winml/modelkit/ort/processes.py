@@ -219,7 +219,7 @@ class AnsweringProcess:
                 left = end - time.monotonic()
                 if left <= 0:
                     raise TimeoutError(f"{seconds:g} s")
-                if resident_bytes is not None and _resident_bytes(process.pid) > resident_bytes:
+                if resident_bytes is not None and resident_bytes_of(process.pid) > resident_bytes:
                     raise MemoryError
                 exchanging.join(left if resident_bytes is None else min(left, _CHECK_SECONDS))
         except BaseException:
@@ -253,11 +253,12 @@ class AnsweringProcess:
             process.stdout.close()
 
 
-def _resident_bytes(pid: int) -> int:
+def resident_bytes_of(pid: int) -> int:
+    """Return the memory of a process; 0 if it has ended."""
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
-        return 0  # It has just ended.
+        return 0
 
 
 def answer_questions(answer: Callable[[Any, bytes], object]) -> None:

@@ -37,8 +37,7 @@ from winml.modelkit.models.model import load_resolved
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.models.resolution import resolve_model
-from winml.modelkit.models.tensors import to_torch
-from winml.modelkit.ort.feeds import make_feeds
+from winml.modelkit.models.tensors import draw_tensors
 from winml.modelkit.sweep.architecture_records import Architecture, Attempt
 from winml.modelkit.sweep.small_configs import WAYS, Aspect, default_content, shrink
 from winml.modelkit.tags.tagging import all_nodes, read_tag
@@ -142,9 +141,8 @@ def _try_config(
 
 def _run_forward(part: ModelPart) -> None:
     """Run a part in PyTorch on inputs of the same shapes as at export."""
-    feeds = make_feeds(part.inputs, seed=1, sizes=part.trace_sizes)
     with torch.no_grad(), prepared_part(part) as prepared:
-        prepared.model(*(to_torch(value) for value in feeds.values()))
+        prepared.model(*draw_tensors(part, seed=1).values())
 
 
 def tried_export(request: ModelRequest, config: WinMLExportConfig, path: Path) -> Attempt:

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 import psutil
 
-from winml.modelkit.ort.processes import process_context, start_process
+from winml.modelkit.ort.processes import process_context, resident_bytes_of, start_process
 
 
 @contextmanager
@@ -128,10 +128,11 @@ class _RunningCall:
     call: Call
     process: BaseProcess
     messages: Connection
-    started_processes: _StartedProcesses
     started: float = field(default_factory=time.monotonic)
     last_message: Any = None
     peak_bytes: int = 0
+    looked_at: float = -math.inf
+    """Time of the last look at what the process has started."""
 
     def ending(self, reason: EndReason, result: object = None) -> Ending:
         return Ending(self.call, reason, result, self.last_message, time.monotonic() - self.started, self.peak_bytes)
@@ -159,7 +160,6 @@ def run_bounded(
     context = process_context(preload)
     pending_calls = iter(calls)
     running: list[_RunningCall] = []
-    started_processes = _StartedProcesses()
 
     def go_on(seconds: float) -> None:
         for running_call in running:
@@ -169,7 +169,7 @@ def run_bounded(
         with _stopping_together(lambda: [item.process.pid for item in running if item.process.pid], go_on):
             while True:
                 while len(running) < jobs and (call := next(pending_calls, None)) is not None:
-                    running.append(_start_call(context, call, started_processes))
+                    running.append(_start_call(context, call))
                 if not running:
                     return
                 wait([running_call.messages for running_call in running], timeout=_CHECK_SECONDS)
@@ -183,7 +183,7 @@ def run_bounded(
             _end_process(running_call)
 
 
-def _start_call(context: BaseContext, call: Call, started_processes: _StartedProcesses) -> _RunningCall:
+def _start_call(context: BaseContext, call: Call) -> _RunningCall:
     receiver, sender = context.Pipe(duplex=False)
     try:
         process = start_process(context, _run_call, sender, call)
@@ -192,7 +192,7 @@ def _start_call(context: BaseContext, call: Call, started_processes: _StartedPro
         context.set_forkserver_preload([])
         process = _start_with_new_server(context, sender, call)
     sender.close()
-    return _RunningCall(call, process, receiver, started_processes)
+    return _RunningCall(call, process, receiver)
 
 
 def _start_with_new_server(context: BaseContext, sender: Connection, call: Call) -> BaseProcess:
@@ -219,23 +219,18 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
-        _kill_group(os.getpid())
+        _kill_started(os.getpid())
         psutil.Process().kill()
 
 
-def _kill_group(pid: int | None) -> None:
-    """Kill what a process and those it started have become; nothing where the system has no groups."""
-    if pid is not None and sys.platform != "win32":
+def _kill_started(pid: int) -> None:
+    """Kill what a process started; in a system with groups, also what ended processes left, and the process itself."""
+    if sys.platform != "win32":
         _signal_group(pid, signal.SIGKILL)
-
-
-def _kill_started(pid: int | None) -> None:
-    """Kill what a process started, where the system has no groups; what an ended one left is in no tree."""
-    if pid is not None and sys.platform == "win32":
+        return
+    for process in _processes_below(pid):
         with contextlib.suppress(psutil.Error):
-            for process in _processes_below(psutil.Process(pid)):
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
+            process.kill()
 
 
 def _check_call(running_call: _RunningCall, bounds: Bounds, on_message: Callable[[Call, Any], None]) -> Ending | None:
@@ -258,71 +253,23 @@ def _check_call(running_call: _RunningCall, bounds: Bounds, on_message: Callable
 
 
 def _bytes_of_all(running_call: _RunningCall) -> int:
-    """Return the memory of a process and of those it started; a new peak is looked at once more, all at one moment."""
-    pid, started = running_call.process.pid, running_call.started_processes
-    found = _resident_bytes(pid) + started.bytes_below(pid)
-    if found > running_call.peak_bytes and started.bytes_below(pid):
-        started.forget()
-        found = _resident_bytes(pid) + started.bytes_below(pid)
+    """Return the memory of a process, now and then with that of the processes that it started."""
+    pid = running_call.process.pid
+    assert pid is not None  # it was started
+    found = resident_bytes_of(pid)
+    if time.monotonic() - running_call.looked_at >= _LOOK_SECONDS:
+        running_call.looked_at = time.monotonic()
+        found += sum(map(_own_bytes, _processes_below(pid)))
     return found
 
 
-def _resident_bytes(pid: int | None) -> int:
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
-        return 0  # The process has just ended; its last message is read at the next check.
-
-
-class _StartedProcesses:
-    """What the processes of calls have started, looked up now and then: that asks the system for all its processes."""
-
-    def __init__(self) -> None:
-        self._looked_at = -math.inf
-        self._found: list[tuple[psutil.Process, set[int]]] = []
-        self._bytes: dict[int, int] = {}
-
-    def bytes_below(self, pid: int | None) -> int:
-        """Return the memory of all that a process started, as it was when it was looked up."""
-        if pid is None:
-            return 0
-        if time.monotonic() - self._looked_at >= _LOOK_SECONDS:
-            self._look()
-        if pid not in self._bytes:
-            self._bytes[pid] = sum(_own_bytes(process) for process, above in self._found if pid in above)
-        return self._bytes[pid]
-
-    def forget(self) -> None:
-        """Look them up when they are asked for next."""
-        self._looked_at = -math.inf
-
-    def _look(self) -> None:
-        parents: dict[int, int] = {}
-        below = _processes_below(psutil.Process())
-        for process in below:
-            with contextlib.suppress(psutil.Error):
-                parents[process.pid] = process.ppid()
-        self._found = [(process, set(_line(process.pid, parents))) for process in below]
-        self._bytes = {}
-        self._looked_at = time.monotonic()
-
-
-def _processes_below(process: psutil.Process) -> list[psutil.Process]:
+def _processes_below(pid: int) -> list[psutil.Process]:
     """Return all that a process started; none where it has just ended, or the system does not say it."""
     try:
-        below: list[psutil.Process] = process.children(recursive=True)
+        below: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
     except psutil.Error:
         return []
     return below
-
-
-def _line(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
-    """Yield the process that started another one, the one that started this, and so on."""
-    seen = {pid}
-    while (parent := parents.get(pid)) is not None and parent not in seen:
-        yield parent
-        seen.add(parent)
-        pid = parent
 
 
 def _own_bytes(process: psutil.Process) -> int:
@@ -340,8 +287,8 @@ def _own_bytes(process: psutil.Process) -> int:
 def _end_process(running_call: _RunningCall, *, may_finish: bool = False) -> None:
     if may_finish:
         running_call.process.join(_EXIT_SECONDS)
-    _kill_group(running_call.process.pid)
-    _kill_started(running_call.process.pid)
+    if running_call.process.pid is not None:
+        _kill_started(running_call.process.pid)
     running_call.process.kill()
     running_call.process.join()
     running_call.messages.close()
