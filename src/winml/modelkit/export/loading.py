@@ -222,7 +222,7 @@ def load_for_export(
     closing = {} if takes_dynamic else _closing_sizes_by_default(loaded)
     if not closing:
         return loaded, use
-    fixed = request.with_sizes({**closing, **request.fixed_sizes_of})
+    fixed = request.with_sizes({**closing, **request.fixed_sizes})
     loaded, use = _load(fixed, config, is_handed_over=is_handed_over, check=check)
     note = f"Sizes are fixed, as --ep {config.ep} requires. To change them: --shape-config '{json.dumps(closing)}'."
     return replace(loaded, model_notes=(note, *loaded.model_notes)), use

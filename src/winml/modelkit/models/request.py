@@ -28,7 +28,7 @@ from winml.modelkit.models.inputs.sizes import INPUT_SPECS_OPTION
 from winml.modelkit.models.load_options import LARGEST_SEED, LoadOptions
 from winml.modelkit.onnx.files.foreign_files import check_library_files
 from winml.modelkit.onnx.files.named_paths import named_path
-from winml.modelkit.onnx.specs import DynamicRequest, InputTensorSpec, is_open
+from winml.modelkit.onnx.specs import DynamicRequest, InputTensorSpec, OpenSize, is_open
 from winml.modelkit.options import nearest
 
 SourceKind = Literal["folder", "config", "script", "hub", "type"]
@@ -83,9 +83,15 @@ class ModelRequest(LoadOptions):
         object.__setattr__(self, "model", os.fsdecode(self.model))
 
     @property
-    def fixed_sizes_of(self) -> Mapping[str, int]:
-        """Sizes that ``shape_config`` sets to a number, by its keys."""
-        return {} if self.shape_config is None else self.shape_config.fixed()
+    def fixed_sizes(self) -> dict[str, int]:
+        """Sizes that are set to a number, by key of ``--shape-config``."""
+        sizes = {} if self.shape_config is None else self.shape_config.fixed()
+        return {**sizes, "batch_size": self.batch_size} if self.batch_size else sizes
+
+    @property
+    def left_open(self) -> dict[str, OpenSize]:
+        """Sizes that are left open, by key of ``--shape-config``."""
+        return {} if self.shape_config is None else self.shape_config.left_open()
 
     def with_sizes(self, sizes: Mapping[str, int]) -> ModelRequest:
         """Return the request with sizes that are numbers, by key of ``--shape-config``."""
@@ -98,7 +104,7 @@ class ModelRequest(LoadOptions):
     def is_dynamic(self) -> bool:
         """Whether some dimension is asked to be left open."""
         named = any(is_open(size) for spec in self.input_specs or () for size in spec.shape)
-        shaped = self.input_specs is None and self.shape_config is not None and bool(self.shape_config.left_open())
+        shaped = self.input_specs is None and bool(self.left_open)
         return named or shaped or not self.dynamic.is_empty
 
 

@@ -100,7 +100,7 @@ def test_mask_that_is_widened_is_no_input(way: str, monkeypatch: pytest.MonkeyPa
     config = build_model("llama").config
     decisions = [with_cache_inputs(InputDecision((TOKENS, MASK)), item, {}, config, {}) for item in layouts]
     assert [False, True] == ["attention_mask" in [spec.name for spec in item.inputs] for item in decisions]
-    notes = [fixed_sizes_of(None, None, layout)[1] for layout in layouts]
+    notes = [fixed_sizes_of({}, {}, layout)[1] for layout in layouts]
     assert "takes no attention_mask" in notes[0][0]
     assert not notes[1]
 
@@ -133,7 +133,7 @@ def test_window_that_no_mask_knows_is_seen(class_name: str, is_dropping: bool) -
         layout = find_cache(model_class(config).eval(), (TOKENS, MASK), KEYWORDS)
     assert isinstance(layout, CacheLayout)
     assert (4, {4} if is_dropping else set()) == (layout.states[0].window, layout.dropping_windows)
-    notes = fixed_sizes_of(None, None, layout)[1]
+    notes = fixed_sizes_of({}, {}, layout)[1]
     assert is_dropping == any("window of 4" in note for note in notes)
 
 

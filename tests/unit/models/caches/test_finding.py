@@ -275,7 +275,7 @@ def test_rows_that_are_mixed_up_leave_one() -> None:
     config = build_model("llama").config
     layouts = [find_cache(kind(config).eval(), (TOKENS,), {}) for kind in (Mixing, Remembering)]
     assert [True, False] == [isinstance(layout, CacheLayout) and layout.is_of_one_row for layout in layouts]
-    sizes, notes = fixed_sizes_of(None, None, layouts[0])  # type: ignore[arg-type]  # as asserted
+    sizes, notes = fixed_sizes_of({}, {}, layouts[0])  # type: ignore[arg-type]  # as asserted
     assert {"batch_size": 1, "sequence_length": 1} == sizes
     assert any("one row" in note for note in notes)
     row = TOKENS.model_copy(update={"shape": (1, 1)})

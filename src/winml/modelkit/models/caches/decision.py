@@ -138,8 +138,8 @@ def open_cached_inputs(
     Raises:
         UsageError: sizes do not fit, the model mixes up the rows asked for, or the inputs are described otherwise.
     """
-    passed, notes = inputs.fixed_sizes_of(request.shape_config, request.batch_size, layout)
-    left_open = request.shape_config.left_open() if request.shape_config else {}
+    left_open = request.left_open
+    passed, notes = inputs.fixed_sizes_of(request.fixed_sizes, left_open, layout)
     decision = inputs.with_cache_inputs(plain, layout, forward_parameters(model), config, passed)
     if request.input_specs is not None:
         decision = _as_described(decision, request)

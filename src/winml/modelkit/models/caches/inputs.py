@@ -7,7 +7,7 @@ with nothing in the cache, and every step after it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,6 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.models.caches.finding import MASK, NO_CACHE_HINT, streams_of
 from winml.modelkit.models.caches.layout import EMBEDDED, CacheLayout, CacheState
 from winml.modelkit.models.inputs.decision import AxisMeanings, InputDecision
-from winml.modelkit.models.inputs.options import ShapeConfig
 from winml.modelkit.models.inputs.sizes import SHAPE_CONFIG_OPTION, SizeBounds, first_int
 from winml.modelkit.onnx.specs import InputTensorSpec, OpenSize
 
@@ -189,16 +188,14 @@ def _held_rotation(config: object, limit: int) -> tuple[str, int]:
 
 
 def fixed_sizes_of(
-    shape_config: ShapeConfig | None, batch_size: int | None, layout: CacheLayout
+    requested: Mapping[str, int], left_open: Collection[str], layout: CacheLayout
 ) -> tuple[dict[str, int], tuple[str, ...]]:
     """Return the sizes that are fixed, by key, and what is to be said of them.
 
     A state that is computed from token to token takes one token in each run, unless the user says otherwise: a loop
     over tokens in Python has as many rounds in a graph as were traced.
     """
-    passed = dict(shape_config.fixed()) if shape_config else {}
-    if batch_size:
-        passed["batch_size"] = batch_size
+    passed = dict(requested)
     notes: tuple[str, ...] = ()
     if layout.is_of_one_row and "batch_size" not in passed:
         passed["batch_size"] = 1
@@ -214,8 +211,7 @@ def fixed_sizes_of(
             "PyTorch as well."
         )
         notes = (*notes, dropped)
-    is_said = shape_config is not None and getattr(shape_config, _SEQUENCE_KEY) is not None
-    if not layout.is_recurrent or is_said:
+    if not layout.is_recurrent or _SEQUENCE_KEY in {*passed, *left_open}:
         return passed, notes
     layer = next(state.layer for state in layout.states if state.kind == "recurrent")
     note = (

@@ -180,13 +180,7 @@ def _read_adapter(requested: NamedAdapter) -> Adapter:
     _refuse_config(requested, config)
     weights_path = _adapter_file(requested, _ADAPTER_WEIGHTS_NAME)
     check_safetensors(weights_path)
-    tensors = stored_entries([weights_path])
-    for name, entry in tensors.items():
-        if entry.dtype not in _DTYPES:
-            expected = ", ".join(sorted(_DTYPES))
-            raise _tensor_error(requested, tensors, name, f"is {entry.dtype}, expected {expected}")
-    pairs, replaced = _sorted_tensors(requested, config, tensors)
-    return Adapter(requested, weights_path, tensors, pairs, replaced)
+    return _AdapterReader(requested, config, stored_entries([weights_path])).read(weights_path)
 
 
 def _adapter_file(requested: NamedAdapter, name: str) -> Path:
@@ -256,68 +250,69 @@ def _is_positive(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < _LARGEST
 
 
-def _sorted_tensors(
-    requested: NamedAdapter, config: Mapping[str, Any], tensors: Mapping[str, StoredEntry]
-) -> tuple[dict[str, LoraPair], dict[str, str]]:
-    """Return what belongs to which module, and which parameters are saved whole.
+@dataclass(frozen=True)
+class _AdapterReader:
+    """Assigns the tensors of an adapter to the modules that they change."""
 
-    Raises:
-        CheckpointError: a tensor has no counterpart, another shape than the config says, or an unknown name.
-    """
-    found: dict[str, dict[str, str]] = {}
-    replaced: dict[str, str] = {}
-    for tensor in tensors:
-        name = tensor.removeprefix(_PREFIX).replace(".base_layer", "").replace(".modules_to_save", "")
-        if match := _PAIR.match(name):
-            found.setdefault(match["path"], {})[f"{match['kind']}{'.bias' if match['leaf'] == 'bias' else ''}"] = tensor
-        elif match := _MAGNITUDE.match(name):
-            found.setdefault(match["path"], {})["magnitude"] = tensor
-        elif "lora_" in name:
-            raise _tensor_error(requested, tensors, tensor, "is of an unsupported kind")
-        else:
-            replaced[name] = tensor
-    if not found:
-        raise CheckpointError(f"{requested.words}: {_ADAPTER_WEIGHTS_NAME} contains no LoRA weights", hint=_RESAVE)
-    ranks, alphas = (_ValuesByModule(config.get(key) or {}) for key in _PATTERNS)
-    pairs = {}
-    for path, parts in found.items():
-        rank, alpha = ranks.of(path, config["r"]), alphas.of(path, config["lora_alpha"])
-        pairs[path] = _pair(requested, config, tensors, parts, int(rank), float(alpha))
-    return pairs, replaced
+    requested: NamedAdapter
+    config: Mapping[str, Any]
+    tensors: Mapping[str, StoredEntry]
 
+    def read(self, weights_path: Path) -> Adapter:
+        """Return the adapter.
 
-def _pair(
-    requested: NamedAdapter,
-    config: Mapping[str, Any],
-    tensors: Mapping[str, StoredEntry],
-    parts: Mapping[str, str],
-    rank: int,
-    alpha: float,
-) -> LoraPair:
-    is_embedding = "lora_embedding_A" in parts or "lora_embedding_B" in parts
-    names = ("lora_embedding_A", "lora_embedding_B") if is_embedding else ("lora_A", "lora_B")
-    if missing := next((name for name in names if name not in parts), None):
-        first = next(iter(parts.values()))
-        raise _tensor_error(requested, tensors, first, f"has no matching {missing}")
-    a, b = (parts[name] for name in names)
-    shapes = tensors[a].shape, tensors[b].shape
-    if any(len(shape) < 2 for shape in shapes) or len(shapes[0]) != len(shapes[1]):
-        raise _tensor_error(requested, tensors, a, f"does not fit {b} of shape {list(shapes[1])}")
-    if shapes[0][0] != rank or shapes[1][1] != rank:
-        raise _tensor_error(
-            requested,
-            tensors,
-            a,
-            f"has rank {shapes[0][0]}, and {b} has rank {shapes[1][1]}; expected {rank} by {ADAPTER_CONFIG_NAME}",
-        )
-    scaling = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    if ("magnitude" in parts) != bool(config.get("use_dora")):
-        if "magnitude" in parts:
-            problem = "belongs to a DoRA, which the config does not declare"
-        else:
-            problem = "lacks its magnitudes"
-        raise _tensor_error(requested, tensors, parts.get("magnitude", a), problem)
-    return LoraPair(a, b, rank, scaling, is_embedding, parts.get("lora_B.bias"), parts.get("magnitude"))
+        Raises:
+            CheckpointError: a tensor has no counterpart, another shape than the config says, or an unknown name.
+        """
+        found: dict[str, dict[str, str]] = {}
+        replaced: dict[str, str] = {}
+        for tensor, entry in self.tensors.items():
+            if entry.dtype not in _DTYPES:
+                raise self._error(tensor, f"is {entry.dtype}, expected {', '.join(sorted(_DTYPES))}")
+        for tensor in self.tensors:
+            name = tensor.removeprefix(_PREFIX).replace(".base_layer", "").replace(".modules_to_save", "")
+            if match := _PAIR.match(name):
+                kind = f"{match['kind']}{'.bias' if match['leaf'] == 'bias' else ''}"
+                found.setdefault(match["path"], {})[kind] = tensor
+            elif match := _MAGNITUDE.match(name):
+                found.setdefault(match["path"], {})["magnitude"] = tensor
+            elif "lora_" in name:
+                raise self._error(tensor, "is of an unsupported kind")
+            else:
+                replaced[name] = tensor
+        if not found:
+            problem = f"{self.requested.words}: {_ADAPTER_WEIGHTS_NAME} contains no LoRA weights"
+            raise CheckpointError(problem, hint=_RESAVE)
+        ranks, alphas = (_ValuesByModule(self.config.get(key) or {}) for key in _PATTERNS)
+        pairs = {}
+        for path, parts in found.items():
+            rank, alpha = ranks.of(path, self.config["r"]), alphas.of(path, self.config["lora_alpha"])
+            pairs[path] = self._pair(parts, int(rank), float(alpha))
+        return Adapter(self.requested, weights_path, self.tensors, pairs, replaced)
+
+    def _pair(self, parts: Mapping[str, str], rank: int, alpha: float) -> LoraPair:
+        is_embedding = "lora_embedding_A" in parts or "lora_embedding_B" in parts
+        names = ("lora_embedding_A", "lora_embedding_B") if is_embedding else ("lora_A", "lora_B")
+        if missing := next((name for name in names if name not in parts), None):
+            raise self._error(next(iter(parts.values())), f"has no matching {missing}")
+        a, b = (parts[name] for name in names)
+        first, second = self.tensors[a].shape, self.tensors[b].shape
+        if min(len(first), len(second)) < 2 or len(first) != len(second):
+            raise self._error(a, f"does not fit {b} of shape {list(second)}")
+        if first[0] != rank or second[1] != rank:
+            ranks = f"has rank {first[0]}, and {b} has rank {second[1]}"
+            raise self._error(a, f"{ranks}; expected {rank} by {ADAPTER_CONFIG_NAME}")
+        scaling = alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
+        magnitude = parts.get("magnitude")
+        if magnitude is not None and not self.config.get("use_dora"):
+            raise self._error(magnitude, "belongs to a DoRA, which the config does not declare")
+        if magnitude is None and self.config.get("use_dora"):
+            raise self._error(a, "lacks its magnitudes")
+        return LoraPair(a, b, rank, scaling, is_embedding, parts.get("lora_B.bias"), magnitude)
+
+    def _error(self, tensor: str, problem: str) -> CheckpointError:
+        shape = list(self.tensors[tensor].shape)
+        return CheckpointError(f"{self.requested.words}: tensor {tensor!r} of shape {shape} {problem}", hint=_RESAVE)
 
 
 class _ValuesByModule:
@@ -342,14 +337,6 @@ class _ValuesByModule:
             if (ending := path[start + 1 :]) in self._values:
                 found.append(self._values[ending])
         return min(found)[1] if found else default
-
-
-def _tensor_error(
-    requested: NamedAdapter, tensors: Mapping[str, StoredEntry], tensor: str, problem: str
-) -> CheckpointError:
-    return CheckpointError(
-        f"{requested.words}: tensor {tensor!r} of shape {list(tensors[tensor].shape)} {problem}", hint=_RESAVE
-    )
 
 
 def adapter_values(adapter: Adapter, inputs: Mapping[str, tuple[str, str]], dtype: Any) -> dict[str, Array]:

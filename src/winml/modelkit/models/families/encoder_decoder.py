@@ -308,9 +308,7 @@ class _Divided:
 
         Tokens that are not in such a cache yet are hidden by a mask, and positions do not follow from its length.
         """
-        shape = self.request.shape_config
-        is_fixed = shape is not None and isinstance(getattr(shape, PAST_KEY), int)
-        if not is_fixed or self.inner is not None or self._takes_encoder_states:
+        if PAST_KEY not in self.request.fixed_sizes or self.inner is not None or self._takes_encoder_states:
             return {}
         return own_decoder_arguments(forward_parameters(self.model))
 
@@ -391,10 +389,7 @@ class _Sizes:
             request: What the user asked for.
             renamed: A key as the user writes it, and the one that stands for it here.
         """
-        passed = dict(request.shape_config.fixed()) if request.shape_config else {}
-        left_open = dict(request.shape_config.left_open()) if request.shape_config else {}
-        if request.batch_size:
-            passed[_BATCH_KEY] = request.batch_size
+        passed, left_open = request.fixed_sizes, request.left_open
         if renamed is not None:
             written, own = renamed
             for values in (passed, left_open):

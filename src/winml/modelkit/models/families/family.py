@@ -189,8 +189,8 @@ def decide_model_inputs(
             shape=request.shape_config,
             batch_size=request.batch_size,
         )
-        left_open = request.shape_config.left_open() if request.shape_config else {}
-        return open_axes(decision, request.dynamic, left_open, firm_keys=firm_keys(request))
+        firm_keys = frozenset(request.fixed_sizes)
+        return open_axes(decision, request.dynamic, request.left_open, firm_keys=firm_keys)
     check_input_specs(model, request.input_specs, request.specs_origin)
     meanings = known_meanings(model, checkpoint.config, request.input_specs, checkpoint.root, task)
     notes = unused_size_notes(request)
@@ -221,12 +221,6 @@ def open_keys(
     requested = {key: size for key, size in left_open.items() if key in own}
     opened = {**{key: OpenSize() for key in by_default if key in own and key not in fixed}, **requested}
     return open_axes(decision, dynamic, opened, by_default=opened.keys() - requested.keys(), firm_keys=frozenset(fixed))
-
-
-def firm_keys(request: ModelRequest) -> frozenset[str]:
-    """Return the sizes the user gave a number for."""
-    passed = request.shape_config.fixed() if request.shape_config else {}
-    return frozenset({*passed, *(["batch_size"] if request.batch_size else [])})
 
 
 def unused_size_notes(request: ModelRequest) -> tuple[str, ...]:

@@ -401,7 +401,7 @@ class _Found:
         Raises:
             UsageError: names the size.
         """
-        passed = self.request.shape_config.fixed() if self.request.shape_config else {}
+        passed = self.request.fixed_sizes
         if self.kinds is not None and _SEQUENCE_KEY in passed:
             raise UsageError(
                 f"{SHAPE_CONFIG_OPTION}: {_SEQUENCE_KEY} {passed[_SEQUENCE_KEY]}: the tokens of an image attend to "
@@ -429,5 +429,4 @@ class _Found:
 
     def _opened(self, decision: InputDecision, by_default: tuple[str, ...], dynamic: DynamicRequest) -> InputDecision:
         """Return inputs with rows and tokens left open, as far as the user gave no number, and what was asked for."""
-        left_open = self.request.shape_config.left_open() if self.request.shape_config else {}
-        return family.open_keys(decision, dynamic, by_default, family.firm_keys(self.request), left_open)
+        return family.open_keys(decision, dynamic, by_default, self.request.fixed_sizes, self.request.left_open)
