@@ -9,20 +9,18 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
-from winml.modelkit.sweep.architecture_records import (
-    AUTO,
-    EXPORTERS,
-    Architecture,
-    Attempt,
-    Evaluation,
-    ExporterWish,
-    State,
-)
-from winml.modelkit.sweep.records import CellResult, SweepResult
+from winml.modelkit.sweep.records import Architecture, Attempt, CellResult, SweepResult
+
+ExporterWish = Literal["auto", "torchscript", "dynamo"]
+AUTO: ExporterWish = "auto"
+EXPORTERS: tuple[ExporterWish, ...] = get_args(ExporterWish)
+
+State = Literal["exported", "failed", "not built", "not run"]
+"""``not built``: no small config makes a model. ``not run``: PyTorch cannot run the model on the resolved inputs."""
 
 _FOLDER = Path("docs", "reference")
 _CAUSAL = "ForCausalLM"
@@ -67,9 +65,46 @@ that ran. Base models are exported, as a config without `architectures` asks for
 """
 
 
+class ExportedArchitecture(Architecture):
+    """One model type with the states of its attempts."""
+
+    def state(self, exporter: str = AUTO) -> State | None:
+        """Return the state for a requested exporter; None where it was not requested."""
+        if self.state_before:
+            return self.state_before
+        attempt = self.attempts.get(exporter)
+        if attempt is None:
+            return None
+        return "exported" if attempt.is_verified else "failed"
+
+    def tags_differ(self) -> bool:
+        """Whether two successful exporters give different sets of tags."""
+        return len({attempt.tags for attempt in self.attempts.values() if attempt.is_verified}) > 1
+
+    def with_attempt(self, exporter: str, attempt: Attempt) -> ExportedArchitecture:
+        """Return a copy with one more attempt."""
+        return replace(self, attempts={**self.attempts, exporter: attempt})
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All model types of one sweep."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Library → its version."""
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    """``seconds`` and ``gigabytes`` that bound one export."""
+    architectures: Mapping[str, ExportedArchitecture] = field(default_factory=dict)
+
+
+def count_states(architectures: Sequence[ExportedArchitecture], exporter: str = AUTO) -> Counter[str]:
+    """Count the states for an exporter; a model type it was not requested for is not counted."""
+    return Counter(state for item in architectures if (state := item.state(exporter)) is not None)
+
+
 def evaluation_of(result: SweepResult) -> Evaluation:
     """Return what a sweep with the step ``export`` found of each model type."""
-    architectures: dict[str, Architecture] = {}
+    architectures: dict[str, ExportedArchitecture] = {}
     # A setting with one value stands in the plan, and at no cell.
     (only, *_) = result.plan.get("set", {}).get(_EXPORTER_KEY, (AUTO,))
     for cell in result.cells:
@@ -84,10 +119,14 @@ def evaluation_of(result: SweepResult) -> Evaluation:
     return Evaluation(versions, bounds, {name: _with_forced(item) for name, item in architectures.items()})
 
 
-def _architecture(cell: CellResult, model_type: str, exporter: ExporterWish) -> Architecture:
+def _architecture(cell: CellResult, model_type: str, exporter: ExporterWish) -> ExportedArchitecture:
     """Return the model type of a cell with the attempt of its exporter, also where its process was killed."""
     record = cell.details.get("architecture")
-    architecture = Architecture.from_fields(record) if record else Architecture(model_type, state_before="not built")
+    architecture = (
+        ExportedArchitecture.from_fields(record)
+        if record
+        else ExportedArchitecture(model_type, state_before="not built")
+    )
     if not architecture.is_attempted:
         return replace(architecture, problem=cell.problem)
     record = cell.details.get("attempt")
@@ -99,7 +138,7 @@ def _architecture(cell: CellResult, model_type: str, exporter: ExporterWish) -> 
     return architecture.with_attempt(exporter, replace(attempt, peak_bytes=cell.peak_bytes))
 
 
-def _with_forced(item: Architecture) -> Architecture:
+def _with_forced(item: ExportedArchitecture) -> ExportedArchitecture:
     """Add the attempt of TorchScript where ``auto`` shows it: it tries TorchScript first on models of this size."""
     automatic = item.attempts.get(AUTO)
     if automatic is None or not automatic.is_verified or len(item.attempts) == 1 or _FIRST in item.attempts:
@@ -155,7 +194,7 @@ def summary(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def _summary_row(item: Architecture) -> dict[str, Any]:
+def _summary_row(item: ExportedArchitecture) -> dict[str, Any]:
     row: dict[str, Any] = {
         "model_type": item.model_type,
         "class": item.class_name,
@@ -262,7 +301,7 @@ def generation_summary(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def _generation_row(item: Architecture) -> dict[str, Any]:
+def _generation_row(item: ExportedArchitecture) -> dict[str, Any]:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASS_NAMES
 
     row: dict[str, Any] = {
@@ -275,7 +314,7 @@ def _generation_row(item: Architecture) -> dict[str, Any]:
     if not attempt.is_verified:
         return {**row, "state": "failed", "reason": _shorten_reason(attempt.problem)}
     created = {"exporter": attempt.exporter, "relative_diff": float(f"{attempt.relative_diff:.0e}")}
-    if attempt.generates:
+    if attempt.cache and attempt.generated_tokens > 0:
         tokens = {"cache": list(attempt.cache), "tokens": attempt.generated_tokens}
         return {**row, "state": "with cache", **tokens, **created}
     reason = next((remark for remark in attempt.remarks if "no cache" in remark or "No text" in remark), "")

@@ -20,8 +20,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from architecture_documents import evaluation_of, write_documents
-from winml.modelkit.sweep.architecture_records import EXPORTERS, Evaluation, ExporterWish, count_states
+from architecture_documents import (
+    EXPORTERS,
+    Evaluation,
+    ExporterWish,
+    count_states,
+    evaluation_of,
+    write_documents,
+)
 from winml.modelkit.sweep.records import CellResult
 from winml.modelkit.sweep.sweep import SweepOptions, read_results, sweep_models
 from winml.modelkit.sweep.work_queue import SweepListener

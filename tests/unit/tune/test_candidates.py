@@ -11,11 +11,11 @@ from winml.modelkit.tune.candidates import (
     PLAIN,
     TuningMachine,
     look_at_tuning_machine,
+    placed_candidate,
     plan_candidates,
     plan_variations,
 )
 from winml.modelkit.tune.declared_options import parse_kinds
-from winml.modelkit.tune.module_placement import placed_candidate
 from winml.modelkit.tune.options import DEFAULT_MIN_SQNR_DB, TuneOptions
 from winml.modelkit.tune.records import KINDS, Candidate
 

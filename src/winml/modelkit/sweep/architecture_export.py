@@ -38,7 +38,7 @@ from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.models.resolution import resolve_model
 from winml.modelkit.models.tensors import draw_tensors
-from winml.modelkit.sweep.architecture_records import Architecture, Attempt
+from winml.modelkit.sweep.records import Architecture, Attempt
 from winml.modelkit.sweep.small_configs import WAYS, Aspect, default_content, shrink
 from winml.modelkit.tags.tagging import all_nodes, read_tag
 

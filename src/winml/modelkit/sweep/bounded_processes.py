@@ -225,12 +225,12 @@ def _end_with_parent() -> None:
 
 def _kill_started(pid: int) -> None:
     """Kill what a process started; in a system with groups, also what ended processes left, and the process itself."""
-    if sys.platform != "win32":
+    if sys.platform == "win32":
+        for process in _processes_below(pid):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+    else:
         _signal_group(pid, signal.SIGKILL)
-        return
-    for process in _processes_below(pid):
-        with contextlib.suppress(psutil.Error):
-            process.kill()
 
 
 def _check_call(running_call: _RunningCall, bounds: Bounds, on_message: Callable[[Call, Any], None]) -> Ending | None:

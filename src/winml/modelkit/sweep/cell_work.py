@@ -22,10 +22,9 @@ from winml.modelkit.errors import ExportError, InputError, UsageError, WinMLErro
 from winml.modelkit.file_names import BUILT_MODEL_NAME, SWEEP_LOG_NAME
 from winml.modelkit.onnx.files.named_paths import named_path
 from winml.modelkit.onnx.files.output_files import FULL_DISK_ERRORS
-from winml.modelkit.sweep.architecture_records import Architecture
 from winml.modelkit.sweep.cells import Cell
 from winml.modelkit.sweep.plan import RANDOM_PREFIX, request_of
-from winml.modelkit.sweep.records import CellResult, Measure
+from winml.modelkit.sweep.records import Architecture, CellResult, Measure
 
 if TYPE_CHECKING:
     from winml.modelkit.models.request import ModelRequest

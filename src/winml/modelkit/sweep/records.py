@@ -50,6 +50,65 @@ class CellResult(Record):
 
 
 @dataclass(frozen=True)
+class Attempt(Record):
+    """One export by one exporter."""
+
+    is_verified: bool
+    """Whether the file was written, equals PyTorch, and has a valid tag on every node."""
+    exporter: str = ""
+    """The exporter that made the graph; for ``auto`` the one it chose."""
+    problem: str = ""
+    """First line of the reason of a failure."""
+    exit_code: int = 0
+    """Exit code of the same ``winml export``; negative where the process was stopped."""
+    module: str = ""
+    operator: str = ""
+    step: str = ""
+    """Step in which the export failed."""
+    note: str = ""
+    """Why ``auto`` chose this exporter."""
+    nodes: int = 0
+    coverage_percent: float = 0.0
+    tags: tuple[str, ...] = ()
+    """The set of tags in the file, sorted."""
+    relative_diff: float = 0.0
+    """Largest difference from PyTorch, relative to the size of that output."""
+    cache: tuple[str, ...] = ()
+    """Kinds of states the graph takes and returns, such as ``key`` and ``value``; empty without a cache."""
+    generated_tokens: int = 0
+    """Tokens of a text that PyTorch's ``generate()`` and the graph agree on."""
+    remarks: tuple[str, ...] = ()
+    """What the export said of the graph, one sentence each."""
+    seconds: float = 0.0
+    peak_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Architecture(Record):
+    """One model type: its small model, and one attempt per requested exporter."""
+
+    model_type: str
+    class_name: str = ""
+    parameters: int = 0
+    retained_large: tuple[str, ...] = ()
+    """Aspects of the default config that could not be made small."""
+    inputs: tuple[str, ...] = ()
+    keeps_cache: bool = False
+    """Whether the graph is to take a cache."""
+    state_before: Literal["", "not built", "not run"] = ""
+    """Why nothing was exported; empty where PyTorch ran the model."""
+    problem: str = ""
+    """The reason of ``state_before``."""
+    attempts: Mapping[str, Attempt] = field(default_factory=dict)
+    """Requested exporter → its attempt."""
+
+    @property
+    def is_attempted(self) -> bool:
+        """Whether PyTorch ran the model, so that its exports count."""
+        return not self.state_before
+
+
+@dataclass(frozen=True)
 class SweepLimit(Record):
     """What a measure has to be in every cell, and those that miss it."""
 

@@ -106,6 +106,16 @@ def plan_variations(best: Candidate, options: TuneOptions, machine: TuningMachin
     return tuple(variations)
 
 
+def placed_candidate(
+    best: Candidate, rules: Mapping[str, str] | None, in_float: Mapping[str, str], name: str
+) -> Candidate:
+    """Return a candidate with more modules in float."""
+    quant = {**best.sections["quant"], "per_module": {**in_float, **(rules or {})}}
+    words = f"{best.words}; {', '.join(in_float)} in float, because faster"
+    sections = {**best.sections, "quant": quant}
+    return replace(best, name=name, kind="placement", words=words, sections=sections, part_of="")
+
+
 def is_requested(kind: CandidateKind, options: TuneOptions) -> bool:
     """Say whether candidates of a kind are to be tried."""
     return not options.only or kind in options.only

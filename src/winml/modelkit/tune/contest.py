@@ -12,7 +12,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,15 +23,24 @@ from pathlib import Path
 from winml.modelkit.compare.fidelity import QualitySamples
 from winml.modelkit.errors import InternalError, VerificationError, WinMLError, WriteError
 from winml.modelkit.file_names import BUILT_MODEL_NAME, TUNED_NAME
+from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.models.request import processor_folder
-from winml.modelkit.profile.race import RUNGS, Choice, choose
+from winml.modelkit.onnx.files.graph_reading import load_by_reference
+from winml.modelkit.profile.race import RUNGS, Choice, choose, ratio_between
 from winml.modelkit.progress import StepClock
 from winml.modelkit.quantize.precisions import FLOAT32
+from winml.modelkit.transform.module_functions import graph_modules
 from winml.modelkit.tune.building import CandidateBuilds, TunedModel
-from winml.modelkit.tune.candidates import INSTEAD_OF, PLAIN, TuningMachine, is_requested, plan_variations
+from winml.modelkit.tune.candidates import (
+    INSTEAD_OF,
+    PLAIN,
+    TuningMachine,
+    is_requested,
+    placed_candidate,
+    plan_variations,
+)
 from winml.modelkit.tune.contestants import Contestants
 from winml.modelkit.tune.mixed_variants import FORMATS, MixedVariants
-from winml.modelkit.tune.module_placement import faster_in_float, group_candidates, placed_candidate
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.quality_limits import QualityLimits
 from winml.modelkit.tune.racing import Race, block_size
@@ -46,6 +58,10 @@ _SIMULATED_RUNG = (1,)
 """Turns of a race on a simulated device, whose times decide nothing."""
 _SAME_SIZE = 1.01
 """Chosen: files whose sizes differ by less count as equally large, and the simpler one wins."""
+_MOST_GROUPS = 16
+"""Chosen: a transformer has six to ten groups. Of more, those with the most quantized nodes are tried."""
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+"""A segment of a module path that is a number."""
 _OUT_OF_TIME = Failure("not tried", "time limit reached (--budget)")
 
 
@@ -261,14 +277,18 @@ class Contest:
         if not is_requested("placement", options) or "quant" not in best.sections or best.kind == "float":
             return race, best, "no quantized modules to place"
         rules = self._rules_of(best)
-        groups = group_candidates(best, rules, self._model_of(best))
+        groups = _group_candidates(best, rules, self._model_of(best))
         self.placements = tuple(groups.values())
         created = {selector: item for selector, item in groups.items() if self._make(item) and self._is_right(item)}
         if not created:
             return race, best, f"{len(groups)} groups of modules, none measured"
         plain = [] if best.name == PLAIN else [self.plan[0]]
-        groups_race = self._race(_PLACEMENT, [*plain, best, *created.values()])
-        faster = faster_in_float(groups_race.times_of_runs, best.name, created)
+        times = self._race(_PLACEMENT, [*plain, best, *created.values()]).times_of_runs
+        faster = [
+            selector
+            for selector, item in created.items()
+            if times.get(item.name) and ratio_between(times, item.name, best.name).verdict == "faster"
+        ]
         if not faster:
             return race, best, f"{len(created)} groups of modules measured, none faster in float"
         placed = created[faster[0]]
@@ -315,3 +335,38 @@ class Contest:
             f"The device of {self.options.ep} is absent and simulated, so times are meaningless: the smallest file "
             "within the quality limit wins. Run the same command on the device to optimize for time."
         )
+
+
+def _group_candidates(best: Candidate, rules: Mapping[str, str] | None, model: Path) -> dict[str, Candidate]:
+    """Return for each group of modules a candidate that has them in float: selector → candidate.
+
+    Conversions cost time where a provider has no integer kernel behind them, or where the product is small. Modules
+    that are alike, such as one of each layer, form a group.
+
+    Args:
+        best: A candidate with integers.
+        rules: Modules that it has in float already, selector → precision.
+        model: Its file, which says what was quantized in which module.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    graph = load_by_reference(model)
+    record = json.loads(graph.metadata_props.get(QUANTIZATION_KEY, "{}"))
+    paths = {module.tag: module.path for module in graph_modules(graph, model.stem).modules}
+    nodes: Counter[str] = Counter()
+    for module in record.get("modules", ()):
+        if path := paths.get(module["tag"], ""):
+            nodes[_NUMBER.sub("*", path)] += int(module["quantized"])
+    chosen = [selector for selector, count in nodes.most_common(_MOST_GROUPS) if count]
+    # With one group, all of it in float is the float file.
+    if len(chosen) < 2:
+        return {}
+    return {
+        selector: placed_candidate(best, rules, {selector: FLOAT32}, f"{best.name}~{number}-{_slug(selector)}")
+        for number, selector in enumerate(chosen, start=1)
+    }
+
+
+def _slug(selector: str) -> str:
+    return re.sub(r"[^\w.]+", "_", selector)[-40:].strip("._")

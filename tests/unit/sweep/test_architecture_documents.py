@@ -6,9 +6,17 @@ from collections import Counter
 from dataclasses import asdict, replace
 from typing import Any
 
-from architecture_documents import document, evaluation_of, exporter_summary, generation_summary, summary
-from winml.modelkit.sweep.architecture_records import Architecture, Attempt, Evaluation, count_states
-from winml.modelkit.sweep.records import CellResult, SweepResult
+from architecture_documents import (
+    Evaluation,
+    ExportedArchitecture,
+    count_states,
+    document,
+    evaluation_of,
+    exporter_summary,
+    generation_summary,
+    summary,
+)
+from winml.modelkit.sweep.records import Attempt, CellResult, SweepResult
 
 GOOD = Attempt(is_verified=True, exporter="torchscript", nodes=9, coverage_percent=100.0, tags=("/A", "/A/B"))
 BAD = Attempt(
@@ -19,16 +27,16 @@ BAD = Attempt(
 def evaluation() -> Evaluation:
     """Return one with an architecture of each state."""
     items = (
-        Architecture("good", "GoodModel", attempts={"auto": GOOD}),
-        Architecture("bad", "BadModel", attempts={"auto": BAD}),
-        Architecture("unknown", "UnknownModel", state_before="not run", problem="its forward needs | grids"),
-        Architecture("absent", state_before="not built", problem="needs the timm library"),
+        ExportedArchitecture("good", "GoodModel", attempts={"auto": GOOD}),
+        ExportedArchitecture("bad", "BadModel", attempts={"auto": BAD}),
+        ExportedArchitecture("unknown", "UnknownModel", state_before="not run", problem="its forward needs | grids"),
+        ExportedArchitecture("absent", state_before="not built", problem="needs the timm library"),
     )
     bounds = {"seconds": 300.0, "gigabytes": 6.0}
     return Evaluation({"torch": "2.13.0"}, bounds, {item.model_type: item for item in items})
 
 
-def cell(model_type: str, exporter: str, architecture: Architecture, **changes: Any) -> CellResult:
+def cell(model_type: str, exporter: str, architecture: ExportedArchitecture, **changes: Any) -> CellResult:
     """Return the row of a sweep for one model type and one exporter."""
     attempt = architecture.attempts.get(exporter)
     details = {"architecture": asdict(replace(architecture, attempts={}))}
@@ -41,7 +49,7 @@ def test_evaluation_is_read_from_the_rows_of_a_sweep() -> None:
     items = evaluation().architectures
     rows = [
         *(cell(name, "auto", item) for name, item in items.items()),
-        cell("good", "dynamo", Architecture("good"), problem="took more than 9 s", exit_code=-9),
+        cell("good", "dynamo", ExportedArchitecture("good"), problem="took more than 9 s", exit_code=-9),
     ]
     result = SweepResult("swept", {}, tuple(rows), len(rows), bounds={"seconds": 9.0, "memory_bytes": 2**31})
     read = evaluation_of(result).architectures
@@ -61,9 +69,9 @@ def test_states_count_attempted_exports_separately() -> None:
 def test_tags_differ_only_between_exports_that_worked() -> None:
     """A failed export has no tags to compare."""
     dynamo_attempt = Attempt(is_verified=True, exporter="dynamo", tags=("/A",))
-    assert not Architecture("a", attempts={"auto": GOOD, "dynamo": BAD}).tags_differ()
-    assert not Architecture("a", attempts={"auto": GOOD, "torchscript": GOOD}).tags_differ()
-    assert Architecture("a", attempts={"auto": GOOD, "dynamo": dynamo_attempt}).tags_differ()
+    assert not ExportedArchitecture("a", attempts={"auto": GOOD, "dynamo": BAD}).tags_differ()
+    assert not ExportedArchitecture("a", attempts={"auto": GOOD, "torchscript": GOOD}).tags_differ()
+    assert ExportedArchitecture("a", attempts={"auto": GOOD, "dynamo": dynamo_attempt}).tags_differ()
 
 
 def test_document_names_every_architecture_and_reason() -> None:
@@ -83,8 +91,8 @@ def test_summary_of_generation_tells_states_and_shares() -> None:
     text = replace(GOOD, cache=("key", "value"), generated_tokens=32)
     plain = replace(GOOD, remarks=("The graph takes no cache, since it keeps none",))
     generating = {
-        "good": Architecture("good", "GoodForCausalLM", attempts={"auto": text}),
-        "plain": Architecture("plain", "PlainForCausalLM", attempts={"auto": plain}),
+        "good": ExportedArchitecture("good", "GoodForCausalLM", attempts={"auto": text}),
+        "plain": ExportedArchitecture("plain", "PlainForCausalLM", attempts={"auto": plain}),
     }
     stored = replace(stored, architectures={**stored.architectures, **generating})
     rows = generation_summary(stored)["generation"]
@@ -104,8 +112,10 @@ def test_summary_of_each_exporter_counts_both_and_takes_what_auto_has_tried() ->
         "both": {"torchscript": GOOD, "dynamo": replace(GOOD, tags=("/A",))},
         "half": {"dynamo": GOOD},
     }
-    items = {name: Architecture(name, "Model", attempts=tried) for name, tried in attempts.items()}
-    named = replace(evaluation(), architectures={**items, "absent": Architecture("absent", state_before="not built")})
+    items = {name: ExportedArchitecture(name, "Model", attempts=tried) for name, tried in attempts.items()}
+    named = replace(
+        evaluation(), architectures={**items, "absent": ExportedArchitecture("absent", state_before="not built")}
+    )
     content = summary(evaluation())
     content |= exporter_summary(named, content)
     assert ["both", "good", "half"] == [row["model_type"] for row in content["exporters"]]
