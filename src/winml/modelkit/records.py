@@ -26,18 +26,31 @@ class _Entry:
     """How an attribute is written; see :func:`entry`."""
 
     key: str = ""
+    """Its key, if that is not the name."""
     within: str = ""
+    """Key of the object inside the record that it is written to."""
     before: str = ""
+    """Key of the entry that it precedes."""
     last: bool = False
+    """It follows all entries that are not last, those of subclasses included."""
     digits: int | None = None
+    """Decimal places of its numbers."""
     scale: float = 1
+    """Factor of its number: 1000 writes seconds as milliseconds."""
     attribute: str = ""
+    """What is written is this attribute of the value."""
     keys: tuple[str, ...] = ()
+    """Of a nested record, or of each of several, only these entries are written, where it has them."""
     inline: bool = False
+    """Its entries stand in the record itself; those of None are left out."""
     skip: bool = False
+    """It is not written."""
     omit_none: bool = False
+    """None is not written."""
     omit_empty: bool = False
+    """None, False, 0 and what is empty are not written."""
     null_if_empty: bool = False
+    """These are written as null."""
 
     def write(self, value: Any, record: dict[str, Any]) -> None:
         """Add a value to a JSON object."""
@@ -67,40 +80,14 @@ def _selected(written: Any, keys: tuple[str, ...]) -> Any:
     return None if written is None else {key: written[key] for key in keys if key in written}
 
 
-def entry(
-    key: str = "",
-    *,
-    within: str = "",
-    before: str = "",
-    last: bool = False,
-    digits: int | None = None,
-    scale: float = 1,
-    attribute: str = "",
-    keys: tuple[str, ...] = (),
-    inline: bool = False,
-    skip: bool = False,
-    omit_none: bool = False,
-    omit_empty: bool = False,
-    null_if_empty: bool = False,
-) -> Mapping[str, Any]:
+def entry(key: str = "", **form: Any) -> Mapping[str, Any]:
     """Return the metadata of a field that is not simply written under its name: ``field(metadata=entry("class"))``.
 
     Args:
         key: Its key, if that is not the name.
-        within: Key of the object inside the record that it is written to.
-        before: Key of the entry that it precedes.
-        last: It follows all entries that are not last, those of subclasses included.
-        digits: Decimal places of its numbers.
-        scale: Factor of its number: 1000 writes seconds as milliseconds.
-        attribute: What is written is this attribute of the value.
-        keys: Of a nested record, or of each of several, only these entries are written, where it has them.
-        inline: Its entries stand in the record itself; those of None are left out.
-        skip: It is not written.
-        omit_none: None is not written.
-        omit_empty: None, False, 0 and what is empty are not written.
-        null_if_empty: These are written as null.
+        form: Further attributes of :class:`_Entry`, such as ``digits=3`` or ``skip=True``.
     """
-    return {_ENTRY: _Entry(**locals())}  # its fields are the parameters
+    return {_ENTRY: _Entry(key, **form)}
 
 
 RecordT = TypeVar("RecordT", bound="Record")
