@@ -99,7 +99,7 @@ def end_dry_run(plan: PlanT, options: Mapping[str, Any], refuse: Callable[[PlanT
     """
     if not options["dry_run"]:
         return
-    from winml.modelkit.report.plan_table import plan_document
+    from winml.modelkit.report.plan import plan_document
 
     with library_output_to_stderr():
         refuse(plan)

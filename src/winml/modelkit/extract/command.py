@@ -59,7 +59,7 @@ def command(context: click.Context, /, **options: Any) -> None:
     plans = {part: plan_extraction(_request(requested)) for part, requested in _options_by_part(options).items()}
     of_several = _WHOLE not in plans
     if options["dry_run"]:
-        from winml.modelkit.report.plan_table import plan_document
+        from winml.modelkit.report.plan import plan_document
 
         show_parts(
             plans, options, plan_document, of_several=of_several, show=partial(_streams.show_result, is_answer=True)

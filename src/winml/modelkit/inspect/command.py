@@ -245,10 +245,12 @@ def _provider_fit(path: Path, options: Mapping[str, Any]) -> ProviderFit | None:
 
 
 def _with_fit(document: Document, fit: ProviderFit | None) -> Document:
-    from winml.modelkit.inspect.provider_fit_table import provider_fit_document
+    if fit is None:
+        return document
+    from winml.modelkit.inspect.onnx_table import provider_fit_document
     from winml.modelkit.report.document import joined
 
-    return document if fit is None else joined(document, provider_fit_document(fit))
+    return joined(document, provider_fit_document(fit))
 
 
 def _end(fit: ProviderFit | None) -> None:

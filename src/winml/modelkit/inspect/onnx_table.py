@@ -1,10 +1,10 @@
-"""Describes an inspected ONNX file: file, graph, metadata, modules, nodes and initializers."""
+"""Describes an inspected ONNX file, from its graph to its initializers, and what an execution provider runs of it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.compare.words import at_root_words
 from winml.modelkit.inspect.onnx_inspection import OnnxInspection, ValueInfo
@@ -15,10 +15,17 @@ from winml.modelkit.report.module_tree import DisplayedModule, TreeLimits, displ
 from winml.modelkit.tags import address
 from winml.modelkit.words import count_noun, count_words, shape_words, size_words
 
+if TYPE_CHECKING:
+    from winml.modelkit.inspect.provider_fit import ProviderFit
+
 _UNKNOWN = "?"
 """Beside numbers of the same kind: it depends on a shape that is not static, or a file is missing."""
 _TOP_OPERATORS = 8
 """Operators unless all are asked for. Chosen: they fit on a line."""
+_DISPLAYED_MODULES = 3
+"""Modules of a finding unless all are asked for. Chosen: they fit on a line."""
+
+_SAID_BY = {"provider": "the provider itself", "kernels": "its list of kernels", "document": "its documentation"}
 
 
 def onnx_inspection_document(inspection: OnnxInspection, limits: TreeLimits | None = None) -> doc.Document:
@@ -222,4 +229,48 @@ def _weight_table(inspection: OnnxInspection) -> doc.Table:
             for weight in inspection.weights
         ],
         detail=doc.Detail.VERBOSE,
+    )
+
+
+def provider_fit_document(fit: ProviderFit) -> doc.Document:
+    """Describe how many nodes a provider takes, and each finding that keeps nodes from it."""
+    verb = "lists" if fit.basis == "document" else "takes"
+    output = f"{verb} all {fit.nodes} nodes" if fit.runs_all else f"{verb} {fit.taken} of {fit.nodes} nodes"
+    fields: list[doc.Field] = [
+        ("provider", f"{fit.name}, for the {fit.device}: {output}"),
+        ("said by", f"{_SAID_BY[fit.basis]} ({fit.source})"),
+        *(("limit", f"{limit.count} {limit.operator}: {limit.limit}") for limit in fit.limits),
+        *doc.note_fields(fit.notes),
+    ]
+    remedies = dict.fromkeys(finding.remedy for finding in fit.findings)
+    return doc.Document(
+        [
+            doc.Fields(fields),
+            doc.Table(
+                doc.columns("keeps nodes from it", ("nodes", "count"), "why", "modules"),
+                [
+                    [
+                        f"{finding.kind} {finding.what}",
+                        sum(finding.modules.values()) or "all",
+                        finding.reason,
+                        doc.first_of(
+                            [f"{module or '(the root)'} {count}" for module, count in finding.modules.items()],
+                            _DISPLAYED_MODULES,
+                            "and {} more",
+                        ),
+                    ]
+                    for finding in fit.findings
+                ],
+            ),
+            doc.Fields(
+                [
+                    *(("do", remedy) for remedy in remedies),
+                    *(
+                        ("node", f"{name} ({finding.what})", doc.Detail.VERBOSE)
+                        for finding in fit.findings
+                        for name in finding.nodes
+                    ),
+                ]
+            ),
+        ]
     )

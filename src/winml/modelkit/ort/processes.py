@@ -269,13 +269,13 @@ def answer_questions(answer: Callable[[Any, bytes], object]) -> None:
     """
     # Both processes get Ctrl-C, and the first ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="ascii", newline="\n")
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1, encoding="ascii", newline="\n")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints is no answer
-    print("null", file=answers, flush=True)  # all modules are imported
+    answers.write("null\n")  # all modules are imported
     questions = sys.stdin.buffer
     for line in questions:
         question, size = json.loads(line)
-        print(json.dumps(answer(question, questions.read(size))), file=answers, flush=True)
+        answers.write(f"{json.dumps(answer(question, questions.read(size)))}\n")
 
 
 def ask_limited(module: str, question: object, who: str, *, seconds: float, resident_bytes: int) -> Any:

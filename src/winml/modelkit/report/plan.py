@@ -5,13 +5,14 @@ Standard library only: requests are refused, and plans made, before a model libr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from winml.modelkit.file_names import data_path
 from winml.modelkit.onnx.files.recovery import Interrupted, interrupted_in, settle_interrupted
 from winml.modelkit.records import Record, entry
+from winml.modelkit.report import document as doc
 
 
 @dataclass(frozen=True)
@@ -86,3 +87,43 @@ def planned_file(path: Path, only_if: str = "") -> PlannedFile:
 def planned_data(model: Path, *, only_if: str = "") -> PlannedFile:
     """Return the file of weights that a model may name, whose digits are those of its content."""
     return PlannedFile(data_path(model, "*"), only_if=only_if)
+
+
+def planned_files(folder: Path, conditions: Mapping[str, str]) -> tuple[PlannedFile, ...]:
+    """Return the files that would be written into a folder.
+
+    Args:
+        folder: The folder.
+        conditions: Name, or ``name/*`` for all files of an inner folder → condition, empty if it is always written.
+    """
+    return tuple(
+        PlannedFile(folder / name, (folder / name.removesuffix("/*")).exists(), only_if)
+        for name, only_if in conditions.items()
+    )
+
+
+def plan_document(plan: Plan) -> doc.Document:
+    """Describe a plan: what is recovered first, what is read, written and removed, and in which steps."""
+    fields: list[doc.Field] = [
+        *(
+            (
+                "recovery",
+                f"{found.folder}, of a command that was killed or still runs: "
+                + (f"would put in place {', '.join(found.completes)}" if found.completes else "would be removed"),
+            )
+            for found in plan.interrupted
+        ),
+        *(("reads", str(path)) for path in plan.reads),
+        *((f"{number}. {step.name}", step.words) for number, step in enumerate(plan.steps, 1)),
+        *(
+            (
+                "would write",
+                f"{file.path}{' (replaced)' * file.replaces}{f' if {file.only_if}' if file.only_if else ''}",
+            )
+            for file in plan.writes
+        ),
+        *(("would remove", f"{path}, if nothing uses it") for path in plan.removes),
+        *doc.note_fields(plan.notes),
+        ("wrote", "nothing: this is a plan"),
+    ]
+    return doc.Document([doc.Fields(fields)])

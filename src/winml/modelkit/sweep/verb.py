@@ -10,7 +10,7 @@ from winml.modelkit import file_names
 from winml.modelkit.errors import ConfigError
 from winml.modelkit.evaluate.declared_options import declare_limits
 from winml.modelkit.fields import LIMITS, MODEL, OUTPUT, declare
-from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
+from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_files
 
 if TYPE_CHECKING:
     from winml.modelkit.sweep.plan import SweepPlan
@@ -134,10 +134,7 @@ def plan_sweep(request: SweepRequest) -> PlannedSweep:
     return PlannedSweep(
         verb="sweep",
         reads=tuple(path for path in (request.plan, *named) if path.is_file()),
-        writes=tuple(
-            PlannedFile(folder / name, (folder / name.removesuffix("/*")).exists(), only_if)
-            for name, only_if in conditions.items()
-        ),
+        writes=planned_files(folder, conditions),
         steps=tuple(
             PlannedStep(cell.cell_id, "finished already" if is_finished else f"{', '.join(cell.do)} of {cell.model}")
             for cell, is_finished in cells

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from winml.modelkit import file_names
 from winml.modelkit.fields import OUTPUT, declare, fields_of
-from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside
+from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_files
 from winml.modelkit.tune.declared_options import TuneFields
 
 if TYPE_CHECKING:
@@ -70,9 +70,7 @@ def plan_tuning(request: TuneRequest) -> Plan:
     return Plan(
         verb="tune",
         reads=tuple(path for path in (*request.files, *values, *data_set_files(request)) if path.is_file()),
-        writes=tuple(
-            PlannedFile(folder / name, _is_there(folder, name), only_if) for name, only_if in conditions.items()
-        ),
+        writes=planned_files(folder, conditions),
         steps=tuple(map(PlannedStep, TUNE_STEPS, _steps(outlook, request))),
         notes=(f"{folder} contains a different tuning, whose results are removed.",) if outlook.starts_anew else (),
         interrupted=interruptions_beside([folder / file_names.TUNE_STATE_NAME]),
@@ -127,8 +125,3 @@ def _steps(outlook: TuningOutlook, request: TuneRequest) -> tuple[str, ...]:
         "of the winner: levels, numbers of threads, fixed sizes and a compiled file, as far as --only names them",
         f"{folder / file_names.TUNE_RESULT_NAME}, {folder / file_names.TUNE_PAGE_NAME}",
     )
-
-
-def _is_there(folder: Path, name: str) -> bool:
-    path = folder / name
-    return path.exists() if path.name != "*" else path.parent.is_dir()

@@ -21,6 +21,7 @@ from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, MODEL_CARD_NAME, M
 from winml.modelkit.models.checkpoints.companion_files import LARGEST_COMPANION, LARGEST_MODULE_WEIGHTS
 from winml.modelkit.models.checkpoints.weight_files import FORMATS, find_weights
 from winml.modelkit.onnx.files.foreign_files import COMPANION_NAMES, MODULES_NAME
+from winml.modelkit.words import first_words
 
 _LOG = logging.getLogger(__name__)
 
@@ -69,8 +70,7 @@ class HubFile:
         sizes = _listed_sizes(self.repository, self.revision)
         if self.path not in sizes:
             files = [name for name in sorted(sizes) if name.lower().endswith(MODEL_SUFFIX)]
-            more = len(files) - _DISPLAYED_NAMES
-            named = ", ".join(files[:_DISPLAYED_NAMES]) + (f" and {more} more" if more > 0 else "")
+            named = first_words(files, _DISPLAYED_NAMES)
             raise HubError(
                 f"{self}: {self.repository} has no file {self.path}",
                 hint=f"Its ONNX files are {named}." if files else "It has no ONNX file: build one with winml build.",

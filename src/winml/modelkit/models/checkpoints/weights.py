@@ -26,7 +26,7 @@ from winml.modelkit.models.checkpoints.deferred_tensors import (
 from winml.modelkit.models.checkpoints.quantized.formats import CodedCheckpoint
 from winml.modelkit.models.checkpoints.weight_files import WeightFiles, stored_entries
 from winml.modelkit.onnx.files.foreign_files import foreign_parser
-from winml.modelkit.words import count_noun
+from winml.modelkit.words import count_noun, first_words
 
 _UNUSED_WITHOUT_TRAINING = ("masked_spec_embed", "num_batches_tracked")
 """Weights only training reads (measured: old audio and converted CNN checkpoints lack them)."""
@@ -264,8 +264,7 @@ def _file_of_tensor(tensor: str, weights: WeightFiles) -> Path:
 
 
 def _listed_files(files: tuple[Path, ...]) -> str:
-    further = f" and {len(files) - 1} more files" if len(files) > 1 else ""
-    return f"{files[0]}{further}"
+    return first_words(files, 1, "more files")
 
 
 def _first_names(names: list[str]) -> str:
