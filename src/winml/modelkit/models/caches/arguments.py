@@ -162,61 +162,46 @@ def own_decoder_arguments(parameters: Collection[str]) -> dict[str, str]:
 
 
 def decoder_arguments(
-    layout: EncoderDecoderLayout, *, has_mask: bool, own: Mapping[str, str] = MappingProxyType({})
+    layout: EncoderDecoderLayout, *, has_mask: bool, own: Mapping[str, str], takes_encoder_states: bool
 ) -> NestedArguments:
     """Return how the inputs of a decoder become the arguments of the whole forward, and its result its outputs.
 
-    What the encoder answered is given with its sizes alone: the keys and values from it are in the cache.
+    A decoder that takes the states of the encoder in every run computes keys and values of what lies beyond those it is
+    given: of all in the first run, of nothing later. For any other, the states are given with their sizes alone: the
+    keys and values from them are in the cache.
 
     Args:
         layout: What the model keeps.
         has_mask: Whether the forward takes a mask over the tokens of the encoder.
         own: Inputs that say something of the decoder's own tokens → the argument each becomes.
+        takes_encoder_states: Whether the states of the encoder are an input.
     """
 
     def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, object]:
         keys = tensors[layout.cross.states[0].input]
-        hidden = keys.new_zeros((keys.shape[0], keys.shape[2], layout.hidden_size))
         mask = tensors[ENCODER_MASK] if has_mask else None
+        if takes_encoder_states:
+            hidden = tensors[ENCODER_STATES][:, keys.shape[2] :]
+            mask = None if mask is None else _mask_over_keys(mask, keys, hidden.dtype)
+        else:
+            hidden = keys.new_zeros((keys.shape[0], keys.shape[2], layout.hidden_size))
         return {
             **_answered(layout, hidden, mask),
             DECODER_TOKENS: tensors[TOKENS],
             **{argument: tensors[name] for name, argument in own.items()},
-            layout.own.argument: _both_caches(layout, tensors, has_cross=True),
-        }
-
-    def results(outputs: Any) -> dict[str, object]:
-        retained = outputs[cache_field(outputs, layout.own.argument)].self_attention_cache
-        return {"logits": outputs["logits"], **_states_of(layout.own, retained)}
-
-    return NestedArguments((*_decoder_names(layout, has_mask), *own.values()), {}, build, results)
-
-
-def self_feeding_decoder_arguments(layout: EncoderDecoderLayout, *, has_mask: bool) -> NestedArguments:
-    """Return the same for a decoder that is given what the encoder answered in every run.
-
-    It computes keys and values of what lies beyond those it is given: of all in the first run, of nothing later.
-
-    Args:
-        layout: What the model keeps.
-        has_mask: Whether the forward takes a mask over the tokens of the encoder.
-    """
-
-    def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, object]:
-        keys, hidden = tensors[layout.cross.states[0].input], tensors[ENCODER_STATES]
-        mask = _mask_over_keys(tensors[ENCODER_MASK], keys, hidden.dtype) if has_mask else None
-        return {
-            **_answered(layout, hidden[:, keys.shape[2] :], mask),
-            DECODER_TOKENS: tensors[TOKENS],
-            layout.own.argument: _both_caches(layout, tensors, has_cross=False),
+            layout.own.argument: _both_caches(layout, tensors, has_cross=not takes_encoder_states),
         }
 
     def results(outputs: Any) -> dict[str, object]:
         caches = outputs[cache_field(outputs, layout.own.argument)]
         states = _states_of(layout.own, caches.self_attention_cache)
-        return {"logits": outputs["logits"], **states, **_states_of(layout.cross, caches.cross_attention_cache)}
+        if takes_encoder_states:
+            states |= _states_of(layout.cross, caches.cross_attention_cache)
+        return {"logits": outputs["logits"], **states}
 
-    return NestedArguments(_decoder_names(layout, has_mask), {}, build, results)
+    mask_name = [_MASK] if has_mask and layout.mask_dtype is None else []
+    names = (*mask_name, DECODER_TOKENS, "encoder_outputs", layout.own.argument, *own.values())
+    return NestedArguments(names, {}, build, results)
 
 
 def inner_decoder_arguments(layout: EncoderDecoderLayout, arguments: NestedArguments) -> NestedArguments:
@@ -244,15 +229,6 @@ def _answered(layout: EncoderDecoderLayout, hidden: torch.Tensor, mask: torch.Te
         return {"encoder_outputs": layout.answer_class(last_hidden_state=hidden, attention_mask=mask)}
     own = {} if mask is None else {_MASK: mask}
     return {**own, "encoder_outputs": layout.answer_class(last_hidden_state=hidden)}
-
-
-def _decoder_names(layout: EncoderDecoderLayout, has_mask: bool) -> tuple[str, ...]:
-    return (
-        *([_MASK] if has_mask and layout.mask_dtype is None else []),
-        DECODER_TOKENS,
-        "encoder_outputs",
-        layout.own.argument,
-    )
 
 
 def _mask_over_keys(mask: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -28,7 +28,6 @@ from winml.modelkit.models.caches.arguments import (
     encoder_arguments,
     inner_decoder_arguments,
     own_decoder_arguments,
-    self_feeding_decoder_arguments,
 )
 from winml.modelkit.models.caches.decision import NO_CACHE_REQUESTED, cached_keywords, decide_plain_inputs
 from winml.modelkit.models.caches.inputs import PAST_KEY, refuse_beyond_positions
@@ -339,10 +338,9 @@ class _Divided:
         layout, inner = self.layout, self.inner
         cache = layout.both if self._takes_encoder_states else layout.own
         has_mask = any(spec.name == _MASK for spec in self.plain.inputs)
-        if self._takes_encoder_states:
-            arguments = self_feeding_decoder_arguments(layout, has_mask=has_mask)
-        else:
-            arguments = decoder_arguments(layout, has_mask=has_mask, own=self._own_arguments)
+        arguments = decoder_arguments(
+            layout, has_mask=has_mask, own=self._own_arguments, takes_encoder_states=self._takes_encoder_states
+        )
         return part_of_decision(
             self.model,
             decision,

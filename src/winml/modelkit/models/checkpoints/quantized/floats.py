@@ -11,14 +11,18 @@ from typing import Any
 import numpy as np
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.models.checkpoints.quantized.stored import FLOATS, BlockLayout, CodedEntries, StoredTensors
+from winml.modelkit.models.checkpoints.quantized.stored import (
+    EXPONENTS,
+    FLOATS,
+    BlockLayout,
+    CodedEntries,
+    StoredTensors,
+)
 from winml.modelkit.onnx.coded_weights import CodedParts, CodedTensor, CodedWeight, CodeKind, stacked
 from winml.modelkit.words import count_noun
 
 FLOAT8: Mapping[str, CodeKind] = {"float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2"}
 """Name of a stored type → the kind of its codes."""
-_EXPONENTS = ("uint8", "f8_e8m0", "float8_e8m0fnu")
-"""Scales that are exponents of two: E8M0."""
 _NESTED = "nested_absmax"
 _STATE = ".quant_state.bitsandbytes__"
 
@@ -44,11 +48,6 @@ def scales_by_rows(values: Array, rows: int, depth: int, block: tuple[int, int] 
     return scales
 
 
-def _exponents_as_floats(values: Array) -> Array:
-    """Return the powers of two that E8M0 stands for, float32."""
-    return np.ldexp(np.float32(1), values.view(np.uint8).astype(np.int32) - 127).astype(np.float32)
-
-
 def small_float(
     stored: StoredTensors, source_format: str, parameter: str, codes: str, scale: str, block: tuple[int, int] | None
 ) -> CodedTensor:
@@ -70,7 +69,7 @@ def small_float(
         raise stored.error(codes, f"has {len(entry.shape)} axes, expected 2, or 3 for experts")
     rows, depth = entry.shape[-2:]
     experts = entry.shape[0] if len(entry.shape) == 3 else 1
-    places = stored.entry(scale, (*FLOATS, *_EXPONENTS))
+    places = stored.entry(scale, (*FLOATS, *EXPONENTS))
     count = math.prod(places.shape) // experts
     by_block = block is not None and count == math.ceil(rows / block[0]) * math.ceil(depth / block[1])
     is_known = count in (1, rows) or by_block or (count % rows == 0 and depth % (count // rows) == 0)
@@ -79,15 +78,13 @@ def small_float(
         raise stored.error(
             scale, f"has shape {list(places.shape)} for a weight of {rows} × {depth}, expected {expected}"
         )
-    by_exponent = places.dtype in _EXPONENTS
     group = block[1] if block is not None and by_block else depth // max(1, count // rows)
     layout = BlockLayout.of(stored, parameter, group, depth)
 
     def read(expert: int | None) -> CodedParts:
-        raw = stored.read_part(scale, expert if len(places.shape) > 1 or experts == 1 else None)
-        numbers = _exponents_as_floats(raw) if by_exponent else raw.astype(np.float32)
+        numbers = stored.read_float(scale, expert if len(places.shape) > 1 or experts == 1 else None)
         scales = scales_by_rows(np.atleast_1d(numbers), rows, depth, block)
-        return layout.parts(stored.read_part(codes, expert).view(np.uint8), scales)
+        return layout.parts(stored.read(codes, expert).view(np.uint8), scales)
 
     kind = FLOAT8[entry.dtype]
     members = [
@@ -153,12 +150,11 @@ def read_mxfp4(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries
     for parameter in stored.modules("_blocks"):
         blocks, scales = f"{parameter}_blocks", f"{parameter}_scales"
         experts, rows, count, width = stored.entry(blocks, ("uint8",), 4).shape
-        stored.refuse_other(scales, _EXPONENTS, (experts, rows, count), blocks)
+        stored.refuse_other(scales, EXPONENTS, (experts, rows, count), blocks)
 
         def read(expert: int, blocks: str = blocks, scales: str = scales) -> CodedParts:
-            codes = stored.read_part(blocks, expert)
-            exponents = stored.read_part(scales, expert)
-            return CodedParts(codes.reshape(len(codes), -1), _exponents_as_floats(exponents))
+            codes = stored.read(blocks, expert)
+            return CodedParts(codes.reshape(len(codes), -1), stored.read_float(scales, expert))
 
         shape = (rows, count * width * 2)
         members = [
@@ -190,16 +186,14 @@ def packed_e2m1(
         CheckpointError: the tensors do not fit together.
     """
     rows, width = stored.entry(codes, ("uint8",), 2).shape
-    places = stored.entry(scale, (*FLOAT8, *FLOATS, *_EXPONENTS), 2)
+    places = stored.entry(scale, (*FLOAT8, *FLOATS, *EXPONENTS), 2)
     stored.refuse_shape(scale, (rows, places.shape[1]), codes)
     if whole is not None:
         stored.entry(whole, FLOATS)
     layout = BlockLayout.of(stored, module, math.ceil(2 * width / places.shape[1]), 2 * width)
-    by_exponent = places.dtype in _EXPONENTS
 
     def read() -> CodedParts:
-        raw = stored.read(scale)
-        numbers = _exponents_as_floats(raw) if by_exponent else raw.astype(np.float32)
+        numbers = stored.read_float(scale)
         if whole is not None:
             factor = np.float32(stored.read_float(whole).reshape(-1)[0])
             numbers = numbers / factor if divides else numbers * factor

@@ -22,6 +22,8 @@ from winml.modelkit.onnx.files.stored_tensors import StoredValues
 
 LEAST_BLOCK_SIZE, MOST_BLOCK_SIZE = 16, 256
 """Specified: values of a row that share a scale in operators of ONNX Runtime, a power of two."""
+EXPONENTS = ("uint8", "f8_e8m0", "float8_e8m0fnu")
+"""Types of scales that are powers of two (E8M0), by the names that files have for them."""
 FLOATS = ("float16", "bfloat16", "float32")
 """Types of scales."""
 _USUAL_BLOCK_SIZE = 128
@@ -142,34 +144,29 @@ class StoredTensors:
                 raise self.error(weight.key, f"its {words} contain NaN or infinite values")
         return parts
 
-    def read(self, name: str) -> Array:
-        """Return the values of a tensor.
+    def read(self, name: str, part: int | None = None) -> Array:
+        """Return the values of a tensor, or of one place of its first axis.
 
         Raises:
             CheckpointError: the file became shorter.
         """
-        return stored_values(self.entries[name], name).read()
-
-    def read_part(self, name: str, part: int | None) -> Array:
-        """Return what of a tensor lies at one place of its first axis; None: all of it.
-
-        Raises:
-            CheckpointError: the file became shorter.
-        """
-        if part is None:
-            return self.read(name)
         values = stored_values(self.entries[name], name)
+        if part is None:
+            return values.read()
         shape = values.shape[1:]
         size = math.prod(shape)
         return values.part(part * size, size).reshape(shape)
 
-    def read_float(self, name: str) -> Array:
-        """Return the values of a tensor as float32.
+    def read_float(self, name: str, part: int | None = None) -> Array:
+        """Return numbers, or the powers of two that exponents stand for, as float32.
 
         Raises:
             CheckpointError: the file became shorter.
         """
-        return self.read(name).astype(np.float32)
+        values = self.read(name, part)
+        if self.entries[name].dtype in EXPONENTS:
+            return np.ldexp(np.float32(1), values.view(np.uint8).astype(np.int32) - 127).astype(np.float32)
+        return values.astype(np.float32)
 
 
 @dataclass(frozen=True)
