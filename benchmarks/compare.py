@@ -48,7 +48,7 @@ BARE_RUNS = f"""
 SAMPLES = {SAMPLES}
 import json, sys, time
 from pathlib import Path
-from winml.modelkit.compare.files import open_session
+from winml.modelkit.ort.graph_sessions import open_session
 from winml.modelkit.ort.opened_model import RunOptions, values_for
 started = time.perf_counter()
 sessions = [open_session(Path(path), as_written=True) for path in sys.argv[1:]]

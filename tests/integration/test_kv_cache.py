@@ -18,10 +18,10 @@ from generating import PROMPT, build_decoder, save_decoder
 from installed_versions import QUANTIZED_CACHE
 from winml.modelkit import build_hf_model
 from winml.modelkit.builds.config import QuantSection, WinMLBuildConfig
-from winml.modelkit.compare.files import open_session
 from winml.modelkit.errors import UsageError
 from winml.modelkit.metadata_keys import INPUTS_KEY
 from winml.modelkit.ort.decoding.decoder import DecoderGraph, rows_of
+from winml.modelkit.ort.graph_sessions import open_session
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.quantize.verb import quantize_onnx
 

@@ -10,7 +10,7 @@ import pytest
 
 from graphs import parse
 from winml.modelkit.errors import ModelPathError, StageError
-from winml.modelkit.ort.ir_versions import open_with_outputs
+from winml.modelkit.ort.graph_sessions import open_session
 
 GRAPH = """
 g (float[2,3] x) => (float[2,3] c)
@@ -31,7 +31,7 @@ def test_inner_values_come_out_beside_the_outputs(tmp_path: Path, external: bool
     """One run answers both; the file, its data file if it has one, and its folder stay as they are."""
     path = _write_model(tmp_path, external=external)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    session = open_with_outputs(path, ["b", "a"])
+    session = open_session(path, as_written=True, outputs=["b", "a"])
     assert ("c", "b", "a") == session.outputs
     outputs = session.run({"x": X}, ["a", "c"])
     assert ["a", "c"] == list(outputs)
@@ -43,10 +43,10 @@ def test_unknown_value_is_told_with_the_file(tmp_path: Path) -> None:
     """ONNX Runtime's refusal names the file that was opened."""
     path = _write_model(tmp_path, external=False)
     with pytest.raises(StageError, match=r"cannot load .*model\.onnx"):
-        open_with_outputs(path, ["nothing"])
+        open_session(path, as_written=True, outputs=["nothing"])
 
 
 def test_missing_file_is_told(tmp_path: Path) -> None:
     """A file that went away is named."""
     with pytest.raises(ModelPathError, match=r"away\.onnx"):
-        open_with_outputs(tmp_path / "away.onnx", [])
+        open_session(tmp_path / "away.onnx", as_written=True)

@@ -12,10 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx
 
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, measure_fidelity
@@ -23,8 +21,7 @@ from winml.modelkit.compare.outputs import ROUNDING_FACTOR, TEXT_KINDS, Rounding
 from winml.modelkit.compare.words import difference_words, fidelity_words, samples_words
 from winml.modelkit.errors import StageError, UsageError, VerificationError
 from winml.modelkit.onnx.contexts import proto_nodes
-from winml.modelkit.onnx.files.placing import external_files
-from winml.modelkit.onnx.files.reading import read_referring, read_structure
+from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.onnx.specs import current_name
 from winml.modelkit.onnx.weights import ROUNDING_OPERATORS
 from winml.modelkit.ort.default_sizes import default_size
@@ -37,14 +34,11 @@ from winml.modelkit.ort.graph_inputs import (
     sizes_by_key,
     with_sums,
 )
-from winml.modelkit.ort.ir_versions import newest_ir_version, runnable
+from winml.modelkit.ort.graph_sessions import open_session, widened_graph
 from winml.modelkit.ort.plug_ins import missing_kernel_hint
 from winml.modelkit.ort.quantized_states import QuantizedStates
 from winml.modelkit.ort.sessions import Session, refuse_crashing_file
 from winml.modelkit.progress import counted
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 _DRAWS = 2
 """Sets of values on which files have to be equal; dynamic dimensions have another size in each."""
@@ -136,7 +130,7 @@ def refuse_different(
         verification,
         has_signal=has_signal,
         silent=None if has_signal else verification.silent,
-        in_float32=_widened(reference) is not None,
+        in_float32=widened_graph(reference) is not None,
     )
 
 
@@ -264,42 +258,6 @@ def _below_minimum_words(fidelity: FidelityInfo, reference: str) -> str:
     where = "" if fidelity.samples is None else f" (lower end of 90 % of {samples_words(fidelity.samples)})"
     reached, least = fidelity.judged_db(worst), fidelity.limit_db(worst)
     return f"{worst.name} has an SQNR of {reached:.2f} dB beside {reference}{where}; the minimum is {least:.4g} dB"
-
-
-def open_session(path: Path, *, as_written: bool) -> Session:
-    """Open a file, to run it node by node as it is written or as ONNX Runtime does by default.
-
-    As it is written, its weights are mapped wherever they lie, so that they are not in memory twice while it is loaded.
-    A file that computes in bfloat16 is opened to compute in float32.
-    """
-    if (widened := _widened(path)) is not None:
-        from winml.modelkit.ort.graph_sessions import session_of_graph
-
-        return session_of_graph(widened, path, optimize=not as_written)
-    if as_written:
-        # ONNX Runtime maps no weights through a link: those inside a file lie where the link leads.
-        file = path.absolute() if external_files(path) else path.resolve()
-        referring = read_referring(file)
-        referring.ir_version = min(referring.ir_version, newest_ir_version())
-        content = referring.SerializeToString()
-        return Session(content, optimize=False, data_folder=file.parent, name=str(path), source=file)
-    model = runnable(path)
-    folder = path.absolute().parent if isinstance(model, bytes) else None
-    return Session(model, data_folder=folder, name=str(path), source=path)
-
-
-def _widened(path: Path) -> ir.Model | None:
-    """Return the graph of a file that computes in bfloat16 as it computes in float32; None for any other file."""
-    graph = read_structure(path).graph
-    values = (*graph.input, *graph.output, *graph.value_info)
-    kinds = {value.type.tensor_type.elem_type for value in values} | {tensor.data_type for tensor in graph.initializer}
-    if onnx.TensorProto.BFLOAT16 not in kinds:
-        return None
-    from winml.modelkit.onnx.bfloat16 import widen_bfloat16
-    from winml.modelkit.onnx.files.graph_reading import load_by_reference
-
-    model = load_by_reference(path)
-    return model if widen_bfloat16(model) else None
 
 
 def _rounds_activations(path: Path) -> bool:

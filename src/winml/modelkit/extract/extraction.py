@@ -35,7 +35,7 @@ from winml.modelkit.onnx.files.writing import write_model
 from winml.modelkit.onnx.module_tree import read_tree
 from winml.modelkit.onnx.validity import refuse_cycles
 from winml.modelkit.options import load_metadata
-from winml.modelkit.ort.ir_versions import open_with_outputs
+from winml.modelkit.ort.graph_sessions import open_session
 from winml.modelkit.ort.opened_model import RunOptions, Values, refusals_explained, values_for
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.tags import address
@@ -373,7 +373,7 @@ def record_boundaries(cuts: ModuleCuts, options: RunOptions) -> Recording:
     graph = cuts.model.graph
     computed = [str(value.name) for value in values if value.producer() is not None]
     declared = {value.name for value in graph.outputs}
-    session = open_with_outputs(cuts.path, [name for name in computed if name not in declared])
+    session = open_session(cuts.path, as_written=True, outputs=[name for name in computed if name not in declared])
     fed = values_for(session, options)
     with refusals_explained(fed):
         arrays = {**fed.feeds, **(session.run(fed.feeds, computed) if computed else {})}
@@ -454,5 +454,5 @@ def compare_with_recording(path: Path, item: CutCall, recording: Recording) -> O
     Raises:
         StageError: ONNX Runtime cannot load or run it.
     """
-    outputs = open_with_outputs(path, ()).run(recording.of(item.cut.inputs))
+    outputs = open_session(path, as_written=True).run(recording.of(item.cut.inputs))
     return compare_outputs([recording.of(item.cut.outputs)], [outputs]).worst

@@ -1,4 +1,4 @@
-"""Opens sessions of graphs in memory, whose weights stay where they lie.
+"""Opens sessions of files and of graphs in memory, whose weights stay where they lie.
 
 Weights in data files and checkpoints are mapped. Where a checkpoint has them in another type or order, the session
 computes that when it reads them, so that neither memory nor a file holds a converted copy. Other weights are computed
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,16 @@ import onnx
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.onnx.files.reading import refer_to_data
+from winml.modelkit.onnx.bfloat16 import widen_bfloat16
+from winml.modelkit.onnx.files.graph_reading import load_by_reference
+from winml.modelkit.onnx.files.placing import external_files
+from winml.modelkit.onnx.files.reading import read_referring, read_structure, refer_to_data
 from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.onnx.weights import to_weightless
-from winml.modelkit.ort.ir_versions import newest_ir_version
+from winml.modelkit.ort.host import saturates_integer_sums
+from winml.modelkit.ort.ir_versions import newest_ir_version, runnable
 from winml.modelkit.ort.ort_values import to_ort_value
-from winml.modelkit.ort.sessions import Session
+from winml.modelkit.ort.sessions import CPU, Session
 
 _READ = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 """Types that ONNX Runtime's CPU provider casts; tensors that are stored in another one are converted in memory."""
@@ -165,3 +169,60 @@ def session_of_graph(model: ir.Model, path: Path, *, prepack: bool = True, optim
     """
     model.ir_version = min(model.ir_version, newest_ir_version())
     return GraphSessions(model).open(model, name=str(path), prepack=prepack, optimize=optimize)
+
+
+def open_session(
+    path: Path,
+    *,
+    as_written: bool,
+    outputs: Sequence[str] = (),
+    providers: Sequence[str] = CPU,
+    provider_options: Mapping[str, str] = {},
+) -> Session:
+    """Open a file, to run it node by node as it is written or as ONNX Runtime does by default.
+
+    As it is written, its weights are mapped wherever they lie, so that they are not in memory twice while it is loaded.
+    Only integer products are optimized, if they saturate on this processor. A file that computes in bfloat16 computes
+    in float32 on the CPU, which has no kernels for it.
+
+    Args:
+        path: An ONNX file, its data beside it. It is not changed.
+        as_written: Run it node by node.
+        outputs: Values of the main graph that are returned as well; only of a file that runs as it is written.
+        providers: Execution providers, the preferred one first.
+        provider_options: Options of the preferred one.
+
+    Raises:
+        ModelPathError: the file cannot be read.
+        InputError: it, or a data file it names, is damaged or missing.
+        StageError: ONNX Runtime cannot load the graph.
+    """
+    if tuple(providers) == CPU and (widened := widened_graph(path)) is not None:
+        values = {value.name: value for node in widened.graph for value in node.outputs}
+        widened.graph.outputs.extend(values[name] for name in outputs)
+        return session_of_graph(widened, path, optimize=not as_written)
+    place: dict[str, Any] = {"name": str(path), "providers": providers, "provider_options": provider_options}
+    if not as_written:
+        model = runnable(path)
+        folder = path.absolute().parent if isinstance(model, bytes) else None
+        return Session(model, data_folder=folder, source=path, **place)
+    # ONNX Runtime maps no weights through a link: those inside a file lie where the link leads.
+    file = path.absolute() if external_files(path) else path.resolve()
+    referring = read_referring(file)
+    referring.ir_version = min(referring.ir_version, newest_ir_version())
+    for name in outputs:
+        # ONNX Runtime infers the type.
+        referring.graph.output.add().name = name
+    optimize = saturates_integer_sums() and any("Integer" in node.op_type for node in referring.graph.node)
+    return Session(referring.SerializeToString(), optimize=optimize, data_folder=file.parent, source=file, **place)
+
+
+def widened_graph(path: Path) -> ir.Model | None:
+    """Return the graph of a file that computes in bfloat16 as it computes in float32; None for any other file."""
+    graph = read_structure(path).graph
+    values = (*graph.input, *graph.output, *graph.value_info)
+    kinds = {value.type.tensor_type.elem_type for value in values} | {tensor.data_type for tensor in graph.initializer}
+    if onnx.TensorProto.BFLOAT16 not in kinds:
+        return None
+    model = load_by_reference(path)
+    return model if widen_bfloat16(model) else None

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import onnx_ir as ir
 import pydantic
 
-from winml.modelkit.compare.files import large_size, open_session, refuse_different
+from winml.modelkit.compare.files import large_size, refuse_different
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.errors import InputError, StageError, UsageError, VerificationError, WinMLError
 from winml.modelkit.metadata_keys import DIMENSIONS_KEY, INPUTS_KEY, OUTPUTS_KEY
@@ -24,6 +24,7 @@ from winml.modelkit.onnx import pinning, specs
 from winml.modelkit.onnx.model_metadata import output_specs
 from winml.modelkit.onnx.stage import StageResult
 from winml.modelkit.ort.graph_inputs import draw_feeds, graph_inputs
+from winml.modelkit.ort.graph_sessions import open_session
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.tags.tagging import measure_coverage
 from winml.modelkit.transform.graph_file import CheckedSource, GraphFileTask, GraphWork, transform_file

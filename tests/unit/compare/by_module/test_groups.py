@@ -11,7 +11,7 @@ import torch
 
 from winml.modelkit import WinMLExportConfig, compare_models, export_pytorch
 from winml.modelkit.compare.by_module import module_comparison, onnx_side
-from winml.modelkit.ort.ir_versions import open_with_outputs
+from winml.modelkit.ort.graph_sessions import open_session
 from winml.modelkit.ort.sessions import Session
 
 VALUE_BYTES = 2 * 8 * 4
@@ -45,18 +45,18 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Number of inner values that each session held which was run."""
     held: list[int] = []
 
-    def opened(path: Path, names: Sequence[str], *place: Any) -> Session:
-        session = open_with_outputs(path, names, *place)
+    def opened(path: Path, *, outputs: Sequence[str], **settings: Any) -> Session:
+        session = open_session(path, outputs=outputs, **settings)
         run = session.run
 
         def recorded(*arguments: object) -> object:
-            held.append(len(names))
+            held.append(len(outputs))
             return run(*arguments)  # type: ignore[arg-type]
 
         monkeypatch.setattr(session, "run", recorded)
         return session
 
-    monkeypatch.setattr(onnx_side, "open_with_outputs", opened)
+    monkeypatch.setattr(onnx_side, "open_session", opened)
     return held
 
 

@@ -15,7 +15,6 @@ import onnx_ir as ir
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.by_module.sides import GROUP_BYTES, CallKey, ModuleBoundary
-from winml.modelkit.compare.files import open_session
 from winml.modelkit.errors import InputError
 from winml.modelkit.metadata_keys import MODULE_KEY
 from winml.modelkit.onnx.contents import PlacedNode, read_contents
@@ -29,9 +28,9 @@ from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS
 from winml.modelkit.ort.decoding.inputs import state_feeds
 from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.graph_inputs import GraphInput, graph_inputs
-from winml.modelkit.ort.ir_versions import open_with_outputs
+from winml.modelkit.ort.graph_sessions import open_session
 from winml.modelkit.ort.quantized_states import QuantizedStates
-from winml.modelkit.ort.sessions import CPU, Session
+from winml.modelkit.ort.sessions import Session
 from winml.modelkit.tags import address
 from winml.modelkit.tags.address import ModuleIdentity
 from winml.modelkit.tags.carry.original_graph import RANDOM_OPERATORS
@@ -93,7 +92,7 @@ class OnnxSide:
         self.is_rounded = False
         self._session: Session | None = None
         self._as_written = as_written or provider is not None
-        self._place = (CPU, {}) if provider is None else (provider.names, provider.options)
+        self._place = {} if provider is None else {"providers": provider.names, "provider_options": provider.options}
         self._states = QuantizedStates()
         self._tapped: frozenset[str] = frozenset()
         self._shapes: dict[str, tuple[int | str | None, ...]] = {}
@@ -195,11 +194,7 @@ class OnnxSide:
         names = [name for name in dict.fromkeys(tapped) if name not in self.output_names]
         self._session = None  # two would hold the weights twice
         is_as_written = self._as_written or bool(names)
-        self._session = (
-            open_with_outputs(self.path, names, *self._place)
-            if is_as_written
-            else open_session(self.path, as_written=False)
-        )
+        self._session = open_session(self.path, as_written=is_as_written, outputs=names, **self._place)
         self._states = QuantizedStates.of(self.path, self._session)
         self._tapped = frozenset(names)
         self._shapes.update(self._session.output_shapes)
