@@ -37,8 +37,15 @@ class DataLocation:
 
     file: str
     """As the model file writes it, relative to its own folder."""
-    end_bytes: int | None
-    """End of the values in the file; None where offset or length is not given."""
+    start: int
+    """Offset of the values in the file; negative if the model states no number."""
+    length: int | None
+    """Number of bytes; None if the model does not state it, negative if it states no number."""
+
+    @property
+    def end_bytes(self) -> int | None:
+        """End of the values in the file; None if offset or length is not known."""
+        return None if self.length is None or min(self.start, self.length) < 0 else self.start + self.length
 
 
 @dataclass(frozen=True)
@@ -198,7 +205,7 @@ def _read_weight(tensor: onnx.TensorProto, shape: tuple[int, ...], size_bytes: i
         shape=shape,
         elements=math.prod(tensor.dims),
         size_bytes=size_bytes,
-        location=_data_location(tensor),
+        location=data_location(tensor) if tensor.data_location == onnx.TensorProto.EXTERNAL else None,
         parameters=math.prod(tensor.dims),
     )
 
@@ -242,13 +249,13 @@ def _size_bytes(tensor: onnx.TensorProto) -> int | None:
     return (bits + 7) // 8
 
 
-def _data_location(tensor: onnx.TensorProto) -> DataLocation | None:
-    if tensor.data_location != onnx.TensorProto.EXTERNAL:
-        return None
+def data_location(tensor: onnx.TensorProto) -> DataLocation:
+    """Return where the values of an external tensor lie, as the model states it."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    length, offset = entries.get("length", ""), entries.get("offset", "0")
-    end = int(offset) + int(length) if length.isdecimal() and offset.isdecimal() else None
-    return DataLocation(entries.get("location", ""), end)
+    start, length = (
+        int(text) if text.isdecimal() else -1 for text in (entries.get("offset", "0"), entries.get("length", ""))
+    )
+    return DataLocation(entries.get("location", ""), start, length if "length" in entries else None)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ import onnx_ir as ir
 from winml.modelkit.compare.quality_samples import SampleRequest, default_samples
 from winml.modelkit.errors import QuantizeError, UsageError, VerificationError
 from winml.modelkit.evaluate.metrics import PERPLEXITY
-from winml.modelkit.onnx.weights import to_weightless
+from winml.modelkit.onnx.weights import to_weightless, weight_bytes
 from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.progress import part_of_step
@@ -183,7 +183,7 @@ class _Study:
         self._in_blocks = {node.name for node in plan.nodes if node.mode is not None}
         parts = list_parts(plan if base.mode == "qdq" else self._with_halves(plan), graph.modules, None, None)
         self._parts = [part for part in parts if part.is_unit and part.nodes]
-        self._float_bytes = quantized_variants.weight_bytes(graph.model)
+        self._float_bytes = weight_bytes(graph.model)
         from winml.modelkit.onnx.contents import read_contents
         from winml.modelkit.onnx.module_costs import weights_cost  # where bits are chosen alone
 

@@ -28,6 +28,7 @@ from winml.modelkit.errors import QuantizeError, StageError, UsageError
 from winml.modelkit.onnx.cutting import Cutter, GraphModules, cut_model
 from winml.modelkit.onnx.files.output_files import recover, refuse_existing
 from winml.modelkit.onnx.files.resumable_results import OtherRequest, ResumableResults
+from winml.modelkit.onnx.weights import weight_bytes
 from winml.modelkit.ort.graph_sessions import GraphSessions
 from winml.modelkit.ort.opened_model import Values, refusals_explained
 from winml.modelkit.ort.sessions import Session
@@ -106,12 +107,6 @@ def take_samples(
 def _numbers(outputs: Arrays) -> dict[str, Array]:
     """Return the outputs that are numbers."""
     return {name: array for name, array in outputs.items() if array.dtype.kind not in "USO"}
-
-
-def weight_bytes(model: ir.Model) -> int:
-    """Return the size of all initializers of a model."""
-    tensors = (value.const_value for graph in model.graphs() for value in graph.initializers.values())
-    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 class QuantizedVariants:

@@ -22,6 +22,7 @@ from winml.modelkit.compare.words import samples_words
 from winml.modelkit.errors import ConfigError
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.onnx.files.placing import file_digest, model_digest
+from winml.modelkit.onnx.weights import weight_bytes
 from winml.modelkit.options import options_of, unknown_key_message
 from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.ort.sessions import onnxruntime_version
@@ -42,7 +43,6 @@ from winml.modelkit.quantize.quantized_variants import (
     VariantEvaluator,
     form_key,
     take_samples,
-    weight_bytes,
 )
 from winml.modelkit.quantize.sensitivity_options import SensitivityOptions
 from winml.modelkit.quantize.sensitivity_records import (

@@ -14,6 +14,7 @@ from pathlib import Path
 import onnx
 
 from winml.modelkit.errors import InputError
+from winml.modelkit.onnx.contents import data_location
 from winml.modelkit.onnx.files.reading import check_data_file, read_referring
 from winml.modelkit.progress import count_progress
 from winml.modelkit.words import size_words
@@ -94,19 +95,17 @@ def stored_outside(path: Path, tensor: onnx.TensorProto) -> StoredBytes:
     Raises:
         InputError: the data file is missing, shorter than the model says, or outside of its folder.
     """
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    offset = int(entries.get("offset") or 0)
-    length = entries.get("length")
-    if entries.get("location") == path.name and length is not None:
-        return StoredBytes(path, offset, int(length))  # in the model itself
-    found = check_data_file(path.parent, entries.get("location", ""), offset + int(length or 0))
+    place = data_location(tensor)
+    if place.file == path.name and place.length is not None:
+        return StoredBytes(path, place.start, place.length)  # in the model itself
+    found = check_data_file(path.parent, place.file, place.start + (place.length or 0))
     if found.problem is not None:
         raise InputError(
-            f"{path}: data file {entries.get('location', '')!r} is {found.problem}",
+            f"{path}: data file {place.file!r} is {found.problem}",
             hint="Put the data file beside the model, as it was written.",
         )
-    size = int(length) if length is not None else (found.size_bytes or 0) - offset
-    return StoredBytes(found.path, offset, size)
+    size = (found.size_bytes or 0) - place.start if place.length is None else place.length
+    return StoredBytes(found.path, place.start, size)
 
 
 def _have_equal_bytes(left: StoredBytes, right: StoredBytes) -> bool:

@@ -22,15 +22,15 @@ import onnx_ir as ir
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.file_names import MODEL_SUFFIX, data_path, is_data_of, unfinished_data_path
-from winml.modelkit.onnx.contents import subgraphs
+from winml.modelkit.onnx.contents import data_location, subgraphs
 from winml.modelkit.onnx.contexts import context_file_attributes
 from winml.modelkit.onnx.files.content_digest import content_digest, hash_file
 from winml.modelkit.onnx.files.reading import check_data_file, read_structure
 
 _NOT_SUPPORTED = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.EBADF})
 """Errors of a system or file system that does not copy a range of one file to another."""
-_LOCATION, _OFFSET, _LENGTH = "location", "offset", "length"
-"""Specified: keys of a tensor's external data: its file, and the bytes in it."""
+_LOCATION = "location"
+"""Specified: the key of a tensor's external data that names its file."""
 
 
 def external_files(path: Path) -> tuple[Path, ...]:
@@ -43,11 +43,10 @@ def external_files(path: Path) -> tuple[Path, ...]:
     files: dict[str, Path] = {}
     structure = read_structure(path)
     for tensor in external_tensors(structure):
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        name = entries.get(_LOCATION, "")
+        name = data_location(tensor).file
         if name not in files:
             files[name] = _existing_data_file(path, name)
-        _refuse_cut_off(path, name, tensor, entries)
+        _refuse_cut_off(path, tensor)
     for name in _context_files(structure):
         files.setdefault(name, _existing_data_file(path, name))
     return tuple(files.values())
@@ -201,26 +200,22 @@ def _existing_data_file(model: Path, name: str) -> Path:
     return file.path
 
 
-def _refuse_cut_off(model: Path, name: str, tensor: onnx.TensorProto, entries: Mapping[str, str]) -> None:
+def _refuse_cut_off(model: Path, tensor: onnx.TensorProto) -> None:
     """Refuse a data file that ends before a tensor does, and a place that is none."""
-    needed = stored_bytes(tensor)
-    try:
-        start = int(entries.get(_OFFSET, 0))
-        length = int(entries.get(_LENGTH, needed))
-    except ValueError:
-        start = length = -1
-    if start < 0 or length < needed:
+    needed, place = stored_bytes(tensor), data_location(tensor)
+    length = needed if place.length is None else place.length
+    if place.start < 0 or length < needed:
         raise InputError(
-            f"{model}: does not state where the {needed} bytes of tensor {tensor.name!r} lie in {model.parent / name}: "
-            f"{dict(entries)}",
+            f"{model}: does not state where the {needed} bytes of tensor {tensor.name!r} lie in "
+            f"{model.parent / place.file}: { {entry.key: entry.value for entry in tensor.external_data} }",
             hint="Export the model again.",
         )
-    end = start + length
-    file = check_data_file(model.parent, name, end)
+    end = place.start + length
+    file = check_data_file(model.parent, place.file, end)
     if file.problem == "cut off":
         raise InputError(
-            f"{model}: its data file {file.path} is cut off: tensor {tensor.name!r} lies at bytes {start} to {end}, "
-            f"and the file has {file.size_bytes}",
+            f"{model}: its data file {file.path} is cut off: tensor {tensor.name!r} lies at bytes {place.start} to "
+            f"{end}, and the file has {file.size_bytes}",
             hint="Download or copy the data file again, or export the model again.",
         )
 

@@ -26,6 +26,7 @@ from onnx_ir.external_data import CallbackInfo
 
 from winml.modelkit.errors import InternalError, WinMLError, WriteError, error_chain
 from winml.modelkit.file_names import DATA_DIGITS, data_path, numbered_data_path, unfinished_data_path
+from winml.modelkit.onnx.contents import data_location
 from winml.modelkit.onnx.contexts import context_file_attributes
 from winml.modelkit.onnx.files import placing
 from winml.modelkit.onnx.files.content_digest import REMEMBERED_BYTES, GrowingDigest, WrittenFileHash
@@ -628,10 +629,9 @@ def _write_pieces(model: onnx.ModelProto, folder: Path, target: Path, piece_byte
     places: dict[tuple[str, int, int], tuple[str, int]] = {}
     size = 0
     for tensor in placing.external_tensors(model):
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        name, start = entries["location"], int(entries.get("offset", 0))
-        length = int(entries.get("length", placing.stored_bytes(tensor)))
-        source = (name, start, length)
+        place = data_location(tensor)
+        length = placing.stored_bytes(tensor) if place.length is None else place.length
+        source = (place.file, place.start, length)
         if source not in places:
             begin = -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES if length >= _ALIGNED_BYTES else size
             if not pieces or (begin and begin + length > piece_bytes):
@@ -639,7 +639,7 @@ def _write_pieces(model: onnx.ModelProto, folder: Path, target: Path, piece_byte
                 begin = 0
             with pieces[-1].open("r+b" if begin else "wb") as written:
                 written.seek(begin)
-                written.writelines(StoredBytes(folder / name, start, length).read())
+                written.writelines(StoredBytes(folder / place.file, place.start, length).read())
             places[source] = (pieces[-1].name, begin)
             size = begin + length
         refer_to_data(tensor, *places[source], length)
