@@ -48,7 +48,7 @@ def _operator_names(model: ir.Model) -> list[str]:
 def _run_model(model: ir.Model) -> dict[str, Any]:
     session = Session(ir.to_proto(model).SerializeToString(), optimize=False)
     inputs = graph_inputs(session)
-    sizes = {key: 3 for item in inputs for key in item.keys if isinstance(key, str)}
+    sizes = {key: 3 for item in inputs for key in item.shape if isinstance(key, str)}
     return session.run(draw_feeds(inputs, sizes, seed=1))
 
 

@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.onnx.specs import InputTensorSpec, graph_input
 from winml.modelkit.ort.decoding.inputs import (
     DecoderRun,
     decoder_feeds,
@@ -17,21 +18,20 @@ from winml.modelkit.ort.decoding.inputs import (
     inputs_of_file,
     next_feeds,
 )
-from winml.modelkit.ort.graph_inputs import GraphInput
 
 STATE = ("past_key_values.0.key", "float32", ("batch", 2, "past", 8))
 
 
-def decoder(mask: str, positions: int | None = 63) -> tuple[GraphInput, ...]:
+def decoder(mask: str, positions: int | None = 63) -> tuple[InputTensorSpec, ...]:
     """Inputs as other exporters name them: no sums are told."""
     inputs = (
-        GraphInput("input_ids", "int64", ("batch", "tokens"), (0, 9)),
-        GraphInput("attention_mask", "int64", ("batch", mask)),
-        GraphInput(*STATE, cache="key"),
+        graph_input("input_ids", "int64", ("batch", "tokens"), {"value_range": (0, 9)}),
+        graph_input("attention_mask", "int64", ("batch", mask)),
+        graph_input(*STATE, stated={"cache": {"kind": "key"}}),
     )
     if positions is None:
         return inputs
-    return (*inputs, GraphInput("position_ids", "int64", ("batch", "tokens"), (0, positions)))
+    return (*inputs, graph_input("position_ids", "int64", ("batch", "tokens"), {"value_range": (0, positions)}))
 
 
 def test_step_is_fed_one_token_and_what_came_before() -> None:
@@ -94,13 +94,16 @@ def test_prompt_beyond_the_positions_is_refused() -> None:
 @pytest.mark.parametrize(
     "inputs",
     [
-        (GraphInput("input_ids", "int64", ("batch", "tokens")),),
-        (GraphInput("input_ids", "int64", (1, 1)), GraphInput(*STATE, cache="key")),
-        (GraphInput("input_ids", "int64", (1, "tokens")), GraphInput("past", "float32", (1, 2, 16, 8), cache="key")),
+        (graph_input("input_ids", "int64", ("batch", "tokens")),),
+        (graph_input("input_ids", "int64", (1, 1)), graph_input(*STATE, stated={"cache": {"kind": "key"}})),
+        (
+            graph_input("input_ids", "int64", (1, "tokens")),
+            graph_input("past", "float32", (1, 2, 16, 8), {"cache": {"kind": "key"}}),
+        ),
     ],
     ids=["no cache", "fixed tokens", "fixed cache"],
 )
-def test_other_graphs_have_no_prompt_and_no_step(inputs: tuple[GraphInput, ...]) -> None:
+def test_other_graphs_have_no_prompt_and_no_step(inputs: tuple[InputTensorSpec, ...]) -> None:
     """They are measured as any model is."""
     assert decoder_tokens(inputs, {}) is None
     assert decoder_run(inputs, {}) is None
@@ -116,7 +119,7 @@ def test_recurrent_state_has_a_prompt_and_a_step(tmp_path: Path) -> None:
         }""")
     onnx.save(model, tmp_path / "recurrent.onnx")
     inputs = inputs_of_file(tmp_path / "recurrent.onnx")
-    assert [None, "recurrent"] == [item.cache for item in inputs]
+    assert [None, "recurrent"] == [item.cache and item.cache.kind for item in inputs]
     assert DecoderRun(1, 128) == decoder_run(inputs, {})
 
 

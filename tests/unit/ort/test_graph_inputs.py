@@ -14,19 +14,13 @@ import onnx
 import pytest
 
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.ort.graph_inputs import (
-    GraphInput,
-    batch_of,
-    draw_feeds,
-    graph_inputs,
-    load_feeds,
-    settle_sizes,
-)
+from winml.modelkit.onnx.specs import InputTensorSpec, graph_input
+from winml.modelkit.ort.graph_inputs import batch_of, draw_feeds, graph_inputs, load_feeds, settle_sizes
 from winml.modelkit.ort.sessions import Session
 
-IDS = GraphInput("ids", "int64", ("batch", "sequence"))
-MASK = GraphInput("mask", "int64", ("batch", "sequence"))
-NAMELESS = GraphInput("x", "float32", (None, 3, None))
+IDS = graph_input("ids", "int64", ("batch", "sequence"))
+MASK = graph_input("mask", "int64", ("batch", "sequence"))
+NAMELESS = graph_input("x", "float32", (None, 3, None))
 
 
 def session(text: str, metadata: dict[str, str] | None = None) -> Session:
@@ -52,10 +46,10 @@ def test_inputs_are_read_off_the_graph() -> None:
         )
     )
     assert (
-        GraphInput("a", "float16", ("N", 2)),
-        GraphInput("b", "float64", ()),
-        GraphInput("c", "int64", (None,), (3.0, 9.0), ((7, 2),)),
-        GraphInput("d", "string", (1,)),
+        graph_input("a", "float16", ("N", 2)),
+        graph_input("b", "float64", ()),
+        graph_input("c", "int64", (None,), {"value_range": (3.0, 9.0), "first_values": ((7, 2),)}),
+        graph_input("d", "string", (1,)),
     ) == found
 
 
@@ -69,7 +63,7 @@ def test_inputs_are_read_off_the_graph() -> None:
 def test_damaged_metadata_states_no_range(text: str) -> None:
     """A foreign value under our key is no reason not to measure."""
     found = graph_inputs(session("g (float[1] x) => (float[1] y)\n{ y = Neg(x) }", {"winml.io.inputs": text}))
-    assert (GraphInput("x", "float32", (1,)),) == found
+    assert (graph_input("x", "float32", (1,)),) == found
 
 
 def test_sizes_come_by_name_by_key_and_by_place() -> None:
@@ -98,11 +92,11 @@ def test_size_of_an_unknown_meaning_is_asked_for() -> None:
     ("inputs", "expected"),
     [
         ([IDS, MASK], {"batch": 5, "sequence": 128}),
-        ([GraphInput("x", "float32", (None, 3))], {"x:0": 5}),
-        ([GraphInput("x", "float32", (5, 3))], {}),
+        ([graph_input("x", "float32", (None, 3))], {"x:0": 5}),
+        ([graph_input("x", "float32", (5, 3))], {}),
     ],
 )
-def test_batch_size_goes_to_the_batch_dimension(inputs: list[GraphInput], expected: dict[str, int]) -> None:
+def test_batch_size_goes_to_the_batch_dimension(inputs: list[InputTensorSpec], expected: dict[str, int]) -> None:
     """Where it is called so, where the first dimension has no name, or where it is fixed to this already."""
     assert expected == settle_sizes(inputs, {}, batch_size=5).by_name
 
@@ -111,7 +105,7 @@ def test_batch_size_goes_to_the_batch_dimension(inputs: list[GraphInput], expect
 def test_batch_size_without_an_open_batch_is_refused(shape: tuple[int | str, ...]) -> None:
     """A fixed size, a dimension of another name, or none at all."""
     with pytest.raises(UsageError, match="batch dimension: x float32"):
-        settle_sizes([GraphInput("x", "float32", shape)], {}, batch_size=5)
+        settle_sizes([graph_input("x", "float32", shape)], {}, batch_size=5)
 
 
 def test_batch_size_and_shapes_that_disagree_are_refused() -> None:
@@ -122,7 +116,7 @@ def test_batch_size_and_shapes_that_disagree_are_refused() -> None:
 
 def test_draws_stay_in_the_range_the_file_states() -> None:
     """And are the same for the same seed."""
-    item = GraphInput("ids", "int64", ("batch", 50), (3.0, 9.0))
+    item = graph_input("ids", "int64", ("batch", 50), {"value_range": (3.0, 9.0)})
     first, again, other = (draw_feeds([item], {"batch": 4}, seed)["ids"] for seed in (0, 0, 1))
     assert ((4, 50), 3, 9) == (first.shape, first.min(), first.max())
     assert first.tolist() == again.tolist() != other.tolist()
@@ -131,14 +125,14 @@ def test_draws_stay_in_the_range_the_file_states() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "uint64", "uint16", "int8", "bool"])
 def test_draws_have_the_dtype_of_the_input(dtype: str) -> None:
     """Whatever ONNX Runtime takes."""
-    assert dtype == str(draw_feeds([GraphInput("x", dtype, (2,))], {}, 0)["x"].dtype)
+    assert dtype == str(draw_feeds([graph_input("x", dtype, (2,))], {}, 0)["x"].dtype)
 
 
 @pytest.mark.parametrize("dtype", ["string", "float8e4m3fn", "seq(tensor(float))"])
 def test_values_nobody_can_draw_are_asked_for(dtype: str) -> None:
     """Text, exotic numbers and sequences."""
     with pytest.raises(UsageError, match="x takes") as caught:
-        draw_feeds([GraphInput("x", dtype, (2,))], {}, 0)
+        draw_feeds([graph_input("x", dtype, (2,))], {}, 0)
     assert "--input-data" in caught.value.hint
 
 
@@ -153,7 +147,7 @@ def test_file_gives_bfloat16_and_text_back(tmp_path: Path) -> None:
     """Such files lose the name of one and may hold the other as bytes."""
     values = np.array([1.5, -2.0], ml_dtypes.bfloat16)
     path = saved(tmp_path, x=values, t=np.array(["a", "é"]), u=np.array([b"a"]))
-    items = [GraphInput("x", "bfloat16", (2,)), GraphInput("t", "string", (2,)), GraphInput("u", "string", (1,))]
+    items = [graph_input("x", "bfloat16", (2,)), graph_input("t", "string", (2,)), graph_input("u", "string", (1,))]
     feeds = load_feeds(path, items)
     assert (ml_dtypes.bfloat16, [1.5, -2.0]) == (feeds["x"].dtype, feeds["x"].tolist())
     assert (["a", "é"], ["a"]) == (feeds["t"].tolist(), feeds["u"].tolist())
@@ -216,7 +210,7 @@ def test_array_that_declares_too_much_is_refused_by_its_header(tmp_path: Path) -
 
 def test_batch_is_the_dimension_of_that_name() -> None:
     """Wherever it stands."""
-    item = GraphInput("x", "float32", ("time", "batch_size"))
+    item = graph_input("x", "float32", ("time", "batch_size"))
     assert (7, "dimension batch_size") == batch_of([item], {"x": np.ones((2, 7))}, {"y": np.ones(1)})
 
 
@@ -234,7 +228,7 @@ def test_batch_without_a_name_is_what_all_share(
     fed: list[tuple[int, ...]], made: list[tuple[int, ...]], batch: int
 ) -> None:
     """Inputs and outputs alike; where they share nothing, a run is one sample."""
-    inputs = [GraphInput(str(number), "float32", shape) for number, shape in enumerate(fed)]
+    inputs = [graph_input(str(number), "float32", shape) for number, shape in enumerate(fed)]
     feeds = {item.name: np.ones(shape) for item, shape in zip(inputs, fed, strict=True)}
     outputs = {str(number): np.ones(shape) for number, shape in enumerate(made)}
     assert batch == batch_of(inputs, feeds, outputs)[0]

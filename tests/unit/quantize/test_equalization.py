@@ -14,7 +14,7 @@ import pytest
 from graphs import parse
 from unit.quantize.qdq_graphs import FixedSamples, modules_of, tagged_graph
 from weighted_graphs import weight
-from winml.modelkit.ort.graph_inputs import GraphInput
+from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.quantize.calibration.calibration_data import Calibration, CalibrationStatistics
 from winml.modelkit.quantize.equalization import Equalization, equalize
@@ -205,7 +205,7 @@ def test_samples_are_walked_once_for_maxima_and_rows(tmp_path: Path) -> None:
     walks = []
 
     class Counted(Calibration):
-        def read_samples(self, inputs: Sequence[GraphInput]) -> Iterator[dict[str, Array]]:
+        def read_samples(self, inputs: Sequence[InputTensorSpec]) -> Iterator[dict[str, Array]]:
             walks.append(1)
             return super().read_samples(inputs)
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from checkpoints import save_image_processor
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.ort.graph_inputs import GraphInput
+from winml.modelkit.onnx.specs import InputTensorSpec, graph_input
 from winml.modelkit.samples.media import Recording, open_image
 from winml.modelkit.samples.preprocessing import Batch, Preprocessor
 
@@ -32,13 +32,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def text_inputs(*sizes: int | str) -> list[GraphInput]:
+def text_inputs(*sizes: int | str) -> list[InputTensorSpec]:
     """What a BERT takes."""
-    return [GraphInput(name, "int64", sizes) for name in ("input_ids", "attention_mask", "token_type_ids")]
+    return [graph_input(name, "int64", sizes) for name in ("input_ids", "attention_mask", "token_type_ids")]
 
 
 def texts_of(
-    folder: Path, inputs: list[GraphInput], samples: list[dict[str, Any]], size: int | None = None
+    folder: Path, inputs: list[InputTensorSpec], samples: list[dict[str, Any]], size: int | None = None
 ) -> list[Batch]:
     """All batches of some samples."""
     return list(Preprocessor.of(folder, inputs).batches(samples, size))
@@ -59,7 +59,7 @@ def test_texts_of_a_batch_are_as_long_as_the_longest(folder: Path) -> None:
 
 def test_last_batch_of_a_fixed_size_is_filled_up(folder: Path) -> None:
     """By its last row, which is dropped from answers again; types are those of the graph."""
-    inputs = [GraphInput("input_ids", "int32", (2, 8))]
+    inputs = [graph_input("input_ids", "int32", (2, 8))]
     _, last = texts_of(folder, inputs, [{"text": text} for text in ("the", "a", "red ball")])
     assert [[2, 8, 9, 3, 1, 1, 1, 1]] * 2 == last.feeds["input_ids"].tolist()
     assert np.int32 == last.feeds["input_ids"].dtype
@@ -71,19 +71,19 @@ def test_last_batch_of_a_fixed_size_is_filled_up(folder: Path) -> None:
 def test_decoder_begins_each_text_with_an_empty_cache(folder: Path) -> None:
     """Positions count the tokens of the text; keys and values have no tokens, other states are zeros."""
     rest = [
-        GraphInput("position_ids", "int64", ("b", "s")),
-        GraphInput("past_key_values.0.key", "float16", ("b", 2, "past", 4), cache="key"),
-        GraphInput("past_conv.1", "float32", ("b", 3), cache="conv"),
+        graph_input("position_ids", "int64", ("b", "s")),
+        graph_input("past_key_values.0.key", "float16", ("b", 2, "past", 4), {"cache": {"kind": "key"}}),
+        graph_input("past_conv.1", "float32", ("b", 3), {"cache": {"kind": "conv"}}),
     ]
-    tokens = [GraphInput("input_ids", "int64", ("b", "s")), GraphInput("attention_mask", "int64", ("b", "past + s"))]
+    tokens = [graph_input("input_ids", "int64", ("b", "s")), graph_input("attention_mask", "int64", ("b", "past + s"))]
     (batch,) = texts_of(folder, [*tokens, *rest], [{"text": "the dog"}, {"text": "a"}], 2)
     assert [[0, 1, 2, 3], [0, 1, 2, 2]] == batch.feeds["position_ids"].tolist()
     key = batch.feeds["past_key_values.0.key"]
     assert ((2, 2, 0, 4), np.float16) == (key.shape, key.dtype)
     assert [[0.0] * 3] * 2 == batch.feeds["past_conv.1"].tolist()
     with pytest.raises(UsageError, match="one token"):
-        texts_of(folder, [GraphInput("input_ids", "int64", ("b", 1)), rest[2]], [{"text": "the dog"}])
-    kept = GraphInput("past_key_values.0.key", "float32", ("b", 2, 7, 4), cache="key")
+        texts_of(folder, [graph_input("input_ids", "int64", ("b", 1)), rest[2]], [{"text": "the dog"}])
+    kept = graph_input("past_key_values.0.key", "float32", ("b", 2, 7, 4), {"cache": {"kind": "key"}})
     with pytest.raises(UsageError, match=r"past_key_values.0.key float32\[b, 2, 7, 4\]"):
         texts_of(folder, [*tokens, kept], [{"text": "the dog"}])
 
@@ -109,10 +109,10 @@ def test_pairs_and_words_are_told_apart(folder: Path) -> None:
 def test_pictures_are_made_what_the_graph_takes(folder: Path) -> None:
     """Grey ones have three channels; the size before is kept; a graph of another size has them resized, and told."""
     samples = [{"image": Image.fromarray(np.full((20, 40), 255, np.uint8))}]
-    (batch,) = Preprocessor.of(folder, [GraphInput("pixel_values", "float16", ("b", 3, "h", "w"))]).batches(samples)
+    (batch,) = Preprocessor.of(folder, [graph_input("pixel_values", "float16", ("b", 3, "h", "w"))]).batches(samples)
     assert ((1, 3, 16, 16), np.float16) == (batch.feeds["pixel_values"].shape, batch.feeds["pixel_values"].dtype)
     assert (1.0, (20, 40)) == (float(batch.feeds["pixel_values"].max()), batch.rows[0].image_size)
-    other = Preprocessor.of(folder, [GraphInput("pixel_values", "float32", (1, 3, 8, 8))])
+    other = Preprocessor.of(folder, [graph_input("pixel_values", "float32", (1, 3, 8, 8))])
     assert (1, 3, 8, 8) == next(other.batches(samples)).feeds["pixel_values"].shape
     assert "8 x 8" in other.notes[0]
 
@@ -120,23 +120,23 @@ def test_pictures_are_made_what_the_graph_takes(folder: Path) -> None:
 def test_recordings_have_the_rate_of_the_model(folder: Path) -> None:
     """The shorter one is padded; a graph of a fixed length has them cut."""
     samples = [{"audio": Recording(np.ones(length, np.float32), 8000)} for length in (100, 50)]
-    inputs = [GraphInput("input_values", "float32", ("b", "s")), GraphInput("attention_mask", "int64", ("b", "s"))]
+    inputs = [graph_input("input_values", "float32", ("b", "s")), graph_input("attention_mask", "int64", ("b", "s"))]
     (batch,) = Preprocessor.of(folder / "sound", inputs).batches(samples, 2)
     assert (2, 200) == batch.feeds["input_values"].shape
     assert [200, 100] == batch.feeds["attention_mask"].sum(axis=1).tolist()
-    fixed = Preprocessor.of(folder / "sound", [GraphInput("input_values", "float32", (1, 120))])
+    fixed = Preprocessor.of(folder / "sound", [graph_input("input_values", "float32", (1, 120))])
     assert [(1, 120)] * 2 == [batch.feeds["input_values"].shape for batch in fixed.batches(samples)]
 
 
 def test_what_a_graph_takes_besides_is_named(folder: Path) -> None:
     """An input that nothing gives, no known input at all, and a value that is no text."""
     with pytest.raises(UsageError, match=r"head_mask int64\[1, s\]"):
-        texts_of(folder, [*text_inputs(1, "s"), GraphInput("head_mask", "int64", (1, "s"))], [{"text": "a"}])
+        texts_of(folder, [*text_inputs(1, "s"), graph_input("head_mask", "int64", (1, "s"))], [{"text": "a"}])
     with pytest.raises(UsageError, match=r"x float32\[4\]"):
-        Preprocessor.of(folder, [GraphInput("x", "float32", (4,))])
+        Preprocessor.of(folder, [graph_input("x", "float32", (4,))])
     with pytest.raises(UsageError, match="has int"):
         texts_of(folder, text_inputs(1, "s"), [{"text": 3}])
-    pixels = GraphInput("pixel_values", "float32", (1, 1, 16, 16))
+    pixels = graph_input("pixel_values", "float32", (1, 1, 16, 16))
     with pytest.raises(UsageError, match=r"pixel_values float32\[1, 1, 16, 16\]"):
         texts_of(folder, [pixels], [{"image": Image.new("RGB", (4, 4))}])
 
@@ -151,14 +151,14 @@ def test_files_beside_the_model_that_are_missing_or_damaged_are_named(folder: Pa
     with pytest.raises(InputError, match="the tokenizer"):
         Preprocessor.of(tmp_path, text_inputs(1, 8))
     with pytest.raises(UsageError, match="image processor"):
-        Preprocessor.of(folder / "sound" / "no", [GraphInput("pixel_values", "float32", (1, 3, 8, 8))])
+        Preprocessor.of(folder / "sound" / "no", [graph_input("pixel_values", "float32", (1, 3, 8, 8))])
 
 
 def test_texts_and_recordings_that_are_cut_are_counted(folder: Path) -> None:
     samples = [{"text": "the dog saw a red ball"}, {"text": "a"}, {"text": "a red ball saw the dog"}]
     texts = Preprocessor.of(folder, text_inputs("b", "s"))
     list(texts.batches(samples, 2))
-    sounds = Preprocessor.of(folder / "sound", [GraphInput("input_values", "float32", ("b", 80))])
+    sounds = Preprocessor.of(folder / "sound", [graph_input("input_values", "float32", ("b", 80))])
     list(sounds.batches([{"audio": Recording(np.ones(length, np.float32), 16_000)} for length in (81, 80)], 2))
     assert ("2 texts are longer than 6 tokens and truncated",) == texts.notes
     assert ("1 recording is longer than the model takes and truncated",) == sounds.notes

@@ -20,7 +20,7 @@ from winml.modelkit.compare.quality_samples import SampleRequest, SampleValues, 
 from winml.modelkit.compare.records import ModelComparison
 from winml.modelkit.errors import UsageError
 from winml.modelkit.models.request import ModelRequest, processor_folder, with_recorded_seed
-from winml.modelkit.onnx.specs import names_among
+from winml.modelkit.onnx.specs import InputTensorSpec, names_among
 from winml.modelkit.ort.decoding.inputs import (
     SCORES,
     TOKEN_IDS,
@@ -30,7 +30,7 @@ from winml.modelkit.ort.decoding.inputs import (
     prompt_before,
 )
 from winml.modelkit.ort.feeds import make_feeds
-from winml.modelkit.ort.graph_inputs import GraphInput, graph_inputs, inputs_of_specs, load_feeds, sizes_by_key
+from winml.modelkit.ort.graph_inputs import graph_inputs, load_feeds, sizes_by_key
 from winml.modelkit.ort.opened_model import RunOptions, Values, refusals_explained, values_for
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.samples.data_sets import DataSetRequest
@@ -265,7 +265,7 @@ def _draws(session: Session, options: CompareOptions, folder: Path | None, refer
 def _torch_draws(part: ModelPart, options: CompareOptions, folder: Path | None) -> list[Values]:
     """Return what two PyTorch models are fed: the values of a file, the examples that were given, or random ones."""
     run = options.run
-    inputs = inputs_of_specs(part.inputs)
+    inputs = tuple(part.inputs)
     if options.data_set is not None and folder is not None:
         return data_set_values(inputs, run.sizes, options.data_set, folder)
     if run.input_data is not None:
@@ -391,7 +391,7 @@ def _sizes_by_part(
     return fitting
 
 
-def _has(inputs: Sequence[GraphInput], key: str) -> bool:
+def _has(inputs: Sequence[InputTensorSpec], key: str) -> bool:
     try:
         sizes_by_key(inputs, {key: 1})
     except UsageError:
@@ -520,7 +520,7 @@ def _fixed_sizes(
                 hint="Models can only be compared at equal input sizes: export one of them with these dimensions "
                 "dynamic, or with equal sizes.",
             )
-        for key, size in zip(ours.keys, other.shape, strict=True):
+        for key, size in zip(ours.shape, other.shape, strict=True):
             if isinstance(key, str) and isinstance(size, int):
                 sizes.setdefault(key, size)
     if not sizes or run.input_data is not None:
@@ -536,7 +536,7 @@ def _fixed_sizes(
     return sizes, (f"fixed sizes of {reference.shown}: {words}",)
 
 
-def _are_apart(left: GraphInput, right: GraphInput) -> bool:
+def _are_apart(left: InputTensorSpec, right: InputTensorSpec) -> bool:
     pairs = zip(left.shape, right.shape, strict=True)
     return any(isinstance(one, int) and isinstance(other, int) and one != other for one, other in pairs)
 

@@ -22,12 +22,11 @@ from winml.modelkit.compare.words import difference_words, fidelity_words, sampl
 from winml.modelkit.errors import StageError, UsageError, VerificationError
 from winml.modelkit.onnx.contexts import proto_nodes
 from winml.modelkit.onnx.files.reading import read_structure
-from winml.modelkit.onnx.specs import current_name
+from winml.modelkit.onnx.specs import InputTensorSpec, current_name
 from winml.modelkit.onnx.weights import ROUNDING_OPERATORS
 from winml.modelkit.ort.default_sizes import default_size
 from winml.modelkit.ort.graph_inputs import (
     SIZES_OPTION,
-    GraphInput,
     bounds_by_name,
     draw_feeds,
     graph_inputs,
@@ -328,15 +327,15 @@ def accepted_sizes(session: Session, passed: Mapping[str, int]) -> Mapping[str, 
     return next(sizes for sizes, _, _ in _accepted(session, 0, passed))
 
 
-def _sizes_to_try(inputs: Sequence[GraphInput], passed: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
+def _sizes_to_try(inputs: Sequence[InputTensorSpec], passed: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
     """Yield sizes of the dynamic dimensions, the likeliest to be accepted first; twice the same where none is open."""
     bounds = bounds_by_name(inputs)
     for sizes in _usual_sizes(inputs, passed):
         yield {name: bounds[name].clamp(size) if name in bounds else size for name, size in sizes.items()}
 
 
-def _usual_sizes(inputs: Sequence[GraphInput], passed: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
-    names = list(dict.fromkeys(key for item in inputs for key in item.keys if isinstance(key, str)))
+def _usual_sizes(inputs: Sequence[InputTensorSpec], passed: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
+    names = list(dict.fromkeys(key for item in inputs for key in item.shape if isinstance(key, str)))
     passed = sizes_by_key(inputs, passed)
     known = {**{name: size for name in names if (size := large_size(name)) is not None}, **passed}
     for sizes in _cache_sizes(inputs):
@@ -349,7 +348,7 @@ def _usual_sizes(inputs: Sequence[GraphInput], passed: Mapping[str, int]) -> Ite
     yield {**{name: default_size(name) or 1 for name in names}, **passed}
 
 
-def _cache_sizes(inputs: Sequence[GraphInput]) -> Iterator[Mapping[str, int]]:
+def _cache_sizes(inputs: Sequence[InputTensorSpec]) -> Iterator[Mapping[str, int]]:
     """Yield sizes of a graph with a cache: a prompt, which finds it empty, and a step after it; none of others."""
     past, tokens = next((terms for item in inputs for terms in item.sums.values() if len(terms) == 2), (None, None))
     for size_past, size_tokens in ((0, 5), (6, 1)) if past is not None else ():

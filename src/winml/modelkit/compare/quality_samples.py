@@ -16,8 +16,9 @@ from winml.modelkit.compare.files import accepted_sizes
 from winml.modelkit.errors import UsageError, WinMLError
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.onnx.files.placing import external_files
+from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.decoding.inputs import DecoderRun, decoder_tokens
-from winml.modelkit.ort.graph_inputs import GraphInput, graph_inputs
+from winml.modelkit.ort.graph_inputs import graph_inputs
 from winml.modelkit.ort.opened_model import RunOptions, Values, values_for, with_fitting_sizes
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.samples.data_sets import DataSetRequest, open_data_set
@@ -128,7 +129,7 @@ def quality_values(session: Session, request: SampleRequest) -> SampleValues:
 
 
 def data_set_values(
-    inputs: Sequence[GraphInput], sizes: Mapping[str, int], request: DataSetRequest, folder: Path
+    inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int], request: DataSetRequest, folder: Path
 ) -> list[Values]:
     """Return the values of each sample of a data set, as what lies beside a model makes arrays of them.
 
@@ -150,7 +151,7 @@ def data_set_values(
         return [Values(tuple(inputs), feeds, samples.notes if not number else ()) for number, feeds in enumerate(draws)]
 
 
-def _decoded_values(inputs: Sequence[GraphInput], request: SampleRequest) -> SampleValues | None:
+def _decoded_values(inputs: Sequence[InputTensorSpec], request: SampleRequest) -> SampleValues | None:
     """Return runs of a decoder whose cache has a fixed length, while it continues texts; None of another graph."""
     run = request.run
     is_fixed = any(item.cache for item in inputs) and decoder_tokens(inputs, run.sizes) is None

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from winml.modelkit.arrays import Arrays, numpy_dtype
 from winml.modelkit.errors import UsageError
-from winml.modelkit.ort.graph_inputs import GraphInput, graph_inputs
+from winml.modelkit.onnx.specs import InputTensorSpec, graph_input
+from winml.modelkit.ort.graph_inputs import graph_inputs
 from winml.modelkit.ort.opened_model import RunOptions, open_model, refuse_dynamic_inputs
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.samples.preprocessing import Batch, Preprocessor, Sample
@@ -32,7 +33,7 @@ class Side:
 
     kind: SideKind
     name: str
-    inputs: tuple[GraphInput, ...]
+    inputs: tuple[InputTensorSpec, ...]
     call: Callable[[Arrays], Arrays]
     """Runs the model on one array per input, each of the type that the input has."""
     provider: str | None = None
@@ -73,7 +74,7 @@ def open_onnx_side(path: Path, options: RunOptions) -> Side:
 
 
 @contextmanager
-def opened_torch_side(loaded: LoadedModel, inputs: Sequence[GraphInput] | None, *, shown: str) -> Iterator[Side]:
+def opened_torch_side(loaded: LoadedModel, inputs: Sequence[InputTensorSpec] | None, *, shown: str) -> Iterator[Side]:
     """Prepare a loaded PyTorch model, for the time of the block.
 
     Args:
@@ -88,7 +89,7 @@ def opened_torch_side(loaded: LoadedModel, inputs: Sequence[GraphInput] | None, 
     from winml.modelkit.compare.verification.reference_run import prepared_part, run_on_arrays
 
     part = loaded.only_part
-    own = {spec.name: GraphInput(spec.name, spec.dtype, tuple(None for _ in spec.shape)) for spec in part.inputs}
+    own = {spec.name: graph_input(spec.name, spec.dtype, [None] * len(spec.shape)) for spec in part.inputs}
     if inputs is None:
         used = own
     else:
@@ -99,7 +100,7 @@ def opened_torch_side(loaded: LoadedModel, inputs: Sequence[GraphInput] | None, 
         yield Side("pytorch", shown, tuple(used.values()), lambda feeds: run_on_arrays(prepared, feeds, shown, hint))
 
 
-def joined_inputs(sides: Sequence[Side]) -> tuple[GraphInput, ...]:
+def joined_inputs(sides: Sequence[Side]) -> tuple[InputTensorSpec, ...]:
     """Return inputs whose arrays all sides take: a size that one of them fixes is fixed.
 
     Numbers of 16 bits are left to each side to round, so that the other is not fed what this one rounded.
@@ -107,14 +108,16 @@ def joined_inputs(sides: Sequence[Side]) -> tuple[GraphInput, ...]:
     Raises:
         UsageError: two fix a size differently.
     """
-    joined: dict[str, GraphInput] = {}
+    joined: dict[str, InputTensorSpec] = {}
     for side in sides:
         for item in side.inputs:
             joined[item.name] = _joined(joined[item.name], item, side.name) if item.name in joined else item
-    return tuple(replace(item, dtype="float32") if item.dtype in _HALVES else item for item in joined.values())
+    return tuple(
+        item.model_copy(update={"dtype": "float32"}) if item.dtype in _HALVES else item for item in joined.values()
+    )
 
 
-def _joined(first: GraphInput, second: GraphInput, displayed: str) -> GraphInput:
+def _joined(first: InputTensorSpec, second: InputTensorSpec, displayed: str) -> InputTensorSpec:
     pairs = list(zip(first.shape, second.shape, strict=False))
     clash = any(isinstance(left, int) and isinstance(right, int) and left != right for left, right in pairs)
     if clash or len(first.shape) != len(second.shape):
@@ -124,7 +127,7 @@ def _joined(first: GraphInput, second: GraphInput, displayed: str) -> GraphInput
             hint="Choose a --baseline with the same sizes or with dynamic dimensions.",
         )
     shape = tuple(left if isinstance(left, int) else right for left, right in pairs)
-    return replace(first, shape=shape)
+    return first.model_copy(update={"shape": shape})
 
 
 RETAINED_BYTES = 512_000_000

@@ -67,7 +67,6 @@ from winml.modelkit.onnx.fingerprint import fingerprint
 from winml.modelkit.onnx.model_metadata import output_specs
 from winml.modelkit.onnx.weights import idle_weight_bytes
 from winml.modelkit.ort.foreign_libraries import local_files_only
-from winml.modelkit.ort.graph_inputs import inputs_of_specs
 from winml.modelkit.ort.host import available_bytes
 from winml.modelkit.progress import StepClock
 from winml.modelkit.report.markdown import render_markdown
@@ -451,7 +450,7 @@ def _samples(run: ExportRun, part: ModelPart) -> tuple[Sequence[Arrays], Quality
     from winml.modelkit.ort.opened_model import RunOptions
     from winml.modelkit.samples.generated_samples import has_processors, made_values
 
-    inputs = inputs_of_specs(part.inputs)
+    inputs = part.inputs
     if not has_processors(inputs, folder):
         return None
     weights_bytes = sum(value.numel() * value.element_size() for value in part.module.parameters())
@@ -586,12 +585,11 @@ def _text_sample(parts: Sequence[ModelPart], decoder: ModelPart, folder: Path | 
         return None
     from winml.modelkit.samples.generated_samples import encoder_feeds, has_processors, token_texts
 
-    inputs, tokens = inputs_of_specs(encoder.inputs), inputs_of_specs(decoder.inputs)
-    if not has_processors(inputs, folder):
+    if not has_processors(encoder.inputs, folder):
         return None
     try:
-        feeds = encoder_feeds(inputs, folder, {}, seed)
-        return TextSample(feeds, next(token_texts(tokens, folder, seed)))
+        feeds = encoder_feeds(encoder.inputs, folder, {}, seed)
+        return TextSample(feeds, next(token_texts(decoder.inputs, folder, seed)))
     except WinMLError:
         return None
 

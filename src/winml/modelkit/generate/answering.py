@@ -25,8 +25,8 @@ from winml.modelkit.generate.generation.settings import position_limit, read_set
 from winml.modelkit.generate.records import AnswerEntry, AnswerKind, ReferenceAnswer
 from winml.modelkit.models.tensors import to_numpy
 from winml.modelkit.onnx.files.foreign_files import foreign_parser
+from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.foreign_libraries import local_files_only
-from winml.modelkit.ort.graph_inputs import GraphInput
 from winml.modelkit.samples.media import Recording, resampled
 from winml.modelkit.samples.preprocessing import text_limit
 from winml.modelkit.samples.processors import ProcessorKind, open_processor, tokenizer_call
@@ -123,7 +123,7 @@ class TaskRunner:
         task: str,
         folder: Path,
         *,
-        graph_inputs: Sequence[GraphInput],
+        graph_inputs: Sequence[InputTensorSpec],
         top: int | None,
         threshold: float | None,
     ) -> None:

@@ -31,8 +31,9 @@ from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.models.tensors import to_numpy, to_torch
 from winml.modelkit.onnx.bundle import described_model
 from winml.modelkit.onnx.files.reading import read_structure
+from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.devices import choose_provider
-from winml.modelkit.ort.graph_inputs import GraphInput, array_words, graph_inputs
+from winml.modelkit.ort.graph_inputs import array_words, graph_inputs
 from winml.modelkit.samples.processors import open_config
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class WinMLModel:
         logging.getLogger(_LOGGER).addFilter(_is_no_complaint)
         self._opened = functools.partial(choose_provider(ep, device, ep_options or {}).open, threads=threads)
         self._session = self._opened(self.path)
-        self.inputs: tuple[GraphInput, ...] = graph_inputs(self._session)
+        self.inputs: tuple[InputTensorSpec, ...] = graph_inputs(self._session)
         self.main_input_name = self.inputs[0].name if self.inputs else ""
         described = described_model(Path(path))
         self.task: str | None = described.get("task")
@@ -262,7 +263,7 @@ class WinMLModel:
             output_fidelity(name, [outputs[name]], [refilled[name]]).sqnr_db >= _LEAST_FILLER_SQNR_DB for name in names
         )
 
-    def _fit_input(self, item: GraphInput, passed: Arrays, padding: Mapping[str, _Padding], filler: int) -> Any:
+    def _fit_input(self, item: InputTensorSpec, passed: Arrays, padding: Mapping[str, _Padding], filler: int) -> Any:
         """Return an input in the type and shape the graph takes.
 
         Raises:
@@ -284,7 +285,7 @@ class WinMLModel:
             )
         return _cast_to_graph(array, item)
 
-    def _fitting_ways(self, item: GraphInput, array: Array) -> str:
+    def _fitting_ways(self, item: InputTensorSpec, array: Array) -> str:
         """Return what brings an input to its size."""
         ways = "tokenizers: padding='max_length', max_length=…"
         graph_length = item.shape[1] if len(item.shape) == 2 == array.ndim else None
@@ -340,7 +341,7 @@ def _tokens_beside(name: str) -> str:
     return "decoder_input_ids" if name.startswith("decoder_") else "input_ids"
 
 
-def _cast_to_graph(array: Array, item: GraphInput) -> Array:
+def _cast_to_graph(array: Array, item: InputTensorSpec) -> Array:
     """Return the values in the graph's type; kinds of numbers are not mixed.
 
     Raises:

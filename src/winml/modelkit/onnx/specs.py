@@ -6,10 +6,11 @@ Plain records; nothing here reads a model or generates values (``ort/feeds.py`` 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeGuard
 
 import pydantic
 
@@ -80,8 +81,8 @@ class _TensorSpec(Options):
 class CacheSlot(Options):
     """Which tensor of a cache an input takes: what an output of the run before holds."""
 
-    layer: Annotated[int, pydantic.Field(ge=0)]
-    """Layer of the cache, from 0."""
+    layer: Annotated[int, pydantic.Field(ge=0)] | None = None
+    """Layer of the cache, from 0; None if a file of another tool does not state it."""
     kind: Annotated[str, pydantic.Field(min_length=1)]
     """``key`` and ``value`` hold an entry for every token; ``conv`` and ``recurrent`` are states of one size."""
     window: Annotated[int, pydantic.Field(ge=1)] | None = None
@@ -115,6 +116,28 @@ class InputTensorSpec(_TensorSpec):
     """Name in the shape → the sizes whose sum it is: a mask is as long as the cache and the tokens together."""
     grid: GridSlot | None = None
     """Number of patches, if the input contains the grids of images."""
+    _bounds: Mapping[str, DynamicDimension] = pydantic.PrivateAttr(default_factory=dict)
+
+    @property
+    def bounds(self) -> Mapping[str, DynamicDimension]:
+        """Name in the shape → the sizes for which the graph was made, if its file states them."""
+        return self._bounds
+
+    @property
+    def named_shape(self) -> tuple[int | str | None, ...]:
+        """The shape with None for each dynamic dimension without a name, which is ``x:0`` in the shape of ``x``."""
+        return tuple(None if size == _place(self.name, axis) else size for axis, size in enumerate(self.shape))
+
+    @property
+    def words(self) -> str:
+        """The type, for people."""
+        return f"{self.dtype}[{', '.join('?' if size is None else str(size) for size in self.named_shape)}]"
+
+    def takes_sizes(self, sizes: Sequence[int]) -> bool:
+        """Return True if the declared shape allows these sizes."""
+        return len(sizes) == len(self.shape) and all(
+            not isinstance(declared, int) or declared == size for declared, size in zip(self.shape, sizes, strict=True)
+        )
 
     @pydantic.field_validator("value_range")
     @classmethod
@@ -142,65 +165,62 @@ class InputTensorSpec(_TensorSpec):
         return record
 
 
-class StatedCache(pydantic.BaseModel):
-    """What a file states of an input that takes a tensor of a cache; foreign files may leave out the rest."""
-
-    model_config = pydantic.ConfigDict(frozen=True)
-
-    kind: str
-    """As in :class:`CacheSlot`."""
-    window: int | None = None
-    """How many of the last tokens the layer attends to; None: all of them."""
-
-
-class StatedInput(pydantic.BaseModel):
-    """What a file, ours or of another tool, states of one of its inputs; a field that is damaged states nothing."""
-
-    model_config = pydantic.ConfigDict(frozen=True)
-
-    name: str
-    value_range: tuple[float, float] | None = None
-    """Smallest and largest valid value."""
-    first_values: tuple[tuple[int, int], ...] = ()
-    """Values that each entry of the first axis begins with, as runs of (value, count)."""
-    cache: StatedCache | None = None
-    """Which tensor of a cache it takes."""
-    sums: Mapping[str, tuple[int | str, ...]] = {}
-    """Name in the shape → the sizes whose sum it is."""
-    grid: GridSlot | None = None
-    """Number of patches, if the input contains the grids of images."""
-
-    @pydantic.field_validator("value_range", "first_values", "cache", "sums", "grid", mode="wrap")
-    @classmethod
-    def _default_where_damaged(
-        cls, value: Any, check: pydantic.ValidatorFunctionWrapHandler, field: pydantic.ValidationInfo
-    ) -> Any:
-        try:
-            return check(value)
-        except pydantic.ValidationError:
-            return cls.model_fields[field.field_name or ""].default
-
-    @pydantic.field_validator("first_values")
-    @classmethod
-    def _leave_out_empty_runs(cls, runs: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-        return tuple((value, count) for value, count in runs if count > 0)
-
-
 def input_records(metadata: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Return the entries of ``winml.io.inputs`` in the metadata of a file, by name; none where it is damaged."""
     try:
-        return {record["name"]: record for record in load_metadata(metadata.get(INPUTS_KEY, "[]"))}
+        records = load_metadata(metadata.get(INPUTS_KEY, "[]"))
+        return {record["name"]: record for record in records if isinstance(record["name"], str)}
     except (ValueError, KeyError, TypeError):
         return {}
 
 
-def stated_inputs(metadata: Mapping[str, str]) -> dict[str, StatedInput]:
-    """Return what the metadata of a file states of its inputs, by name."""
-    stated = {}
-    for name, record in input_records(metadata).items():
-        with contextlib.suppress(pydantic.ValidationError):  # its name is no text
-            stated[name] = StatedInput.model_validate(record)
-    return stated
+_STATED_FIELDS = ("value_range", "first_values", "cache", "sums", "grid")
+
+
+@functools.cache
+def _field_reader(name: str) -> pydantic.TypeAdapter[Any]:
+    return pydantic.TypeAdapter(InputTensorSpec.model_fields[name].rebuild_annotation())
+
+
+def graph_input(
+    name: str,
+    dtype: str,
+    shape: Iterable[int | str | None],
+    stated: Mapping[str, Any] = {},
+    bounds: Mapping[str, DynamicDimension] = {},
+) -> InputTensorSpec:
+    """Return the specification of an input of any graph, also with names and types that winml does not write.
+
+    Args:
+        name: Its name.
+        dtype: Element type in numpy's words (``float32``), ``string``, or ONNX Runtime's words for what is no tensor.
+        shape: Its sizes; None for a dynamic dimension without a name.
+        stated: Its entry in the metadata of the file; a damaged field is ignored.
+        bounds: Bounds of the dynamic dimensions of the graph, by name.
+    """
+    fields = {}
+    for field in _STATED_FIELDS:
+        with contextlib.suppress(pydantic.ValidationError):
+            if stated.get(field) is not None:
+                fields[field] = _field_reader(field).validate_python(stated[field])
+    sizes = tuple(size if _is_stated(size) else _place(name, axis) for axis, size in enumerate(shape))
+    item = InputTensorSpec.model_construct(name=name, dtype=dtype, shape=sizes, **fields)
+    item._bounds = {size: bounds[size] for size in sizes if isinstance(size, str) and size in bounds}
+    return item
+
+
+def _is_stated(size: int | str | None) -> TypeGuard[int | str]:
+    # Some exporters write -1 for a size they leave open.
+    return size >= 0 if isinstance(size, int) else bool(size)
+
+
+def _place(name: str, axis: int) -> str:
+    return f"{name}:{axis}"
+
+
+def stated_inputs(metadata: Mapping[str, str]) -> dict[str, InputTensorSpec]:
+    """Return the inputs as the metadata of a file states them, by name, without shapes and types."""
+    return {name: graph_input(name, "", (), record) for name, record in input_records(metadata).items()}
 
 
 def stated_sums(metadata: Mapping[str, str]) -> dict[str, tuple[int | str, ...]]:

@@ -24,13 +24,12 @@ from winml.modelkit.onnx.specs import (
     DTYPES,
     CacheSlot,
     DynamicDimension,
-    GridSlot,
     InputTensorSpec,
-    StatedInput,
     counts_rows,
+    graph_input,
+    input_records,
     resolve_names,
     stated_bounds,
-    stated_inputs,
     summed_sizes,
 )
 from winml.modelkit.options import nearest
@@ -57,66 +56,6 @@ DRAWN_DTYPES = frozenset({*DTYPES, "uint64", "uint32", "uint16"})
 
 
 @dataclass(frozen=True)
-class GraphInput:
-    """One input of a graph."""
-
-    name: str
-    dtype: str
-    """Element type in numpy's words (``float32``), ``string``, or ONNX Runtime's own words for what is no tensor."""
-    shape: tuple[Size, ...]
-    """Sizes; a dynamic dimension is its name, or None where the file does not name it."""
-    value_range: tuple[float, float] | None = None
-    """Smallest and largest valid value, where the file says."""
-    first_values: tuple[tuple[int, int], ...] = ()
-    """Runs of values that each entry of the first axis begins with, where the file says."""
-    sums: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
-    """Name in the shape → the sizes whose sum it is, where the file says."""
-    cache: str | None = None
-    """Kind of the state of a cache it takes, such as ``key``, ``value`` or ``recurrent``; None for any other input."""
-    grid: GridSlot | None = None
-    """How many patches it tells of, where the file says that it holds the grids of pictures."""
-    window: int | None = None
-    """How many of the last tokens the layer of its state of a cache attends to; None: all of them."""
-    bounds: Mapping[str, DynamicDimension] = field(default_factory=dict)
-    """Name in the shape → the sizes for which the graph was made, where the file says."""
-
-    @property
-    def keys(self) -> tuple[int | str, ...]:
-        """The shape with a name for every dynamic dimension: ``x:0`` for the first of ``x`` where the file has none."""
-        return tuple(f"{self.name}:{axis}" if size is None else size for axis, size in enumerate(self.shape))
-
-    @property
-    def words(self) -> str:
-        """The type, for people."""
-        return f"{self.dtype}[{', '.join('?' if size is None else str(size) for size in self.shape)}]"
-
-    def takes_sizes(self, sizes: Sequence[int]) -> bool:
-        """Say whether the declared shape allows these sizes."""
-        return len(sizes) == len(self.shape) and all(
-            not isinstance(declared, int) or declared == size for declared, size in zip(self.shape, sizes, strict=True)
-        )
-
-    def takes(self, array: Array) -> bool:
-        """Say whether the declared type and shape allow an array."""
-        return _dtype_of(array) == self.dtype and self.takes_sizes(array.shape)
-
-
-def inputs_of_specs(specs: Sequence[InputTensorSpec]) -> tuple[GraphInput, ...]:
-    """Return the inputs that a graph will have which is made with these specifications."""
-    return tuple(
-        GraphInput(
-            spec.name,
-            spec.dtype,
-            spec.shape,
-            spec.value_range,
-            sums=spec.sums or {},
-            cache=None if spec.cache is None else spec.cache.kind,
-        )
-        for spec in specs
-    )
-
-
-@dataclass(frozen=True)
 class Sizes:
     """What the dynamic dimensions were settled to."""
 
@@ -136,7 +75,12 @@ def array_words(array: Array) -> str:
     return f"{_dtype_of(array)}[{', '.join(map(str, array.shape))}]"
 
 
-def fitted_array(item: GraphInput, array: Array, graph: str, hint: str) -> Array:
+def takes_array(item: InputTensorSpec, array: Array) -> bool:
+    """Return True if the declared type and shape of an input allow an array."""
+    return _dtype_of(array) == item.dtype and item.takes_sizes(array.shape)
+
+
+def fitted_array(item: InputTensorSpec, array: Array, graph: str, hint: str) -> Array:
     """Return an array in the type of an input.
 
     Args:
@@ -160,14 +104,14 @@ def _dtype_of(array: Array) -> str:
     return "string" if array.dtype.kind == "U" else str(array.dtype)
 
 
-def graph_inputs(session: Session) -> tuple[GraphInput, ...]:
+def graph_inputs(session: Session) -> tuple[InputTensorSpec, ...]:
     """Return the inputs of an open graph, in order."""
     return described_inputs(session.inputs, session.input_shapes, session.metadata)
 
 
 def described_inputs(
     types: Mapping[str, str], shapes: Mapping[str, Sequence[Size]], metadata: Mapping[str, str]
-) -> tuple[GraphInput, ...]:
+) -> tuple[InputTensorSpec, ...]:
     """Return the inputs of a graph.
 
     Args:
@@ -175,29 +119,18 @@ def described_inputs(
         shapes: Input → sizes.
         metadata: That of the file.
     """
-    stated, bounds = stated_inputs(metadata), stated_bounds(metadata)
+    records, bounds = input_records(metadata), stated_bounds(metadata)
     return tuple(
-        _described_input(name, words, shapes[name], stated.get(name) or StatedInput(name=name), bounds)
+        _with_cache_kind(graph_input(name, element_type(words), shapes[name], records.get(name, {}), bounds))
         for name, words in types.items()
     )
 
 
-def _described_input(
-    name: str, words: str, shape: Sequence[Size], stated: StatedInput, bounds: Mapping[str, DynamicDimension]
-) -> GraphInput:
-    by_name = name.rpartition(".")[2] if name.startswith(_PAST) else None
-    return GraphInput(
-        name,
-        element_type(words),
-        _open_sizes(shape),
-        stated.value_range,
-        stated.first_values,
-        stated.sums,
-        by_name if stated.cache is None else stated.cache.kind,
-        stated.grid,
-        None if stated.cache is None else stated.cache.window or None,
-        {size: bounds[size] for size in shape if isinstance(size, str) and size in bounds},
-    )
+def _with_cache_kind(item: InputTensorSpec) -> InputTensorSpec:
+    """Return an input with the cache tensor that its name tells, if the file does not state it."""
+    if item.cache is not None or not item.name.startswith(_PAST):
+        return item
+    return item.model_copy(update={"cache": CacheSlot.model_construct(kind=item.name.rpartition(".")[2])})
 
 
 def element_type(words: str) -> str:
@@ -208,14 +141,7 @@ def element_type(words: str) -> str:
     return _ELEMENT_TYPES.get(name, name)
 
 
-def _open_sizes(shape: Sequence[Size]) -> tuple[Size, ...]:
-    # Some exporters write -1 for a size they leave open.
-    return tuple(
-        None if isinstance(size, int) and size < 0 else (size or None if size == "" else size) for size in shape
-    )
-
-
-def sizes_by_key(inputs: Sequence[GraphInput], requested: Mapping[str, int]) -> dict[str, int]:
+def sizes_by_key(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int]) -> dict[str, int]:
     """Return sizes by the keys of the inputs.
 
     Args:
@@ -226,7 +152,7 @@ def sizes_by_key(inputs: Sequence[GraphInput], requested: Mapping[str, int]) -> 
         UsageError: a name the graph does not have, two sizes for one dimension, or one for which the graph was not
             made.
     """
-    keys = [(f"{item.name}:{axis}", key) for item in inputs for axis, key in enumerate(item.keys)]
+    keys = [(f"{item.name}:{axis}", key) for item in inputs for axis, key in enumerate(item.shape)]
     places = {place: key for place, key in keys if isinstance(key, str)}
     sizes = resolve_names(requested, dict.fromkeys(places.values()), places)
     for name, bounds in bounds_by_name(inputs).items():
@@ -235,12 +161,14 @@ def sizes_by_key(inputs: Sequence[GraphInput], requested: Mapping[str, int]) -> 
     return sizes
 
 
-def bounds_by_name(inputs: Sequence[GraphInput]) -> dict[str, DynamicDimension]:
+def bounds_by_name(inputs: Sequence[InputTensorSpec]) -> dict[str, DynamicDimension]:
     """Return the bounds of the dynamic dimensions of some inputs."""
     return {name: bounds for item in inputs for name, bounds in item.bounds.items()}
 
 
-def settle_sizes(inputs: Sequence[GraphInput], requested: Mapping[str, int], *, batch_size: int | None = None) -> Sizes:
+def settle_sizes(
+    inputs: Sequence[InputTensorSpec], requested: Mapping[str, int], *, batch_size: int | None = None
+) -> Sizes:
     """Give every dynamic dimension a size.
 
     Args:
@@ -252,7 +180,7 @@ def settle_sizes(inputs: Sequence[GraphInput], requested: Mapping[str, int], *, 
         UsageError: a name the graph does not have, a batch size it cannot take, or a dimension with an unknown meaning
             that has no size.
     """
-    names = list(dict.fromkeys(key for item in inputs for key in item.keys if isinstance(key, str)))
+    names = list(dict.fromkeys(key for item in inputs for key in item.shape if isinstance(key, str)))
     by_name = sizes_by_key(inputs, requested)
     if batch_size is not None:
         for name in _batch_names(inputs, batch_size):
@@ -287,11 +215,11 @@ def default_size_notes(chosen: Mapping[str, int]) -> tuple[str, ...]:
     return (f"default sizes: {words} (change them with --shape-config)",) if chosen else ()
 
 
-def _all_sums(inputs: Iterable[GraphInput]) -> dict[str, tuple[int | str, ...]]:
+def _all_sums(inputs: Iterable[InputTensorSpec]) -> dict[str, tuple[int | str, ...]]:
     return {name: terms for item in inputs for name, terms in item.sums.items()}
 
 
-def with_sums(inputs: Sequence[GraphInput], sizes: Mapping[str, int]) -> dict[str, int]:
+def with_sums(inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int]) -> dict[str, int]:
     """Return sizes by name in which those that are sums of others are these sums."""
     return {**sizes, **summed_sizes(_all_sums(inputs), sizes)}
 
@@ -310,9 +238,9 @@ def _summed(sizes: Mapping[str, int], sums: Mapping[str, Sequence[int | str]]) -
     return known
 
 
-def _batch_names(inputs: Sequence[GraphInput], batch_size: int) -> list[str]:
+def _batch_names(inputs: Sequence[InputTensorSpec], batch_size: int) -> list[str]:
     """Return the dynamic dimensions that are the batch; none where the fixed size is the one wanted already."""
-    first = [item.keys[0] for item in inputs if item.shape]
+    first = [item.shape[0] for item in inputs if item.shape]
     named = [key for key in first if isinstance(key, str) and counts_rows(key)]
     nameless = [key for key in first if isinstance(key, str) and ":" in key]
     if named or nameless:
@@ -326,14 +254,14 @@ def _batch_names(inputs: Sequence[GraphInput], batch_size: int) -> list[str]:
     )
 
 
-def _default_size(name: str, inputs: Sequence[GraphInput], names: Sequence[str]) -> int:
+def _default_size(name: str, inputs: Sequence[InputTensorSpec], names: Sequence[str]) -> int:
     default, bounds = default_size(name), bounds_by_name(inputs).get(name)
     if default is not None:
         return default if bounds is None else bounds.clamp(default)
-    if any(item.keys[:1] == (name,) for item in inputs):
+    if any(item.shape[:1] == (name,) for item in inputs):
         return 1 if bounds is None else bounds.clamp(1)  # the first dimension of an input is its batch, as a rule
     example = ", ".join(f'"{open_name}": {default_size(open_name) or 8}' for open_name in names)
-    where = next(item for item in inputs if name in item.keys)
+    where = next(item for item in inputs if name in item.shape)
     raise UsageError(
         f"input {where.name} {where.words}: the size of {name} is unknown",
         hint=f"Set sizes with --shape-config '{{{example}}}', or pass values with --input-data file.npz.",
@@ -341,7 +269,7 @@ def _default_size(name: str, inputs: Sequence[GraphInput], names: Sequence[str])
 
 
 def draw_feeds(
-    inputs: Sequence[GraphInput], sizes: Mapping[str, int], seed: int, *, with_padding: bool = True
+    inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int], seed: int, *, with_padding: bool = True
 ) -> dict[str, Array]:
     """Draw one array per input, by the rules of :func:`~winml.modelkit.ort.feeds.make_feeds`.
 
@@ -356,24 +284,10 @@ def draw_feeds(
                 f"input {item.name} takes {item.dtype}, for which no random values can be generated",
                 hint="Pass values with --input-data file.npz.",
             )
-    specs = [
-        # Names and sizes are as foreign files have them, which the rules for our own would refuse.
-        InputTensorSpec.model_construct(
-            name=item.name,
-            shape=item.keys,
-            dtype=item.dtype,
-            value_range=item.value_range,
-            last_value=None,
-            first_values=item.first_values,
-            grid=item.grid,
-            cache=None if item.window is None else CacheSlot.model_construct(window=item.window),
-        )
-        for item in inputs
-    ]
-    return make_feeds(specs, seed, sizes=with_sums(inputs, sizes), with_padding=with_padding)
+    return make_feeds(inputs, seed, sizes=with_sums(inputs, sizes), with_padding=with_padding)
 
 
-def load_feeds(path: Path, inputs: Sequence[GraphInput], option: str = "--input-data") -> dict[str, Array]:
+def load_feeds(path: Path, inputs: Sequence[InputTensorSpec], option: str = "--input-data") -> dict[str, Array]:
     """Read one array per input from an ``.npz`` file.
 
     Args:
@@ -405,14 +319,14 @@ def load_feeds(path: Path, inputs: Sequence[GraphInput], option: str = "--input-
     return feeds
 
 
-def _fit_array(item: GraphInput, array: Array, source: str) -> Array:
+def _fit_array(item: InputTensorSpec, array: Array, source: str) -> Array:
     """Return the array as the input takes it; only what loses nothing is changed.
 
     Raises:
         UsageError: dtype or shape is another.
     """
     array = _as_declared(item.dtype, array)
-    if item.takes(array):
+    if takes_array(item, array):
         return array
     hint = (
         f'Convert it: array.astype("{item.dtype}").'
@@ -436,7 +350,7 @@ def _as_declared(dtype: str, array: Array) -> Array:
     return array
 
 
-def _check_shared_names(inputs: Sequence[GraphInput], feeds: Arrays, source: str) -> None:
+def _check_shared_names(inputs: Sequence[InputTensorSpec], feeds: Arrays, source: str) -> None:
     first_sizes: dict[str, tuple[int, str]] = {}
     for item, name, size in _named_sizes(inputs, feeds):
         first_size, first_input = first_sizes.setdefault(name, (size, item))
@@ -447,14 +361,14 @@ def _check_shared_names(inputs: Sequence[GraphInput], feeds: Arrays, source: str
             )
 
 
-def _named_sizes(inputs: Iterable[GraphInput], feeds: Arrays) -> Iterator[tuple[str, str, int]]:
+def _named_sizes(inputs: Iterable[InputTensorSpec], feeds: Arrays) -> Iterator[tuple[str, str, int]]:
     for item in inputs:
-        for key, size in zip(item.keys, feeds[item.name].shape, strict=True):
+        for key, size in zip(item.shape, feeds[item.name].shape, strict=True):
             if isinstance(key, str):
                 yield item.name, key, size
 
 
-def batch_of(inputs: Sequence[GraphInput], feeds: Arrays, outputs: Mapping[str, Array | None]) -> tuple[int, str]:
+def batch_of(inputs: Sequence[InputTensorSpec], feeds: Arrays, outputs: Mapping[str, Array | None]) -> tuple[int, str]:
     """Return how many samples one run answers, and what says so.
 
     The dimension called batch tells. Where none is called so, or there are not as many texts as images, the first size

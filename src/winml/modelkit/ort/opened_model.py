@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.errors import MeasureError, StageError, UsageError
-from winml.modelkit.onnx.specs import damaged_bounds_notes
+from winml.modelkit.onnx.specs import InputTensorSpec, damaged_bounds_notes
 from winml.modelkit.ort.decoding.inputs import DecoderRun, decoder_feeds
 from winml.modelkit.ort.default_sizes import fixing_command
 from winml.modelkit.ort.devices import ChosenProvider, choose_provider, missing_option_hint
 from winml.modelkit.ort.execution_providers import Device
-from winml.modelkit.ort.graph_inputs import GraphInput, draw_feeds, graph_inputs, load_feeds, settle_sizes
+from winml.modelkit.ort.graph_inputs import draw_feeds, graph_inputs, load_feeds, settle_sizes
 from winml.modelkit.ort.host import resident_bytes
 from winml.modelkit.ort.sessions import PreparedRun, Session
 
@@ -83,7 +83,7 @@ class PreparedModel:
 class Values:
     """The input values of a model."""
 
-    inputs: tuple[GraphInput, ...]
+    inputs: tuple[InputTensorSpec, ...]
     feeds: Arrays
     notes: tuple[str, ...] = ()
     file: Path | None = None
@@ -230,13 +230,13 @@ _SMALLEST_HALVED = 4
 """Chosen: sizes up to this, such as those of a batch or of channels, are no limits of tables."""
 
 
-def refuse_dynamic_inputs(provider: ChosenProvider, inputs: tuple[GraphInput, ...], options: RunOptions) -> None:
+def refuse_dynamic_inputs(provider: ChosenProvider, inputs: tuple[InputTensorSpec, ...], options: RunOptions) -> None:
     """Refuse a graph with dynamic dimensions on a provider that needs fixed sizes.
 
     Raises:
         UsageError: it does.
     """
-    names = dict.fromkeys(size for item in inputs for size in item.keys if isinstance(size, str))
+    names = dict.fromkeys(size for item in inputs for size in item.shape if isinstance(size, str))
     sums = {name for item in inputs for name in item.sums}
     if names and not provider.provider.takes_dynamic:
         raise UsageError(

@@ -13,7 +13,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.ort import opened_model
 from winml.modelkit.ort.decoding.inputs import decoder_run, inputs_of_file
-from winml.modelkit.ort.graph_inputs import array_words, graph_inputs
+from winml.modelkit.ort.graph_inputs import array_words, graph_inputs, takes_array
 from winml.modelkit.ort.host import resident_bytes
 from winml.modelkit.profile.latency import LatencyOptions, Run, measure_alternating, measure_latency
 from winml.modelkit.profile.records import BaselineResult, MemoryUse, PerfResult, perf_result
@@ -167,7 +167,7 @@ def _baseline_run(
             hint="Compare models with the same inputs.",
         )
     for item in graph_inputs(session):
-        if not item.takes(feeds[item.name]):
+        if not takes_array(item, feeds[item.name]):
             raise UsageError(
                 f"--baseline {baseline.path}: its input {item.name} takes {item.words}, the model receives "
                 f"{array_words(feeds[item.name])}",

@@ -9,9 +9,10 @@ from typing import Any, Literal
 import numpy as np
 
 from winml.modelkit.arrays import Array
+from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.decoding.inputs import DecoderRun
 from winml.modelkit.ort.devices import ChosenProvider
-from winml.modelkit.ort.graph_inputs import GraphInput, batch_of
+from winml.modelkit.ort.graph_inputs import batch_of
 from winml.modelkit.ort.host import peak_bytes, resident_bytes
 from winml.modelkit.ort.opened_model import PreparedModel
 from winml.modelkit.ort.sessions import onnxruntime_version
@@ -104,7 +105,7 @@ class PerfResult(Measurement):
 
     model_bytes: int
     """Size of the model file, without its data files."""
-    inputs: tuple[GraphInput, ...]
+    inputs: tuple[InputTensorSpec, ...]
     measured_shapes: Mapping[str, tuple[int, ...]]
     """Shape of every input in the runs."""
     output_shapes: Mapping[str, tuple[int, ...] | None]
@@ -186,7 +187,8 @@ class PerfResult(Measurement):
             },
             "input_dtypes": {item.name: item.dtype for item in self.inputs},
             "dimension_names": {
-                item.name: [size if isinstance(size, str) else None for size in item.shape] for item in self.inputs
+                item.name: [size if isinstance(size, str) else None for size in item.named_shape]
+                for item in self.inputs
             },
             "measured_shapes": json_value(self.measured_shapes),
             "output_shapes": json_value(self.output_shapes),

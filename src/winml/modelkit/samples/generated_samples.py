@@ -14,7 +14,6 @@ import itertools
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +23,12 @@ import onnxruntime as ort
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.onnx.bundle import PartDescription, read_part_description
+from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.decoding.decoder import DecoderGraph, GraphCache
 from winml.modelkit.ort.decoding.inputs import TOKEN_IDS
 from winml.modelkit.ort.decoding.parts import EncoderDecoder
 from winml.modelkit.ort.default_sizes import IMAGE_EDGE, SAMPLING_RATE_HZ
-from winml.modelkit.ort.graph_inputs import GraphInput, draw_feeds, settle_sizes, sizes_by_key
+from winml.modelkit.ort.graph_inputs import draw_feeds, settle_sizes, sizes_by_key
 from winml.modelkit.ort.opened_model import RunOptions, Values
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.samples.media import Recording
@@ -107,22 +107,21 @@ def _shaped_noise(generator: np.random.Generator, frequencies: Array, shape: tup
     return result
 
 
-def has_processors(inputs: Sequence[GraphInput], folder: Path) -> bool:
+def has_processors(inputs: Sequence[InputTensorSpec], folder: Path) -> bool:
     """Say whether what makes the inputs lies in a folder; states of a cache are made by nothing."""
     names = [item.name for item in inputs if item.cache is None]
     return bool(kinds_for(names)) and not missing_processors(names, folder)
 
 
-def with_fixed_sizes(inputs: Sequence[GraphInput], sizes: Mapping[str, int]) -> list[GraphInput]:
+def with_fixed_sizes(inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int]) -> list[InputTensorSpec]:
     """Return inputs with the sizes of dynamic dimensions that somebody gave."""
     by_key = sizes_by_key(inputs, sizes)
     return [
-        replace(item, shape=tuple(by_key.get(str(key), size) for key, size in zip(item.keys, item.shape, strict=True)))
-        for item in inputs
+        item.model_copy(update={"shape": tuple(by_key.get(str(size), size) for size in item.shape)}) for item in inputs
     ]
 
 
-def made_values(inputs: Sequence[GraphInput], folder: Path, count: int, run: RunOptions) -> tuple[Values, ...]:
+def made_values(inputs: Sequence[InputTensorSpec], folder: Path, count: int, run: RunOptions) -> tuple[Values, ...]:
     """Return samples as what lies in a folder makes arrays of sentences, pictures and recordings.
 
     Raises:
@@ -300,14 +299,14 @@ def _encoder_of(source: Path, decoder: PartDescription) -> Path:
     raise InputError(f"{source}: no encoder beside this decoder", hint="Pass the folder of a build.")
 
 
-def encoder_feeds(inputs: Sequence[GraphInput], processors: Path, sizes: Mapping[str, int], seed: int) -> Arrays:
+def encoder_feeds(inputs: Sequence[InputTensorSpec], processors: Path, sizes: Mapping[str, int], seed: int) -> Arrays:
     """Return what an encoder takes: a sample as the processor makes it, or random values without one."""
     if has_processors(inputs, processors):
         return made_values(inputs, processors, 1, RunOptions("", sizes=sizes, seed=seed))[0].feeds
     return draw_feeds(inputs, settle_sizes(inputs, sizes).by_name, seed)
 
 
-def token_texts(inputs: Sequence[GraphInput], processors: Path, seed: int) -> Iterator[Array]:
+def token_texts(inputs: Sequence[InputTensorSpec], processors: Path, seed: int) -> Iterator[Array]:
     """Yield the tokens of sentences of the tokenizer's words; random ones where there is no tokenizer."""
     words: list[str] = []
     item = next(item for item in inputs if item.name == TOKEN_IDS)

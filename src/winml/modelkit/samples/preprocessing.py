@@ -18,8 +18,9 @@ import numpy as np
 from winml.modelkit.arrays import Array, Arrays, numpy_dtype
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.onnx.files.foreign_files import foreign_parser
+from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.decoding.inputs import empty_state_sizes
-from winml.modelkit.ort.graph_inputs import GraphInput, array_words
+from winml.modelkit.ort.graph_inputs import array_words
 from winml.modelkit.samples.columns import match_columns
 from winml.modelkit.samples.media import resampled
 from winml.modelkit.samples.processors import (
@@ -50,7 +51,7 @@ class SampleFeeds:
         self._preprocessor: Preprocessor | None = None
         self._roles: dict[str, str] = {}
 
-    def read(self, inputs: Sequence[GraphInput]) -> Iterator[dict[str, Array]]:
+    def read(self, inputs: Sequence[InputTensorSpec]) -> Iterator[dict[str, Array]]:
         """Yield one array per input for each batch that the graph takes: one sample where it leaves that open.
 
         Raises:
@@ -143,7 +144,11 @@ class Preprocessor:
     """
 
     def __init__(
-        self, inputs: Sequence[GraphInput], processors: Mapping[ProcessorKind, object], longest_text: int, option: str
+        self,
+        inputs: Sequence[InputTensorSpec],
+        processors: Mapping[ProcessorKind, object],
+        longest_text: int,
+        option: str,
     ) -> None:
         """Take what is open already; see :meth:`of`."""
         self.kinds = tuple(processors)
@@ -159,7 +164,7 @@ class Preprocessor:
         self._image_arguments: dict[str, Any] = {}
 
     @classmethod
-    def of(cls, folder: Path, inputs: Sequence[GraphInput], *, option: str = "--dataset") -> Preprocessor:
+    def of(cls, folder: Path, inputs: Sequence[InputTensorSpec], *, option: str = "--dataset") -> Preprocessor:
         """Open what lies beside a model, or in its checkpoint.
 
         Args:
@@ -341,7 +346,7 @@ class Preprocessor:
         return size if isinstance(size, int) else None
 
 
-def _fitting(item: GraphInput, array: Array, option: str) -> Array:
+def _fitting(item: InputTensorSpec, array: Array, option: str) -> Array:
     """Return an array in the type of the input that takes it.
 
     Raises:
@@ -362,7 +367,7 @@ def _positions(arrays: Arrays) -> Array:
     return positions
 
 
-def _empty_state(item: GraphInput, tokens: Sequence[int | str | None], rows: int, option: str) -> Array:
+def _empty_state(item: InputTensorSpec, tokens: Sequence[int | str | None], rows: int, option: str) -> Array:
     """Return a state of a cache before the first token of a text.
 
     Args:
@@ -376,7 +381,7 @@ def _empty_state(item: GraphInput, tokens: Sequence[int | str | None], rows: int
     """
     sizes = empty_state_sizes(item, tokens[0], rows)
     reads_one = tokens[1] == 1
-    if reads_one or (item.cache in _GROWING and all(sizes)):
+    if reads_one or (item.cache is not None and item.cache.kind in _GROWING and all(sizes)):
         reported = "reads one token per run" if reads_one else f"takes {item.name} {item.words}"
         raise UsageError(
             f"{option}: each text is evaluated in one run without a KV cache, but the graph {reported}",

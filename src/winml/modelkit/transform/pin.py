@@ -38,7 +38,7 @@ class _Trial:
         self._session = session
         self._inputs = graph_inputs(session)
         self._seed = seed
-        self.names = dict.fromkeys(key for item in self._inputs for key in item.keys if isinstance(key, str))
+        self.names = dict.fromkeys(key for item in self._inputs for key in item.shape if isinstance(key, str))
         self._small = {name: large_size(name) or 2 for name in self.names}
 
     def refusal(self, sizes: Mapping[str, int]) -> str | None:

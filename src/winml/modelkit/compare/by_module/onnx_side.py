@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
@@ -23,11 +24,12 @@ from winml.modelkit.onnx.cutting import ModuleParts, Refusal
 from winml.modelkit.onnx.files.graph_reading import graph_of, merge_duplicate_keys
 from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.onnx.module_tree import OnnxTree, read_tree
+from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.onnx.validity import refuse_cycles
 from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS
 from winml.modelkit.ort.decoding.inputs import state_feeds
 from winml.modelkit.ort.devices import ChosenProvider
-from winml.modelkit.ort.graph_inputs import GraphInput, graph_inputs
+from winml.modelkit.ort.graph_inputs import graph_inputs
 from winml.modelkit.ort.graph_sessions import open_session
 from winml.modelkit.ort.quantized_states import QuantizedStates
 from winml.modelkit.ort.sessions import Session
@@ -92,7 +94,9 @@ class OnnxSide:
         self.is_rounded = False
         self._session: Session | None = None
         self._as_written = as_written or provider is not None
-        self._place = {} if provider is None else {"providers": provider.names, "provider_options": provider.options}
+        self._place: dict[str, Any] = (
+            {} if provider is None else {"providers": provider.names, "provider_options": provider.options}
+        )
         self._states = QuantizedStates()
         self._tapped: frozenset[str] = frozenset()
         self._shapes: dict[str, tuple[int | str | None, ...]] = {}
@@ -111,7 +115,7 @@ class OnnxSide:
         return {item.path: item.class_name for item in tree.modules if item.path or address.depth(item.tag) == 1}
 
     @functools.cached_property
-    def inputs(self) -> Sequence[GraphInput]:
+    def inputs(self) -> Sequence[InputTensorSpec]:
         """Inputs of the graph, as its session takes them."""
         return graph_inputs(self.session())
 

@@ -10,7 +10,7 @@ from winml.modelkit.arrays import Array, Arrays, numpy_dtype
 from winml.modelkit.compare.fidelity import FidelitySum
 from winml.modelkit.compare.records import ComparedOutput
 from winml.modelkit.errors import UsageError
-from winml.modelkit.ort.graph_inputs import GraphInput
+from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.progress import counted
 from winml.modelkit.tags.address import ModuleIdentity
 
@@ -57,7 +57,7 @@ class Side(Protocol):
         """Whether it computes with fewer bits than float32."""
 
     @property
-    def inputs(self) -> Sequence[GraphInput]:
+    def inputs(self) -> Sequence[InputTensorSpec]:
         """Inputs of the model."""
 
     @property

@@ -17,7 +17,6 @@ from winml.modelkit.compare.verification.reference_run import PreparedPart, prep
 from winml.modelkit.errors import UsageError
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.tensors import to_numpy, to_torch
-from winml.modelkit.ort.graph_inputs import inputs_of_specs
 from winml.modelkit.tags.address import ModuleIdentity
 from winml.modelkit.tags.torch_modules import record_calls
 from winml.modelkit.tags.tree import build_tree
@@ -35,7 +34,7 @@ class TorchSide:
         """
         self.shown = shown
         self.part = prepared.part
-        self.inputs = inputs_of_specs(prepared.part.inputs)
+        self.inputs = tuple(prepared.part.inputs)
         self.declared_names = [item.name for item in self.inputs]
         self.input_shapes = {item.name: item.shape for item in self.inputs}
         cache = prepared.part.cache

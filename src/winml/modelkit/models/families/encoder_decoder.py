@@ -468,7 +468,7 @@ def _decoder_axes(
             inputs.append(spec)
             keys[spec.name] = (_BATCH_KEY, None, key, None)
     # The caches of one layer side by side, the decoder's own first.
-    in_layers = sorted(inputs, key=lambda spec: -1 if spec.cache is None else spec.cache.layer)
+    in_layers = sorted(inputs, key=lambda spec: -1 if spec.cache is None else spec.cache.layer or 0)
     key_sizes = {**plain.meanings.sizes, **start, _BATCH_KEY: batch}
     decision = InputDecision(tuple(in_layers), meanings=AxisMeanings(keys, key_sizes, bounds))
     # What the model calls tokens are those that are encoded; so is the mask.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -21,6 +20,7 @@ from winml.modelkit.metadata_keys import PART_KEY
 from winml.modelkit.onnx.bundle import TextTokens, model_record
 from winml.modelkit.onnx.files.foreign_files import library_file
 from winml.modelkit.onnx.files.wire_format import NodeSummary, WireError, node_summaries
+from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.options import load_metadata, read_json_file
 from winml.modelkit.ort.decoding.inputs import (
     MASK,
@@ -36,7 +36,7 @@ from winml.modelkit.ort.decoding.inputs import (
     plain_value,
     state_feeds,
 )
-from winml.modelkit.ort.graph_inputs import GraphInput, array_words, fitted_array, graph_inputs
+from winml.modelkit.ort.graph_inputs import array_words, fitted_array, graph_inputs
 from winml.modelkit.ort.ort_values import to_array, to_ort_value
 from winml.modelkit.ort.sessions import InPlaceRun, Session
 
@@ -212,7 +212,7 @@ class DecoderGraph:
         self.described = model_record(session.metadata)
         self.name = session.name
         self.states = state_feeds(session)
-        self.inputs: tuple[GraphInput, ...] = _with_head_size(graph_inputs(session), session, self.states)
+        self.inputs: tuple[InputTensorSpec, ...] = _with_head_size(graph_inputs(session), session, self.states)
         self._by_name = {item.name: item for item in self.inputs}
         self.encoded = tuple(name for name in self._by_name if name in encoded)
         self._value_inputs = tuple(values) or (self.fed_input,)
@@ -337,7 +337,8 @@ class DecoderGraph:
 
         A recurrent state of several tokens cannot be held for some of them.
         """
-        if mask is None or not any(self._by_name[name].cache != "conv" for name in self._constant_states):
+        slots = [self._by_name[name].cache for name in self._constant_states]
+        if mask is None or all(slot is not None and slot.kind == "conv" for slot in slots):
             return 0
         return int(np.max(np.flatnonzero((np.asarray(mask)[:, -count:] == 0).any(axis=0)), initial=-1)) + 1
 
@@ -538,7 +539,9 @@ def _refuse_scores_of_texts(session: Session) -> None:
         )
 
 
-def _with_head_size(inputs: Sequence[GraphInput], session: Session, states: Collection[str]) -> tuple[GraphInput, ...]:
+def _with_head_size(
+    inputs: Sequence[InputTensorSpec], session: Session, states: Collection[str]
+) -> tuple[InputTensorSpec, ...]:
     """Return inputs whose states have a head size: genai's builder leaves it open, and names it in its config."""
     is_open = [item.name in states and len(item.shape) == 4 and not isinstance(item.shape[-1], int) for item in inputs]
     config = None if session.model_path is None else session.model_path.with_name(GENAI_CONFIG_NAME)
@@ -554,7 +557,7 @@ def _with_head_size(inputs: Sequence[GraphInput], session: Session, states: Coll
             hint="Build the model again.",
         )
     return tuple(
-        replace(item, shape=(*item.shape[:-1], size)) if is_open_here else item
+        item.model_copy(update={"shape": (*item.shape[:-1], size)}) if is_open_here else item
         for item, is_open_here in zip(inputs, is_open, strict=True)
     )
 
@@ -604,7 +607,7 @@ def _held_tokens(session: Session, axes: Mapping[str, int]) -> int | None:
     )
 
 
-def _position_rows(positions: GraphInput | None) -> int | None:
+def _position_rows(positions: InputTensorSpec | None) -> int | None:
     shape = () if positions is None else positions.shape
     return shape[0] if len(shape) > 2 and isinstance(shape[0], int) else None
 

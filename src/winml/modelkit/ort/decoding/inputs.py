@@ -19,7 +19,6 @@ from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.options import load_metadata
 from winml.modelkit.ort.default_sizes import TOKENS
 from winml.modelkit.ort.graph_inputs import (
-    GraphInput,
     Size,
     bounds_by_name,
     default_size_notes,
@@ -80,7 +79,7 @@ class _Axes:
     """Size of the mask, where it is neither."""
 
 
-def inputs_of_file(path: Path) -> tuple[GraphInput, ...]:
+def inputs_of_file(path: Path) -> tuple[InputTensorSpec, ...]:
     """Return names, sizes and what the file says of the inputs of a graph, without a session; types are left out.
 
     Raises:
@@ -101,7 +100,7 @@ def inputs_of_file(path: Path) -> tuple[GraphInput, ...]:
     return described_inputs(dict.fromkeys(shapes, ""), shapes, metadata)
 
 
-def decoder_run(inputs: Sequence[GraphInput], requested: Mapping[str, int]) -> DecoderRun | None:
+def decoder_run(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int]) -> DecoderRun | None:
     """Return the one run by which a decoder is measured: a step, or a prompt where the user gave its length.
 
     Args:
@@ -118,7 +117,7 @@ def decoder_run(inputs: Sequence[GraphInput], requested: Mapping[str, int]) -> D
     return DecoderRun(tokens, 0) if axes.tokens in sizes_by_key(inputs, requested) else DecoderRun(1, tokens)
 
 
-def decoder_tokens(inputs: Sequence[GraphInput], requested: Mapping[str, int]) -> int | None:
+def decoder_tokens(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int]) -> int | None:
     """Return how many tokens a decoder is to be measured with, in a prompt and in the cache before a step.
 
     Args:
@@ -157,7 +156,12 @@ def decoder_tokens(inputs: Sequence[GraphInput], requested: Mapping[str, int]) -
 
 
 def decoder_feeds(
-    inputs: Sequence[GraphInput], run: DecoderRun, requested: Mapping[str, int], *, batch_size: int | None, seed: int
+    inputs: Sequence[InputTensorSpec],
+    run: DecoderRun,
+    requested: Mapping[str, int],
+    *,
+    batch_size: int | None,
+    seed: int,
 ) -> tuple[dict[str, Array], tuple[str, ...]]:
     """Return values for one run, and what is to be said of their sizes.
 
@@ -193,7 +197,7 @@ def decoder_feeds(
     return feeds, default_size_notes(chosen)
 
 
-def prompt_before(inputs: Sequence[GraphInput], requested: Mapping[str, int], steps: int) -> DecoderRun:
+def prompt_before(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int], steps: int) -> DecoderRun:
     """Return the prompt after which a decoder is to make so many steps.
 
     Args:
@@ -269,30 +273,31 @@ def masks_run_alone(shapes: Mapping[str, Sequence[Size]], fed: str, states: Iter
     return is_as_long and not any(name.startswith(_PAST) for name in states)
 
 
-def plain_value(item: GraphInput | InputTensorSpec) -> int:
+def plain_value(item: InputTensorSpec) -> int:
     """Return what an input says of a token that is not marked, such as one that stands for no image."""
     return int(item.value_range[0]) if item.value_range and item.first_values else 0
 
 
-def _open_axes(inputs: Sequence[GraphInput]) -> _Axes | None:
+def _open_axes(inputs: Sequence[InputTensorSpec]) -> _Axes | None:
     """Return the names of tokens and cache; None where the graph is no decoder with a cache that takes any of them."""
-    states = [item for item in inputs if item.cache is not None]
-    passed = next((item for item in inputs if item.name in _TOKEN_INPUTS and len(item.shape) > 1), None)
-    tokens = None if passed is None else passed.shape[1]
-    if not states or passed is None or not isinstance(tokens, str):
+    kinds = {item.name: item.cache.kind for item in inputs if item.cache is not None}
+    shapes = {item.name: item.named_shape for item in inputs}
+    batch, tokens = next(
+        (shapes[name][:2] for name in shapes if name in _TOKEN_INPUTS and len(shapes[name]) > 1), (0, 0)
+    )
+    if not kinds or not isinstance(tokens, str):
         return None
-    batch = passed.shape[0]
     summed = {term for item in inputs for terms in item.sums.values() for term in terms}
-    named = dict.fromkeys(size for item in states for size in item.shape if isinstance(size, str) and size != batch)
+    named = dict.fromkeys(size for name in kinds for size in shapes[name] if isinstance(size, str) and size != batch)
     past = tuple(name for name in named if name in summed or "past" in name)
-    if not past and any(item.cache in _GROWING for item in states):
+    if not past and any(kind in _GROWING for kind in kinds.values()):
         return None
-    mask = next((item.shape[1] for item in inputs if item.name == MASK and len(item.shape) > 1), None)
+    mask = next(iter(shapes.get(MASK, ())[1:]), None)
     is_own = isinstance(mask, str) and mask not in (tokens, *past)
     return _Axes(tokens, past, mask if is_own and isinstance(mask, str) else None)
 
 
-def empty_state_sizes(item: GraphInput, batch: Size, rows: int) -> tuple[int, ...]:
+def empty_state_sizes(item: InputTensorSpec, batch: Size, rows: int) -> tuple[int, ...]:
     """Return the sizes of a state of a cache before the first token: what is open and not the batch is empty.
 
     Args:
@@ -306,12 +311,12 @@ def empty_state_sizes(item: GraphInput, batch: Size, rows: int) -> tuple[int, ..
     )
 
 
-def batch_axis(item: GraphInput, batch: Size) -> int:
+def batch_axis(item: InputTensorSpec, batch: Size) -> int:
     """Return which axis of a state of a cache is that of the batch; see :func:`empty_state_sizes`."""
     return item.shape.index(batch) if isinstance(batch, str) and batch in item.shape else 0
 
 
-def constant_size_states(states: Iterable[GraphInput], batch: Size) -> dict[str, int]:
+def constant_size_states(states: Iterable[InputTensorSpec], batch: Size) -> dict[str, int]:
     """Return input → axis of the batch, for states that summarize all tokens before: recurrent ones and convolutions.
 
     Padding runs through such a state, since no mask hides what it was computed from.
@@ -324,7 +329,7 @@ def constant_size_states(states: Iterable[GraphInput], batch: Size) -> dict[str,
     return {
         item.name: axes[item.name]
         for item in states
-        if (item.cache in _CARRIED if item.cache is not None else not item.name.startswith(_PAST))
+        if (item.cache.kind in _CARRIED if item.cache is not None else not item.name.startswith(_PAST))
         if all(isinstance(size, int) for axis, size in enumerate(item.shape) if axis != axes[item.name])
     }
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,9 +16,10 @@ import numpy as np
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import UsageError
 from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, ONLY_PART, PROMPT, VISION
+from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.decoding.decoder import DecoderGraph, GraphCache, feeds_between, text_tokens
 from winml.modelkit.ort.decoding.inputs import MASK, POSITIONS, TOKEN_IDS, TOKEN_TYPES, TOKEN_VECTORS
-from winml.modelkit.ort.graph_inputs import GraphInput, array_words, fitted_array, graph_inputs
+from winml.modelkit.ort.graph_inputs import array_words, fitted_array, graph_inputs
 from winml.modelkit.ort.sessions import Session
 
 _DECODER_MASK = "encoder_attention_mask"
@@ -71,7 +71,7 @@ class Encoder:
             InputError: the files do not state it.
         """
         self.session = encoder
-        self.inputs: tuple[GraphInput, ...] = graph_inputs(encoder)
+        self.inputs: tuple[InputTensorSpec, ...] = graph_inputs(encoder)
         self._feeds = feeds_between(encoder, decoder)
         self._is_mask_shared = _DECODER_MASK in decoder.inputs and _DECODER_MASK not in self._feeds.values()
         self.given = (*self._feeds.values(), _DECODER_MASK)
@@ -96,10 +96,10 @@ class Encoder:
         return {**encoded, _DECODER_MASK: feeds[MASK]} if self._is_mask_shared else encoded
 
     @property
-    def unpadded_inputs(self) -> tuple[GraphInput, ...]:
+    def unpadded_inputs(self) -> tuple[InputTensorSpec, ...]:
         """Inputs as they may be fed: open along the length, to which :meth:`encode` pads or which it demands."""
         return tuple(
-            replace(item, shape=(item.shape[0], None, *item.shape[2:]))
+            item.model_copy(update={"shape": (item.shape[0], f"{item.name}:1", *item.shape[2:])})
             if self._length is not None and item.shape[1:2] == (self._length,)
             else item
             for item in self.inputs
@@ -152,7 +152,7 @@ class Encoder:
         is_normalized = any(node.op_type in _NORMS_OVER_LENGTHS for node in nodes)
         return "the model normalizes over the full length" if is_normalized else None
 
-    def _fitted(self, item: GraphInput, passed: Arrays) -> Array:
+    def _fitted(self, item: InputTensorSpec, passed: Arrays) -> Array:
         array = passed.get(item.name)
         if array is None and item.name == MASK:
             tokens = next(iter(passed.values()))
@@ -164,7 +164,7 @@ class Encoder:
             )
         return fitted_array(item, np.asarray(array), self.session.name, self._way_out(item, np.asarray(array)))
 
-    def _way_out(self, item: GraphInput, array: Array) -> str:
+    def _way_out(self, item: InputTensorSpec, array: Array) -> str:
         if (
             self._length is not None
             and item.shape[1:2] == (self._length,)
@@ -195,7 +195,7 @@ class EncoderDecoder(DecoderGraph):
         super().__init__(decoder, self.encoder.given)
 
     @property
-    def first_inputs(self) -> tuple[GraphInput, ...]:
+    def first_inputs(self) -> tuple[InputTensorSpec, ...]:
         """Inputs of the encoder."""
         return self.encoder.inputs
 
@@ -225,7 +225,7 @@ class TokenEmbedder:
             InputError: they do not say it.
         """
         self._vision, self._embedding = vision, embedding
-        self.image_inputs: tuple[GraphInput, ...] = graph_inputs(vision)
+        self.image_inputs: tuple[InputTensorSpec, ...] = graph_inputs(vision)
         self._seen = feeds_between(vision, embedding)
         by_name = {item.name: item for item in graph_inputs(embedding)}
         self.places = [value for value, _ in by_name[TOKEN_IDS].first_values]
@@ -344,7 +344,7 @@ class VisionLanguageDecoder(DecoderGraph):
         super().__init__(decoder, values=self._vectors.values())
 
     @property
-    def first_inputs(self) -> tuple[GraphInput, ...]:
+    def first_inputs(self) -> tuple[InputTensorSpec, ...]:
         """Inputs of the vision encoder."""
         return self.embedder.image_inputs
 
@@ -414,6 +414,6 @@ class VisionLanguageDecoder(DecoderGraph):
         return np.concatenate([vectors[output] for output in self._vectors], axis=-1)
 
 
-def _no_rows(item: GraphInput) -> Array:
+def _no_rows(item: InputTensorSpec) -> Array:
     """Return the value of an input where there are no images."""
     return np.zeros((0, *(size for size in item.shape[1:] if isinstance(size, int))), np.dtype(item.dtype))

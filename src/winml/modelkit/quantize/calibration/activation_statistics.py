@@ -19,7 +19,8 @@ import onnx_ir as ir
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import QuantizeError
-from winml.modelkit.ort.graph_inputs import GraphInput, graph_inputs
+from winml.modelkit.onnx.specs import InputTensorSpec
+from winml.modelkit.ort.graph_inputs import graph_inputs
 from winml.modelkit.ort.graph_sessions import GraphSessions
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.quantize.precisions import CalibrationMethod
@@ -41,7 +42,7 @@ class MeasuredValue:
 Ranges = Mapping[str, tuple[float, float]]
 """Name of a value → its smallest and largest value."""
 
-SampleReader = Callable[[Sequence[GraphInput]], Iterable[Arrays]]
+SampleReader = Callable[[Sequence[InputTensorSpec]], Iterable[Arrays]]
 """Yields one array per input of a graph for each sample."""
 
 GROUP_BYTES = 256_000_000

@@ -25,8 +25,9 @@ from winml.modelkit.compare.quality_samples import MOST_SAMPLES as MOST_COMPARED
 from winml.modelkit.errors import InputError, QuantizeError, StageError, UsageError, WinMLError
 from winml.modelkit.onnx.files.placing import file_digest, model_digest
 from winml.modelkit.onnx.files.resumable_results import OtherRequest, ResumableResults
+from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.decoding.inputs import DecoderRun, decoder_feeds, decoder_tokens, inputs_of_file
-from winml.modelkit.ort.graph_inputs import GraphInput, draw_feeds, graph_inputs, load_feeds, settle_sizes
+from winml.modelkit.ort.graph_inputs import draw_feeds, graph_inputs, load_feeds, settle_sizes
 from winml.modelkit.ort.opened_model import RunOptions, Values
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.quantize.calibration.activation_statistics import (
@@ -236,7 +237,7 @@ class Calibration:
             hint = "Pass values that are valid for the model; see its code or config."
             raise QuantizeError(f"{OPTION} {self._name}: the model cannot run on it: {reason}", hint=hint) from error
 
-    def read_samples(self, inputs: Sequence[GraphInput]) -> Iterator[dict[str, Array]]:
+    def read_samples(self, inputs: Sequence[InputTensorSpec]) -> Iterator[dict[str, Array]]:
         """Yield one array per input for each sample that is not held out.
 
         Raises:
@@ -247,7 +248,7 @@ class Calibration:
             if not (self.holds_out and number % HELD_OUT == HELD_OUT - 1):
                 yield sample
 
-    def held_out_samples(self, inputs: Sequence[GraphInput]) -> Iterator[dict[str, Array]]:
+    def held_out_samples(self, inputs: Sequence[InputTensorSpec]) -> Iterator[dict[str, Array]]:
         """Yield one array per input for each sample that is held out.
 
         Raises:
@@ -255,7 +256,7 @@ class Calibration:
         """
         return itertools.islice(self._samples(inputs), HELD_OUT - 1, None, HELD_OUT)
 
-    def _samples(self, inputs: Sequence[GraphInput]) -> Iterator[dict[str, Array]]:
+    def _samples(self, inputs: Sequence[InputTensorSpec]) -> Iterator[dict[str, Array]]:
         if self._sample_feeds is not None:
             yield from self._sample_feeds.read(inputs)
         elif self.has_data:
@@ -291,7 +292,7 @@ class Calibration:
             return next(samples, None) is not None
         return False
 
-    def _made_samples(self, inputs: Sequence[GraphInput]) -> list[dict[str, Array]]:
+    def _made_samples(self, inputs: Sequence[InputTensorSpec]) -> list[dict[str, Array]]:
         """Return samples for the processor beside the model; none where there is none, or the model takes others."""
         if not self._made and has_processors(inputs, self.model_folder):
             run = RunOptions("", sizes=self.sizes, seed=self.seed + _OTHER_SAMPLES)
@@ -339,7 +340,7 @@ class Calibration:
     def _name(self) -> str:
         return self._path.name if self._sample_feeds is None else self._sample_feeds.data_set.name
 
-    def _random_samples(self, inputs: Sequence[GraphInput]) -> Iterator[dict[str, Array]]:
+    def _random_samples(self, inputs: Sequence[InputTensorSpec]) -> Iterator[dict[str, Array]]:
         try:
             tokens = None if self.options.needs_ranges else decoder_tokens(inputs, self.sizes)
             if tokens is not None:  # whole prompts: nobody feeds a decoder a random cache

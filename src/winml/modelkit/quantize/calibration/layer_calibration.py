@@ -22,9 +22,10 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import QuantizeError, StageError
 from winml.modelkit.onnx.cutting import Cut, Cutter, cut_model
 from winml.modelkit.onnx.files.resumable_results import OtherRequest, ResumableResults
+from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.onnx.weights import computed_tensor
 from winml.modelkit.ort.decoding.inputs import MASK
-from winml.modelkit.ort.graph_inputs import GraphInput, described_inputs
+from winml.modelkit.ort.graph_inputs import described_inputs
 from winml.modelkit.ort.graph_sessions import GraphSessions
 from winml.modelkit.ort.sessions import Session, onnxruntime_version
 from winml.modelkit.progress import count_progress
@@ -147,7 +148,7 @@ class LayerCalibration:
             values.count = number + 1
 
 
-def _inputs_of(model: ir.Model) -> tuple[GraphInput, ...]:
+def _inputs_of(model: ir.Model) -> tuple[InputTensorSpec, ...]:
     """Return the inputs of a graph as an open session would describe them."""
     values = [value for value in model.graph.inputs if not value.is_initializer()]
     types = {}
