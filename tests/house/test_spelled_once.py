@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from house.sources import Module, modules
+from winml.modelkit.quantize.precisions import PRECISIONS
 
 _METADATA_KEY = re.compile(r"^winml\.(?!modelkit\b)[a-z_.]*$|^pkg\.(torch|onnxscript)\.[a-z_.]*$")
 _FILE_NAME = re.compile(
@@ -45,6 +46,33 @@ def test_metadata_keys_are_spelled_in_one_file() -> None:
 def test_file_names_are_spelled_in_one_file() -> None:
     """Whoever looks for the name of a written file finds all of them side by side."""
     assert [] == _spelled_elsewhere(_FILE_NAME, "file_names")
+
+
+_OTHER_NAMES = {
+    "builds.foreign_configs": "words of winml-cli's configs",
+    "export.declared_options": "types of activations",
+    "export.loading": "types that a checkpoint is loaded in",
+    "models": "types of stored tensors, and those that a checkpoint is loaded in",
+    "onnx": "types of ONNX",
+    "quantize.carried_codes": "types of ONNX",
+    "quantize.file_quantization": "types of ONNX",
+    "quantize.declared_options": "the type of a KV cache, which mypy reads",
+    "tune.candidates": "a hint of OpenVINO",
+}
+"""Module or package → the meaning of words there that are names of precisions, too."""
+
+
+def test_precisions_are_named_in_their_registry() -> None:
+    """A precision is added by one entry: the other modules read it, and name none."""
+    named = [
+        f"{module.name}:{line} {text!r}"
+        for module in modules()
+        if module.name != "quantize.precisions"
+        and not any(module.name == other or module.name.startswith(f"{other}.") for other in _OTHER_NAMES)
+        for line, text in _texts(module)
+        if text in PRECISIONS
+    ]
+    assert [] == named
 
 
 def test_patterns_see_what_they_are_for() -> None:

@@ -24,7 +24,7 @@ from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.options import Options, parse_options, unknown_key_message
 from winml.modelkit.ort.execution_providers import Device, find_execution_provider
 from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.precisions import FLOAT32, PRECISIONS, PrecisionName
+from winml.modelkit.quantize.precisions import PRECISIONS, PrecisionName
 
 SCHEMA_VERSION: Final = 1
 """Raised when a key changes its name or meaning; :data:`MIGRATIONS` then learns how to read the version before."""
@@ -175,19 +175,15 @@ def parse_build_config(value: Any, source: str) -> tuple[WinMLBuildConfig, tuple
     return parse_options(WinMLBuildConfig, migrated, source), (*foreign, *notes, *renamed)
 
 
-_NAMES_OF_BITS = {"w4a16": "int4"}
-"""Bits of weights and activations, as configs could say them → the precision that is called otherwise now."""
-
-
 def _with_named_precision(value: Any) -> tuple[Any, tuple[str, ...]]:
     """Return a config with the precision under its present name, and what was changed."""
     section = value.get("quant") if isinstance(value, dict) else None
     bits = section.get("precision") if isinstance(section, dict) else None
-    if not isinstance(section, dict) or not isinstance(bits, str) or bits not in _NAMES_OF_BITS:
+    name = next((name for name, precision in PRECISIONS.items() if bits in precision.older_names), None)
+    if not isinstance(section, dict) or name is None:
         return value, ()
     if bits in PRECISIONS:
         return value, ()  # a package adds a precision of this name
-    name = _NAMES_OF_BITS[bits]
     return {**value, "quant": {**section, "precision": name}}, (f"quant.precision {bits} is now called {name}",)
 
 
@@ -244,7 +240,7 @@ def _input_record(spec: Any) -> dict[str, object]:
     return {**spec.as_record(), **ending}
 
 
-_AUTO_PRECISIONS: Mapping[Device, PrecisionName] = {"cpu": FLOAT32, "gpu": "fp16", "npu": "w8a16"}
+_AUTO_PRECISIONS = {precision.auto_device: name for name, precision in PRECISIONS.items() if precision.auto_device}
 """Kind of device → the precision that ``auto`` stands for. Chosen: a CPU computes float32 as exactly as PyTorch does,
 and whether it gains by fewer bits depends on its instructions; GPUs compute in 16-bit floating point; NPUs compute in
 integers, and 16 bits for activations keep most of the answer."""

@@ -17,9 +17,9 @@ from winml.modelkit.errors import UsageError, WinMLError
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.onnx.specs import InputTensorSpec
-from winml.modelkit.ort.decoding.inputs import DecoderRun, decoder_tokens
+from winml.modelkit.ort.decoding.inputs import decoder_tokens
 from winml.modelkit.ort.graph_inputs import graph_inputs
-from winml.modelkit.ort.opened_model import RunOptions, Values, values_for, with_fitting_sizes
+from winml.modelkit.ort.opened_model import RunOptions, Values, values_for, with_fitting_sizes, with_whole_prompts
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.samples.data_sets import DataSetRequest, open_data_set
 from winml.modelkit.samples.generated_samples import decoding_samples, has_processors, made_values, with_fixed_sizes
@@ -170,9 +170,7 @@ def _decoded_values(inputs: Sequence[InputTensorSpec], request: SampleRequest) -
 
 def _random_values(session: Session, request: SampleRequest) -> SampleValues:
     """Return random values; of a decoder with a cache, whole prompts: nobody feeds it a random cache."""
-    run, inputs = request.run, graph_inputs(session)
-    if run.decoding is None and (tokens := decoder_tokens(inputs, run.sizes)) is not None:
-        run = replace(run, decoding=DecoderRun(tokens, 0))
+    run = with_whole_prompts(graph_inputs(session), request.run)
     try:
         run = with_fitting_sizes(session, run)
     except UsageError:

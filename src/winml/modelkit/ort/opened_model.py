@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.errors import MeasureError, StageError, UsageError
 from winml.modelkit.onnx.specs import InputTensorSpec, damaged_bounds_notes
-from winml.modelkit.ort.decoding.inputs import DecoderRun, decoder_feeds
+from winml.modelkit.ort.decoding.inputs import DecoderRun, decoder_feeds, decoder_tokens
 from winml.modelkit.ort.default_sizes import fixing_command
 from winml.modelkit.ort.devices import ChosenProvider, choose_provider, missing_option_hint
 from winml.modelkit.ort.execution_providers import Device
@@ -133,24 +133,40 @@ def values_for(session: Session, options: RunOptions) -> Values:
         InputError: the user's file is damaged.
     """
     inputs, damaged = graph_inputs(session), damaged_bounds_notes(session.metadata)
-    if options.decoding is not None:
-        feeds, notes = decoder_feeds(
-            inputs, options.decoding, options.sizes, batch_size=options.batch_size, seed=options.seed
-        )
-        return Values(inputs, feeds, (*damaged, *notes))
-    if options.input_data is None:
-        found = {name: size for name, size in options.fitting_sizes.items() if name not in options.sizes}
-        sizes = settle_sizes(inputs, {**found, **options.sizes}, batch_size=options.batch_size)
-        words = ", ".join(f"{name} {size}" for name, size in found.items())
-        note = f"default sizes, reduced because the model fails at larger ones: {words}"
-        notes = (*damaged, *sizes.notes, *([f"{note} (change them with --shape-config)"] if found else []))
-        return Values(inputs, draw_feeds(inputs, sizes.by_name, options.seed), notes)
+    if options.decoding is not None or options.input_data is None:
+        drawn = random_values(inputs, options)
+        return replace(drawn, notes=(*damaged, *drawn.notes))
     if options.sizes or options.batch_size is not None:
         option = "--shape-config" if options.sizes else "--batch-size"
         raise UsageError(
             f"{option}: --input-data {options.input_data} already determines the sizes", hint="Use one of the two."
         )
     return Values(inputs, load_feeds(options.input_data, inputs), damaged, file=options.input_data)
+
+
+def random_values(inputs: Sequence[InputTensorSpec], options: RunOptions) -> Values:
+    """Return random values for the inputs of a graph, or of one run of a decoder.
+
+    Raises:
+        UsageError: sizes do not fit the inputs, or no values can be drawn.
+    """
+    if options.decoding is not None:
+        feeds, notes = decoder_feeds(
+            inputs, options.decoding, options.sizes, batch_size=options.batch_size, seed=options.seed
+        )
+        return Values(tuple(inputs), feeds, notes)
+    found = {name: size for name, size in options.fitting_sizes.items() if name not in options.sizes}
+    sizes = settle_sizes(inputs, {**found, **options.sizes}, batch_size=options.batch_size)
+    words = ", ".join(f"{name} {size}" for name, size in found.items())
+    note = f"default sizes, reduced because the model fails at larger ones: {words}"
+    notes = (*sizes.notes, *([f"{note} (change them with --shape-config)"] if found else []))
+    return Values(tuple(inputs), draw_feeds(inputs, sizes.by_name, options.seed), notes)
+
+
+def with_whole_prompts(inputs: Sequence[InputTensorSpec], options: RunOptions) -> RunOptions:
+    """Return options by which a decoder with a cache reads a whole prompt: nobody feeds it a random cache."""
+    tokens = None if options.decoding is not None else decoder_tokens(inputs, options.sizes)
+    return options if tokens is None else replace(options, decoding=DecoderRun(tokens, 0))
 
 
 def run_at_fitting_sizes(path: Path, options: RunOptions, work: Callable[[RunOptions], _T]) -> _T:

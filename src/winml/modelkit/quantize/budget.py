@@ -39,8 +39,8 @@ from winml.modelkit.quantize.engines.block_quantizers import SolvedWeight
 from winml.modelkit.quantize.module_parts import ModulePart, list_parts, only_options
 from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
 from winml.modelkit.quantize.pipeline import quantize
-from winml.modelkit.quantize.placements import placement_for
-from winml.modelkit.quantize.precisions import FLOAT32, PRECISIONS
+from winml.modelkit.quantize.placements import CPU_PLACEMENT, placement_for
+from winml.modelkit.quantize.precisions import BFLOAT16, FLOAT32, INT4, PRECISIONS, Precision
 from winml.modelkit.quantize.preparation import PreparedGraph
 from winml.modelkit.quantize.records import BudgetChoice, BudgetSearch, BudgetTrial
 from winml.modelkit.quantize.sensitivity_records import FidelityTarget, MeasuredVariant
@@ -66,20 +66,30 @@ class _Form:
         return form if self.algorithm is None else f"{form} {self.algorithm}"
 
 
-_BLOCKS = (("int2", 128), ("int2", 32), ("int4", 128), ("int4", 32), ("int8", 64))
-_FORMS = (*(_Form(*blocks) for blocks in _BLOCKS), _Form("bf16"), _Form(FLOAT32))
-"""Chosen, from the fewest bits. Scales are as wide as the weights were: with float32, 2.3, 3.1, 4.3, 5.1 and 8.6
-bits."""
-_BY_OWN_OUTPUTS = (_Form("int4", 64), _Form("int4", 64, "hqq"), _Form("int4", 16))
+def _searched_forms(*, with_activations: bool) -> tuple[_Form, ...]:
+    """Return the forms that are tried, from the fewest bits: those of weights alone, or those of activations, too."""
+    return tuple(
+        _Form(precision.name, block_size)
+        for precision in sorted(PRECISIONS.values(), key=lambda precision: precision.weight_bits)
+        for block_size in precision.searched_blocks
+        if precision.name == FLOAT32 or _has_fixed_ranges(precision) == with_activations
+    )
+
+
+def _has_fixed_ranges(precision: Precision) -> bool:
+    return precision.modes[:1] == ("qdq",)
+
+
+_FORMS = _searched_forms(with_activations=False)
+"""Scales are as wide as the weights were: with float32, 2.3, 3.1, 4.3, 5.1 and 8.6 bits."""
+_BY_OWN_OUTPUTS = (_Form(INT4, 64), _Form(INT4, 64, "hqq"), _Form(INT4, 16))
 """Chosen from as well where the algorithm is: a module alone in them is not run, since the error of its own outputs
 says what they lose beside :data:`_COMPARED`. With ``hqq``, zero points are as wide as scales: 5 bits."""
-_COMPARED = _Form("int4", 32)
+_COMPARED = _Form(INT4, 32)
 _SINGLE: tuple[Algorithm, ...] = ("gptq", "awq", "k_quant", "rtn", "hqq")
 """Algorithms that all modules may have in the best uniform form, where each module may have its own."""
-_HALF = _Form("bf16")
+_HALF = _Form(BFLOAT16)
 """What modules may have as well whose operators keep no weights in blocks, such as convolutions."""
-_WITH_ACTIVATIONS = (_Form("w8a8"), _Form("w8a16"), _Form(FLOAT32))
-"""Chosen, from the fewest bits, where activations are quantized, too."""
 _WIDE_ACTIVATIONS = 16
 """Activations in 16 bits count as so many parts of their weights and one more. Chosen: they take no bytes of the file,
 but time; so 8 bits are preferred where they are good enough, and 16 to a module in float."""
@@ -281,8 +291,9 @@ class _Study:
         """Return the forms that a module may have; activations in 16 bits where a provider was named that has them."""
         if self._base.mode != "qdq":
             return (*_FORMS, *_BY_OWN_OUTPUTS) if self._compares_algorithms else _FORMS
-        has_wide = self._base.ep not in (None, "cpu") and 16 in placement_for(self._base.ep).activation_bits
-        return tuple(form for form in _WITH_ACTIVATIONS if has_wide or form.precision != "w8a16")
+        taken = {8} if self._base.ep in (None, CPU_PLACEMENT) else {8, *placement_for(self._base.ep).activation_bits}
+        forms = _searched_forms(with_activations=True)
+        return tuple(form for form in forms if (PRECISIONS[form.precision].activation_bits or 8) in taken)
 
     def _unit(self, part: ModulePart, forms: Sequence[_Form]) -> _Unit:
         parameters = self._graph.parameters_of(part.node_names)
@@ -298,7 +309,7 @@ class _Study:
             if decibels is not None:
                 noise = max(10 ** (-decibels / 10), _LEAST_NOISE)
                 cost = max(size - (self._float_bytes - measured.weight_bytes), 1)
-                if form.precision == "w8a16":
+                if PRECISIONS[form.precision].activation_bits == 16:
                     cost += cost // _WIDE_ACTIVATIONS
                 choices[form] = Choice(cost, noise)
         if self._compares_algorithms:
@@ -554,7 +565,7 @@ class _Study:
         if self._compares_algorithms and fitting:
             best = max(fitting, key=lambda form: self._quality_of((form,) * len(self._parts)))
             for algorithm in _SINGLE:
-                if algorithm != "hqq" or best.precision == "int4":
+                if algorithm != "hqq" or best.precision == INT4:
                     yield replace(best, algorithm=algorithm)
 
     def _smallest(self) -> tuple[_Form, ...]:
@@ -701,7 +712,8 @@ def _own_error(solved: Sequence[SolvedWeight]) -> float:
 
 def _with_form(options: QuantizeOptions, form: _Form) -> QuantizeOptions:
     """Return options with which everything has a form."""
-    mode = "weight-only" if form.block_size is not None else "qdq" if form in _WITH_ACTIVATIONS[:2] else None
+    of_precision = "qdq" if _has_fixed_ranges(PRECISIONS[form.precision]) else None
+    mode = "weight-only" if form.block_size is not None else of_precision
     changes: dict[str, object] = {"precision": form.precision, "mode": mode, "block_size": form.block_size}
     if form.algorithm is not None:
         # A rule, so that its blocks are found and compared as those of the others.

@@ -44,7 +44,7 @@ from winml.modelkit.quantize.engines.weight_only import (
 )
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.planning import EngineTask, ModulePrecision, constant_weight, float_name
-from winml.modelkit.quantize.precisions import PRECISIONS
+from winml.modelkit.quantize.precisions import INT8, PRECISIONS
 from winml.modelkit.tags.tagging import measure_coverage, read_tag
 from winml.modelkit.words import count_noun
 
@@ -142,7 +142,7 @@ def carry_codes(
     """
     _separate_experts(model.graph)
     readers = [node for node in model.graph if _coded_of(node) is not None]
-    task = EngineTask(frozenset(str(node.name) for node in readers), PRECISIONS["int8"], QuantizeOptions(ep=ep))
+    task = EngineTask(frozenset(str(node.name) for node in readers), PRECISIONS[INT8], QuantizeOptions(ep=ep))
     packing = _CodesPacking(model.graph, task, activations)
     for node in readers:
         packing.carry(node)
@@ -369,7 +369,7 @@ def _record_of(node: ir.Node, weight: coded_weights.CodedWeight) -> dict[str, ob
     """Return what a node says of its weight."""
     bits = node.attributes.get_int("bits", weight.bits)
     is_carried = weight.kind != "number" and (node.op_type == "MatMulBnb4" or bits == weight.bits)
-    record: dict[str, object] = {"precision": weight.precision if is_carried else "int8", "kind": "operator"}
+    record: dict[str, object] = {"precision": weight.precision if is_carried else INT8, "kind": "operator"}
     if (size := node.attributes.get("block_size")) is not None:
         record["block_size"] = size.as_int()
     record["source_format"] = weight.source_format

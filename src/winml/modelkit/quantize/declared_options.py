@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from winml.modelkit.fields import CALIBRATION, DEVICE, QUANTIZATION, VERIFICATION, declare, read_columns
-from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, CalibrationMethod, ModeName, PrecisionName
+from winml.modelkit.quantize.precisions import INT8, MODES, PRECISIONS, CalibrationMethod, ModeName, PrecisionName
 
 Algorithm = Literal["rtn", "hqq", "k_quant", "gptq", "awq", "auto"]
 BlockSize = Literal[16, 32, 64, 128, 256]
@@ -43,8 +43,8 @@ class QuantizeFields:
         None,
         QUANTIZATION,
         short="-p",
-        only=tuple(name for name in PRECISIONS if name != FLOAT32),
-        default_words="int8",
+        only=tuple(name for name, precision in PRECISIONS.items() if precision.modes),
+        default_words=INT8,
         is_common=True,
     )
     """Precision of the quantized modules."""

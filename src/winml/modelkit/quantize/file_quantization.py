@@ -488,8 +488,9 @@ class Quantization(graph_file.GraphWork[QuantizeResult]):
         of_cache = [LEAST_CACHE_SQNR_DB] if self.options.kv_cache is not None else []
         # A rule that no module obeys asks for nothing.
         used = [precision for precision in requested if precision.name in self.outcome.used] or requested
-        of_float = [PRECISIONS["bf16"].least_sqnr_db] if self.outcome.stays_float else []
-        least = min((*(precision.least_sqnr_db for precision in used), *of_cache, *of_float))
+        if self.outcome.stays_float:
+            used = [*used, *(precision for precision in PRECISIONS.values() if precision.float_type)]
+        least = min((*(precision.least_sqnr_db for precision in used), *of_cache))
         return self.options.min_sqnr_db if self.options.min_sqnr_db is not None else least
 
 

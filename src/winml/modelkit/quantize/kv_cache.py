@@ -29,6 +29,7 @@ from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.fresh_names import FreshNames
 from winml.modelkit.onnx.weights import add_initializer
 from winml.modelkit.options import JsonError, load_metadata
+from winml.modelkit.quantize.precisions import INT8
 from winml.modelkit.words import count_noun
 
 _OPERATOR, _DOMAIN = "GroupQueryAttention", "com.microsoft"
@@ -109,9 +110,9 @@ def quantize_cache(model: ir.Model, maxima: Mapping[str, Array]) -> tuple[str, .
         for value in (*states.past, *states.present):
             value.type = ir.TensorType(ir.DataType.INT8)
     record = _record_of(model)
-    record.setdefault("requested", {})["kv_cache"] = "int8"
+    record.setdefault("requested", {})["kv_cache"] = INT8
     record.setdefault("modules", [])
-    record["kv_cache"] = {"precision": "int8", "attentions": len(found)}
+    record["kv_cache"] = {"precision": INT8, "attentions": len(found)}
     model.metadata_props[QUANTIZATION_KEY] = json.dumps(record, ensure_ascii=False)
     left = sum(node.op_type == _OPERATOR for node in model.graph) - len(found)
     reason = "other nodes read it too, or it is not an input."

@@ -133,20 +133,17 @@ class QuantizeOptions(QuantizeFields, Options):
 
     @property
     def takes_constant_tables(self) -> bool:
-        """Whether rows have to be looked up in constants, and not in what an operator makes of one.
-
-        Measured with OpenVINO 2026.4, whose importer of ONNX refuses others.
-        """
-        return self.ep == "openvino"
+        """Whether rows have to be looked up in constants, and not in what an operator makes of one."""
+        return placement_for(self.ep).takes_constant_tables
 
     @property
     def base(self) -> precisions.Precision:
         """The precision of every module that nothing else is said of."""
         if self.bit_budget is not None:
-            return precisions.PRECISIONS[self.precision or ("w8a8" if self.mode == "qdq" else "int4")]
+            return precisions.PRECISIONS[self.precision or (precisions.W8A8 if self.mode == "qdq" else precisions.INT4)]
         if self.precision is None and self.kv_cache is not None:
             return precisions.PRECISIONS[precisions.FLOAT32]
-        return precisions.PRECISIONS[self.precision or "int8"]
+        return precisions.PRECISIONS[self.precision or precisions.INT8]
 
     @property
     def bit_budget(self) -> BitBudget | None:

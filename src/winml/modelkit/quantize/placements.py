@@ -97,6 +97,9 @@ class Placement:
     """Operator and bits → range of its output, whatever the data."""
     finite_masks: bool = True
     """Whether masks of attention get a finite minimum in the range of the scores."""
+    takes_constant_tables: bool = False
+    """True if rows have to be looked up in constants, not in what an operator makes of one; measured with OpenVINO
+    2026.4, whose importer of ONNX refuses others."""
     takes_qdq_alone: bool = False
     """True if Q/DQ is the only quantized form that the provider is documented to take."""
     fusions: tuple[str, ...] = ()
@@ -127,7 +130,8 @@ class Placement:
         return axis % rank if node.op_type != "MatMul" or rank == 2 else None
 
 
-_CPU_PLACEMENT = "cpu"
+CPU_PLACEMENT = "cpu"
+"""Short name of the provider whose placement all have that have none of their own."""
 """Placement where no provider is named."""
 
 _QNN_RULES: Mapping[str, OperatorRule] = {
@@ -174,7 +178,7 @@ _TENSORRT = Placement(
 )
 
 _BUILT_IN: Mapping[str, Placement] = {
-    _CPU_PLACEMENT: Placement(
+    CPU_PLACEMENT: Placement(
         "layers with weights and chains of integer kernels; products return floats",
         "kernels of ONNX Runtime's CPU provider, measured: docs/reference/quantization.md",
         finite_masks=False,
@@ -205,6 +209,7 @@ _BUILT_IN: Mapping[str, Placement] = {
         channel_axes=_ALL_CHANNELS,
         integer_bias=False,
         finite_masks=False,
+        takes_constant_tables=True,
     ),
     "vitisai": Placement(
         "every operator a whole unit of integers, all symmetric (A8W8 and A16W8 of AMD Quark)",
@@ -251,4 +256,4 @@ PLACEMENTS: Registry[Placement] = Registry("placements", "placement", _BUILT_IN,
 
 def placement_for(ep: str | None) -> Placement:
     """Return the placement of a provider, by its short name."""
-    return PLACEMENTS[ep if ep is not None and ep in PLACEMENTS else _CPU_PLACEMENT]
+    return PLACEMENTS[ep if ep is not None and ep in PLACEMENTS else CPU_PLACEMENT]

@@ -18,7 +18,7 @@ from winml.modelkit.quantize.declared_options import Algorithm
 from winml.modelkit.quantize.engines.block_quantizers import SolvedWeight
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.placements import Placement, placement_for
-from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, Mode, Precision
+from winml.modelkit.quantize.precisions import FLOAT16, FLOAT32, MODES, PRECISIONS, Mode, Precision
 from winml.modelkit.quantize.qdq_placement import COMPANIONS, QdqPlacement
 from winml.modelkit.records import Record, entry, recorded
 from winml.modelkit.tags.selector import nearest_paths
@@ -367,19 +367,16 @@ def refuse_quantized(model: ir.Model, options: QuantizeOptions) -> None:
     Raises:
         InputError: names a node that is.
     """
-    is_half_requested = {precision.name for precision, _ in options.requested_modes()} == {_HALF}
+    # The rest of a graph with quantized weights may get it; scales in bfloat16 would be too coarse.
+    is_half_requested = {precision.name for precision, _ in options.requested_modes()} == {FLOAT16}
     refused = ROUNDING_OPERATORS if is_half_requested else QUANTIZED_OPERATORS
     for node in all_nodes(model):
         if node.op_type in refused:
-            other = "" if node.op_type in ROUNDING_OPERATORS else f" --precision {_HALF} converts the other weights."
+            other = "" if node.op_type in ROUNDING_OPERATORS else f" --precision {FLOAT16} converts the other weights."
             raise InputError(
                 f"the graph is already quantized: node {node.name or '?'} is a {node.op_type}",
                 hint=f"Quantize its floating-point source file.{other}",
             )
-
-
-_HALF = "fp16"
-"""Precision that the rest of a graph with quantized weights may get; scales in bfloat16 would be too coarse."""
 
 
 def _reasons(planned: Sequence[PlannedNode]) -> str:

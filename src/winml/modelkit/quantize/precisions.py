@@ -42,6 +42,15 @@ class Precision:
     """Ways that come with it, where :data:`MODES` has none: those of plug-ins."""
     float_type: str = ""
     """ONNX's name of the 16-bit type that its weights become, such as ``FLOAT16``; empty: they become integers."""
+    searched_blocks: tuple[int | None, ...] = ()
+    """Block sizes of weights that a search for the bits of each module tries, the largest first; None: no blocks."""
+    auto_device: str = ""
+    """Kind of device for which a build that leaves the choice to winml takes this precision."""
+    transformers_js_suffix: str | None = None
+    """End of the names of its files for transformers.js, as ``DEFAULT_DTYPE_SUFFIX_MAPPING`` specifies it; None: it has
+    no name there."""
+    older_names: tuple[str, ...] = ()
+    """Names in configs of earlier versions."""
 
     @property
     def range_bits(self) -> int:
@@ -146,25 +155,45 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
 INTEGER_ACTIVATIONS: frozenset[Mode] = frozenset({"dynamic", "qdq"})
 """Ways in which activations become integers."""
 
-FLOAT32 = "fp32"
+INT8, INT4, W8A8, FLOAT16, BFLOAT16, FLOAT32 = "int8", "int4", "w8a8", "fp16", "bf16", "fp32"
+"""Precisions that have a role of their own: :data:`INT8` is the default, :data:`INT4` that of a search for the bits of
+weights, and :data:`W8A8` that of a search for the bits of weights and activations."""
 
 _BUILT_IN = {
     precision.name: precision
     for precision in (
-        Precision("int8", 8, ("dynamic", "qdq", "weight-only"), "8-bit signed weights", 6.0, activation_bits=8),
         Precision(
-            "uint8", 8, ("dynamic", "qdq"), "8-bit unsigned weights", 5.0, activation_bits=8, signed_weights=False
+            INT8, 8, ("dynamic", "qdq", "weight-only"), "8-bit signed weights", 6.0, activation_bits=8,
+            searched_blocks=(64,), transformers_js_suffix="_quantized",
         ),
-        Precision("w8a8", 8, ("qdq",), "8-bit weights and activations", 6.0, activation_bits=8),
-        Precision("w8a16", 8, ("qdq",), "8-bit weights, 16-bit activations", 12.0, activation_bits=16),
+        Precision(
+            "uint8", 8, ("dynamic", "qdq"), "8-bit unsigned weights", 5.0, activation_bits=8, signed_weights=False,
+            transformers_js_suffix="_uint8",
+        ),
+        Precision(
+            W8A8, 8, ("qdq",), "8-bit weights and activations", 6.0, activation_bits=8, searched_blocks=(None,)
+        ),
+        Precision(
+            "w8a16", 8, ("qdq",), "8-bit weights, 16-bit activations", 12.0, activation_bits=16,
+            searched_blocks=(None,), auto_device="npu",
+        ),
         Precision("w16a16", 16, ("qdq",), "16-bit weights and activations", 20.0, activation_bits=16),
-        Precision("int4", 4, ("weight-only",), "4-bit weights by block", 4.0),
-        Precision("int2", 2, ("weight-only",), "2-bit weights by block", 0.0),
-        Precision("fp16", 16, ("float",), "16-bit floating point", 40.0, float_type="FLOAT16"),
-        Precision("bf16", 16, ("float",), "bfloat16", 30.0, float_type="BFLOAT16"),
-        Precision("fp32", 32, (), "not quantized", 100.0),
+        Precision(
+            INT4, 4, ("weight-only",), "4-bit weights by block", 4.0,
+            searched_blocks=(128, 32), transformers_js_suffix="_q4", older_names=("w4a16",),
+        ),
+        Precision("int2", 2, ("weight-only",), "2-bit weights by block", 0.0, searched_blocks=(128, 32)),
+        Precision(
+            FLOAT16, 16, ("float",), "16-bit floating point", 40.0, float_type="FLOAT16",
+            auto_device="gpu", transformers_js_suffix="_fp16",
+        ),
+        Precision(BFLOAT16, 16, ("float",), "bfloat16", 30.0, float_type="BFLOAT16", searched_blocks=(None,)),
+        Precision(
+            FLOAT32, 32, (), "not quantized", 100.0,
+            searched_blocks=(None,), auto_device="cpu", transformers_js_suffix="",
+        ),
     )
-}
+}  # fmt: skip
 
 
 _ways: dict[Mode, ModeRules] = {**_BUILT_IN_MODES}

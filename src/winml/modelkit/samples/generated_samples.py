@@ -28,8 +28,8 @@ from winml.modelkit.ort.decoding.decoder import DecoderGraph, GraphCache
 from winml.modelkit.ort.decoding.inputs import TOKEN_IDS
 from winml.modelkit.ort.decoding.parts import EncoderDecoder
 from winml.modelkit.ort.default_sizes import IMAGE_EDGE, SAMPLING_RATE_HZ
-from winml.modelkit.ort.graph_inputs import draw_feeds, settle_sizes, sizes_by_key
-from winml.modelkit.ort.opened_model import RunOptions, Values
+from winml.modelkit.ort.graph_inputs import sizes_by_key
+from winml.modelkit.ort.opened_model import RunOptions, Values, random_values
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.samples.media import Recording
 from winml.modelkit.samples.preprocessing import Preprocessor
@@ -301,9 +301,10 @@ def _encoder_of(source: Path, decoder: PartDescription) -> Path:
 
 def encoder_feeds(inputs: Sequence[InputTensorSpec], processors: Path, sizes: Mapping[str, int], seed: int) -> Arrays:
     """Return what an encoder takes: a sample as the processor makes it, or random values without one."""
+    run = RunOptions("", sizes=sizes, seed=seed)
     if has_processors(inputs, processors):
-        return made_values(inputs, processors, 1, RunOptions("", sizes=sizes, seed=seed))[0].feeds
-    return draw_feeds(inputs, settle_sizes(inputs, sizes).by_name, seed)
+        return made_values(inputs, processors, 1, run)[0].feeds
+    return random_values(inputs, run).feeds
 
 
 def token_texts(inputs: Sequence[InputTensorSpec], processors: Path, seed: int) -> Iterator[Array]:

@@ -13,7 +13,7 @@ from typing import Final
 from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS
 from winml.modelkit.ort.host import available_cores
 from winml.modelkit.quantize.placements import placement_for
-from winml.modelkit.quantize.precisions import PRECISIONS
+from winml.modelkit.quantize.precisions import FLOAT16, INT4, INT8, PRECISIONS, W8A8
 from winml.modelkit.records import Record
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.records import Candidate, CandidateKind
@@ -127,7 +127,7 @@ def _forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Candidate]:
     if options.ep not in (None, _RUN_BY_CPU):
         yield from _forms_for_provider(options, options.ep)
         return
-    quant = {"precision": "int8", "mode": "dynamic"}
+    quant = {"precision": INT8, "mode": "dynamic"}
     complete = [
         Candidate("dynamic-int8", "dynamic", "int8, activation ranges computed at run time", {"quant": quant}),
         Candidate("qdq-int8", "qdq", "int8, activation ranges from calibration", {"quant": _fixed_ranges(options)}),
@@ -148,16 +148,16 @@ def _forms_for_provider(options: TuneOptions, ep: str) -> Iterator[Candidate]:
     """Yield integers as the provider takes them, 16-bit floats on devices that compute in them, and its own options."""
     placement = placement_for(ep)
     complete = []
-    for precision in (item for item in PRECISIONS.values() if item.name in ("w8a8", "w8a16")):
-        if precision.activation_bits in placement.activation_bits and (
-            placement.is_by_unit or precision.name == "w8a8"
-        ):
+    for precision in PRECISIONS.values():
+        is_searched = precision.modes == ("qdq",) and bool(precision.searched_blocks)
+        is_taken = precision.activation_bits in placement.activation_bits
+        if is_searched and is_taken and (placement.is_by_unit or precision.name == W8A8):
             quant = {**_fixed_ranges(options), "precision": precision.name, "ep": ep}
             complete.append(Candidate(f"qdq-{precision.name}", "qdq", f"{precision.words} for {ep}", {"quant": quant}))
     yield from complete
     yield from map(_part_of, complete)
     if ep in EXECUTION_PROVIDERS and EXECUTION_PROVIDERS[ep].devices[0] != "cpu":
-        yield Candidate("fp16", "float", "16-bit floats", {"quant": {"precision": "fp16"}})
+        yield Candidate(FLOAT16, "float", "16-bit floats", {"quant": {"precision": FLOAT16}})
     for name, (words, ep_options) in _PROVIDER_OPTIONS.get(ep, {}).items():
         yield Candidate(name, "provider", f"the export, run {words}", {}, "", ep, ep_options)
 
@@ -169,16 +169,16 @@ def _part_of(complete: Candidate) -> Candidate:
 
 def _fixed_ranges(options: TuneOptions) -> dict[str, object]:
     data = {} if options.calibration_data is None else {"calibration_data": options.calibration_data}
-    return {"precision": "int8", "mode": "qdq", **data}
+    return {"precision": INT8, "mode": "qdq", **data}
 
 
 def _weight_forms(options: TuneOptions) -> Iterator[Candidate]:
-    quant: dict[str, object] = {"precision": "int8", "mode": "weight-only"}
+    quant: dict[str, object] = {"precision": INT8, "mode": "weight-only"}
     yield Candidate("weights-int8", "weight-only", "8-bit weights by block", {"quant": quant})
     small_blocks = {"quant": {**quant, "block_size": 16}}
     yield Candidate("weights-int8-16", "weight-only", "8-bit weights by block of 16", small_blocks)
     if options.target == "size":
-        yield Candidate("weights-int4", "weight-only", "4-bit weights by block", {"quant": {"precision": "int4"}})
+        yield Candidate("weights-int4", "weight-only", "4-bit weights by block", {"quant": {"precision": INT4}})
 
 
 def _float_forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Candidate]:
@@ -187,9 +187,9 @@ def _float_forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Candi
         if EXECUTION_PROVIDERS[provider].devices[0] == "cpu":
             continue
         words = f"16-bit floats, run by {provider}"
-        yield Candidate(f"{provider}-fp16", "float", words, {"quant": {"precision": "fp16"}}, ep=provider)
+        yield Candidate(f"{provider}-fp16", "float", words, {"quant": {"precision": FLOAT16}}, ep=provider)
     if options.target == "size" or "float" in options.only:
-        for precision in ("fp16", "bf16"):
+        for precision in (name for name, item in PRECISIONS.items() if item.float_type):
             yield Candidate(precision, "float", f"16-bit floats, {precision}", {"quant": {"precision": precision}})
 
 

@@ -16,7 +16,7 @@ from winml.modelkit.builds.layouts.transformers_js_types import TYPES
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, TOKENIZER_CONFIG_NAME
 from winml.modelkit.options import JsonError, read_json_file
-from winml.modelkit.quantize.precisions import FLOAT32
+from winml.modelkit.quantize.precisions import PRECISIONS
 
 TASKS = frozenset(
     {
@@ -211,18 +211,12 @@ OPTIMUM = layout.Layout(
 """For ``ORTModelFor…``."""
 
 
-_SUFFIXES: Mapping[str, str] = {
-    FLOAT32: "", "fp16": "_fp16", "int8": "_quantized", "uint8": "_uint8", "int4": "_q4",
-}  # fmt: skip
-"""Specified: ``DEFAULT_DTYPE_SUFFIX_MAPPING`` of transformers.js; the others of ours have no name there."""
-
-
 def _model_name(part: str, of_several: bool, precision: str) -> str:
-    if precision not in _SUFFIXES:
-        raise UsageError(
-            f"--layout transformers.js has no name for precision {precision}", hint=f"It knows {', '.join(_SUFFIXES)}."
-        )
-    return f"onnx/{_model_stem(part, of_several)}{_SUFFIXES[precision]}.onnx"
+    suffixes = {name: entry.transformers_js_suffix for name, entry in PRECISIONS.items()}
+    if (suffix := suffixes.get(precision)) is None:
+        known = ", ".join(name for name, known_suffix in suffixes.items() if known_suffix is not None)
+        raise UsageError(f"--layout transformers.js has no name for precision {precision}", hint=f"It knows {known}.")
+    return f"onnx/{_model_stem(part, of_several)}{suffix}.onnx"
 
 
 _SECTION, _COUNTS = "transformers.js_config", "use_external_data_format"

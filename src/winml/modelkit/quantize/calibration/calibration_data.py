@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,9 +26,9 @@ from winml.modelkit.errors import InputError, QuantizeError, StageError, UsageEr
 from winml.modelkit.onnx.files.placing import file_digest, model_digest
 from winml.modelkit.onnx.files.resumable_results import OtherRequest, ResumableResults
 from winml.modelkit.onnx.specs import InputTensorSpec
-from winml.modelkit.ort.decoding.inputs import DecoderRun, decoder_feeds, decoder_tokens, inputs_of_file
-from winml.modelkit.ort.graph_inputs import draw_feeds, graph_inputs, load_feeds, settle_sizes
-from winml.modelkit.ort.opened_model import RunOptions, Values
+from winml.modelkit.ort.decoding.inputs import inputs_of_file
+from winml.modelkit.ort.graph_inputs import graph_inputs, load_feeds
+from winml.modelkit.ort.opened_model import RunOptions, Values, random_values, with_whole_prompts
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.quantize.calibration.activation_statistics import (
     OBSERVED_NAME,
@@ -342,15 +342,10 @@ class Calibration:
 
     def _random_samples(self, inputs: Sequence[InputTensorSpec]) -> Iterator[dict[str, Array]]:
         try:
-            tokens = None if self.options.needs_ranges else decoder_tokens(inputs, self.sizes)
-            if tokens is not None:  # whole prompts: nobody feeds a decoder a random cache
-                run = DecoderRun(tokens, 0)
-                for number in range(self.count):
-                    yield decoder_feeds(inputs, run, self.sizes, batch_size=None, seed=self.seed + number)[0]
-                return
-            sizes = settle_sizes(inputs, self.sizes).by_name
+            run = RunOptions("", sizes=self.sizes)
+            run = run if self.options.needs_ranges else with_whole_prompts(inputs, run)
             for number in range(self.count):
-                yield draw_feeds(inputs, sizes, self.seed + number)
+                yield dict(random_values(inputs, replace(run, seed=self.seed + number)).feeds)
         except UsageError as error:
             hint = f"Pass values with {OPTION} FOLDER, or sizes with --shape-config."
             raise UsageError(f"random values for calibration: {error.message}", hint=hint) from error
