@@ -28,7 +28,7 @@ from winml.modelkit.file_names import is_data_of
 from winml.modelkit.metadata_keys import NORMALIZED_KEY
 from winml.modelkit.onnx.fingerprint import is_normalized, stamp
 from winml.modelkit.optimize.records import OptimizationRound
-from winml.modelkit.ort.ir_versions import newest_ir_version
+from winml.modelkit.ort.graph_sessions import newest_ir_version
 from winml.modelkit.transform.graph_file import ALREADY_NORMALIZED
 
 BODY = """m (float[N, 3] x) => (float[N, 3] y) <float two = {2}, float half = {0.5}>

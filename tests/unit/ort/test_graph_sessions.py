@@ -1,4 +1,7 @@
-"""A graph in memory is run on weights where they lie: cast and transposed by the session, never written."""
+"""A graph in memory is run on weights where they lie: cast and transposed by the session, never written.
+
+Files of a newer format run with the newest supported IR version.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,16 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
+from graphs import parse
+from winml.modelkit.errors import StageError
 from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues
-from winml.modelkit.ort.graph_sessions import GraphSessions
+from winml.modelkit.ort.graph_sessions import GraphSessions, newest_ir_version, open_session
 from winml.modelkit.ort.host import resident_bytes
+from winml.modelkit.ort.sessions import Session
 
 X = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
 
@@ -96,3 +103,20 @@ def test_mapped_weights_take_no_memory(tmp_path: Path) -> None:
     session = GraphSessions(model).open(model)
     assert resident_bytes() - before < size * size
     assert {"x"} == session.inputs.keys()
+
+
+def test_file_of_a_newer_format_runs_and_stays_as_it_is(tmp_path: Path) -> None:
+    """ONNX Runtime refuses it, without telling where its own source was compiled."""
+    model = ir.to_proto(parse("m (float[2] x) => (float[2] y) { y = Neg (x) }"))
+    onnx.save(model, tmp_path / "old.onnx")
+    assert tmp_path / "old.onnx" == open_session(tmp_path / "old.onnx", as_written=False).model_path
+    model.ir_version = newest_ir_version() + 1
+    onnx.save(model, tmp_path / "new.onnx")
+    before = (tmp_path / "new.onnx").read_bytes()
+    with pytest.raises(StageError, match="IR version") as raised:
+        Session(tmp_path / "new.onnx")
+    assert "onnxruntime_src" not in raised.value.message
+    feeds = {"x": np.array([1, -2], np.float32)}
+    for as_written in (False, True):
+        assert [-1, 2] == open_session(tmp_path / "new.onnx", as_written=as_written).run(feeds)["y"].tolist()
+    assert before == (tmp_path / "new.onnx").read_bytes()

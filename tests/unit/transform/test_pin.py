@@ -15,7 +15,7 @@ from graphs import parse
 from winml.modelkit import WinMLExportConfig, export_pytorch
 from winml.modelkit.errors import InputError, ModelPathError, OutputExistsError, UsageError
 from winml.modelkit.metadata_keys import TAG_KEY
-from winml.modelkit.ort.ir_versions import newest_ir_version
+from winml.modelkit.ort.graph_sessions import newest_ir_version
 from winml.modelkit.transform.pin import pin_model
 
 

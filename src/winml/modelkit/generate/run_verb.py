@@ -6,7 +6,6 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -344,44 +343,37 @@ def _example(item: TaskInput) -> str:
 
 def _graph_tensors(files: Mapping[str, Path], which: str) -> list[SchemaTensor]:
     """Return the inputs or outputs of the graphs as their files declare them."""
-    import onnx_ir as ir
-
     from winml.modelkit.generate.records import SchemaTensor
-    from winml.modelkit.onnx.files.reading import read_structure
+    from winml.modelkit.onnx.contents import declared_shape, dtype_name
+    from winml.modelkit.onnx.files.reading import read_structure, required_inputs
 
     found = []
     for part, path in files.items():
         graph = read_structure(path).graph
-        weights = {tensor.name for tensor in graph.initializer}
-        for value in graph.input if which == "inputs" else graph.output:
-            if value.name in weights:
-                continue
-            tensor = value.type.tensor_type
-            dtype = ""
-            with suppress(TypeError, ValueError):
-                dtype = str(ir.DataType(tensor.elem_type).numpy())
-            sizes = tuple(
-                size.dim_value if size.HasField("dim_value") else size.dim_param or None for size in tensor.shape.dim
-            )
-            found.append(SchemaTensor(part, value.name, dtype, sizes))
+        for value in required_inputs(graph) if which == "inputs" else graph.output:
+            data_type = value.type.tensor_type.elem_type
+            dtype = dtype_name(data_type) if data_type else ""
+            found.append(SchemaTensor(part, value.name, dtype, declared_shape(value.type) or ()))
     return found
+
+
+def _metadata_of(files: Mapping[str, Path]) -> list[dict[str, str]]:
+    from winml.modelkit.onnx.files.reading import read_structure
+
+    return [{item.key: item.value for item in read_structure(path).metadata_props} for path in files.values()]
 
 
 def _graph_bounds(files: Mapping[str, Path]) -> tuple[DynamicDimension, ...]:
     """Return the bounds of dynamic dimensions that the graphs state, each once."""
-    from winml.modelkit.onnx.files.reading import read_structure
     from winml.modelkit.onnx.specs import stated_bounds
 
-    metadata = ({item.key: item.value for item in read_structure(path).metadata_props} for path in files.values())
-    return tuple(dict.fromkeys(item for props in metadata for item in stated_bounds(props).values()))
+    return tuple(dict.fromkeys(item for props in _metadata_of(files) for item in stated_bounds(props).values()))
 
 
 def _damaged_bounds_notes(files: Mapping[str, Path]) -> list[str]:
-    from winml.modelkit.onnx.files.reading import read_structure
     from winml.modelkit.onnx.specs import damaged_bounds_notes
 
-    metadata = ({item.key: item.value for item in read_structure(path).metadata_props} for path in files.values())
-    return [note for props in metadata for note in damaged_bounds_notes(props)]
+    return [note for props in _metadata_of(files) for note in damaged_bounds_notes(props)]
 
 
 def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:

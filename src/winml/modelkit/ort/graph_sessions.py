@@ -3,10 +3,14 @@
 Weights in data files and checkpoints are mapped. Where a checkpoint has them in another type or order, the session
 computes that when it reads them, so that neither memory nor a file holds a converted copy. Other weights are computed
 once, those of one graph for all graphs that are made of it. Writes no file.
+
+onnx raises the IR version for every new tensor type, and ONNX Runtime refuses files with a newer version than it knows,
+whether or not they use the new types: such a file is opened with the newest version that loads.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +21,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.onnx.bfloat16 import widen_bfloat16
@@ -24,14 +29,39 @@ from winml.modelkit.onnx.files.graph_reading import load_by_reference
 from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.onnx.files.reading import read_referring, read_structure, refer_to_data
 from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues
+from winml.modelkit.onnx.files.wire_format import varint
 from winml.modelkit.onnx.weights import to_weightless
 from winml.modelkit.ort.host import saturates_integer_sums
-from winml.modelkit.ort.ir_versions import newest_ir_version, runnable
 from winml.modelkit.ort.ort_values import to_ort_value
+from winml.modelkit.ort.plug_ins import ORT_ERRORS
+from winml.modelkit.ort.session_settings import SEVERITY_FATAL
 from winml.modelkit.ort.sessions import CPU, Session
 
 _READ = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 """Types that ONNX Runtime's CPU provider casts; tensors that are stored in another one are converted in memory."""
+_IR_VERSION_TAG = bytes([1 << 3])
+"""Specified: tag of field 1 of a model, a varint."""
+_OLDEST = 3
+"""Specified: the first with opsets."""
+
+
+@functools.cache
+def newest_ir_version() -> int:
+    """Return the newest IR version that the installed ONNX Runtime loads, found by loading small models."""
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Neg", ["x"], ["y"])], "g", [value], [output])
+    opset = onnx.helper.make_opsetid("", 13)
+    options = ort.SessionOptions()
+    options.log_severity_level = SEVERITY_FATAL
+    for version in range(onnx.IR_VERSION, _OLDEST, -1):
+        model = onnx.helper.make_model(graph, ir_version=version, opset_imports=[opset])
+        try:
+            ort.InferenceSession(model.SerializeToString(), sess_options=options, providers=list(CPU))
+        except ORT_ERRORS:
+            continue
+        return version
+    return _OLDEST
 
 
 class GraphSessions:
@@ -203,9 +233,10 @@ def open_session(
         return session_of_graph(widened, path, optimize=not as_written)
     place: dict[str, Any] = {"name": str(path), "providers": providers, "provider_options": provider_options}
     if not as_written:
-        model = runnable(path)
-        folder = path.absolute().parent if isinstance(model, bytes) else None
-        return Session(model, data_folder=folder, source=path, **place)
+        is_newer = read_structure(path).ir_version > newest_ir_version()
+        # Specified: where a scalar field occurs twice, protobuf uses the last.
+        model = path.read_bytes() + _IR_VERSION_TAG + varint(newest_ir_version()) if is_newer else path
+        return Session(model, data_folder=path.absolute().parent if is_newer else None, source=path, **place)
     # ONNX Runtime maps no weights through a link: those inside a file lie where the link leads.
     file = path.absolute() if external_files(path) else path.resolve()
     referring = read_referring(file)

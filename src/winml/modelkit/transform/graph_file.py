@@ -38,7 +38,7 @@ from winml.modelkit.onnx.stage import StageResult
 from winml.modelkit.onnx.validity import OLDEST_OPSET, refuse_cycles, refuse_invalid
 from winml.modelkit.options import load_metadata
 from winml.modelkit.ort.devices import ChosenProvider
-from winml.modelkit.ort.ir_versions import newest_ir_version
+from winml.modelkit.ort.graph_sessions import newest_ir_version
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.tags.tagging import Coverage, all_nodes, measure_coverage, operator_name, read_tag
 from winml.modelkit.transform.module_functions import functions_of_modules, refuse_no_functions

@@ -16,7 +16,7 @@ from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.onnx.cutting import GraphModules, fused_error
 from winml.modelkit.onnx.function_folding import FIRST_IR_VERSION, FoldedModel, fold_modules
 from winml.modelkit.onnx.module_tree import OnnxTree, read_tree
-from winml.modelkit.ort.ir_versions import newest_ir_version
+from winml.modelkit.ort.graph_sessions import newest_ir_version
 from winml.modelkit.tags import address, selector
 from winml.modelkit.tags.address import SEPARATOR, ModuleIdentity
 from winml.modelkit.tags.tagging import all_nodes, listed_modules

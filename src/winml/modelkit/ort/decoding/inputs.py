@@ -87,15 +87,11 @@ def inputs_of_file(path: Path) -> tuple[InputTensorSpec, ...]:
         InputError: it is no ONNX file.
     """
     # Late: who only writes a text with an open session need not wait for onnx.
+    from winml.modelkit.onnx.contents import declared_shape
     from winml.modelkit.onnx.files.reading import read_structure, required_inputs
 
     proto = read_structure(path)
-    taken = required_inputs(proto.graph)
-    shapes = {
-        value.name: [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in dims]
-        for value in taken
-        for dims in [value.type.tensor_type.shape.dim]
-    }
+    shapes = {value.name: declared_shape(value.type) or () for value in required_inputs(proto.graph)}
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     return described_inputs(dict.fromkeys(shapes, ""), shapes, metadata)
 
