@@ -104,13 +104,13 @@ def percent_words(share: float) -> str:
     return "100 %" if share == 1 else f"{math.floor(share * 10_000) / 100:.2f} %"
 
 
-def shape_words(dtype: str, shape: Sequence[int | str]) -> str:
-    """Return a tensor type.
+def shape_words(dtype: str, shape: Sequence[int | str | None]) -> str:
+    """Return a tensor type; a size that is not known is a question mark.
 
-    >>> shape_words("int64", [1, "sequence"])
-    'int64[1, sequence]'
+    >>> shape_words("int64", [1, "sequence", None])
+    'int64[1, sequence, ?]'
     """
-    return f"{dtype}[{', '.join(map(str, shape))}]"
+    return f"{dtype}[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
 def printable(text: str) -> str:

@@ -15,7 +15,7 @@ from typing import Literal
 import onnx
 
 from winml.modelkit.compare import records
-from winml.modelkit.onnx.contents import Contents, Weight, node_signature, read_contents
+from winml.modelkit.onnx.contents import Contents, Weight, declared_shape, node_signature, read_contents
 from winml.modelkit.onnx.files.graph_reading import graph_of
 from winml.modelkit.onnx.files.initializer_bytes import StoredBytes, WeightEquality, locate_initializers
 from winml.modelkit.onnx.files.placing import external_files
@@ -333,16 +333,14 @@ def _opsets(model: onnx.ModelProto) -> dict[str, int]:
 
 def _declared_values(graph: onnx.GraphProto, kind: str) -> dict[str, str]:
     initialized = {tensor.name for tensor in graph.initializer}
-    values = {}
-    for value in getattr(graph, kind):
-        tensor = value.type.tensor_type
-        if value.name in initialized:
-            continue
-        sizes = [
-            str(size.dim_value) if size.HasField("dim_value") else size.dim_param or "?" for size in tensor.shape.dim
-        ]
-        values[value.name] = f"{onnx.TensorProto.DataType.Name(tensor.elem_type).lower()}[{', '.join(sizes)}]"
-    return values
+    values = (value for value in getattr(graph, kind) if value.name not in initialized)
+    types = {value.name: value.type for value in values}
+    return {
+        name: shape_words(
+            onnx.TensorProto.DataType.Name(declared.tensor_type.elem_type).lower(), declared_shape(declared) or ()
+        )
+        for name, declared in types.items()
+    }
 
 
 def _notes(before: OnnxTree, after: OnnxTree) -> tuple[str, ...]:

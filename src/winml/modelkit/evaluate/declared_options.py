@@ -70,8 +70,7 @@ def requested_samples(request: DataSetFields, *, most: int, seed: int) -> DataSe
         refuse_stated(request, ("columns", "split"), "{} requires --dataset", "Omit it, or pass a dataset.")
         return None
     from winml.modelkit.samples.data_sets import DataSetRequest
-    from winml.modelkit.samples.data_sources import find_source
-    from winml.modelkit.samples.datasets_library import refuse_missing_datasets
+    from winml.modelkit.samples.data_sources import find_source, refuse_missing_datasets
 
     find_source(request.dataset)
     found = DataSetRequest(

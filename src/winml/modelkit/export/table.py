@@ -15,7 +15,7 @@ from winml.modelkit.report.module_tree import DisplayedModule, TreeLimits, displ
 from winml.modelkit.tags import address
 from winml.modelkit.tags.tree import ModuleNode
 from winml.modelkit.transform.table import written_fields
-from winml.modelkit.words import count_words, shape_words, size_words
+from winml.modelkit.words import count_words, size_words
 
 
 def _dimension_words(dimension: DynamicDimension, checked: Sequence[int]) -> str:
@@ -46,9 +46,9 @@ def output_words(outputs: Sequence[OutputTensorSpec], description: PartDescripti
 def _words(specs: Sequence[InputTensorSpec] | Sequence[OutputTensorSpec], together: Collection[str]) -> str:
     single = [spec for spec in specs if spec.name not in together or len(together) <= _MOST_SINGLE]
     rest = [spec for spec in specs if spec not in single]
-    words = [f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in single]
+    words = [f"{spec.name} {spec.words}" for spec in single]
     if rest:
-        shapes = list(dict.fromkeys(shape_words(spec.dtype, spec.shape) for spec in rest))
+        shapes = list(dict.fromkeys(spec.words for spec in rest))
         others = f" and {len(shapes) - 1} other shapes" if len(shapes) > 1 else ""
         words.append(f"{rest[0].name} to {rest[-1].name} ({len(rest)} of the cache) {shapes[0]}{others}")
     return ", ".join(words)
@@ -89,7 +89,7 @@ def export_report(result: ExportResult, part: ExportedPart) -> doc.Document:
             doc.Table(
                 doc.columns("", ("name", "name"), "type"),
                 [
-                    (role, spec.name, shape_words(spec.dtype, spec.shape))
+                    (role, spec.name, spec.words)
                     for role, specs in (("input", part.inputs), ("output", part.outputs))
                     for spec in specs
                 ],

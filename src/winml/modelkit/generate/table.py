@@ -13,7 +13,7 @@ from winml.modelkit.generate.records import (
     SchemaTensor,
 )
 from winml.modelkit.report import document as doc
-from winml.modelkit.words import size_words
+from winml.modelkit.words import shape_words, size_words
 
 _DISPLAYED_CHARACTERS = 40
 """Of a text beside its result. Chosen: the result fits on the same line."""
@@ -141,7 +141,7 @@ def _tensors(name: str, tensors: tuple[SchemaTensor, ...]) -> doc.Table:
     rows: list[list[doc.Cell]] = [
         [
             item.name,
-            f"{item.dtype}[{', '.join('?' if size is None else str(size) for size in item.shape)}]",
+            shape_words(item.dtype, item.shape),
             *([item.part] if has_parts else []),
         ]
         for item in tensors

@@ -15,7 +15,7 @@ from winml.modelkit.report.module_tree import DisplayedModule, TreeLimits, displ
 from winml.modelkit.tags import address
 from winml.modelkit.tags.torch_modules import TracedModule
 from winml.modelkit.tags.tree import ModuleNode, ModuleTree
-from winml.modelkit.words import count_words, shape_words, size_words
+from winml.modelkit.words import count_words, size_words
 
 _Module = ModuleNode | TracedModule
 """A module of the tree; one that never ran is a traced one."""
@@ -65,9 +65,9 @@ def _tensor_fields(record: InspectedModel) -> Iterator[doc.Field]:
         if part.name != ONLY_PART:
             yield "part", part.name
         for spec in part.inputs:
-            yield "input", f"{spec.name} {shape_words(spec.dtype, spec.shape)}{_range_words(spec)}"
+            yield "input", f"{spec.name} {spec.words}{_range_words(spec)}"
         for output in part.outputs or ():
-            yield "output", f"{output.name} {shape_words(output.dtype, output.shape)}"
+            yield "output", f"{output.name} {output.words}"
         if part.outputs is None:
             yield "outputs", "not known without values"
     yield "export", f"opset {record.opset_version}"

@@ -17,6 +17,7 @@ import pydantic
 from winml.modelkit.errors import ConfigError, UsageError
 from winml.modelkit.metadata_keys import DIMENSIONS_KEY, INPUTS_KEY
 from winml.modelkit.options import Options, load_metadata, nearest, parse_options, read_json
+from winml.modelkit.words import shape_words
 
 DTYPES = (
     "float32", "float16", "bfloat16", "float64",
@@ -77,6 +78,16 @@ class _TensorSpec(Options):
     dtype: _DType
     """Element type, one of :data:`DTYPES`."""
 
+    @property
+    def named_shape(self) -> tuple[int | str | None, ...]:
+        """The shape with None for each dynamic dimension without a name, which is ``x:0`` in the shape of ``x``."""
+        return tuple(None if size == _place(self.name, axis) else size for axis, size in enumerate(self.shape))
+
+    @property
+    def words(self) -> str:
+        """The type, for people."""
+        return shape_words(self.dtype, self.named_shape)
+
 
 class CacheSlot(Options):
     """Which tensor of a cache an input takes: what an output of the run before holds."""
@@ -123,16 +134,6 @@ class InputTensorSpec(_TensorSpec):
         """Name in the shape → the sizes for which the graph was made, if its file states them."""
         return self._bounds
 
-    @property
-    def named_shape(self) -> tuple[int | str | None, ...]:
-        """The shape with None for each dynamic dimension without a name, which is ``x:0`` in the shape of ``x``."""
-        return tuple(None if size == _place(self.name, axis) else size for axis, size in enumerate(self.shape))
-
-    @property
-    def words(self) -> str:
-        """The type, for people."""
-        return f"{self.dtype}[{', '.join('?' if size is None else str(size) for size in self.named_shape)}]"
-
     def takes_sizes(self, sizes: Sequence[int]) -> bool:
         """Return True if the declared shape allows these sizes."""
         return len(sizes) == len(self.shape) and all(
@@ -174,7 +175,8 @@ def input_records(metadata: Mapping[str, str]) -> dict[str, dict[str, Any]]:
         return {}
 
 
-_STATED_FIELDS = ("value_range", "first_values", "cache", "sums", "grid")
+STATED_FIELDS = ("value_range", "first_values", "cache", "sums", "grid")
+"""Fields of an input beside its name, shape and type, as the metadata of a file states them."""
 
 
 @functools.cache
@@ -199,7 +201,7 @@ def graph_input(
         bounds: Bounds of the dynamic dimensions of the graph, by name.
     """
     fields = {}
-    for field in _STATED_FIELDS:
+    for field in STATED_FIELDS:
         with contextlib.suppress(pydantic.ValidationError):
             if stated.get(field) is not None:
                 fields[field] = _field_reader(field).validate_python(stated[field])
@@ -285,16 +287,20 @@ ROWS_OF_ONE_KIND = frozenset({"text_batch_size", "image_batch_size", "audio_batc
 """Rows of texts, images and recordings, where a model scores each with each."""
 
 
-class _Range(Options):
+class OpenSize(Options):
+    """A size the user leaves open, as written in ``--shape-config``."""
+
     min: Size = 1
     """Smallest size the model will be run with."""
     max: Size | None = None
     """Largest size the model will be run with; None: unbounded."""
     example: Size | None = None
     """Size to trace with; None: chosen by the export. At least 2: a size of 1 is traced as a constant."""
+    name: Name | None = None
+    """Name of the dimension; None: its key."""
 
     @pydantic.model_validator(mode="after")
-    def _check_order(self) -> _Range:
+    def _check_order(self) -> OpenSize:
         if self.max is not None and self.min > self.max:
             raise ValueError(f"min {self.min} is above max {self.max}")
         if self.example is None:
@@ -306,14 +312,7 @@ class _Range(Options):
         return self
 
 
-class OpenSize(_Range):
-    """A size the user leaves open, as written in ``--shape-config``."""
-
-    name: Name | None = None
-    """Name of the dimension; None: its key."""
-
-
-class DynamicDimension(_Range):
+class DynamicDimension(OpenSize):
     """A dynamic dimension of a graph, by its name."""
 
     name: Name

@@ -1,11 +1,13 @@
 """Reads the samples of a data set: files on this disk, or a data set of the Hub that a user named.
 
 The datasets library reads them; data on this disk is read without any network, and nothing of it is left in a cache.
+The library writes nothing to the terminal, and the Hub is asked before it does.
 Which column plays which role is read from the user's mapping; what a model takes of a row is decided elsewhere.
 """
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -17,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from winml.modelkit.errors import HubError, InputError, UsageError, error_chain
 from winml.modelkit.onnx.files.foreign_files import foreign_parser
 from winml.modelkit.onnx.files.recovery import temporary_folder
-from winml.modelkit.samples import datasets_library
-from winml.modelkit.samples.data_sources import DATA_SET_FORMATS, DataSource, find_source
+from winml.modelkit.ort.shared_settings import shared_by_threads
+from winml.modelkit.samples.data_sources import DATA_SET_FORMATS, DataSource, find_source, refuse_missing_datasets
 from winml.modelkit.samples.local_files import (
     SPLIT_WORDS,
     FolderLayout,
@@ -111,7 +113,7 @@ class DataSet:
         self.features: Mapping[str, Any] = dict(table.features)
         self.notes: tuple[str, ...] = ()
         self.unreadable: dict[int, Unreadable] = {}
-        self._folders = (source.folder,) if source.folder is not None else datasets_library.hub_folders()
+        self._folders = (source.folder,) if source.folder is not None else _hub_folders()
         self._table = table
         self._close = weakref.finalize(self, resources.close)
 
@@ -186,6 +188,89 @@ class DataSet:
         return open_recording if feature == "Audio" or key == "audio" else None
 
 
+@shared_by_threads
+def _local_data_only() -> Iterator[None]:
+    """Keep datasets off the network: it would count every reading at its makers', of local files as well.
+
+    What it tries all the same raises ConnectionError, as without a network.
+    """
+    from datasets import config
+    from huggingface_hub import constants
+
+    found = config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = found
+
+
+@shared_by_threads
+def _quiet_datasets() -> Iterator[None]:
+    """Keep datasets and huggingface_hub from writing to stderr; what they say comes back as errors of ours."""
+    import datasets
+    from datasets.utils import logging as messages
+    from huggingface_hub.utils import logging as hub_messages
+
+    level, has_bars = messages.get_verbosity(), datasets.is_progress_bar_enabled()
+    hub_level = hub_messages.get_verbosity()
+    messages.set_verbosity(logging.CRITICAL)
+    hub_messages.set_verbosity(logging.CRITICAL)
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        messages.set_verbosity(level)
+        hub_messages.set_verbosity(hub_level)
+        if has_bars:
+            datasets.enable_progress_bars()
+
+
+def _hub_folders() -> tuple[Path, ...]:
+    """Return the folders in which files of data sets of the Hub lie once they were fetched or unpacked."""
+    from datasets import config
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE), Path(config.DOWNLOADED_DATASETS_PATH)
+
+
+def _ask_hub(name: str, words: str) -> str:
+    """Ask the Hub for a data set, once: datasets itself asks again and again for half a minute.
+
+    Args:
+        name: The data set.
+        words: How messages begin.
+
+    Returns:
+        Why it cannot be reached, in words; empty where it has the data set.
+
+    Raises:
+        HubError: it has no such data set, or does not show it to this account.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    if huggingface_hub.is_offline_mode():
+        return "the Hub is not used in offline mode (HF_HUB_OFFLINE)"
+    # The root error of the HTTP library under the Hub client, which has changed more than once.
+    connection: tuple[type[BaseException], ...] = (OSError, *errors.HfHubHTTPError.__bases__)
+    try:
+        huggingface_hub.HfApi().dataset_info(name)
+    except errors.GatedRepoError as error:
+        raise HubError(
+            f"{words}: is gated and this account has no access",
+            hint="Request access on its Hub page, then log in with `hf auth login` or set HF_TOKEN.",
+        ) from error
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
+        raise HubError(
+            f"{words}: no such file or folder, and no such dataset on the Hub",
+            hint="Check the spelling; for a private dataset, log in with `hf auth login` or set HF_TOKEN.",
+        ) from error
+    except connection as error:
+        return f"the Hub cannot be reached: {next(iter(str(error).splitlines()), type(error).__name__)}"
+    return ""
+
+
 def open_data_set(request: DataSetRequest) -> DataSet:
     """Open a data set for reading.
 
@@ -199,12 +284,10 @@ def open_data_set(request: DataSetRequest) -> DataSet:
         HubError: the Hub cannot be reached, or has no such data set.
     """
     source = find_source(request.source, request.option)
-    datasets_library.refuse_missing_datasets(request.words)
+    refuse_missing_datasets(request.words)
     with ExitStack() as resources:
-        quiet: AbstractContextManager[None] = (
-            nullcontext() if source.path is None else datasets_library.local_data_only()
-        )
-        with datasets_library.quiet_datasets(), quiet:
+        quiet: AbstractContextManager[None] = nullcontext() if source.path is None else _local_data_only()
+        with _quiet_datasets(), quiet:
             splits, notes = _read_splits(request, source, resources)
         split, chosen = _choose_split(request, source, splits)
         table = _undecoded(splits[split])
@@ -268,10 +351,10 @@ def _from_hub(request: DataSetRequest, source: DataSource) -> Mapping[str, datas
     """Return the splits at the Hub, or those of an earlier visit where it cannot be reached."""
     import datasets
 
-    unreachable = datasets_library.ask_hub(source.name, request.words)
+    unreachable = _ask_hub(source.name, request.words)
     config = source.config or request.config
     try:
-        with datasets_library.local_data_only() if unreachable else nullcontext():
+        with _local_data_only() if unreachable else nullcontext():
             names: list[str] = datasets.get_dataset_config_names(source.name) if config is None else []
             if len(names) > 1 and datasets.get_dataset_default_config_name(source.name) is None:
                 raise UsageError(

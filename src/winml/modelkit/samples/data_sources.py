@@ -6,6 +6,7 @@ read. What is in the files is read elsewhere.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import stat
@@ -15,6 +16,7 @@ from typing import Literal
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
+from winml.modelkit.samples.media import install_hint
 
 SourceKind = Literal["text", "csv", "json", "parquet", "arrow", "images", "audio", "saved", "hub"]
 """``saved`` is a folder that ``save_to_disk`` of datasets wrote; the others name the files in it, or the one file."""
@@ -141,3 +143,16 @@ def folder_files(folder: Path) -> tuple[list[Path], dict[Path, str]]:
             except (OSError, ForeignNameError) as error:
                 refused[path] = str(error)
     return files, refused
+
+
+def refuse_missing_datasets(words: str) -> None:
+    """Refuse a request that needs datasets where it is not installed; does not import it.
+
+    Args:
+        words: How messages begin.
+
+    Raises:
+        UsageError: says how it is installed.
+    """
+    if importlib.util.find_spec("datasets") is None:
+        raise UsageError(f"{words}: requires the package datasets, which is not installed", hint=install_hint())

@@ -265,11 +265,7 @@ def _input_specs(model: ir.Model) -> tuple[specs.InputTensorSpec, ...]:
             "name": value.name,
             "shape": [size if isinstance(size, int) else str(size) for size in value.shape or ()],
             "dtype": str(value.dtype.numpy()) if value.dtype is not None else "",
-            **{
-                key: reported[key]
-                for key in ("value_range", "first_values", "cache", "sums", "grid")
-                if key in reported
-            },
+            **{key: reported[key] for key in specs.STATED_FIELDS if key in reported},
         }
         try:
             found.append(specs.InputTensorSpec.model_validate_json(json.dumps(record)))

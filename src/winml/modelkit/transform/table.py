@@ -8,7 +8,7 @@ from winml.modelkit.compare.words import coverage_words
 from winml.modelkit.report import document as doc
 from winml.modelkit.tags.carry.matching import Way
 from winml.modelkit.transform.records import PinnedModel, RetaggedModel, WrittenFile
-from winml.modelkit.words import shape_words, size_words
+from winml.modelkit.words import size_words
 
 DISPLAYED_ROWS = 12
 """Rows of a table unless all are asked for. Chosen: the whole summary fits on a screen."""
@@ -28,8 +28,8 @@ def pinned_document(result: PinnedModel, source: str) -> doc.Document:
     fields: list[doc.Field] = [
         ("pinned", ", ".join(f"{name} {size}" for name, size in result.sizes.items())),
         ("dynamic", ", ".join(result.still_open) or None),
-        ("inputs", ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in result.inputs)),
-        ("outputs", ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in result.outputs)),
+        ("inputs", ", ".join(f"{spec.name} {spec.words}" for spec in result.inputs)),
+        ("outputs", ", ".join(f"{spec.name} {spec.words}" for spec in result.outputs)),
         ("hierarchy", coverage_words(result.coverage)),
         ("verified", verified),
         ("wrote", f"{result.model_path} ({size_words(result.size_bytes)})"),

@@ -41,16 +41,6 @@ none. Measured on Llamas with random weights: 5e-4 with 12 layers, 9e-3 with 32,
 1e-4."""
 
 
-def comparable_graph(path: Path) -> ir.Model:
-    """Return the graph of a file as it is run for a comparison: in float32 where it computes in bfloat16.
-
-    No weight is read.
-    """
-    model = load_by_reference(path)
-    widen_bfloat16(model)
-    return model
-
-
 class WrittenFile:
     """A written file in ONNX Runtime, opened when it is first run, and the part in PyTorch that it was made from."""
 
@@ -155,13 +145,13 @@ class WrittenFile:
         return [self._as_ranked(draw, output) for draw, output in zip(draws, joined, strict=True)]
 
     def _opened(self) -> Session:
-        from winml.modelkit.ort.graph_sessions import session_of_graph
+        from winml.modelkit.ort.graph_sessions import open_session
         from winml.modelkit.ort.sessions import Session
 
         path = self.written.path
         if self._session is None:
-            graph = comparable_graph(path) if self._is_widened else None
-            self._session = Session(path, adapter=self._adapter) if graph is None else session_of_graph(graph, path)
+            widens = self._is_widened
+            self._session = open_session(path, as_written=False) if widens else Session(path, adapter=self._adapter)
         return self._session
 
     def _as_ranked(self, draw: Draw, answers: Arrays) -> Arrays:
@@ -226,7 +216,8 @@ class FilePieces:
             piece_bytes: Weights of a piece, unless one node alone has more.
         """
         self._path = path
-        self._model = comparable_graph(path)
+        self._model = load_by_reference(path)
+        widen_bfloat16(self._model)
         self._cuts = _cuts(self._model, piece_bytes)
 
     @property

@@ -172,7 +172,7 @@ class _RequestedSizes:
     firm_keys: frozenset[str]
     are_sizes_firm: bool
 
-    def of(self, name: str, keys: Sequence[str]) -> list[specs.OpenSize | specs.DynamicDimension]:
+    def of(self, name: str, keys: Sequence[str]) -> list[specs.OpenSize]:
         """Return all that was said about one dimension."""
         named = [self.by_name[name]] if name in self.by_name else []
         return [*(self.by_key[key] for key in keys if key in self.by_key), *named]

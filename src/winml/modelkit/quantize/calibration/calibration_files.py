@@ -11,8 +11,7 @@ from typing import Literal
 from winml.modelkit.errors import UsageError
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.samples.columns import refuse_unknown_roles
-from winml.modelkit.samples.data_sources import find_source, source_files
-from winml.modelkit.samples.datasets_library import refuse_missing_datasets
+from winml.modelkit.samples.data_sources import find_source, refuse_missing_datasets, source_files
 from winml.modelkit.samples.text_files import TEXT_SUFFIXES
 
 CalibrationKind = Literal["arrays", "texts", "data set"]
