@@ -15,13 +15,14 @@ import functools
 import mmap
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, MutableSequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
 
 from winml.modelkit.errors import InputError, ModelPathError, error_chain, first_line
 from winml.modelkit.metadata_keys import FUNCTION_DOMAIN
@@ -218,15 +219,15 @@ def _shorten_domain(model: onnx.ModelProto) -> None:
             holder.domain = ""
 
 
-def _unreadable_texts(message: Any) -> Iterator[tuple[str, bytes]]:
+def _unreadable_texts(message: Message) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of every field of text that is none: protobuf hands it over as bytes."""
     for field, value in message.ListFields():
-        # The descriptor says so too, in words that protobuf 6.31 changed.
-        values = value if isinstance(value, MutableSequence) else (value,)
-        if field.type == field.TYPE_STRING:
-            yield from ((field.name, text) for text in values if isinstance(text, bytes))
-        elif field.type == field.TYPE_MESSAGE:
-            for inner in values:
+        # Told by the value: protobuf 6.31 changed the words of the descriptor.
+        if field.type == FieldDescriptor.TYPE_STRING:
+            texts = (value,) if isinstance(value, (str, bytes)) else value
+            yield from ((field.name, text) for text in texts if isinstance(text, bytes))
+        elif field.type == FieldDescriptor.TYPE_MESSAGE:
+            for inner in (value,) if isinstance(value, Message) else value:
                 yield from _unreadable_texts(inner)
 
 
