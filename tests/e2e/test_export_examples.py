@@ -24,29 +24,12 @@ HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 DISPLAYED, *ANSWER = README.partition("```text\n$ ")[2].partition("```")[0].splitlines()
 """The first command of README, and what it prints."""
 
-COMMANDS = [command for command in re.findall("^winml export .+$", README, re.MULTILINE) if command != DISPLAYED]
-"""The other commands of README."""
-
 
 def _arguments(command: str, minilm_folder: Path) -> list[str]:
     """Return what follows ``winml export``; the Hub id is answered by the same checkpoint on this disk."""
     words = shlex.split(command, comments=True)
     assert ["winml", "export"] == words[:2]
     return [word.replace(HUB_ID, str(minilm_folder)) for word in words[2:]]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_readme_command_works_as_it_stands(
-    workplace: Workplace, minilm_folder: Path, bert_tiny: Path, nets: Path, command: str
-) -> None:
-    """Each writes a valid model."""
-    shutil.copytree(bert_tiny, workplace.folder / "checkpoint")
-    text = nets.read_text(encoding="utf-8").replace("def good()", "def build()")
-    (workplace.folder / "net.py").write_text(text, encoding="utf-8")
-    arguments = _arguments(command, minilm_folder)
-    outcome = workplace.export(*arguments)
-    assert 0 == outcome.code, outcome.err
-    onnx.checker.check_model(workplace.folder / arguments[arguments.index("-o") + 1], full_check=True)
 
 
 def test_readme_tree_is_what_the_command_prints(workplace: Workplace, minilm_folder: Path) -> None:

@@ -89,3 +89,9 @@ def test_tests_of_readers_run_only_on_request() -> None:
     assert {"test_names_are_text"} <= {line.partition("::")[2] for line in requested}
     assert {"test_page_of_a_large_model_is_small"} <= {line.partition("::")[2] for line in left_out}
     assert set() == left_out & requested
+
+
+def test_ci_runs_the_readers_after_the_tests() -> None:
+    """By the commands that contributors use."""
+    run = (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8")
+    assert ["make test", "make readers"] == re.findall(r"^make .*$", run, re.MULTILINE)

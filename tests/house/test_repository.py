@@ -49,11 +49,6 @@ def test_machine_path_pattern_tells_paths_from_names(line: str, expected: bool) 
     assert expected == bool(_MACHINE_PATH.search(line))
 
 
-def test_ci_entry_runs_make_test() -> None:
-    """The one file CI calls runs the command a contributor runs."""
-    assert re.search(r"^make test$", _text(".ci/run"), re.MULTILINE)
-
-
 def test_make_test_runs_all_of_tests() -> None:
     """The recipe names no folder and deselects nothing."""
     recipe = re.search(r"^test:.*\n((?:\t.*\n)+)", _text("Makefile"), re.MULTILINE)
