@@ -102,24 +102,29 @@ def _answer(outcome: Outcome) -> str:
 def test_verb_of_a_package_is_listed_and_run(extended: Workplace) -> None:
     """It stands among the others, and its options are those of its command."""
     assert "operators  Count the operators of an ONNX file." in _answer(extended.winml("--help"))
-    counted = _answer(extended.winml("operators", "net.onnx", "--format", "json"))
-    record = json.loads(counted)
+    (extended.folder / "text.onnx").write_text("text", encoding="utf-8")
+    counted, refused = extended.winml_in_turn(("operators", "net.onnx", "--format", "json"), ("operators", "text.onnx"))
+    record = json.loads(_answer(counted))
     assert record.pop("schema_version")
     assert {"Relu": 2, "Neg": 1} == record
-    (extended.folder / "text.onnx").write_text("text", encoding="utf-8")
-    assert 1 == extended.winml("operators", "text.onnx").code
+    assert 1 == refused.code
 
 
 def test_layout_of_a_package_lays_out_a_build(extended: Workplace) -> None:
     """From the command and from a config; what it writes stands beside the model."""
-    _answer(extended.winml("build", "-m", "net.onnx", "-o", "out", "--layout", "triton"))
+    config = '{"layout": "triton"}'
+    *_, schema = map(
+        _answer,
+        extended.winml_in_turn(
+            ("build", "-m", "net.onnx", "-o", "out", "--layout", "triton"),
+            ("build", "-m", "net.onnx", "-o", "again", "-c", config, "--deploy-only"),
+            ("config", "--schema"),
+        ),
+    )
     assert (extended.folder / "out" / "1" / "model.onnx").is_file()
     assert "onnxruntime" in (extended.folder / "out" / "config.pbtxt").read_text(encoding="utf-8")
-    config = '{"layout": "triton"}'
-    _answer(extended.winml("build", "-m", "net.onnx", "-o", "again", "-c", config, "--deploy-only"))
     assert {"again/1/model.onnx", "again/config.pbtxt"} <= {*extended.files()}
-    schema = json.loads(_answer(extended.winml("config", "--schema")))
-    assert "triton" in schema["properties"]["layout"]["anyOf"][0]["enum"]
+    assert "triton" in json.loads(schema)["properties"]["layout"]["anyOf"][0]["enum"]
 
 
 def _operators(path: Path) -> list[str]:
@@ -128,13 +133,18 @@ def _operators(path: Path) -> list[str]:
 
 def test_pass_of_a_package_optimizes_from_command_config_and_python(extended: Workplace) -> None:
     """It is listed, runs where it is enabled by name or by its level, and its version is part of a stage's request."""
-    listed = json.loads(_answer(extended.winml("optimize", "--list", "--level", "basic", "--format", "json")))
-    entry = next(item for item in listed["capabilities"] if item["name"] == "idempotent_removal")
-    assert (True, "basic", "winml") == (entry["enabled"], entry["on_from"], entry["engine"])
-    _answer(extended.winml("optimize", "-m", "net.onnx", "-o", "fast.onnx", "--enable-idempotent-removal"))
-    assert ["Relu", "Neg"] == _operators(extended.folder / "fast.onnx")
     config = '{"optim": {"idempotent_removal": true}}'
-    _answer(extended.winml("build", "-m", "net.onnx", "-o", "out", "-c", config))
+    listed, *_ = map(
+        _answer,
+        extended.winml_in_turn(
+            ("optimize", "--list", "--level", "basic", "--format", "json"),
+            ("optimize", "-m", "net.onnx", "-o", "fast.onnx", "--enable-idempotent-removal"),
+            ("build", "-m", "net.onnx", "-o", "out", "-c", config),
+        ),
+    )
+    entry = next(item for item in json.loads(listed)["capabilities"] if item["name"] == "idempotent_removal")
+    assert (True, "basic", "winml") == (entry["enabled"], entry["on_from"], entry["engine"])
+    assert ["Relu", "Neg"] == _operators(extended.folder / "fast.onnx")
     assert ["Relu", "Neg"] == _operators(extended.folder / "out" / "model.onnx")
     manifest = json.loads((extended.folder / "out" / "build_manifest.json").read_text(encoding="utf-8"))
     (stage,) = [stage for stage in manifest["parts"][0]["stages"] if stage["name"] == "optimize"]
@@ -193,10 +203,10 @@ void *ReleaseEpFactory(void *made) { return NULL; }
 
 def test_provider_of_a_package_is_registered_by_its_library(extended: Workplace, tmp_path: Path) -> None:
     """A file that is none is refused by ONNX Runtime; a library is loaded, and says which devices it finds."""
-    listed = json.loads(_answer(extended.winml("sys", "--format", "json")))["execution_providers"]
-    assert ["ExampleExecutionProvider"] == [entry["name"] for entry in listed if entry["short"] == "example"]
     measured = ("perf", "net.onnx", "--ep", "example", "--iterations", "2")
-    outcome = extended.winml(*measured)
+    printed, outcome = extended.winml_in_turn(("sys", "--format", "json"), measured)
+    listed = json.loads(_answer(printed))["execution_providers"]
+    assert ["ExampleExecutionProvider"] == [entry["name"] for entry in listed if entry["short"] == "example"]
     assert 1 == outcome.code
     assert "libexample_provider.so" in outcome.err
     compiler = shutil.which("cc")
@@ -306,7 +316,7 @@ def test_names_of_a_removed_package_are_refused_as_any_other(
     _answer(place.winml("build", "-m", "net.onnx", "-o", "out", "--layout", "triton"))
     _pip(interpreter, "uninstall", "--yes", "winml-example")
     (place.folder / "x.csv").write_text("text,score\ngood,1\n", encoding="utf-8")
-    for arguments, words in (
+    refusals = (
         (("operators", "net.onnx"), "No such verb 'operators'"),
         (("build", "-m", "net.onnx", "-o", "new", "--layout", "triton"), "triton"),
         (("build", "-m", "net.onnx", "-o", "new", "-c", '{"layout": "triton"}'), "layout: no such layout"),
@@ -318,8 +328,9 @@ def test_names_of_a_removed_package_are_refused_as_any_other(
         (("build", "-m", "net.onnx", "-o", "new", "-c", '{"optim": {"idempotent_removal": true}}'), "unknown key"),
         (("perf", "net.onnx", "--ep", "example"), "no such execution provider"),
         (("eval", "net.onnx", "--dataset", "x.csv", "--task", "text-regression"), "unknown task"),
-    ):
-        outcome = place.winml(*arguments)
+    )
+    outcomes = place.winml_in_turn(*(command for command, _ in refusals))
+    for outcome, (_, words) in zip(outcomes, refusals, strict=True):
         assert 2 == outcome.code
         assert words in outcome.err
         assert "Traceback" not in outcome.err
@@ -378,11 +389,14 @@ def test_precision_of_a_package_quantizes_by_its_engine(workplace: Workplace, tm
     )
     onnx.save(model, place.folder / "net.onnx")
     asked = ("quantize", "-m", "net.onnx", "-o", "few.onnx", "--precision", "finer8")
-    _answer(place.winml(*asked, "--mode", "finer"))
-    assert ["MatMulNBits"] == _operators(place.folder / "few.onnx")
-    assert "'finer'" in place.winml(*asked, "--mode", "fine").err
     config = '{"quant": {"precision": "finer8", "mode": "finer"}}'
-    _answer(place.winml("build", "-m", "net.onnx", "-o", "out", "-c", config))
+    quantized, refused, built = place.winml_in_turn(
+        (*asked, "--mode", "finer"), (*asked, "--mode", "fine"), ("build", "-m", "net.onnx", "-o", "out", "-c", config)
+    )
+    _answer(quantized)
+    assert ["MatMulNBits"] == _operators(place.folder / "few.onnx")
+    assert "'finer'" in refused.err
+    _answer(built)
     manifest = json.loads((place.folder / "out" / "build_manifest.json").read_text(encoding="utf-8"))
     (stage,) = [stage for stage in manifest["parts"][0]["stages"] if stage["name"] == "quantize"]
     assert "finer 0.3" in json.dumps(stage["origin"]["options"])
@@ -412,7 +426,15 @@ def test_broken_package_is_named_and_left_out(workplace: Workplace, tmp_path: Pa
     """``winml sys`` says what is wrong with each name; help and other verbs go on, and a request names the package."""
     _broken_package(tmp_path)
     place = replace(_place(workplace, Path(sys.executable)), variables={"PYTHONPATH": str(tmp_path)})
-    found = json.loads(_answer(place.winml("sys", "--format", "json")))["plug_ins"]
+    printed, page, written, *refusals = place.winml_in_turn(
+        ("sys", "--format", "json"),
+        ("sys",),
+        ("build", "-m", "net.onnx", "-o", "out", "--layout", "optimum"),
+        ("crash",),
+        ("build", "-m", "net.onnx", "-o", "new", "--layout", "number"),
+        ("optimize", "-m", "net.onnx", "-o", "new.onnx", "--enable-lost-removal"),
+    )
+    found = json.loads(_answer(printed))["plug_ins"]
     problems = {entry["name"]: entry["problem"] for entry in found}
     assert {"absent", "number", "optimum", "crash", "name", "level", "lost_removal"} == {*problems}
     assert {"broken"} == {entry["package"] for entry in found}
@@ -421,14 +443,9 @@ def test_broken_package_is_named_and_left_out(workplace: Workplace, tmp_path: Pa
         ("name", "no group"), ("level", "name"),
     ):  # fmt: skip
         assert words in problems[name]
-    assert "cannot be used" in _answer(place.winml("sys"))
+    assert "cannot be used" in _answer(page)
     assert "crash" not in _answer(place.winml("--help"))
-    _answer(place.winml("build", "-m", "net.onnx", "-o", "out", "--layout", "optimum"))
-    for arguments in (
-        ("crash",),
-        ("build", "-m", "net.onnx", "-o", "new", "--layout", "number"),
-        ("optimize", "-m", "net.onnx", "-o", "new.onnx", "--enable-lost-removal"),
-    ):
-        outcome = place.winml(*arguments)
-        assert 2 == outcome.code
-        assert "pip uninstall broken" in outcome.err
+    _answer(written)
+    for refused in refusals:
+        assert 2 == refused.code
+        assert "pip uninstall broken" in refused.err

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from e2e.workplace import Outcome, Workplace
+from e2e.workplace import Workplace
 from evaluation_checkpoints import save_task_checkpoint, sentences, text_tokenizer
 from generating import save_decoder
 
@@ -38,20 +36,6 @@ torch.onnx.is_in_onnx_export = lambda: False  # it looks into the exporter that 
 sys.meta_path.insert(0, Remover())
 """
 """Run by Python before everything else, in every process: torch as it will be."""
-
-SEVERAL = """
-import json, sys
-from e2e.in_process import run_here
-from torch_operators import share_operator_table
-
-answers = []
-for command in json.load(sys.stdin):
-    share_operator_table()
-    outcome = run_here(*command)
-    answers.append([outcome.code, outcome.out, outcome.err])
-print(json.dumps(answers))
-"""
-"""Runs several commands in one process, so that torch is imported once."""
 
 VERBS = (
     ("export", "-m", "model", "-o", "model.onnx", "--format", "json"),
@@ -80,7 +64,7 @@ def later(make_workplace: Callable[[], Workplace]) -> Workplace:
     site = workplace.root / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(REMOVED, encoding="utf-8")
-    paths = (str(site), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", ""))
+    paths = (str(site), os.environ.get("PYTHONPATH", ""))
     save_task_checkpoint(
         workplace.folder / "model",
         "bert",
@@ -94,14 +78,12 @@ def later(make_workplace: Callable[[], Workplace]) -> Workplace:
     (workplace.folder / "texts.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
     (workplace.folder / "plan.txt").write_text("model\n", encoding="utf-8")
     variables = {**workplace.variables, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    return replace(workplace, program=(sys.executable, "-c", SEVERAL), variables=variables)
+    return replace(workplace, variables=variables)
 
 
 def test_every_verb_works_without_the_exporter_and_a_request_for_it_is_refused(later: Workplace) -> None:
     """The graphs are dynamo's, verified and tagged as before; the exporter that is gone is named with the way out."""
-    done = later.winml(stdin=json.dumps([*VERBS, REFUSED]))
-    assert 0 == done.code, done.err
-    *outcomes, refused = (Outcome(*answer) for answer in json.loads(done.out))
+    *outcomes, refused = later.winml_in_turn(*VERBS, REFUSED)
     failed = {command[0]: each.err for command, each in zip(VERBS, outcomes, strict=True) if each.code != 0}
     assert {} == failed
     part = json.loads(outcomes[0].out)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,21 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 main()
 """
 """Runs the command, its first argument taken for the largest file it may write, in bytes."""
+SEVERAL = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from e2e.in_process import run_here
+from torch_operators import share_operator_table
+del sys.path[0]
+
+outcomes = []
+for command in json.load(sys.stdin):
+    share_operator_table()
+    outcome = run_here(*command)
+    outcomes.append((outcome.code, outcome.out, outcome.err))
+print(json.dumps(outcomes))
+"""
+"""Runs several commands, so that libraries are imported once; its argument is the folder of the tests."""
 PROGRAM = (sys.executable, "-m", "winml.modelkit")
 TIMEOUT_S = 300
 _PROGRESS = re.compile(r"^\[\d/\d\] |^\w+ … \d+ s$")
@@ -95,6 +111,14 @@ class Workplace:
             timeout=TIMEOUT_S,
         )
         return Outcome(done.returncode, done.stdout, done.stderr)
+
+    def winml_in_turn(self, *commands: Sequence[str | Path]) -> list[Outcome]:
+        """Run several commands in one process of the interpreter of this workplace."""
+        program = (self.program[0], "-c", SEVERAL, str(Path(__file__).parents[1]))
+        words = json.dumps([[str(word) for word in command] for command in commands])
+        done = replace(self, program=program).winml(stdin=words)
+        assert 0 == done.code, done.err
+        return [Outcome(*outcome) for outcome in json.loads(done.out)]
 
     def _run_here(self, arguments: Sequence[str | Path], stdin: str) -> Outcome:
         from huggingface_hub import constants
