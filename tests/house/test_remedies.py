@@ -1,4 +1,7 @@
-"""Does every message name verbs and options that exist? What comes of following them is tested in ``tests/e2e``."""
+"""Does every message name verbs and options that exist, and the library no flags?
+
+What comes of following them is tested in ``tests/e2e``.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import pytest
 
 from house.sources import Module, modules
 from winml.modelkit.cli.main import COMMANDS, VERBS
+from winml.modelkit.fields import spell_flag
 
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z](?![\w{-])")
 _COMMAND = re.compile(rf"winml ({'|'.join(COMMANDS)})\b([^;:.]*)")
@@ -28,17 +32,32 @@ def _options_of(command: click.Command) -> set[str]:
 OPTIONS = {verb: _options_of(VERBS[verb]) | {"--help"} for verb in COMMANDS}
 
 
+def _spelled(node: ast.AST) -> str | None:
+    """Return the flag of a call ``spell("min_sqnr")``; None of any other node."""
+    if isinstance(node, ast.FormattedValue):
+        node = node.value
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "spell":
+        option = node.args[0]
+        if isinstance(option, ast.Constant) and option.value not in ("output_folder", "another_output"):
+            return spell_flag(str(option.value))
+    return None
+
+
 def _texts(module: Module) -> Iterator[tuple[int, str]]:
-    """Yield the texts of a module that are no documentation, with ``{}`` for what is put in."""
+    """Yield the texts of a module that are no documentation, with ``{}`` for what is put in, and options as flags."""
     inside = {id(value) for node in ast.walk(module.tree) if isinstance(node, ast.JoinedStr) for value in node.values}
     told = {id(node.value) for node in ast.walk(module.tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(module.tree):
         if id(node) in inside | told:
             continue
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        if flag := _spelled(node) if isinstance(node, ast.Call) else None:
+            yield node.lineno, flag
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
         elif isinstance(node, ast.JoinedStr):
-            parts = (value.value if isinstance(value, ast.Constant) else "{}" for value in node.values)
+            parts = (
+                value.value if isinstance(value, ast.Constant) else _spelled(value) or "{}" for value in node.values
+            )
             yield node.lineno, "".join(map(str, parts))
 
 
@@ -61,3 +80,39 @@ def test_the_patterns_find_options(text: str) -> None:
     """A name that goes on with what is put in is not judged."""
     found = _OPTION.findall(text)
     assert (found == []) == ("{" in text)
+
+
+_LIBRARY_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
+_COMMAND_LINE = re.compile(r"(?:winml [a-z]+|ray start)\b(?:(?![.;,:)](?:\s|$)).)*", re.DOTALL)
+"""A command with its options: a command line is one in Python as well."""
+
+
+def _declares(node: ast.AST) -> bool:
+    """Say whether a node declares an option, with its spelling and help."""
+    return isinstance(node, ast.Call) and "declare" in ast.unparse(node.func)
+
+
+def test_library_spells_no_flags_outside_of_whole_commands() -> None:
+    """The command, a config and Python each spell an option in their own way: ``spell("min_sqnr")``."""
+    wrong = []
+    for module in modules():
+        if module.name.startswith("cli.") or module.name.endswith("command"):
+            continue
+        declared = [inner for node in ast.walk(module.tree) if _declares(node) for inner in ast.walk(node)]
+        lines = {inner.lineno for inner in declared if isinstance(inner, (ast.Constant, ast.JoinedStr))}
+        for line, text in _literals(module):
+            if line not in lines and (flags := _LIBRARY_FLAG.findall(_COMMAND_LINE.sub("", text))):
+                wrong.append(f"{module.name}:{line}: {', '.join(flags)}")
+    assert not wrong
+
+
+def _literals(module: Module) -> Iterator[tuple[int, str]]:
+    """Yield the texts of a module as they stand in the source, with a space for what is put in."""
+    inside = {id(value) for node in ast.walk(module.tree) if isinstance(node, ast.JoinedStr) for value in node.values}
+    told = {id(node.value) for node in ast.walk(module.tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside | told:
+            yield node.lineno, node.value
+        elif isinstance(node, ast.JoinedStr):
+            parts = (str(value.value) if isinstance(value, ast.Constant) else " x" for value in node.values)
+            yield node.lineno, "".join(parts)

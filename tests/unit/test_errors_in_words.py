@@ -13,7 +13,8 @@ import torch
 from winml.modelkit import ConfigError, UsageError, WinMLExportConfig, build_hf_model, export_pytorch
 from winml.modelkit.builds.build import BuildListener
 from winml.modelkit.cli._endings import exit_status
-from winml.modelkit.errors import WinMLError, missing_name, rename_options
+from winml.modelkit.errors import missing_name
+from winml.modelkit.fields import python_function, spell, spell_options
 from winml.modelkit.models.request import ModelRequest
 
 
@@ -58,13 +59,16 @@ def test_what_a_config_says_in_vain_is_told_to_the_listener(tmp_path: Path) -> N
     assert ["note: loader.model_type bert: ignored, the checkpoint determines it"] == told
 
 
-def test_told_as_renames_whole_options_only() -> None:
-    """``--dynamo`` is no part of ``--no-dynamo``, and other errors pass as they are."""
-    with pytest.raises(WinMLError) as caught, rename_options({"--dynamo": "exporter", "--task": "loader.task"}):
-        raise WinMLError("--task x and --no-dynamo and --dynamo", hint="Leave --task out.")
-    assert "loader.task x and --no-dynamo and exporter\nLeave loader.task out." == str(caught.value)
-    with pytest.raises(ValueError, match="--task"), rename_options({"--task": "task"}):
-        raise ValueError("--task")
+def test_option_is_spelled_as_a_flag_a_key_or_a_keyword() -> None:
+    """The innermost names apply; a public function called by a command, or within a section, spells as its caller."""
+    spelled = python_function(lambda: [spell(option) for option in ("min_sqnr", "no_verify", "eval.dataset")])
+    assert ["--min-sqnr", "--no-verify"] == [spell("min_sqnr"), spell("no_verify")]
+    assert ["min_sqnr_db", "verify=False", "eval.dataset"] == spelled()
+    with spell_options({"min_sqnr": "quant.min_sqnr_db"}):
+        assert ["quant.min_sqnr_db", "--no-verify", "eval.dataset"] == spelled()
+        with spell_options({"no_verify": f"{spell('no_verify')} or nothing"}):
+            assert ["quant.min_sqnr_db", "--no-verify or nothing"] == spelled()[:2]
+    assert "--min-sqnr" == spell("min_sqnr")
 
 
 def test_key_that_an_object_lacks_is_no_matter_of_versions() -> None:

@@ -30,7 +30,6 @@ no library; ``cli/_errors.py`` turns these types into text on stderr.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 import sysconfig
@@ -303,22 +302,3 @@ def ended_by_foreign_code(error: BaseException) -> InputError:
         f"{place_of(error)}code of the model ended the process: {type(error).__name__}{f': {text}' if text else ''}",
         hint="Let the code return, or raise an exception that states the reason.",
     )
-
-
-@contextlib.contextmanager
-def rename_options(names: Mapping[str, str]) -> Iterator[None]:
-    """Let errors of the block name what was given, where they name the option of the command that says the same.
-
-    Args:
-        names: Option of the command → what was given in its place: ``--dtype`` → ``loader.dtype``.
-    """
-    try:
-        yield
-    except WinMLError as error:
-        error.message, error.hint = _renamed(error.message, names), _renamed(error.hint, names)
-        raise
-
-
-def _renamed(text: str, names: Mapping[str, str]) -> str:
-    options = "|".join(map(re.escape, names))
-    return re.sub(rf"(?<![\w-])({options})(?![\w-])", lambda found: names[found[1]], text) if names else text

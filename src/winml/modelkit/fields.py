@@ -6,15 +6,17 @@ from the declarations; a record of :class:`winml.modelkit.options.Options` that 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 from winml.modelkit.errors import UsageError
 
@@ -94,10 +96,10 @@ class Field:
         """The option of the command: ``--trust-remote-code``."""
         return self.spelling.partition(" ")[0].partition("/")[0] or f"--{self.name.replace('_', '-')}"
 
-    def spelled(self, value: object) -> str:
-        """Return the spelling that states a value on the command line, without the value: ``--no-verify`` for False."""
+    def option(self, value: object = None) -> str:
+        """Return the name of the option for :func:`spell`; ``no_verify`` if the value is False."""
         on, _, off = (self.spelling or f"{self.flag}/--no-{self.flag[2:]}").partition("/")
-        return (off if value is False else on).split()[0]
+        return (off if value is False else on).split()[0].removeprefix("--").replace("-", "_")
 
     @property
     def description(self) -> str:
@@ -123,15 +125,103 @@ class Field:
         return bool in (self.annotation, *get_args(self.annotation))
 
 
+_Speller = Callable[[str], str]
+_speller: ContextVar[_Speller | None] = ContextVar("speller of options", default=None)
+"""Spells the options in the texts of the running command or Python call; None: flags."""
+_TEXTS = {"output_folder": "-o FOLDER", "another_output": "another output path"}
+"""Options that texts of the command name by other words than a long flag."""
+_KEYWORDS = {
+    "another_output": "another output path",
+    "asymmetric": "symmetric=False",
+    "deploy_only": "deploy_only",
+    "dynamic_seq_len": "dynamic_sequence",
+    "dynamo": "exporter='dynamo'",
+    "input_specs": "input_tensors",
+    "map": "names",
+    "metric": "metrics",
+    "min_sqnr": "min_sqnr_db",
+    "no_dynamo": "exporter='torchscript'",
+    "opset": "opset_version",
+    "output_folder": "output",
+    "per_tensor": "per_channel=False",
+}
+"""Option → keyword of Python, if their names differ."""
+_SWITCHES = frozenset({"allow_dynamic", "overwrite", "smooth_quant", "symmetric", "verify"})
+"""Options that are on or off, as Python spells them: ``overwrite=True``, and ``verify=False`` for ``no_verify``."""
+
+
+def spell(option: str) -> str:
+    """Spell an option for the user who stated it: as a flag, a key of a config, or a keyword of Python.
+
+    A text that is no identifier is spelled already, and is returned as it is.
+
+    >>> spell("min_sqnr"), spell("eval.dataset")
+    ('--min-sqnr', 'eval.dataset')
+    """
+    return (_speller.get() or spell_flag)(option) if option.isidentifier() else option
+
+
+def spell_flag(option: str) -> str:
+    """Spell an option as the command takes it, for texts that are a command line."""
+    return _TEXTS.get(option) or f"--{option.replace('_', '-')}"
+
+
+def spell_keyword(option: str) -> str:
+    """Spell an option as the keyword of Python functions.
+
+    >>> spell_keyword("no_verify"), spell_keyword("input_specs"), spell_keyword("task")
+    ('verify=False', 'input_tensors', 'task')
+    """
+    if option in _KEYWORDS:
+        return _KEYWORDS[option]
+    start, _, name = option.partition("_")
+    if start in ("no", "disable"):
+        return f"{name}=False"
+    return f"{name}=True" if start == "enable" else f"{option}=True" if option in _SWITCHES else option
+
+
+@contextlib.contextmanager
+def spell_options(names: Mapping[str, str]) -> Iterator[None]:
+    """Spell some options within the block by other names, such as the keys of the config that states them.
+
+    Args:
+        names: Option → its spelling; it may still change within the block.
+    """
+    outer = _speller.get() or spell_flag
+    token = _speller.set(lambda option: names.get(option) or outer(option))
+    try:
+        yield
+    finally:
+        _speller.reset(token)
+
+
+_ParametersT = ParamSpec("_ParametersT")
+_ResultT = TypeVar("_ResultT")
+
+
+def python_function(function: Callable[_ParametersT, _ResultT]) -> Callable[_ParametersT, _ResultT]:
+    """Let a public function spell options as keywords, unless a command calls it."""
+
+    @functools.wraps(function)
+    def call(*arguments: _ParametersT.args, **keywords: _ParametersT.kwargs) -> _ResultT:
+        token = _speller.set(_speller.get() or spell_keyword)
+        try:
+            return function(*arguments, **keywords)
+        finally:
+            _speller.reset(token)
+
+    return call
+
+
 def stated_options(record: object, declaring: type | None = None) -> dict[str, str]:
-    """Return the options of a record that differ from their defaults: name → spelling on the command line.
+    """Return the options of a record that differ from their defaults: name → spelling for messages.
 
     Args:
         record: A request, or a record of options.
         declaring: The dataclass that declares the options; None: the type of the record.
     """
     values = ((field, getattr(record, field.name)) for field in fields_of(declaring or type(record)))
-    return {field.name: field.spelled(value) for field, value in values if value != field.default}
+    return {field.name: spell(field.option(value)) for field, value in values if value != field.default}
 
 
 def refuse_stated(
@@ -142,7 +232,7 @@ def refuse_stated(
     Args:
         record: A request, or a record of options.
         names: Names of the options.
-        words: The error, with ``{}`` for the spelling of the option on the command line.
+        words: The error, with ``{}`` for the spelling of the option.
         hint: The hint of the error, with the same.
         declaring: The dataclass that declares the options; None: the type of the record.
 
@@ -208,7 +298,7 @@ def in_groups(groups: Iterable[str]) -> list[str]:
 
 
 def read_columns(
-    texts: Iterable[str], option: str = "--columns", *, hint: str = "Such as text=review."
+    texts: Iterable[str], option: str = "columns", *, hint: str = "Such as text=review."
 ) -> dict[str, str]:
     """Return role → column of texts ``role=column``; one text may hold several, with a comma between them.
 
@@ -224,8 +314,10 @@ def read_columns(
     for pair in (pair.strip() for text in texts for pair in text.split(",")):
         role, equals, column = (part.strip() for part in pair.partition("="))
         if not equals or not column:
-            raise UsageError(f"{option} {pair}: expected role=column", hint=hint)
+            raise UsageError(f"{spell(option)} {pair}: expected role=column", hint=hint)
         if role in columns:
-            raise UsageError(f"{option} {pair}: {role} is {columns[role]} already", hint="Specify one column per role.")
+            raise UsageError(
+                f"{spell(option)} {pair}: {role} is {columns[role]} already", hint="Specify one column per role."
+            )
         columns[role] = column
     return columns

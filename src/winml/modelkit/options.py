@@ -12,6 +12,7 @@ import difflib
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_args, g
 import pydantic
 
 from winml.modelkit.errors import ConfigError, UsageError
-from winml.modelkit.fields import Field, field_docstrings, fields_of
+from winml.modelkit.fields import Field, field_docstrings, fields_of, spell
 
 JSON_LIMIT_BYTES = 100_000_000
 """Chosen: the limit that the safetensors format sets for its header, and ten times the largest index of weights."""
@@ -86,10 +87,10 @@ class Options(_Checked):
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
 
     def spelled(self, name: str) -> str:
-        """Return the name of an option for errors: the key of the config section, or the option of the command."""
+        """Return the name of an option for errors: the key of the config section, or as :func:`spell`."""
         if self.section:
             return f"{self.section}.{name}"
-        return next(field.spelled(True) for field in self.declared if field.name == name)
+        return next(spell(field.option(True)) for field in self.declared if field.name == name)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: Any, handler: pydantic.GetJsonSchemaHandler) -> dict[str, Any]:
@@ -477,7 +478,8 @@ def _validation_error(options: type[pydantic.BaseModel], error: pydantic.Validat
 
 
 def _way_out(record: type[pydantic.BaseModel], key: str | int) -> str:
-    return record.ways_out.get(str(key), "") if issubclass(record, Options) else ""
+    hint = record.ways_out.get(str(key), "") if issubclass(record, Options) else ""
+    return re.sub(r"\{(\w+)\}", lambda option: spell(option[1]), hint)
 
 
 def _record_at(options: type[pydantic.BaseModel], location: Iterable[str | int]) -> type[pydantic.BaseModel]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from winml.modelkit.export.part_export import hint_with_cache
-from winml.modelkit.models.caches.finding import NO_CACHE_HINT
+from winml.modelkit.models.caches.finding import no_cache_hint
 
 
 @pytest.mark.parametrize(
     ("hint", "expected"),
     [
-        ("", NO_CACHE_HINT),
-        ("Choose another --opset.", f"Choose another --opset. {NO_CACHE_HINT}"),
+        ("", no_cache_hint()),
+        ("Choose another --opset.", f"Choose another --opset. {no_cache_hint()}"),
         ("--no-verify writes it, --no-cache another graph.", "--no-verify writes it, --no-cache another graph."),
         ("Choose another --mode, or lower --min-sqnr.", "Choose another --mode, or lower --min-sqnr."),
     ],

@@ -34,7 +34,7 @@ from winml.modelkit.builds.manifest_records import (
     PartRecord,
     StageRecord,
 )
-from winml.modelkit.builds.plan import BuildPlan, open_sizes_words, refuse_missing_compiler
+from winml.modelkit.builds.plan import BuildPlan, refuse_missing_compiler, spell_open_sizes
 from winml.modelkit.builds.stage_walk import PlacedModel, StageStore, StageWalk, StoredResult
 from winml.modelkit.builds.stages import (
     STAGES,
@@ -46,9 +46,10 @@ from winml.modelkit.builds.stages import (
     names_of,
     skip_reason,
 )
-from winml.modelkit.errors import WinMLError, rename_options
+from winml.modelkit.errors import WinMLError
 from winml.modelkit.evaluate.records import evaluation_words
 from winml.modelkit.export.sidecar import DescribedFile, adapted_sidecar_json
+from winml.modelkit.fields import spell_options
 from winml.modelkit.onnx.files.graph_reading import graph_of
 from winml.modelkit.onnx.files.named_paths import drop_read
 from winml.modelkit.onnx.files.output_files import OutputFiles
@@ -223,7 +224,7 @@ class _Build(StageWalk):
         statistics = None if self.store is None else self.store.statistics
         task = StageTask(self.plan, source, output, self._listener.on_step, self.claim_parts, statistics)
         started = time.perf_counter()
-        with PeakMemory() as memory, rename_options(open_sizes_words(self.plan.config)):
+        with PeakMemory() as memory, spell_options(spell_open_sizes(self.plan.config)):
             outcomes = stage.work(task)
         seconds = time.perf_counter() - started
         origin = self.origin_of(stage, part)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.builds.build import BuildCache, BuildListener, identify_plan, run_build
-from winml.modelkit.builds.cache import CACHE_WORDS, digest, library_versions
+from winml.modelkit.builds.cache import CACHE_SPELLING, digest, library_versions
 from winml.modelkit.builds.config import (
     WinMLBuildConfig,
     check_load_keywords,
@@ -25,21 +25,20 @@ from winml.modelkit.builds.manifest_records import TOOL_NAME, BuildResult
 from winml.modelkit.builds.plan import BuildPlan, plan_build, request_record
 from winml.modelkit.builds.stage_walk import StageStore
 from winml.modelkit.builds.stages import STAGES
-from winml.modelkit.errors import UsageError, rename_options
-from winml.modelkit.export.config import COMMAND_OPTIONS, PYTHON_WORDS, WinMLExportConfig
-from winml.modelkit.models.load_options import declared_options
+from winml.modelkit.errors import UsageError
+from winml.modelkit.export.config import SECTION_OPTIONS, WinMLExportConfig
+from winml.modelkit.fields import python_function, spell, spell_keyword, spell_options
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.files.named_paths import cache_root, unrecorded
 from winml.modelkit.options import read_json
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.version import __version__
 
-_FOLDER_WORDS = {"--deploy-only": "deploy_only", "-o FOLDER": "output"}
-"""Option of the command that says how the folder is left → keyword of Python."""
 _SLUG_LENGTH = 40
 """Characters of the model's name in the name of a folder of the cache; the digest behind it tells entries apart."""
 
 
+@python_function
 def build_hf_model(
     model: str | os.PathLike[str],
     output: str | os.PathLike[str] | None = None,
@@ -79,7 +78,7 @@ def build_hf_model(
     """
     check_load_keywords(load, "build_hf_model")
     passed = passed_build_config(config, listener, precision=precision)
-    with rename_options(_python_words(passed)):
+    with spell_options(_section_keys(passed)):
         plan = plan_build(
             passed,
             ModelRequest(os.fspath(model) if isinstance(model, os.PathLike) else model, **load),
@@ -90,6 +89,7 @@ def build_hf_model(
         return _build_plan(plan, output, rebuild=rebuild, listener=listener)
 
 
+@python_function
 def build_onnx_model(
     model: str | os.PathLike[str],
     output: str | os.PathLike[str] | None = None,
@@ -106,7 +106,7 @@ def build_onnx_model(
     if Path(request.model).suffix.lower() != ".onnx":
         raise UsageError(f"{request.model}: does not end in .onnx", hint="build_hf_model builds PyTorch models.")
     passed = passed_build_config(config, listener, precision=precision)
-    with rename_options(_python_words(passed)):
+    with spell_options(_section_keys(passed)):
         plan = plan_build(passed, request, verify=verify, deploy_only=deploy_only)
         return _build_plan(plan, output, rebuild=rebuild, listener=listener)
 
@@ -127,7 +127,7 @@ def build_in_cache(
     identity = identify_plan(plan)
     folder = cache_folder(plan, identity)
     cache = BuildCache(identity, StageStore(cache_root()))
-    with unrecorded(), rename_options(CACHE_WORDS):
+    with unrecorded(), spell_options(CACHE_SPELLING):
         return run_build(plan, folder, cache=cache, rebuild=rebuild, listener=listener)
 
 
@@ -140,7 +140,7 @@ def refuse_deploying(plan: BuildPlan) -> None:
     if plan.deploy_only:
         raise UsageError(
             "--deploy-only removes the results of stages, which the cache stores for other builds",
-            hint="Build in a separate folder: -o FOLDER.",
+            hint=f"Build in a separate folder: {spell('output_folder')}.",
         )
 
 
@@ -240,13 +240,13 @@ def _build_plan(
     return run_build(plan, Path(output), rebuild=rebuild, listener=listener)
 
 
-def _python_words(config: WinMLBuildConfig) -> dict[str, str]:
-    sections = {flag: f"export.{key}" for key, flag in COMMAND_OPTIONS.items()}
-    place = {"--ep-options": "compile.ep_options", "--device": "compile.device", "--no-compile": "compile: null"}
+def _section_keys(config: WinMLBuildConfig) -> dict[str, str]:
+    """Return option → key of the config that states it in a Python call."""
+    names = {option: f"export.{spell_keyword(option)}" for option in SECTION_OPTIONS}
+    names |= {option: f"compile.{option}" for option in ("ep_options", "device")} | {"no_compile": "compile: null"}
     if config.export is None or config.export.ep is None:
-        place["--ep"] = "compile.ep"
-    declared = {option.flag: option.name for option in declared_options()}
-    return {**PYTHON_WORDS, **_FOLDER_WORDS, **sections, **place, **declared}
+        names["ep"] = "compile.ep"
+    return names
 
 
 def _name_slug(name: str) -> str:

@@ -28,7 +28,8 @@ import filelock
 
 from winml.modelkit.builds.config import WinMLBuildConfig
 from winml.modelkit.builds.plan import is_onnx_path, plan_build
-from winml.modelkit.errors import WinMLError, WriteError, first_line, rename_options
+from winml.modelkit.errors import WinMLError, WriteError, first_line
+from winml.modelkit.fields import spell_options
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
 from winml.modelkit.models.request import ModelRequest, resolve_source
 from winml.modelkit.onnx.files.content_digest import hash_file
@@ -40,7 +41,7 @@ from winml.modelkit.records import Record, entry, recorded
 from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep
 from winml.modelkit.version import __version__
 
-CACHE_WORDS = {"another output path": f"another folder for the cache ({CACHE_VARIABLE})"}
+CACHE_SPELLING = {"another_output": f"another folder for the cache ({CACHE_VARIABLE})"}
 """What a message on an output says instead of the cache."""
 
 _SETTLED_SECONDS = 2.0
@@ -200,7 +201,7 @@ def plan_cached_export(request: ModelRequest) -> Plan:
         WriteError: the cache cannot be written to.
     """
     source = resolve_source(plan_build(WinMLBuildConfig(), request).request)
-    with rename_options(CACHE_WORDS):
+    with spell_options(CACHE_SPELLING):
         refuse_existing([cache_root() / _BUILDS_FOLDER / "*"], overwrite=True)
     condition = "the cache does not hold the export"
     return Plan(

@@ -103,7 +103,7 @@ def _read_request(options: Mapping[str, Any]) -> BuildRequest:
     # Before its text is read: the names of an ONNX file are not the keys of a checkpoint.
     for option in ("shape_config", "batch_size"):
         if is_onnx_path(model) and options[option]:
-            refuse_sizes(model, f"--{option.replace('_', '-')}", str(options[option]))
+            refuse_sizes(model, option, str(options[option]))
     section, stated = config.quant, _requests.stated_values(_FIELDS, options)
     if options["quant"] is False:
         names_provider = options["ep"] or (config.compile is not None and config.compile.ep)
@@ -117,7 +117,7 @@ def _read_request(options: Mapping[str, Any]) -> BuildRequest:
     if stated:
         base = {} if section is None else section.model_dump(mode="json", exclude_unset=True)
         section = parse_options(QuantSection, {**base, **stated}, "options")
-    _requests.name_section_keys(config.compile, {"ep": "--ep", "ep_options": "--ep-options"}, options, "compile.{}")
+    _requests.name_section_keys(config.compile, ("ep", "ep_options"), options, "compile.{}")
     changed: dict[str, Any] = {
         "quant": section,
         "export": config.export and _requests.configured_export(config.export, options),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.found_models import onnx_file, part_files, refuse_unknown_parts
 from winml.modelkit.errors import ConfigError, UsageError
+from winml.modelkit.fields import python_function
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.models.request import ModelRequest, resolve_source
 from winml.modelkit.options import unknown_key_message
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from winml.modelkit.models.live_module import ExampleInputs
 
 
+@python_function
 def compare_models(
     reference: str | os.PathLike[str] | ModelRequest | nn.Module,
     candidate: str | os.PathLike[str] | ModelRequest | nn.Module,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.fields import DEVICE, MODEL, OUTPUT, QUANTIZATION, declare
+from winml.modelkit.fields import DEVICE, MODEL, OUTPUT, QUANTIZATION, declare, spell
 from winml.modelkit.quantize.precisions import PRECISIONS
 from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_file
 
@@ -146,7 +146,7 @@ def _config_of(request: ConfigRequest) -> tuple[WinMLBuildConfig, tuple[str, ...
         raise UsageError("--precision has no effect with --no-quant", hint="Omit one of them.")
     if place and request.no_quant and request.no_compile:
         raise UsageError(
-            f"--{next(iter(place))} has no effect with --no-quant and --no-compile",
+            f"{spell(next(iter(place)))} has no effect with --no-quant and --no-compile",
             hint="Omit it.",
         )
     passed = {"quant": {**precision, **place}, "compile": place}

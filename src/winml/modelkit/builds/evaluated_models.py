@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.compared_models import found_side
-from winml.modelkit.errors import ConfigError, UsageError, rename_options
+from winml.modelkit.errors import ConfigError, UsageError
 from winml.modelkit.evaluate.options import NO_BASELINE, PYTORCH, EvaluationOptions
+from winml.modelkit.fields import python_function, spell_options
 from winml.modelkit.models.checkpoints.adapters import named_adapter
 from winml.modelkit.models.load_options import declared_options
 from winml.modelkit.models.request import ModelRequest
@@ -31,6 +32,7 @@ _RUN_OPTIONS = ("ep", "device", "ep_options", "threads")
 _LOAD_OPTIONS = ("model_class", "revision", "trust_remote_code", "adapter")
 
 
+@python_function
 def evaluate_model(
     model: str | os.PathLike[str],
     dataset: str | os.PathLike[str] | None = None,
@@ -156,7 +158,7 @@ def refuse_unfit_limits(options: EvaluationOptions, task: str | None, *, is_sect
     from winml.modelkit.evaluate.evaluation import check_limits, check_unknown_task, refuse_limits_without_baseline
     from winml.modelkit.evaluate.tasks.table import task_definition
 
-    with rename_options(_ENTRIES if is_section else {}):
+    with spell_options(_SECTION_KEYS if is_section else {}):
         if options.baseline == NO_BASELINE:
             refuse_limits_without_baseline(options, None)
         if (named := options.task or task) is not None:
@@ -165,12 +167,11 @@ def refuse_unfit_limits(options: EvaluationOptions, task: str | None, *, is_sect
             check_unknown_task(options)
 
 
-_ENTRIES = {
-    "--metric": "eval.metrics", "--min": "eval.min", "--max": "eval.max", "--max-drop": "eval.max_drop",
-    "--baseline": "eval.baseline", "--dataset": "eval.dataset", "--columns": "eval.columns", "--split": "eval.split",
-    "--samples": "eval.samples", "--task": "eval.task",
-}  # fmt: skip
-"""Option of the command → entry of the section."""
+_SECTION_KEYS = {"metric": "eval.metrics"} | {
+    name: f"eval.{name}"
+    for name in ("min", "max", "max_drop", "baseline", "dataset", "columns", "split", "samples", "task")
+}
+"""Option of the command → key of the section."""
 
 
 def evaluate_build(
@@ -203,7 +204,7 @@ def evaluate_build(
         read = {option.name: getattr(request, option.name) for option in declared_options()}
         baseline = ModelRequest(model=request.model, **read)
     subject = Subject(model, RunOptions(model.name), baseline, _has_baseline(options))
-    with rename_options(_ENTRIES):
+    with spell_options(_SECTION_KEYS):
         return evaluate(subject, options, on_step=on_step)
 
 

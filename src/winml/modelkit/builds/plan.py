@@ -21,8 +21,9 @@ from winml.modelkit.builds.config import (
 )
 from winml.modelkit.builds.evaluated_models import refuse_missing_evaluations, refuse_unfit_limits
 from winml.modelkit.builds.layouts.layout import Layout, find_layout
-from winml.modelkit.errors import CheckpointError, ConfigError, ModelPathError, UsageError, WinMLError, rename_options
+from winml.modelkit.errors import CheckpointError, ConfigError, ModelPathError, UsageError, WinMLError
 from winml.modelkit.export.config import DEFAULT_OPSETS, WinMLExportConfig, configured_request
+from winml.modelkit.fields import spell, spell_flag, spell_options
 from winml.modelkit.models.checkpoints.hub import cached_snapshot
 from winml.modelkit.models.checkpoints.quantized.formats import folder_format
 from winml.modelkit.models.load_options import declared_options, is_not_default
@@ -33,8 +34,10 @@ from winml.modelkit.ort.execution_providers import find_execution_provider, refu
 from winml.modelkit.quantize.calibration.calibration_files import refuse_missing_files
 from winml.modelkit.quantize.options import QuantizeOptions
 
-WITHOUT_COMPILATION = " --no-compile skips the stage."
-"""What can be done besides, where the last stage cannot."""
+
+def without_compilation() -> str:
+    """Return the remedy that leaves out the last stage, to append to a hint."""
+    return " --no-compile skips the stage."
 
 
 @dataclass(frozen=True)
@@ -260,14 +263,13 @@ def refuse_missing_compiler(plan: BuildPlan, passed: Collection[str] = ()) -> No
         return
     from winml.modelkit.ort.devices import choose_compiler
 
-    keys = {"--ep": "compile.ep", "--device": "compile.device", "--ep-options": "compile.ep_options"}
-    words = {option: key for option, key in keys.items() if option not in passed}
-    with rename_options({**words, **open_sizes_words(plan.config)}):
+    words = {option: f"compile.{option}" for option in ("ep", "device", "ep_options") if option not in passed}
+    with spell_options({**words, **spell_open_sizes(plan.config)}):
         try:
             choose_compiler(section.ep, section.device, section.ep_options or {})
         except UsageError as error:
-            if "--ep-options" not in passed:  # which is of this stage alone
-                error.hint += WITHOUT_COMPILATION
+            if "ep_options" not in passed:  # which is of this stage alone
+                error.hint += without_compilation()
             raise
         refuse_dynamic(section.ep, is_dynamic=plan.request.is_dynamic, allow_dynamic=False)
 
@@ -290,12 +292,12 @@ def idle_compilation(config: WinMLBuildConfig) -> str:
     return ""
 
 
-def open_sizes_words(config: WinMLBuildConfig) -> Mapping[str, str]:
-    """Return how messages have to name the option that leaves sizes open: what is compiled may need fixed ones."""
+def spell_open_sizes(config: WinMLBuildConfig) -> Mapping[str, str]:
+    """Return the spelling of ``allow_dynamic`` for a build whose compiled file may require fixed sizes."""
     section = config.compile
     if section is None or section.ep is None or find_execution_provider(section.ep).takes_dynamic:
         return {}
-    return {"--allow-dynamic": "--no-compile --allow-dynamic"}
+    return {"allow_dynamic": f"{spell('no_compile')} {spell('allow_dynamic')}"}
 
 
 def request_record(request: ModelRequest) -> dict[str, object]:
@@ -314,7 +316,7 @@ def _refuse_torch_options(request: ModelRequest) -> None:
     dynamic = request.dynamic
     passed = {
         **{
-            option.flag: is_not_default(option.name, getattr(request, option.name))
+            spell(option.name): is_not_default(option.name, getattr(request, option.name))
             for option in declared_options()
             if not option.is_for_onnx
         },
@@ -331,9 +333,9 @@ def _refuse_torch_options(request: ModelRequest) -> None:
                 hint="Remove it, or build from the PyTorch model.",
             )
     if request.shape_config is not None:
-        refuse_sizes(request.model, "--shape-config", request.shape_config.model_dump_json(exclude_none=True))
+        refuse_sizes(request.model, "shape_config", request.shape_config.model_dump_json(exclude_none=True))
     if request.batch_size is not None:
-        refuse_sizes(request.model, "--batch-size", str(request.batch_size))
+        refuse_sizes(request.model, "batch_size", str(request.batch_size))
 
 
 def refuse_sizes(model: str, option: str, value: str) -> NoReturn:
@@ -342,8 +344,8 @@ def refuse_sizes(model: str, option: str, value: str) -> NoReturn:
     Raises:
         UsageError: always.
     """
-    command = f"winml export -m {shlex.quote(model)} -o fixed.onnx {option} {shlex.quote(value)}"
+    command = f"winml export -m {shlex.quote(model)} -o fixed.onnx {spell_flag(option)} {shlex.quote(value)}"
     raise UsageError(
-        f"{option}: a build does not change the sizes of an ONNX file such as {model}",
+        f"{spell(option)}: a build does not change the sizes of an ONNX file such as {model}",
         hint=f"Fix them first: {command}; then build fixed.onnx.",
     )

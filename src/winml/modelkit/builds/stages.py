@@ -24,7 +24,7 @@ from winml.modelkit.builds.config import (
 )
 from winml.modelkit.builds.layouts.layout import find_layout, refuse_task
 from winml.modelkit.builds.manifest_records import FileRecord, StageName, StageRecord
-from winml.modelkit.builds.plan import WITHOUT_COMPILATION, BuildPlan, idle_compilation, request_record
+from winml.modelkit.builds.plan import BuildPlan, idle_compilation, request_record, without_compilation
 from winml.modelkit.errors import StageError, UsageError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.models.checkpoints.adapters import named_adapter
@@ -346,10 +346,11 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
         return (StageOutcome(files, normalizations=0, summary=summary),)
     fired = ", ".join(f"{name} {count}" for name, count in result.fired.items() if count)
     summary = f"from {result.before.nodes}{f': {fired}' if fired else ''}"
-    return _outcomes(result, summary, (_IGNORED_SKIP,) if skips else ())
-
-
-_IGNORED_SKIP = "--skip-pre-normalization is ignored: the requested optimizations need the plain form."
+    return _outcomes(
+        result,
+        summary,
+        ("--skip-pre-normalization is ignored: the requested optimizations need the plain form.",) if skips else (),
+    )
 
 
 def _quantization_record(plan: BuildPlan, options: QuantizeOptions) -> dict[str, object]:
@@ -446,7 +447,7 @@ def _run_compile(task: StageTask) -> tuple[StageOutcome, ...]:
     try:
         result = compile_file(file_task, compilation(file_task, section, {}), processors=processors)
     except (UsageError, StageError) as error:
-        error.hint += WITHOUT_COMPILATION
+        error.hint += without_compilation()
         raise
     parts = f", {len(result.parts)} compiled, {len(result.outside)} outside" if result.parts else ""
     summary = f"for {result.compiled['provider']}{parts}, {comparison_words(result.comparison)}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from winml.modelkit.builds.layouts.layout import LAYOUTS
 from winml.modelkit.errors import UsageError
 from winml.modelkit.export.declared_options import ACCEPT_ASSUMPTIONS, EXPORTER, ExporterChoice
-from winml.modelkit.fields import DEVICE, OUTPUT, VERIFICATION, declare
+from winml.modelkit.fields import DEVICE, OUTPUT, VERIFICATION, declare, spell
 from winml.modelkit.optimize.capabilities import LEVELS
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ STAGES = "Stages"
 _SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
 """Option that leaves a stage out → section of the config."""
 
-_PLACE = {"--ep": "ep", "--ep-options": "ep_options"}
-"""Option that says where the model is to run → key of the section ``compile`` that says the same."""
+_PLACE = ("ep", "ep_options")
+"""Options that state where the model is to run, and keys of the section ``compile``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class BuildRequest:
     @property
     def sections_off(self) -> dict[str, str]:
         """Section of the config that an option leaves out → the option."""
-        return {section: f"--no-{name}" for name, section in _SWITCHES.items() if getattr(self, name) is False}
+        return {section: spell(f"no_{name}") for name, section in _SWITCHES.items() if getattr(self, name) is False}
 
 
 def plan_requested_build(request: BuildRequest) -> PlannedBuild:
@@ -159,7 +159,7 @@ def _refused_early(request: BuildRequest) -> BuildPlan:
         with_companions=request.tokenizer,
         deploy_only=request.deploy_only,
     )
-    refuse_missing_compiler(plan, [option for option, key in _PLACE.items() if getattr(request, key)])
+    refuse_missing_compiler(plan, [option for option in _PLACE if getattr(request, option)])
     export, places = plan.config.export, list[Path]()
     if export is not None:
         refuse_dynamic(export.ep, is_dynamic=plan.request.is_dynamic, allow_dynamic=export.allow_dynamic)

@@ -15,8 +15,8 @@ import click
 from winml.modelkit.cli._completion import complete_arguments, complete_values
 from winml.modelkit.cli._help import DocumentedCommand, GroupedOption
 from winml.modelkit.cli._streams import print_json, tell
-from winml.modelkit.errors import WinMLError, error_chain, first_line, rename_options
-from winml.modelkit.fields import DEVICE, Field
+from winml.modelkit.errors import WinMLError, error_chain, first_line
+from winml.modelkit.fields import DEVICE, Field, spell_options
 from winml.modelkit.words import printable
 
 _MEMORY_HINT = (
@@ -36,7 +36,7 @@ _named_paths: list[str] = []
 
 
 def named_options(context: click.Context) -> dict[str, str]:
-    """Return the names that errors of the running command use: option → key of the config that stands in its place."""
+    """Return how texts of the running command spell some options: option → key of the config that states it."""
     names: dict[str, str] = context.meta.setdefault(f"{__name__}.named_options", {})
     return names
 
@@ -136,7 +136,7 @@ class WinMLCommand(DocumentedCommand):
             # Libraries warn about their own future; what a user can act on comes as a note or an error of ours.
             warnings.simplefilter("ignore")
         try:
-            with rename_options(named_options(ctx)):
+            with spell_options(named_options(ctx)):
                 self._name_libraries(ctx)
                 return super().invoke(ctx)
         except WinMLError as error:

@@ -16,7 +16,7 @@ from winml.modelkit.cli._errors import named_options
 from winml.modelkit.cli._options import option
 from winml.modelkit.cli._streams import tell
 from winml.modelkit.errors import ConfigError, UsageError
-from winml.modelkit.fields import MODEL, Field, fields_of
+from winml.modelkit.fields import MODEL, Field, fields_of, spell_keyword
 from winml.modelkit.models.load_options import declared_options, is_not_default
 from winml.modelkit.verbs.file_to_file import FileRequest, read_sizes
 from winml.modelkit.words import size_words
@@ -34,8 +34,6 @@ _RequestT = TypeVar("_RequestT", bound=FileRequest[Any])
 
 _DECIDES_THE_SAME = {"task": "model_class", "model_class": "task"}
 """Key of the loader section → the key that a user who gives this one did not speak of."""
-_OPTION_OF_KEY = {"input_tensors": "input_specs"}
-"""Key of the export section → the option that states the same, if their names differ."""
 FOR_CHECKPOINTS = (*(option.name for option in declared_options() if not option.is_for_onnx), "input_specs")
 """Options that say how a checkpoint becomes a graph, which an ONNX file already is."""
 
@@ -182,24 +180,25 @@ def configured_options(options: Mapping[str, Any], config: WinMLBuildConfig) -> 
     passed |= {_DECIDES_THE_SAME[name] for name in passed & set(_DECIDES_THE_SAME)}
     taken = {name: value for name, value in loader.items() if name in options and name not in passed}
     named_options(context).update(
-        {f"--{name.replace('_', '-')}": f"loader.{name}" for name, value in taken.items() if value not in (None, False)}
+        {name: f"loader.{name}" for name, value in taken.items() if value not in (None, False)}
     )
     return {**options, **taken}
 
 
-def name_section_keys(section: object, flags: Mapping[str, str], options: Mapping[str, object], key_words: str) -> None:
+def name_section_keys(section: object, stated: Iterable[str], options: Mapping[str, object], key_words: str) -> None:
     """Let errors of the command name keys of a config section in place of options that are not specified.
 
     Args:
         section: The section, or None.
-        flags: Key → the option that errors name.
+        stated: Options that the section may state.
         options: Options of the command.
         key_words: Name of a key, with ``{}`` for the key: ``export.{}``.
     """
     names = named_options(click.get_current_context())
-    for key, flag in flags.items():
-        if getattr(section, key, None) and not options.get(_OPTION_OF_KEY.get(key, key)):
-            names[flag] = key_words.format(key)
+    for name in stated:
+        key = spell_keyword(name)
+        if getattr(section, key, None) and not (options.get(name) or options.get(key)):
+            names[name] = key_words.format(key)
 
 
 def configured_export(export: WinMLExportConfig, options: Mapping[str, Any]) -> WinMLExportConfig:
@@ -208,9 +207,9 @@ def configured_export(export: WinMLExportConfig, options: Mapping[str, Any]) -> 
     The inputs of the section are decided anew at these sizes; its other dynamic dimensions stay dynamic. Errors of the
     command name keys of the section.
     """
-    from winml.modelkit.export.config import COMMAND_OPTIONS
+    from winml.modelkit.export.config import SECTION_OPTIONS
 
-    name_section_keys(export, COMMAND_OPTIONS, options, "export.{}")
+    name_section_keys(export, SECTION_OPTIONS, options, "export.{}")
     if options["allow_dynamic"]:
         export = export.model_copy(update={"allow_dynamic": True})
     if export.input_tensors is None or not (options["shape_config"] or options["batch_size"]) or options["input_specs"]:

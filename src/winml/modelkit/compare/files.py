@@ -20,13 +20,13 @@ from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, measur
 from winml.modelkit.compare.outputs import ROUNDING_FACTOR, TEXT_KINDS, Rounding, VerificationInfo, compare_outputs
 from winml.modelkit.compare.words import difference_words, fidelity_words, samples_words
 from winml.modelkit.errors import StageError, UsageError, VerificationError
+from winml.modelkit.fields import spell
 from winml.modelkit.onnx.contexts import proto_nodes
 from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.onnx.specs import InputTensorSpec, current_name
 from winml.modelkit.onnx.weights import ROUNDING_OPERATORS
 from winml.modelkit.ort.default_sizes import default_size
 from winml.modelkit.ort.graph_inputs import (
-    SIZES_OPTION,
     bounds_by_name,
     draw_feeds,
     graph_inputs,
@@ -47,7 +47,10 @@ ReadSamples = Callable[[Session], tuple[Sequence[Arrays], QualitySamples]]
 
 _INTEGERS = 4
 """Specified by ONNX Runtime: the level at which it rounds the activations of a product to 8 bits."""
-_HINT = "No file was written; --no-verify writes it anyway. Please report this."
+
+
+def _bug_hint() -> str:
+    return "No file was written; --no-verify writes it anyway. Please report this."
 
 
 def refuse_different(
@@ -93,7 +96,8 @@ def refuse_different(
         outputs = _candidate_outputs(candidate, draws)
     if set(outputs[0]) != set(expected[0]):
         raise VerificationError(
-            f"the result has outputs {', '.join(outputs[0])}; {reference.name} has {', '.join(expected[0])}", hint=_HINT
+            f"the result has outputs {', '.join(outputs[0])}; {reference.name} has {', '.join(expected[0])}",
+            hint=_bug_hint(),
         )
 
     def probabilities() -> frozenset[str]:
@@ -117,7 +121,7 @@ def refuse_different(
     if not all(item.is_equal for item in verification.comparisons):
         raise VerificationError(
             f"the outputs of the result differ from those of {reference.name}: {difference_words(verification)}",
-            hint=_HINT,
+            hint=_bug_hint(),
             inputs=draws[verification.worst.draw - 1],
         )
     _refuse_crashing(reference, candidate)
@@ -145,7 +149,7 @@ def _refuse_crashing(reference: Path, candidate: Path) -> None:
     except StageError as error:
         refuse_crashing_file(reference)
         message = error.message.replace(str(candidate), "the result")
-        raise VerificationError(f"the result does not run: {message}", hint=_HINT) from error
+        raise VerificationError(f"the result does not run: {message}", hint=_bug_hint()) from error
 
 
 def refuse_unfaithful(
@@ -375,7 +379,7 @@ def _runs_of_reference(reference: Path) -> Iterator[None]:
     try:
         yield
     except (StageError, UsageError) as error:
-        if error.message.startswith(SIZES_OPTION):
+        if error.message.startswith(spell("shape_config")):
             raise
         remedies = (missing_kernel_hint(error.message), "--no-verify writes the result without comparing it.")
         raise StageError(
@@ -389,5 +393,5 @@ def _candidate_outputs(candidate: Path, draws: Sequence[Arrays], *, as_written: 
     except (StageError, UsageError) as error:
         message = error.message.replace(str(candidate), "the result")
         remedy = missing_kernel_hint(error.message)
-        hint = f"No file was written. {remedy}" if remedy else _HINT
+        hint = f"No file was written. {remedy}" if remedy else _bug_hint()
         raise VerificationError(f"the result does not run: {message}", hint=hint) from error

@@ -23,9 +23,9 @@ from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.quality_samples import SampleRequest
 from winml.modelkit.compile.declared_options import DEFAULT_MIN_SQNR_DB, MARGIN_DB
 from winml.modelkit.compile.options import CompileOptions
-from winml.modelkit.compile.pipeline import UNNAMED_FILE, CompileResult, OutsideNode, compile_graph
+from winml.modelkit.compile.pipeline import CompileResult, OutsideNode, compile_graph
 from winml.modelkit.compile.records import CompilableProvider, CompiledFile
-from winml.modelkit.errors import LimitError, StageError, UsageError, VerificationError, rename_options
+from winml.modelkit.errors import LimitError, StageError, UsageError, VerificationError
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.contexts import context_file_names, proto_nodes, rename_context_files
@@ -70,7 +70,7 @@ def compile_file(
     found, note = _found_reference(task, work)
     work = replace(work, reference=found, processors=processors)
     try:
-        with temporary_folder(beside=task.output) as folder, rename_options({UNNAMED_FILE: str(task.source)}):
+        with temporary_folder(beside=task.output) as folder:
             done = graph_file.transform_file(task, replace(work, folder=folder), on_step, checked)
     except OSError as error:
         raise write_error(task.output, error) from error
@@ -95,7 +95,8 @@ def compilation(
         StageError: it is a plug-in that the installed ONNX Runtime does not load.
     """
     chosen = choose_compiler(options.ep, options.device, options.ep_options or {})
-    return Compilation(options, chosen, sizes, graph_file.name_beside(task.source, task.output), reference=reference)
+    name = graph_file.name_beside(task.source, task.output)
+    return Compilation(options, chosen, sizes, name, str(task.source), reference=reference)
 
 
 def _found_reference(task: graph_file.GraphFileTask, work: Compilation) -> tuple[Path | None, tuple[str, ...]]:
@@ -170,6 +171,8 @@ class Compilation(graph_file.GraphWork[CompileResult]):
     """Sizes of dynamic dimensions to compare at; of the others, some are tried."""
     source: str
     """What the compiled model calls the file that it is made from."""
+    displayed: str
+    """Path of that file, for messages."""
     folder: Path = Path()
     """Folder for files that the compiled model refers to until it is written; a plan has none."""
     reference: Path | None = None
@@ -196,13 +199,15 @@ class Compilation(graph_file.GraphWork[CompileResult]):
         Raises:
             LimitError: more is outside, or in more parts, than the options allow.
         """
-        result = compile_graph(model, self.options, self.chosen, self.folder, source=self.source)
+        result = compile_graph(
+            model, self.options, self.chosen, self.folder, displayed=self.displayed, source=self.source
+        )
         self._refuse_beyond_limits(result)
         return result
 
     def _refuse_beyond_limits(self, result: CompileResult) -> None:
         where = (
-            f"winml inspect {UNNAMED_FILE} --ep {short_name(self.chosen.provider.name)} shows why nodes are not "
+            f"winml inspect {self.displayed} --ep {short_name(self.chosen.provider.name)} shows why nodes are not "
             "supported"
         )
         outside, parts = self.options.max_outside, self.options.max_parts
@@ -268,14 +273,14 @@ class Compilation(graph_file.GraphWork[CompileResult]):
         least = DEFAULT_MIN_SQNR_DB if self.options.min_sqnr_db is None else self.options.min_sqnr_db
         if self.reference is None:
             fidelity = measure_fidelity(expected, outputs, least, samples)
-            files.refuse_below_minimum_sqnr(fidelity, source.name, draws[0], _REMEDY)
+            files.refuse_below_minimum_sqnr(fidelity, source.name, draws[0], _remedy())
             return fidelity
         float_outputs = _outputs_of_reference(self.reference, source, draws, expected)
         own = measure_fidelity(float_outputs, expected, least, samples)
         margin = MARGIN_DB if self.options.min_sqnr_db is None else None
         beside = SourceFidelity(self.reference.name, source.name, own.outputs, margin)
         fidelity = replace(measure_fidelity(float_outputs, outputs, least, samples), beside=beside)
-        files.refuse_below_minimum_sqnr(fidelity, self.reference.name, draws[0], _REMEDY)
+        files.refuse_below_minimum_sqnr(fidelity, self.reference.name, draws[0], _remedy())
         return fidelity
 
 
@@ -288,11 +293,12 @@ def _read_samples(
     return replace(request, folder=folder).read(session)
 
 
-_REMEDY = (
-    "No file was written. Set the processor with --ep-options, lower --min-sqnr, write it anyway with "
-    "--no-verify, or quantize the float file with more bits for the most affected modules: winml quantize "
-    "--per-module."
-)
+def _remedy() -> str:
+    return (
+        "No file was written. Set the processor with --ep-options, lower --min-sqnr, write it anyway with "
+        "--no-verify, or quantize the float file with more bits for the most affected modules: winml quantize "
+        "--per-module."
+    )
 
 
 def _outputs_of_reference(

@@ -78,12 +78,14 @@ class CompileResult(StageResult):
     """What the file says of it (``winml.compile``)."""
 
 
-UNNAMED_FILE = "MODEL.onnx"
-"""What messages call the file of the graph, whose path is not known here."""
-
-
 def compile_graph(
-    model: ir.Model, options: CompileOptions, chosen: ChosenProvider, folder: Path, *, source: str = ""
+    model: ir.Model,
+    options: CompileOptions,
+    chosen: ChosenProvider,
+    folder: Path,
+    *,
+    displayed: str,
+    source: str = "",
 ) -> CompileResult:
     """Return the model compiled for a provider; the given model is not changed.
 
@@ -92,6 +94,7 @@ def compile_graph(
         options: What it is compiled for.
         chosen: The provider and its options, as ``options`` say.
         folder: Folder for files that the result refers to until it is written; has to stay until then.
+        displayed: Path of the file of the graph, for messages.
         source: What the result calls the file that it is made from; empty: it does not say.
 
     Raises:
@@ -100,7 +103,7 @@ def compile_graph(
         CompileError: the provider fails or compiles nothing, or ONNX Runtime cannot load the graph.
     """
     refuse_compiled(model)
-    _refuse_open_sizes(model, chosen)
+    _refuse_open_sizes(model, chosen, displayed)
     sent, written = folder / _SENT, folder / _RETURNED
     ir.save(model, sent, external_data=unfinished_data_path(sent).name)
     is_processor = not chosen.provider.compiles
@@ -116,7 +119,7 @@ def compile_graph(
     contexts = context_nodes(compiled)
     # What one node absorbed may be the whole graph: more than carrying looks through.
     _write_absorbed_modules(contexts, model)
-    parts = tuple(map(_compiled_part, contexts))
+    parts = tuple(_compiled_part(node, displayed) for node in contexts)
     if not is_processor and not parts:
         raise CompileError(
             f"{chosen.provider.name} compiled none of the {sum(1 for _ in all_nodes(model))} nodes",
@@ -211,24 +214,24 @@ def _with_subgraphs(node: ir.Node) -> Iterator[ir.Node]:
             yield from attribute.as_graph().all_nodes()
 
 
-def _refuse_open_sizes(model: ir.Model, chosen: ChosenProvider) -> None:
+def _refuse_open_sizes(model: ir.Model, chosen: ChosenProvider, displayed: str) -> None:
     places = open_dimensions(model.graph)
     if places and not chosen.provider.takes_dynamic:
         name, where = next(iter(places.items()))
         sums = stated_sums(model.metadata_props)
-        command = fixing_command(UNNAMED_FILE, [place for place in places if place not in sums])
+        command = fixing_command(displayed, [place for place in places if place not in sums])
         raise UsageError(
             f"{chosen.provider.name} requires fixed sizes, but {name} is dynamic in {', '.join(where)}",
             hint=f"Fix the sizes first: {command}; then compile fixed.onnx.",
         )
 
 
-def _compiled_part(node: ir.Node) -> CompiledPart:
+def _compiled_part(node: ir.Node, displayed: str) -> CompiledPart:
     tag = read_tag(node)
     try:
         modules = listed_modules(node) or ([] if tag is None else [tag.module])
     except ValueError as error:
-        raise InputError(f"{UNNAMED_FILE}: {error} (node {node.name})", hint="Create the file again.") from error
+        raise InputError(f"{displayed}: {error} (node {node.name})", hint="Create the file again.") from error
     return CompiledPart(node.name or "", tuple(modules), "" if tag is None else tag.tag)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from winml.modelkit.errors import RemoteCodeError, TaskError, UsageError
 from winml.modelkit.evaluate.sides import Side, open_onnx_side, opened_torch_side
 from winml.modelkit.evaluate.tasks.table import TASK_DEFINITIONS
+from winml.modelkit.fields import spell
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.models.checkpoints.task import TASKS, WITH_PAST, canonical_task, canonical_word
 from winml.modelkit.models.request import ModelRequest, exported_from, processor_folder, with_recorded_seed
@@ -30,10 +31,12 @@ _LABELED_TASKS = frozenset(
     {"image-classification", "image-segmentation", "object-detection", "text-classification", "token-classification"}
 )
 """Tasks whose answers are numbers of classes."""
-_BASELINE_HINT = (
-    "Choose a baseline with the same checkpoint or fine-tuning, or evaluate the model alone: --baseline none."
-)
-_OPTION = "--baseline"
+
+
+def _other_baseline_hint() -> str:
+    return "Choose a baseline with the same checkpoint or fine-tuning, or evaluate the model alone: --baseline none."
+
+
 _DISPLAYED = 6
 """Labels of one side in a message. Chosen: enough to see which they are."""
 
@@ -60,8 +63,9 @@ def _refuse_other_labels(task: str, config: Any, folder: Path, displayed: str) -
     if are_unnamed and ours.keys() == theirs.keys():
         return
     raise UsageError(
-        f"{_OPTION} {displayed}: its labels are {_label_words(theirs)}, and those of the model {_label_words(ours)}",
-        hint=_BASELINE_HINT,
+        f"{spell('baseline')} {displayed}: its labels are {_label_words(theirs)}, and those of the model "
+        f"{_label_words(ours)}",
+        hint=_other_baseline_hint(),
     )
 
 
@@ -86,12 +90,12 @@ def _refuse_other_vocabulary(names: Sequence[str], model: Path, baseline: Path, 
     fast = [folder / "tokenizer.json" for folder in (model, baseline)]
     if all(path.is_file() for path in fast) and fast[0].read_bytes() == fast[1].read_bytes():
         return
-    ours, theirs = (open_processor("tokenizer", folder, _OPTION).get_vocab() for folder in (model, baseline))
+    ours, theirs = (open_processor("tokenizer", folder, spell("baseline")).get_vocab() for folder in (model, baseline))
     if other := sum(ours.get(token) != number for token, number in theirs.items()) or abs(len(ours) - len(theirs)):
         raise UsageError(
-            f"{_OPTION} {displayed}: its tokenizer has {len(theirs)} tokens, {other} of them different from the "
-            f"model's {len(ours)}: both models receive the tokens of the model's tokenizer",
-            hint=_BASELINE_HINT,
+            f"{spell('baseline')} {displayed}: its tokenizer has {len(theirs)} tokens, {other} of them different from "
+            f"the model's {len(ours)}: both models receive the tokens of the model's tokenizer",
+            hint=_other_baseline_hint(),
         )
 
 
@@ -103,9 +107,6 @@ def _labels(config: Any) -> dict[int, str]:
 def _label_words(labels: Mapping[int, str]) -> str:
     words = ", ".join(f"{number} {name}" for number, name in sorted(labels.items())[:_DISPLAYED])
     return words if len(labels) <= _DISPLAYED else f"{words} and {len(labels) - _DISPLAYED} more"
-
-
-_HINT = "Set --baseline to the checkpoint folder, or evaluate the file alone: --baseline none."
 
 
 @dataclass(frozen=True)
@@ -219,9 +220,9 @@ def _without_cache(request: ModelRequest, task: str | None) -> ModelRequest:
 
 def _notes(loaded: LoadedModel) -> tuple[str, ...]:
     """Return what is to be said of a model, but for the cache, which nobody asked about."""
-    from winml.modelkit.models.caches.decision import NO_CACHE_REQUESTED
+    from winml.modelkit.models.caches.decision import no_cache_note
 
-    return tuple(note for note in loaded.notes if note != NO_CACHE_REQUESTED)
+    return tuple(note for note in loaded.notes if note != no_cache_note())
 
 
 def opened_baseline(subject: Subject, model: EvaluatedModel, stack: ExitStack) -> tuple[Side | None, tuple[str, ...]]:
@@ -250,7 +251,11 @@ def opened_baseline(subject: Subject, model: EvaluatedModel, stack: ExitStack) -
         if subject.has_baseline is None:
             return None, ("There is no baseline: the checkpoint of the export is not on this machine.",)
         assert isinstance(subject.model, Path)
-        baseline = exported_from(model.side.metadata, subject.run.shown, hint=_HINT)
+        baseline = exported_from(
+            model.side.metadata,
+            subject.run.shown,
+            hint="Set --baseline to the checkpoint folder, or evaluate the file alone: --baseline none.",
+        )
     baseline = with_recorded_seed(baseline, model.side.metadata)
     if (folder := processor_folder(baseline)) is not None:
         _refuse_other(model, folder, str(baseline.model))

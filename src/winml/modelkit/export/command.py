@@ -103,7 +103,7 @@ def pin(options: Mapping[str, Any]) -> None:
         sizes=_requests.sizes_by_name(options),
     )
     if not options["shape_config"]:
-        named_options(context)["--shape-config"] = "--batch-size"
+        named_options(context)["shape_config"] = "--batch-size"
     plan = PIN.plan_file(request)
     end_dry_run(plan, options)
     result: PinnedModel = PIN.run_file(plan)
@@ -167,7 +167,7 @@ def _read_request(options: Mapping[str, Any]) -> ExportRequest:
     """
     if options["depth"] is not None and not options["verbose"]:
         raise UsageError(f"--depth {options['depth']} applies to the module tree, which -v shows", hint="Add -v.")
-    from winml.modelkit.export.config import COMMAND_OPTIONS, WinMLExportConfig
+    from winml.modelkit.export.config import SECTION_OPTIONS, WinMLExportConfig
 
     configured, config = options, WinMLExportConfig()
     if options["config"]:
@@ -184,7 +184,7 @@ def _read_request(options: Mapping[str, Any]) -> ExportRequest:
     config = _requests.configured_export(config, options)
     if alone is not None:
         origin = "{} in --export-config"
-        _requests.name_section_keys(alone, COMMAND_OPTIONS, options, origin)
+        _requests.name_section_keys(alone, SECTION_OPTIONS, options, origin)
     stated = _requests.stated_fields(ExportFields, options)
     if options["clean_onnx"]:
         stated["hierarchy"] = False

@@ -27,24 +27,8 @@ DYNAMO_OPSET = 18
 DEFAULT_OPSETS: Mapping[ExporterName, int] = {"torchscript": 17, "dynamo": DYNAMO_OPSET}
 """Chosen: the first with LayerNormalization, and the oldest that needs no conversion."""
 
-COMMAND_OPTIONS: Mapping[str, str] = {
-    "input_tensors": "--input-specs",
-    "dynamic_batch": "--dynamic-batch",
-    "dynamic_sequence": "--dynamic-seq-len",
-    "dynamic_image_size": "--dynamic-image-size",
-    "dynamic_axes": "--dynamic-axes",
-    "ep": "--ep",
-}
-"""Key → the option of the command that says the same and that messages name."""
-PYTHON_WORDS: Mapping[str, str] = {
-    **{flag: key for key, flag in COMMAND_OPTIONS.items()},
-    "--allow-dynamic": "allow_dynamic=True",
-    "--dynamo": "exporter='dynamo'",
-    "--no-dynamo": "exporter='torchscript'",
-    "--no-verify": "verify=False",
-    "--overwrite": "overwrite=True",
-}
-"""Option of the command, as messages name it → what says the same in Python."""
+SECTION_OPTIONS = ("input_specs", "dynamic_batch", "dynamic_seq_len", "dynamic_image_size", "dynamic_axes", "ep")
+"""Options of the command that keys of the section state as well."""
 
 if TYPE_CHECKING:
     from winml.modelkit.models.request import ModelRequest

@@ -16,9 +16,8 @@ from pathlib import Path
 
 from torch import nn
 
-from winml.modelkit.errors import UsageError, WinMLError, rename_options
+from winml.modelkit.errors import UsageError, WinMLError
 from winml.modelkit.export.config import (
-    PYTHON_WORDS,
     ExporterUse,
     WinMLExportConfig,
     configured_request,
@@ -28,6 +27,7 @@ from winml.modelkit.export.graph_making import ExportRun, ExportTarget, calls_of
 from winml.modelkit.export.loading import ModelCheck, closing_sizes, load_for_export
 from winml.modelkit.export.part_export import export_part
 from winml.modelkit.export.records import STEPS, ExportResult
+from winml.modelkit.fields import python_function
 from winml.modelkit.models.caches.inputs import PAST_KEY
 from winml.modelkit.models.live_module import ExampleInputs, loaded_from_module, refuse_programs
 from winml.modelkit.models.parts import LoadedModel, ModelPart
@@ -44,6 +44,7 @@ from winml.modelkit.version import __version__
 from winml.modelkit.words import count_words
 
 
+@python_function
 def export_pytorch(
     model: nn.Module,
     output: str | os.PathLike[str],
@@ -111,6 +112,7 @@ class HTPExporter:
         self.handover = handover
         self.check = check
 
+    @python_function
     def export(
         self,
         model: nn.Module,
@@ -132,9 +134,9 @@ class HTPExporter:
         refuse_programs(model, type(model).__name__)
         target = self._target(output, overwrite=overwrite, with_report=with_report)
         target = replace(target, functions=functions)
-        with rename_options(PYTHON_WORDS):
-            return self._export_parts(describe, target, model)
+        return self._export_parts(describe, target, model)
 
+    @python_function
     def export_checkpoint(
         self,
         request: ModelRequest,
@@ -257,7 +259,10 @@ class HTPExporter:
             refuse_dynamic(self.config.ep, is_dynamic=is_dynamic, allow_dynamic=self.config.allow_dynamic)
         except UsageError as error:
             if any(part.cache is not None for part in loaded.parts):
-                error.hint = _OPEN_CACHE
+                error.hint = (
+                    "A graph with a KV cache has dynamic dimensions by default, and one of this graph has no key in "
+                    "--shape-config. Pass --no-cache, or add --allow-dynamic and fix the sizes later."
+                )
             raise
         if len(loaded.parts) == 1:
             return
@@ -269,12 +274,6 @@ class HTPExporter:
                 f"output_tensors describes the outputs of one graph, and the model has several parts: {names}",
                 hint="Omit output_tensors.",
             )
-
-
-_OPEN_CACHE = (
-    "A graph with a KV cache has dynamic dimensions by default, and one of this graph has no key in "
-    "--shape-config. Pass --no-cache, or add --allow-dynamic and fix the sizes later."
-)
 
 
 def frozen_by_default(names: Collection[str], parts: Sequence[ModelPart]) -> dict[str, int]:

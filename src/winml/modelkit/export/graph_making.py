@@ -211,7 +211,6 @@ _LATER_CALLS = 8
 often."""
 _DISPLAYED_CHANGES = 4
 _ABSENT = object()
-_FIX_SIZE = "Fix the size: omit the dynamic option, or set a number in --shape-config."
 
 
 @dataclass(frozen=True)
@@ -515,7 +514,8 @@ def _bounded(
         least, most = max(least, dimension.min), min(most, dimension.max or most)
         if least == most and dimension.min != dimension.max:
             error = ExportError(
-                f"{dimension.name} cannot be dynamic: the graph supports size {most} only", hint=_FIX_SIZE
+                f"{dimension.name} cannot be dynamic: the graph supports size {most} only",
+                hint="Fix the size: omit the dynamic option, or set a number in --shape-config.",
             )
             error.frozen = (dimension.name,)
             raise error

@@ -45,7 +45,7 @@ from winml.modelkit.export.records import STEPS, ExportedPart, ExportResult, Nod
 from winml.modelkit.export.sidecar import sidecar_json
 from winml.modelkit.export.table import export_report
 from winml.modelkit.file_names import ENCODER, ONLY_PART, sidecar_path
-from winml.modelkit.models.caches.finding import NO_CACHE_HINT
+from winml.modelkit.models.caches.finding import no_cache_hint
 from winml.modelkit.models.checkpoints.merging import adapter_merged
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.request import ModelRequest, processor_folder
@@ -74,10 +74,6 @@ from winml.modelkit.tags.tagging import all_nodes, measure_coverage, read_tag
 from winml.modelkit.transform.module_functions import functions_of_modules
 from winml.modelkit.transform.records import ModuleFunctions, WrittenFile
 from winml.modelkit.words import size_words
-
-_LEAVE_IT_TO_DYNAMO = (
-    "Without --no-dynamo, the dynamo exporter is tried too: it supports dynamic sizes that TorchScript freezes. "
-)
 
 
 def export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter: ExporterUse) -> ExportResult:
@@ -108,7 +104,7 @@ def hint_with_cache(hint: str) -> str:
     """Return what to do next where a part with a cache failed, with the graph without one where that may help."""
     # Too few bits are too few without a cache, too; and what names the option has said it.
     stated = any(option in hint for option in ("--min-sqnr", "--no-cache"))
-    return hint if stated else f"{hint} {NO_CACHE_HINT}".strip()
+    return hint if stated else f"{hint} {no_cache_hint()}".strip()
 
 
 def _export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter: ExporterUse) -> ExportResult:
@@ -343,7 +339,11 @@ def _verify_part(
         samples = None if len(run.loaded.parts) > 1 else _samples(run, part)
         fidelity = measure_written_file(written, prepared, run.inputs(part), least, piece_bytes, samples)
         return fidelity if len(run.loaded.parts) == 1 else _measured_text(run, prepared, fidelity)
-    advice = _LEAVE_IT_TO_DYNAMO if run.config.exporter == "torchscript" else ""
+    advice = (
+        "Without --no-dynamo, the dynamo exporter is tried too: it supports dynamic sizes that TorchScript freezes. "
+        if run.config.exporter == "torchscript"
+        else ""
+    )
     try:
         is_streamed = _streams_weights(prepared)
         verification = verify_written_file(written, prepared, run.inputs(part), advice=advice, is_streamed=is_streamed)

@@ -17,6 +17,7 @@ from winml.modelkit.builds.config import WinMLBuildConfig, check_load_keywords
 from winml.modelkit.builds.found_models import onnx_file_in, part_files
 from winml.modelkit.builds.open_sizes import build_with_open_sizes
 from winml.modelkit.errors import InputError, TaskError, UsageError
+from winml.modelkit.fields import python_function
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, DECODER, EMBEDDING, ENCODER, PROMPT, VISION, files_folder
 from winml.modelkit.generate.built_model import WinMLModel, config_beside, pad_token_beside
 from winml.modelkit.generate.generation.transformers_loop import (
@@ -44,6 +45,7 @@ class _BuiltModel(WinMLModel):
     """A model that is built in the cache, the first time it is asked for, and loaded from there."""
 
     @classmethod
+    @python_function
     def from_pretrained(
         cls,
         model: str | os.PathLike[str],
@@ -93,6 +95,7 @@ class _BuiltModel(WinMLModel):
         return cls._open_file(result.model_path, ep=ep, device=device, pad_token_id=pad_token_id)
 
     @classmethod
+    @python_function
     def from_onnx(
         cls,
         model: str | os.PathLike[str],

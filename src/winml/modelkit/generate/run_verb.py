@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import InputError, ModelPathError, TaskError, UsageError
-from winml.modelkit.fields import INPUTS, OUTPUT, RECORDED, declare
+from winml.modelkit.fields import INPUTS, OUTPUT, RECORDED, declare, spell
 from winml.modelkit.file_names import DECODER, ENCODER, ONLY_PART, PROMPT, VISION, files_folder
 from winml.modelkit.generate.task_inputs import IMAGE_SUFFIXES, RUN_TASKS, RunTask, TaskInput, run_task
 from winml.modelkit.models.checkpoints.task import canonical_task
@@ -34,7 +34,6 @@ _SHORT_S = 2.0
 """Chosen: a build takes longer, and finding one in the cache does not."""
 _BY_OPTION = frozenset({"text", "image", "audio", "label"})
 """Inputs of tasks with an option of their own."""
-_INPUT_FORM = "Such as --input context=@article.txt, or --input input_ids=[[2,5,3]]."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,16 +144,17 @@ def _subject(request: RunRequest) -> RunSubject:
     # Texts, images or audio? The tensors of a checkpoint are known once it is built.
     if name is None or (not request.files and canonical_task(name) == "feature-extraction"):
         if request.files and not request.schema:
+            by_name = [f"--input {item}=@FILE.npy" for item in tensors]
             if request.inputs:
                 unknown = next(key for key in named if key not in tensors)
                 raise UsageError(
                     f"input {unknown!r} is none of the graph, whose inputs are {', '.join(tensors)}",
-                    hint=f"Pass all tensors by name: {' '.join(f'--input {item}=@FILE.npy' for item in tensors)}",
+                    hint=f"Pass all tensors by name: {' '.join(by_name)}",
                 )
             raise TaskError(
                 f"{request.name} does not state its task",
                 hint=f"Specify --task, such as --task text-classification, or pass tensors by name: "
-                f"{', '.join(f'--input {item}=@FILE.npy' for item in tensors)}.",
+                f"{', '.join(by_name)}.",
             )
         return RunSubject(None, rule, {}, named)
     task, definition = run_task(name, tensors)
@@ -193,7 +193,10 @@ def _named_values(request: RunRequest) -> dict[str, tuple[str, ...]]:
     for pair in request.inputs:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
-            raise UsageError(f"--input {pair}: expected NAME=VALUE or NAME=@FILE", hint=_INPUT_FORM)
+            raise UsageError(
+                f"--input {pair}: expected NAME=VALUE or NAME=@FILE",
+                hint="Such as --input context=@article.txt, or --input input_ids=[[2,5,3]].",
+            )
         add(name.strip(), value)
     return named
 
@@ -333,7 +336,7 @@ def _run_command(name: str, definition: RunTask) -> str:
 
 
 def _option_of(item: TaskInput) -> str:
-    return f"--{item.name}" if item.name in _BY_OPTION else f"--input {item.name}="
+    return spell(item.name) if item.name in _BY_OPTION else f"--input {item.name}="
 
 
 def _example(item: TaskInput) -> str:

@@ -26,10 +26,10 @@ from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.onnx.node_facts import GraphFacts, NodeFacts, read_facts
 from winml.modelkit.options import load_metadata
 from winml.modelkit.ort.devices import (
-    PROCESSOR_HINT,
     ChosenProvider,
     choose_provider,
     present_providers,
+    processor_hint,
     provider_version,
 )
 from winml.modelkit.ort.execution_providers import Device, find_execution_provider, short_name
@@ -49,13 +49,16 @@ from winml.modelkit.ort.sessions import CPU
 _ON_CPU = "It runs on the CPU, with copies to and from the device"
 _AT_THE_EDGE = ("consume a graph input", "produce a graph output", "generate a graph output")
 """How QNN says that it leaves a conversion of an input or an output to the CPU provider, as it does by default."""
-_DTYPE_REMEDIES = {
-    "float64": "Export again with --dtype fp32.",
-    "bfloat16": "Export again with --dtype fp32, or fp16.",
-    "float16": "Use the file before winml quantize --precision fp16, or export with --dtype fp32.",
-    "float32": "Use fewer bits: winml quantize -m {path} -o half.onnx --precision fp16",
-}
-"""Element type → what to do about a node of this type."""
+
+
+def _dtype_remedies() -> dict[str, str]:
+    """Element type → what to do about a node of this type."""
+    return {
+        "float64": "Export again with --dtype fp32.",
+        "bfloat16": "Export again with --dtype fp32, or fp16.",
+        "float16": "Use the file before winml quantize --precision fp16, or export with --dtype fp32.",
+        "float32": "Use fewer bits: winml quantize -m {path} -o half.onnx --precision fp16",
+    }
 
 
 def _version_composed_from(operator: str, facts: GraphFacts) -> int | None:
@@ -325,7 +328,7 @@ class _NodeChecks:
                 command = f"winml optimize -m {path} --level full --ep {short} --check"
                 return f"{_ON_CPU}. To see what fusion would change: {command}"
             case "dtype":
-                remedy = next((words for dtype, words in _DTYPE_REMEDIES.items() if dtype in what), "")
+                remedy = next((words for dtype, words in _dtype_remedies().items() if dtype in what), "")
                 return remedy.format(path=path) or f"{_ON_CPU}: avoid values of this type in large MatMuls."
             case "refused":
                 return (
@@ -335,7 +338,7 @@ class _NodeChecks:
             case "graph" if what.startswith("opset"):
                 return f"Convert it: winml optimize -m {path} --opset N."
             case "graph" if short == "qnn":
-                return PROCESSOR_HINT
+                return processor_hint()
             case "graph":
                 return "Use different --ep-options or a different --device. The result below is from its documentation."
 

@@ -24,7 +24,6 @@ from winml.modelkit.models.checkpoints.hub import cached_snapshot, snapshot_fold
 from winml.modelkit.models.checkpoints.quantized.formats import folder_format
 from winml.modelkit.models.checkpoints.task import WITH_PAST, canonical_task, canonical_word
 from winml.modelkit.models.inputs.options import ShapeConfig
-from winml.modelkit.models.inputs.sizes import INPUT_SPECS_OPTION
 from winml.modelkit.models.load_options import LARGEST_SEED, LoadOptions
 from winml.modelkit.onnx.files.foreign_files import check_library_files
 from winml.modelkit.onnx.files.named_paths import named_path
@@ -58,8 +57,8 @@ class ModelRequest(LoadOptions):
     """Hub id, checkpoint folder, ``config.json``, ``file.py:factory`` or ``package.module:factory``."""
     input_specs: tuple[InputTensorSpec, ...] | None = None
     """Full manifest of the inputs; wins over ``shape_config`` and ``batch_size``."""
-    specs_origin: str = INPUT_SPECS_OPTION
-    """What gave ``input_specs``, for messages."""
+    specs_origin: str = "input_specs"
+    """Option or config key that states ``input_specs``, for messages."""
     shape_config: ShapeConfig | None = None
     """Sizes that differ from the model's own."""
     batch_size: int | None = None
@@ -387,7 +386,6 @@ def processor_folder(model: Path | ModelRequest) -> Path | None:
     return path if path.is_dir() else path.absolute().parent
 
 
-_HINT = "Pass the model: -m with a Hub id, checkpoint folder or file.py:factory, and --baseline pytorch."
 _SHARE = "\\\\"
 """Start of the drive of a path on another machine, which Windows asks for."""
 
@@ -430,16 +428,14 @@ def with_recorded_seed(request: ModelRequest, metadata: Mapping[str, str]) -> Mo
     return replace(request, seed=seed) if seed is not None and 0 <= seed <= LARGEST_SEED else request
 
 
-def exported_from(
-    metadata: Mapping[str, str], displayed: str, hint: str = _HINT, option: str = "--baseline pytorch"
-) -> ModelRequest:
+def exported_from(metadata: Mapping[str, str], displayed: str, hint: str = "", option: str = "") -> ModelRequest:
     """Return the checkpoint a file says it was exported from.
 
     Args:
         metadata: What the file says about itself.
         displayed: The file, for messages.
-        hint: What to do where the checkpoint is not found.
-        option: What asks for it, for messages.
+        hint: What to do where the checkpoint is not found; empty: pass a baseline.
+        option: Option that requires the checkpoint, for messages; empty: the baseline.
 
     Raises:
         UsageError: it does not say, or what it names is no checkpoint on this machine: a folder, a config, or a
@@ -447,6 +443,8 @@ def exported_from(
     """
     from winml.modelkit.onnx.bundle import model_record  # by those who read a file
 
+    option = option or "--baseline pytorch"
+    hint = hint or "Pass the model: -m with a Hub id, checkpoint folder or file.py:factory, and --baseline pytorch."
     record = model_record(metadata)
     if "name_or_path" not in record:
         raise UsageError(f"{option}: {displayed} does not record the model it was exported from", hint=hint)

@@ -33,6 +33,7 @@ from winml.modelkit.errors import (
     failed_import,
     place_of,
 )
+from winml.modelkit.fields import spell
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
 from winml.modelkit.models import live_module
 from winml.modelkit.models.checkpoints.adapters import Adapter, read_adapters
@@ -59,7 +60,7 @@ from winml.modelkit.models.inputs.decision import InputDecision, check_input_spe
 from winml.modelkit.models.inputs.dynamic_axes import open_axes
 from winml.modelkit.models.inputs.nested_arguments import NestedArguments, arguments_of_names
 from winml.modelkit.models.inputs.shape_run import REFUSALS
-from winml.modelkit.models.inputs.sizes import INPUT_SPECS_OPTION, SEPARATOR
+from winml.modelkit.models.inputs.sizes import SEPARATOR
 from winml.modelkit.models.library_access import import_losses
 from winml.modelkit.models.load_options import Dtype
 from winml.modelkit.models.parts import ModelPart
@@ -395,10 +396,10 @@ def _resolve_script(source: ModelSource, request: ModelRequest, tell: Progress) 
         raise UsageError(
             f"{source.name}: the inputs of {type(script.model).__name__} are unknown",
             hint=f"Add a function {_EXAMPLE_INPUTS}() or {own_name} beside the factory that returns tensors, or "
-            f"{INPUT_SPECS_OPTION}.",
+            f"{spell('input_specs')}.",
         )
     decision = open_axes(
-        InputDecision(specs, notes, requested_by=request.specs_origin),
+        InputDecision(specs, notes, requested_by=spell(request.specs_origin)),
         request.dynamic,
         are_sizes_firm=True,
         accepts=accepts_shapes(script.model, arguments),
@@ -421,8 +422,8 @@ def _described_script_inputs(
     constants = {} if arguments is None else arguments.constants
     if example is None or set(names) != set(example.tensors):
         constants = {name: value for name, value in constants.items() if SEPARATOR not in name and name not in names}
-        arguments = arguments_of_names(script.model, names, request.specs_origin, constants)
-    check_input_specs(script.model, specs, request.specs_origin, () if arguments is None else arguments.names)
+        arguments = arguments_of_names(script.model, names, spell(request.specs_origin), constants)
+    check_input_specs(script.model, specs, spell(request.specs_origin), () if arguments is None else arguments.names)
     constant_notes = () if arguments is None else arguments.notes
     return specs, arguments, (*script.notes, *unused_size_notes(request), *constant_notes)
 

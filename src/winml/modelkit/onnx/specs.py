@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeGuard
 import pydantic
 
 from winml.modelkit.errors import ConfigError, UsageError
+from winml.modelkit.fields import spell
 from winml.modelkit.metadata_keys import DIMENSIONS_KEY, INPUTS_KEY
 from winml.modelkit.options import Options, load_metadata, nearest, parse_options, read_json
 from winml.modelkit.words import shape_words
@@ -59,15 +60,15 @@ def _check_dtype(name: str) -> str:
 _DType = Annotated[str, pydantic.AfterValidator(_check_dtype)]
 
 
-_OPEN_SIZES = (
-    'For a dynamic dimension, write a name or -1 in place of the size: "shape": ["batch", 16]; or use --dynamic-batch, '
-    "--dynamic-seq-len or --dynamic-axes."
+_DYNAMIC_SIZES_HINT = (
+    'For a dynamic dimension, write a name or -1 in place of the size: "shape": ["batch", 16]; or use '
+    "{dynamic_batch}, {dynamic_seq_len} or {dynamic_axes}."
 )
 
 
 class _TensorSpec(Options):
     ways_out: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("shape", "dynamic", "dynamic_axes", "dynamic_dims", "dynamic_shapes", "dynamic_shape"), _OPEN_SIZES
+        ("shape", "dynamic", "dynamic_axes", "dynamic_dims", "dynamic_shapes", "dynamic_shape"), _DYNAMIC_SIZES_HINT
     )
 
     name: Annotated[str, pydantic.Field(min_length=1)]
@@ -248,15 +249,7 @@ class OutputTensorSpec(_TensorSpec):
         return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
 
 
-DYNAMIC_AXES_OPTION = "--dynamic-axes"
-
-_OPTIONS: Mapping[str, str] = {
-    "dynamic_batch": "--dynamic-batch",
-    "dynamic_sequence": "--dynamic-seq-len",
-    "dynamic_image_size": "--dynamic-image-size",
-    "dynamic_axes": DYNAMIC_AXES_OPTION,
-}
-"""Key of a config → the option that says the same."""
+_OPTION_OF_KEY: Mapping[str, str] = {"dynamic_sequence": "dynamic_seq_len"}
 
 _OLDER_NAMES: Mapping[str, str] = {
     "batch": "batch_size",
@@ -474,7 +467,7 @@ class DynamicRequest(Options):
 
     def origin_of(self, key: str, axis: tuple[str, int] | None = None) -> str:
         """Return where a key, or one axis, was asked for, in words."""
-        return self.origins.get(key if axis is None else f"{axis[0]}:{axis[1]}", _OPTIONS[key])
+        return self.origins.get(key if axis is None else f"{axis[0]}:{axis[1]}", spell(_OPTION_OF_KEY.get(key, key)))
 
 
 class _AxesOption(Options):
@@ -503,7 +496,7 @@ def parse_dynamic_axes(texts: Sequence[str]) -> dict[str, dict[int, str]]:
             merged[name][axis] = first_symbol
             if symbol not in (first_symbol, UNNAMED):
                 raise ConfigError(
-                    f"{DYNAMIC_AXES_OPTION}: axis {axis} of {name} is named both {first_symbol!r} and {symbol!r}",
+                    f"{spell('dynamic_axes')}: axis {axis} of {name} is named both {first_symbol!r} and {symbol!r}",
                     hint="Use one name.",
                 )
     return merged
@@ -513,7 +506,7 @@ def _parse_axes(text: str) -> list[tuple[str, int, str]]:
     items = [item for item in re.split(r"[;\s]+", text.strip()) if item]
     if not text.lstrip().startswith("{") and items and all(_INLINE.match(item) for item in items) and "=" in text:
         return [pair for item in items for pair in _parse_inline_axes(item)]
-    value, label = read_json(text, DYNAMIC_AXES_OPTION)
+    value, label = read_json(text, spell("dynamic_axes"))
     return [
         (name, axis, symbol)
         for name, axis_names in parse_options(
@@ -550,18 +543,19 @@ def _parse_inline_axes(text: str) -> list[tuple[str, int, str]]:
         axis, equals, symbol = pair.partition("=")
         if not equals or not re.fullmatch(r"-?\d+", axis):
             raise ConfigError(
-                f"{DYNAMIC_AXES_OPTION}: {pair!r} in {text!r} is not AXIS=NAME",
+                f"{spell('dynamic_axes')}: {pair!r} in {text!r} is not AXIS=NAME",
                 hint="Write it like input_ids:0=batch_size,1=sequence_length.",
             )
         if not symbol:
             raise ConfigError(
-                f"{DYNAMIC_AXES_OPTION}: {pair!r} in {text!r} has no name", hint="Write it like input_ids:0=batch_size."
+                f"{spell('dynamic_axes')}: {pair!r} in {text!r} has no name",
+                hint="Write it like input_ids:0=batch_size.",
             )
         axis_names.append((int(axis), symbol))
     try:
         _check_axes({match["input"]: dict(axis_names)})
     except ValueError as error:
-        raise ConfigError(f"{DYNAMIC_AXES_OPTION}: {error}") from None
+        raise ConfigError(f"{spell('dynamic_axes')}: {error}") from None
     return [(match["input"], axis, symbol) for axis, symbol in axis_names]
 
 

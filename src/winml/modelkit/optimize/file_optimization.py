@@ -20,6 +20,7 @@ import onnx_ir as ir
 from winml.modelkit.compare.files import refuse_different
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.errors import StageError, UsageError
+from winml.modelkit.fields import python_function, spell
 from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
 from winml.modelkit.onnx.pinning import open_dimensions, pin_dimensions, sizes_of_dimensions
 from winml.modelkit.onnx.specs import stated_sums, summed_sizes
@@ -76,6 +77,7 @@ def optimization(options: OptimizeOptions, sizes: Mapping[str, int]) -> SingleOp
     return SingleOptimization(options, sizes)
 
 
+@python_function
 def run_optimize_analyze_loop(
     model: str | os.PathLike[str],
     output: str | os.PathLike[str],
@@ -327,7 +329,7 @@ def _idle_notes(plain: ir.Model, idle: Sequence[Capability], options: OptimizeOp
                 f"dynamic sizes ({sizes}) prevent it in {count} place{'' if count == 1 else 's'}. Fix them first "
                 "(winml export -m FILE.onnx --shape-config); winml optimize --check shows the modules"
             )
-        notes.append(f"--enable-{entry.flag} changed nothing: {reason}.")
+        notes.append(f"{spell('enable_' + entry.name)} changed nothing: {reason}.")
     return notes
 
 
@@ -347,6 +349,7 @@ _FiredIn = Mapping[str, Mapping[str, int]]
 """Capability → tag → how often it fired."""
 
 
+@python_function
 def check_optimization(
     model: str | os.PathLike[str], *, options: OptimizeOptions | None = None, **flags: Any
 ) -> records.OptimizationCheck:

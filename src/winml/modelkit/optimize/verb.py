@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from winml.modelkit.fields import MODEL, OUTPUT, declare
+from winml.modelkit.fields import MODEL, OUTPUT, declare, python_function
 from winml.modelkit.file_names import OPTIMIZED_SUFFIX, optimized_path
 from winml.modelkit.optimize.declared_options import OptimizeFields
 from winml.modelkit.verbs.file_to_file import FileVerb, PlannedPart, WeightsRequest
@@ -85,6 +85,7 @@ OPTIMIZE = _Optimize()
 """The verb: its :meth:`~FileVerb.plan` and :meth:`~FileVerb.run`."""
 
 
+@python_function
 def optimize_onnx(
     model: str | os.PathLike[str],
     output: str | os.PathLike[str],

@@ -65,13 +65,15 @@ class ChosenProvider:
         return Session(path, providers=self.names, provider_options=self.options, **options)
 
 
-PROCESSOR_HINT = "Set the target SoC: --ep-options soc_model=N, with Qualcomm's number for it."
+def processor_hint() -> str:
+    """Return the hint for a target SoC that is not stated."""
+    return "Set the target SoC: --ep-options soc_model=N, with Qualcomm's number for it."
 
 
 def missing_option_hint(chosen: ChosenProvider, reason: str) -> str | None:
     """Return which option a failed provider most likely needs, by the reason it states; None where nothing shows it."""
     if chosen.provider.name == "QNNExecutionProvider" and "MEM_ALLOC" in reason and "soc_model" not in chosen.options:
-        return f"Without a target SoC, QNN may choose one with too little on-chip memory. {PROCESSOR_HINT}"
+        return f"Without a target SoC, QNN may choose one with too little on-chip memory. {processor_hint()}"
     return None
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.fields import spell
 from winml.modelkit.onnx.files.foreign_files import foreign_parser
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, refuse_special_file
 from winml.modelkit.onnx.specs import (
@@ -47,8 +48,6 @@ Size = int | str | None
 _ELEMENT_TYPES = {"float": "float32", "double": "float64"}
 """ONNX Runtime's words that are not numpy's."""
 
-SIZES_OPTION = "--shape-config"
-"""The option whose sizes are refused in a message."""
 _PAST = "past_key_values."
 """Specified: how optimum, transformers.js and onnxruntime-genai begin the names of caches."""
 DRAWN_DTYPES = frozenset({*DTYPES, "uint64", "uint32", "uint16"})
@@ -157,7 +156,7 @@ def sizes_by_key(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int]
     sizes = resolve_names(requested, dict.fromkeys(places.values()), places)
     for name, bounds in bounds_by_name(inputs).items():
         if name in sizes and (refusal := bounds.refusal(sizes[name])):
-            raise UsageError(f"{SIZES_OPTION}: {refusal}", hint=f"Use one of the sizes {bounds.words}.")
+            raise UsageError(f"{spell('shape_config')}: {refusal}", hint=f"Use one of the sizes {bounds.words}.")
     return sizes
 
 
@@ -287,7 +286,7 @@ def draw_feeds(
     return make_feeds(inputs, seed, sizes=with_sums(inputs, sizes), with_padding=with_padding)
 
 
-def load_feeds(path: Path, inputs: Sequence[InputTensorSpec], option: str = "--input-data") -> dict[str, Array]:
+def load_feeds(path: Path, inputs: Sequence[InputTensorSpec], option: str = "input_data") -> dict[str, Array]:
     """Read one array per input from an ``.npz`` file.
 
     Args:
@@ -299,7 +298,7 @@ def load_feeds(path: Path, inputs: Sequence[InputTensorSpec], option: str = "--i
         UsageError: there is no such file, or a name, dtype or shape is not that of the graph's input.
         InputError: the file is damaged, or holds Python objects.
     """
-    source = f"{option} {path}"
+    source = f"{spell(option)} {path}"
     arrays = _read_arrays(path, source)
     names = [item.name for item in inputs]
     for name in arrays:

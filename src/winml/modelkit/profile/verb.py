@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.fields import INPUTS, OUTPUT, declare, refuse_stated
+from winml.modelkit.fields import INPUTS, OUTPUT, declare, refuse_stated, spell
 from winml.modelkit.file_names import DECODER, ENCODER
 from winml.modelkit.models.load_options import InputFields
 from winml.modelkit.report.plan import PlannedStep
@@ -134,7 +134,8 @@ def _refuse_combinations(request: PerfRequest) -> None:
         for name in ("group", "top"):
             if request.depth is not None and (value := getattr(request, name)) is not None:
                 raise UsageError(
-                    f"--depth {request.depth} applies to the module tree, and --{name} {value} shows a list instead",
+                    f"--depth {request.depth} applies to the module tree, and {spell(name)} {value} shows a list "
+                    "instead",
                     hint="Use one of them.",
                 )
     else:

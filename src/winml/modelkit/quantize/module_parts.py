@@ -71,7 +71,7 @@ def list_parts(
             parts.append(ModulePart(module, "own nodes", own, is_unit=True, inner=tuple(inner)))
     if not any(part.nodes for part in parts):
         raise UsageError(
-            f"{f'--module {selector}' if selector else 'the modules of the file'}: no node can be quantized",
+            (f"--module {selector}" if selector else "the modules of the file") + ": no node can be quantized",
             hint="Select modules with weights; winml inspect shows the tree.",
         )
     return tuple(parts)

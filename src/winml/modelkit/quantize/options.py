@@ -13,7 +13,7 @@ from typing import NoReturn
 import pydantic
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.fields import fields_of
+from winml.modelkit.fields import fields_of, spell
 from winml.modelkit.options import Drop, Options, drop_words, read_drop
 from winml.modelkit.ort.execution_providers import find_execution_provider, short_name
 from winml.modelkit.quantize import precisions
@@ -209,7 +209,11 @@ class QuantizeOptions(QuantizeFields, Options):
         fields = type(self).model_fields
         of_cache = ["use data or more samples for the KV cache (--calibration-data, --samples)"]
         return [
-            *(words for name, words in of_modes.items() if getattr(self, name) == fields[name].default),
+            *(
+                words.format(spell(name))
+                for name, words in of_modes.items()
+                if getattr(self, name) == fields[name].default
+            ),
             *(of_cache if self.kv_cache is not None and self.calibration_data is None else []),
         ]
 
@@ -365,7 +369,7 @@ class QuantizeOptions(QuantizeFields, Options):
             default = type(self).model_fields[name].get_default(call_default_factory=True, validated_data={})
             if value != default and not set(readers) & set(modes):
                 raise UsageError(
-                    f"{_words_of(name, value)} does not apply to {' and '.join(modes) or '--kv-cache alone'}",
+                    f"{_words_of(name, value)} does not apply to " + (" and ".join(modes) or "--kv-cache alone"),
                     hint=self._way_to_read(name, readers),
                 )
 
@@ -397,4 +401,4 @@ def _words_of(name: str, value: object) -> str:
     field = next(field for field in fields_of(QuantizeFields) if field.name == name)
     if isinstance(value, dict):
         value = ",".join(f"{key}={entry}" for key, entry in value.items())
-    return field.spelled(value) if field.is_switch else f"{field.flag} {value}"
+    return spell(field.option(value)) + ("" if field.is_switch else f" {value}")

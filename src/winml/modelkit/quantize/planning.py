@@ -211,7 +211,8 @@ def refuse_small_share(model: ir.Model, options: QuantizeOptions, modules: Graph
     owners = {requested[name].tag for name in quantized}
     paths = [module.path for module in modules.modules if module.tag in owners]
     left = [name for name in sizes if name not in quantized]
-    others = f" To quantize {', '.join(paths)} alone, add {' '.join(f'--include {path}' for path in paths)}."
+    included = " ".join(f"--include {path}" for path in paths)
+    others = f" To quantize {', '.join(paths)} alone, add {included}."
     is_separable = all(paths) and not any(modules.does_work_of(name, owners) for name in left)
     raise QuantizeError(
         f"{options.words} quantizes {len(quantized)} of {len(sizes)} nodes with weights, {share:.1%} of their bytes: "

@@ -111,7 +111,7 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         engine=f"{_ENGINES}.dynamic:quantize_dynamically",
         options=frozenset({"per_channel", "symmetric", "smooth_quant", "cross_layer_equalization"})
         | CALIBRATION_OPTIONS,
-        remedies={"smooth_quant": "balance channels (--smooth-quant)"},
+        remedies={"smooth_quant": "balance channels ({})"},
         float_types=frozenset({"FLOAT"}),  # DynamicQuantizeLinear takes no other
         bits=((8, 8), (8, None)),
         channel_ranks={"MatMul": (2,)},  # MatMulInteger takes the zero points of columns, not of matrices
@@ -128,7 +128,7 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         options=frozenset({"per_channel", "symmetric", "smooth_quant", "cross_layer_equalization"})
         | frozenset({"budget", "max_size", "max_drop"})
         | CALIBRATION_OPTIONS,
-        remedies={"smooth_quant": "balance channels (--smooth-quant)"},
+        remedies={"smooth_quant": "balance channels ({})"},
     ),
     "weight-only": ModeRules(
         "weights in 2, 4 or 8 bits by block, float activations (MatMulNBits)",
@@ -140,7 +140,7 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         ),
         bits=((2, None), (4, None), (8, None)),
         is_by_tensor=True,
-        remedies={"algorithm": "find weights with calibration samples (--algorithm auto)"},
+        remedies={"algorithm": "find weights with calibration samples ({} auto)"},
     ),
     "float": ModeRules(
         "16-bit floating point: fp16 weights and activations, or bf16 weights and float32 computation",

@@ -77,7 +77,7 @@ def take_samples(
     graph: PreparedGraph,
     request: SampleRequest,
     threads: int | None,
-    hint: str = "Pass inputs with meaningful outputs: --input-data file.npz.",
+    hint: str = "",
 ) -> Samples:
     """Run the float graph, as ONNX Runtime does by default, on the samples that the quality of a file is judged on.
 
@@ -97,7 +97,7 @@ def take_samples(
         raise StageError(
             f"{options.shown} returns only zeros, NaN or infinity on these inputs, so a loss of precision "
             "cannot be measured",
-            hint=hint,
+            hint=hint or "Pass inputs with meaningful outputs: --input-data file.npz.",
         )
     names = [name for name in outputs[0] if any(np.isfinite(output[name]).any() for output in outputs)]
     left_out = tuple(name for name in outputs[0] if name not in names and any(output[name].size for output in outputs))
@@ -246,9 +246,6 @@ class QuantizedVariants:
             self.cost = replace(self.cost, **{name: getattr(self.cost, name) + more for name, more in added.items()})
 
 
-_HINT = "Repeat these options to resume, or restart with --overwrite."
-
-
 def form_key(nodes: Iterable[str]) -> str:
     """Return the key of the form of a graph in which these nodes are quantized and no others."""
     return hashlib.sha256("\n".join(sorted(nodes)).encode()).hexdigest()
@@ -327,7 +324,10 @@ class MeasuredVariants:
                 hint="Remove it, or restart with --overwrite.",
             )
         words = ", ".join(f"{key} was {then!r}, now {now!r}" for key, (then, now) in earlier.changed.items())
-        raise UsageError(f"{file.path} has measurements of a run with different options: {words}", hint=_HINT)
+        raise UsageError(
+            f"{file.path} has measurements of a run with different options: {words}",
+            hint="Repeat these options to resume, or restart with --overwrite.",
+        )
 
 
 _PLACES = 16

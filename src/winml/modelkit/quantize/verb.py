@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from winml.modelkit.errors import ModelPathError, UsageError
-from winml.modelkit.fields import declare, fields_of, refuse_stated
+from winml.modelkit.fields import declare, fields_of, python_function, refuse_stated
 from winml.modelkit.file_names import measured_path
 from winml.modelkit.quantize.declared_options import SENSITIVITY, QuantizeFields, SensitivityFields
 from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_file
@@ -227,6 +227,7 @@ QUANTIZE = _Quantize()
 """The verb: its :meth:`~FileVerb.plan` and :meth:`~FileVerb.run`."""
 
 
+@python_function
 def quantize_onnx(
     model: str | os.PathLike[str],
     output: str | os.PathLike[str],

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.fields import read_columns
+from winml.modelkit.fields import read_columns, spell
 from winml.modelkit.options import nearest
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def parse_columns(texts: Iterable[str]) -> dict[str, str]:
     return columns
 
 
-def refuse_unknown_roles(columns: Mapping[str, str], option: str = "--columns") -> None:
+def refuse_unknown_roles(columns: Mapping[str, str], option: str = "columns") -> None:
     """Refuse what is no role.
 
     Raises:
@@ -60,7 +60,7 @@ def refuse_unknown_roles(columns: Mapping[str, str], option: str = "--columns") 
         if role not in ROLE_COLUMNS:
             guess = nearest(role, ROLES)
             raise UsageError(
-                f"{option} {role}: no such role",
+                f"{spell(option)} {role}: no such role",
                 hint=f"{f'Did you mean {guess!r}? ' if guess else ''}Roles: {', '.join(ROLES)}.",
             )
 

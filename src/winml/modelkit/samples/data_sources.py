@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.fields import spell
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.samples.media import install_hint
 
@@ -67,7 +68,7 @@ class DataSource:
         return self.path.parent if self.path is not None and self.path.is_file() else self.path
 
 
-def find_source(text: str | os.PathLike[str], option: str = "--dataset") -> DataSource:
+def find_source(text: str | os.PathLike[str], option: str = "dataset") -> DataSource:
     """Return what data set a path or a name means. What lies on this disk is never looked for elsewhere.
 
     Args:
@@ -86,7 +87,7 @@ def find_source(text: str | os.PathLike[str], option: str = "--dataset") -> Data
     is_file_name = suffix in TABLE_SUFFIXES or suffix in IMAGE_SUFFIXES | AUDIO_SUFFIXES | {".npz", ".zip"}
     is_path = bool(_DRIVE.match(passed)) or "\\" in passed or "/" in config
     if is_file_name or is_path or not _HUB_NAME.fullmatch(name) or name.startswith("."):
-        raise UsageError(f"{option} {passed}: no such file or folder", hint=DATA_SET_FORMATS)
+        raise UsageError(f"{spell(option)} {passed}: no such file or folder", hint=DATA_SET_FORMATS)
     return DataSource("hub", None, name, config or None)
 
 
@@ -102,7 +103,8 @@ def _kind_of(path: Path, option: str) -> SourceKind:
         kind = TABLE_SUFFIXES.get(path.suffix.lower())
         if kind is None:
             raise UsageError(
-                f"{option} {path}: a file of type {path.suffix or 'none'} is not supported", hint=DATA_SET_FORMATS
+                f"{spell(option)} {path}: a file of type {path.suffix or 'none'} is not supported",
+                hint=DATA_SET_FORMATS,
             )
         return kind
     if any((path / name).is_file() for name in _SAVED_NAMES):
@@ -119,7 +121,7 @@ def _kind_of(path: Path, option: str) -> SourceKind:
     if kind is None:
         displayed = ", ".join(sorted(suffix or "no ending" for suffix in suffixes)[:5])
         what = f"files with {displayed} only, which are not supported" if suffixes else "empty folder, no samples"
-        raise UsageError(f"{option} {path}: {what}", hint=DATA_SET_FORMATS)
+        raise UsageError(f"{spell(option)} {path}: {what}", hint=DATA_SET_FORMATS)
     return kind
 
 

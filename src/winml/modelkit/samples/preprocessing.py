@@ -17,6 +17,7 @@ import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays, numpy_dtype
 from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.fields import spell
 from winml.modelkit.onnx.files.foreign_files import foreign_parser
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.decoding.inputs import empty_state_sizes
@@ -164,7 +165,7 @@ class Preprocessor:
         self._image_arguments: dict[str, Any] = {}
 
     @classmethod
-    def of(cls, folder: Path, inputs: Sequence[InputTensorSpec], *, option: str = "--dataset") -> Preprocessor:
+    def of(cls, folder: Path, inputs: Sequence[InputTensorSpec], *, option: str = "dataset") -> Preprocessor:
         """Open what lies beside a model, or in its checkpoint.
 
         Args:
@@ -176,6 +177,7 @@ class Preprocessor:
             UsageError: files or a package are missing, or no known input is there.
             InputError: the files are damaged.
         """
+        option = spell(option)
         kinds = kinds_for(item.name for item in inputs)
         if not kinds:
             displayed = ", ".join(f"{item.name} {item.words}" for item in inputs) or "nothing"

@@ -19,6 +19,7 @@ from winml.modelkit.builds.config import SECTIONS, WinMLBuildConfig, parse_build
 from winml.modelkit.builds.plan import is_onnx_path, plan_build
 from winml.modelkit.errors import ConfigError, UsageError
 from winml.modelkit.evaluate.options import MetricLimits
+from winml.modelkit.fields import spell
 from winml.modelkit.models.load_options import declared_options
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.files.named_paths import named_path
@@ -172,7 +173,7 @@ def _each_once(values: Sequence[object], where: str) -> tuple[tuple[Any, ...], t
     return tuple(retained.values()), (note,) if note else ()
 
 
-def parse_settings(texts: Iterable[str], option: str = "--set") -> dict[str, tuple[Any, ...]]:
+def parse_settings(texts: Iterable[str], option: str = "set") -> dict[str, tuple[Any, ...]]:
     """Read ``KEY=VALUE,VALUE``, given any number of times; a value is JSON, or text.
 
     Raises:
@@ -185,9 +186,11 @@ def parse_settings(texts: Iterable[str], option: str = "--set") -> dict[str, tup
     for text in texts:
         key, equals, values = (part.strip() for part in text.partition("="))
         if not key or not equals or not values:
-            raise UsageError(f"{option} {text!r}: expected KEY=VALUE", hint="For example optim.level=none,full.")
+            raise UsageError(f"{spell(option)} {text!r}: expected KEY=VALUE", hint="For example optim.level=none,full.")
         if key in settings:
-            raise UsageError(f"{option}: {key} is set twice", hint="Set all its values at once, separated by commas.")
+            raise UsageError(
+                f"{spell(option)}: {key} is set twice", hint="Set all its values at once, separated by commas."
+            )
         settings[key] = tuple(_values(values))
     return settings
 

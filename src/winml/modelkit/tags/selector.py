@@ -141,18 +141,17 @@ def select(modules: Iterable[_AddressT], selector: str, node_names: Iterable[str
         return selected
     guesses = _nearest_addresses(selector, modules)
     hints = (
-        _UNTAGGED_HINT if _is_in_names(glob, node_names) else "",
+        (
+            "Nodes of this module are in the graph, and it has no tag: export the model with --torch-module all, which "
+            "also tags modules of torch.nn."
+        )
+        if _is_in_names(glob, node_names)
+        else "",
         f"Nearest: {', '.join(guesses)}." if guesses else "",
         _class_words(selector, modules),
         "" if guesses else _SELECTOR_HINT,
     )
     raise UsageError(f"no module matches {selector!r}", hint=" ".join(filter(None, hints)))
-
-
-_UNTAGGED_HINT = (
-    "Nodes of this module are in the graph, and it has no tag: export the model with --torch-module all, which also "
-    "tags modules of torch.nn."
-)
 
 
 def _is_in_names(glob: Selector, node_names: Iterable[str]) -> bool:

@@ -62,7 +62,10 @@ _MOST_GROUPS = 16
 """Chosen: a transformer has six to ten groups. Of more, those with the most quantized nodes are tried."""
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 """A segment of a module path that is a number."""
-_OUT_OF_TIME = Failure("not tried", "time limit reached (--budget)")
+
+
+def _out_of_time() -> Failure:
+    return Failure("not tried", "time limit reached (--budget)")
 
 
 @dataclass
@@ -201,7 +204,7 @@ class Contest:
         if self.state.failure(candidate.name) is not None:
             return False
         if self._is_over():
-            self._skipped[candidate.name] = _OUT_OF_TIME
+            self._skipped[candidate.name] = _out_of_time()
             return False
         self._redraw_values()
         try:
@@ -242,7 +245,7 @@ class Contest:
             return False
         is_known = self.state.rules(candidate.name) is not None or self.state.failure(candidate.name) is not None
         if not is_known and (self._is_over() or not mixed.find_rules(candidate, self._model_of(self.plan[0]))):
-            self._skipped[candidate.name] = _OUT_OF_TIME
+            self._skipped[candidate.name] = _out_of_time()
             return False
         return self.state.failure(candidate.name) is None and self._make(candidate)
 

@@ -21,6 +21,7 @@ from winml.modelkit.builds.plan import is_onnx_path, plan_build, request_record
 from winml.modelkit.builds.planned_build import is_to_be_fetched
 from winml.modelkit.errors import UsageError, WinMLError
 from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.fields import python_function
 from winml.modelkit.file_names import TUNE_CANDIDATES_NAME, TUNE_PAGE_NAME, TUNE_RESULT_NAME, TUNE_STATE_NAME
 from winml.modelkit.models.load_options import declared_options
 from winml.modelkit.models.request import ModelRequest
@@ -42,6 +43,7 @@ from winml.modelkit.tune.table import tuning_document
 TUNE_STEPS = ("plain file", "forms", "modules in float", "race", "placement", "variations", "answer")
 
 
+@python_function
 def tune_model(
     model: str | os.PathLike[str] | ModelRequest,
     output: str | os.PathLike[str],

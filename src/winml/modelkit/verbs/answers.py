@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.fields import OUTPUT, declare, fields_of
+from winml.modelkit.fields import OUTPUT, declare, fields_of, spell
 from winml.modelkit.file_names import ONLY_PART, part_path
 from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_file
 
@@ -127,5 +127,5 @@ def _refuse_one_for_two(files: Mapping[str, tuple[Path, ...]]) -> None:
         for path in paths:
             other = taken.setdefault(path.absolute(), option)
             if other != option:
-                names = " and ".join(f"--{name.replace('_', '-')}" for name in (other, option))
+                names = " and ".join(spell(name) for name in (other, option))
                 raise UsageError(f"{names} specify the same file: {path}", hint="Use a separate file for each.")

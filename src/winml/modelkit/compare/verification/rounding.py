@@ -48,11 +48,15 @@ _TIED_SHARE = 0.1
 """Chosen: where ranks decide, one order differs from another by about as much as any two orders do."""
 
 
-_NO_FILE = "No file was written; --no-verify writes it anyway."
-_WRONG_GRAPH = (
-    "The graph differs from the model. Often forward branches on tensor values (if, .item(), numpy), and a trace "
-    f"records one branch. {_NO_FILE}"
-)
+def _no_file_hint() -> str:
+    return "No file was written; --no-verify writes it anyway."
+
+
+def _wrong_graph_hint() -> str:
+    return (
+        "The graph differs from the model. Often forward branches on tensor values (if, .item(), numpy), and a trace "
+        f"records one branch. {_no_file_hint()}"
+    )
 
 
 def compare_stable_draws(
@@ -139,12 +143,12 @@ def _explained_failure(
         return error
     failed = draws[verification.worst.draw - 1]
     # Draws are looked at in order: the first was equal, or said nothing.
-    hint = _WRONG_GRAPH
+    hint = _wrong_graph_hint()
     if first.has_padding != failed.has_padding:
         here, there = ("with", "without") if failed.has_padding else ("without", "with")
         hint = (
             f"It fails {here} padding: the model takes a different branch there than {there} padding, and a graph has "
-            f"one branch only. {_NO_FILE}"
+            f"one branch only. {_no_file_hint()}"
         )
     return VerificationError(words, hint=hint, is_graph_wrong=True, inputs=failed.inputs)
 

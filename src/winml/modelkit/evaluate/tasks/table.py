@@ -23,6 +23,7 @@ from winml.modelkit.evaluate.tasks.task import (
     named_output,
 )
 from winml.modelkit.evaluate.tasks.texts import FILL_MASK, QUESTION_ANSWERING, TEXT_GENERATION, TOKEN_CLASSIFICATION
+from winml.modelkit.fields import spell
 from winml.modelkit.options import nearest
 from winml.modelkit.registries import Registry
 from winml.modelkit.samples.columns import ROLES
@@ -151,7 +152,7 @@ def task_definition(name: str) -> TaskDefinition:
     )
 
 
-def chosen_metrics(task: TaskDefinition, names: tuple[str, ...], option: str = "--metric") -> tuple[Metric, ...]:
+def chosen_metrics(task: TaskDefinition, names: tuple[str, ...], option: str = "metric") -> tuple[Metric, ...]:
     """Return metrics of a task by name, in the order of the task; all of them where none is named.
 
     Raises:
@@ -181,7 +182,7 @@ def _refuse_unknown_names(names: Iterable[str], known: Sequence[str], option: st
         if name not in known:
             guess = nearest(name, known)
             raise UsageError(
-                f"{option} {name}: {problem}",
+                f"{spell(option)} {name}: {problem}",
                 hint=f"{f'Did you mean {guess}? ' if guess else ''}{heading}: {', '.join(known)}.",
             )
 

@@ -392,7 +392,10 @@ def _values(values: torch.Tensor) -> list[Any]:
 
 
 _TRACER: Any = torch._C._parse_dispatch_key("Tracer")
-_HINT = "Export without --no-dynamo: dynamo needs no values."
+
+
+def _dynamo_hint() -> str:
+    return "Export without --no-dynamo: dynamo needs no values."
 
 
 _CONVOLUTION_BACKEND = (False, False, False, False)
@@ -451,7 +454,7 @@ def missing_value_error(error: Exception, model: nn.Module) -> ExportError | Non
     place = f" in module {path or '(the root)'}" if path is not None else ""
     return ExportError(
         f"the forward reads the value of a tensor{place} ({error.func}), and the weights are not in memory",
-        hint=_HINT,
+        hint=_dynamo_hint(),
         module=path,
     )
 
@@ -474,7 +477,7 @@ def _refuse_missing_constants(graph: Any) -> None:
             shape = list(node.t("value").shape)
             raise ExportError(
                 f"TorchScript recorded no computation of a tensor {shape}, and the weights are not in memory",
-                hint=_HINT,
+                hint=_dynamo_hint(),
             )
         for block in node.blocks():
             _refuse_missing_constants(block)

@@ -17,6 +17,7 @@ import numpy as np
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.fields import spell
 from winml.modelkit.file_names import (
     CHECKPOINT_CONFIG_NAME,
     DECODER,
@@ -271,10 +272,10 @@ def prepare_encoder_decoder(
     medium_option = next((_OPTIONS[name] for name in names if name in _OPTIONS), None)
     content = passed.get(medium_option or "")
     if medium_option is None or content is None or any(value for key, value in passed.items() if key != medium_option):
-        named = next((f"--{key}" for key, value in passed.items() if value and key != medium_option), "nothing")
+        named = next((spell(key) for key, value in passed.items() if value and key != medium_option), "nothing")
         advice = "Run the parts with WinMLAutoModel."
         if medium_option is not None:
-            advice = f"Use --{medium_option}." if content is None else f"Omit {named}."
+            advice = f"Use {spell(medium_option)}." if content is None else f"Omit {named}."
         raise UsageError(f"{named} does not apply: {encoder.name} takes {', '.join(names)}", hint=advice)
     folder = files_folder(decoder)
     tokenizer = read_tokenizer(folder)
@@ -291,7 +292,7 @@ def prepare_encoder_decoder(
             f"the prompt has {len(tokens)} tokens, but the encoder has {limit} positions", hint="Shorten it."
         )
     if medium_option != "prompt" and not Path(content).is_file():
-        raise UsageError(f"--{medium_option} {content}: no such file", hint="Pass the path of an existing file.")
+        raise UsageError(f"{spell(medium_option)} {content}: no such file", hint="Pass the path of an existing file.")
     prompt = PreparedPrompt(files, content, tokens, settings, tokenizer, beginning=beginning, medium=medium_option)
     return _recorded_prompt(prompt, with_times=with_times) if medium_option == "audio" else prompt
 
@@ -312,7 +313,7 @@ def encoder_arrays(encoder: Encoder, prompt: PreparedPrompt) -> dict[str, Array]
 
     opened: Any = prompt.recording or open_image(prompt.text, None, prompt.text)
     if isinstance(opened, Unreadable):
-        raise InputError(f"--{prompt.medium} {prompt.text}: cannot be opened: {opened.reason}")
-    preprocessor = Preprocessor.of(prompt.folder, inputs, option=f"--{prompt.medium}")
+        raise InputError(f"{spell(prompt.medium)} {prompt.text}: cannot be opened: {opened.reason}")
+    preprocessor = Preprocessor.of(prompt.folder, inputs, option=prompt.medium)
     (batch,) = preprocessor.batches([{str(prompt.medium): opened}])
     return dict(batch.feeds)

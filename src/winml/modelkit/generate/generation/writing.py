@@ -27,11 +27,6 @@ from winml.modelkit.ort.decoding.parts import EncoderDecoder, open_decoder
 from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.progress import count_progress
 
-_NO_CACHE = (
-    "This model has no KV cache: every token recomputes the whole text, so generation slows down with its length.",
-    "Build it again without --no-cache to get one.",
-)
-
 
 @dataclass
 class _Progress:
@@ -177,9 +172,16 @@ def _written(
         first_token_ms=next(iter(progress.seconds), 0.0) * 1000,
         tokens_per_second=progress.tokens_per_second if prompt.settings.is_stepwise else None,
         cache_bytes=graph.last_cache.size_bytes() if graph.last_cache is not None else None,
-        notes=(*prompt.settings.notes, *(() if graph.has_cache else _NO_CACHE)),
+        notes=prompt.settings.notes if graph.has_cache else (*prompt.settings.notes, *_no_cache_notes()),
         segments=prompt.tokenizer.as_records(prompt.before) if isinstance(prompt.tokenizer, TimedText) else None,
     )
+
+
+def _no_cache_notes() -> tuple[str, str]:
+    slow = (
+        "This model has no KV cache: every token recomputes the whole text, so generation slows down with its length."
+    )
+    return slow, "Build it again without --no-cache to get one."
 
 
 def _token_source(graph: DecoderGraph, prompt: PreparedPrompt) -> TokenSource:

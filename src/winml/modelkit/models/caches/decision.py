@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.fields import spell
 from winml.modelkit.models.caches import inputs
-from winml.modelkit.models.caches.finding import NO_CACHE_HINT, find_cache, is_of_tokens
+from winml.modelkit.models.caches.finding import find_cache, is_of_tokens, no_cache_hint
 from winml.modelkit.models.caches.layout import CacheLayout
 from winml.modelkit.models.checkpoints.config import CheckpointConfig
 from winml.modelkit.models.inputs.decision import (
@@ -29,8 +30,12 @@ if TYPE_CHECKING:
 CACHED_TASKS = ("text-generation",)
 """Tasks whose graphs take a cache, where the model keeps one."""
 
-NO_CACHE_REQUESTED = "The graph has no cache (--no-cache): every run reads all tokens."
-"""What is noted of a request without one."""
+
+def no_cache_note() -> str:
+    """Return the note on a request without a cache."""
+    return "The graph has no cache (--no-cache): every run reads all tokens."
+
+
 _LAST_ONLY = "logits_to_keep"
 """Parameter of a forward: of how many of the last tokens scores are computed."""
 
@@ -55,8 +60,10 @@ def decision_with_cache(
         return InputDecision(())
     if not request.cache or (described is not None and not any(spec.cache for spec in described)):
         _refuse_logits(request, "the graph has no cache")
-        described_none = f"The graph has no cache, {request.specs_origin} describes none: every run reads all tokens."
-        return InputDecision((), (described_none if request.cache else NO_CACHE_REQUESTED,))
+        described_none = (
+            f"The graph has no cache, {spell(request.specs_origin)} describes none: every run reads all tokens."
+        )
+        return InputDecision((), (described_none if request.cache else no_cache_note(),))
     plain = decide_plain_inputs(model, checkpoint, task, request)
     if request.task is not None:
         plain = _text_only(plain, forward_parameters(model))
@@ -164,14 +171,15 @@ def _as_described(decision: InputDecision, request: ModelRequest) -> InputDecisi
     if sorted(names) != sorted(described):
         odd = sorted({*names} ^ {*described})
         raise UsageError(
-            f"{request.specs_origin}: {odd[0]}: the graph with a cache takes {', '.join(names)}", hint=NO_CACHE_HINT
+            f"{spell(request.specs_origin)}: {odd[0]}: the graph with a cache takes {', '.join(names)}",
+            hint=no_cache_hint(),
         )
     by_name = {spec.name: spec for spec in request.input_specs}
     return dataclasses.replace(
         decision,
         inputs=tuple(by_name[name] for name in names),
         meanings=AxisMeanings(),
-        requested_by=request.specs_origin,
+        requested_by=spell(request.specs_origin),
     )
 
 

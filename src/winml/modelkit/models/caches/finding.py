@@ -201,7 +201,10 @@ def _window_masks(model: nn.Module) -> Iterator[set[int]]:
             setattr(file, name, own[name])
 
 
-NO_CACHE_HINT = "--no-cache exports a graph that reads all tokens in every run."
+def no_cache_hint() -> str:
+    """Return the hint for a cache that a graph cannot represent."""
+    return "--no-cache exports a graph that reads all tokens in every run."
+
 
 _HeldStates = tuple[tuple[Way, CacheState], ...]
 """States outside of layers, each with the way to it."""
@@ -505,7 +508,7 @@ def _state(state: CacheState, value: torch.Tensor, tokens: int) -> CacheState | 
 
 def _cache_refusal(model_name: str, what: str) -> UsageError:
     """Return the error for a cache that cannot be flattened, which says what stops it."""
-    return UsageError(f"{model_name} has a cache that a graph cannot represent: {what}", hint=NO_CACHE_HINT)
+    return UsageError(f"{model_name} has a cache that a graph cannot represent: {what}", hint=no_cache_hint())
 
 
 ENCODER_OUTPUT = "encoder_last_hidden_state"

@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.models.caches.finding import MASK, NO_CACHE_HINT, streams_of
+from winml.modelkit.fields import spell
+from winml.modelkit.models.caches.finding import MASK, no_cache_hint, streams_of
 from winml.modelkit.models.caches.layout import EMBEDDED, CacheLayout, CacheState
 from winml.modelkit.models.inputs.decision import AxisMeanings, InputDecision
-from winml.modelkit.models.inputs.sizes import SHAPE_CONFIG_OPTION, SizeBounds, first_int
+from winml.modelkit.models.inputs.options import ShapeConfig
+from winml.modelkit.models.inputs.sizes import SizeBounds, first_int
 from winml.modelkit.onnx.specs import InputTensorSpec, OpenSize
 
 PAST_KEY = "past_sequence_length"
@@ -158,7 +160,7 @@ def refuse_beyond_positions(usable: int | None, passed: Mapping[str, int], token
     if usable is not None and sum(requested.values()) > usable:
         words = " and ".join(f"{key} {size}" for key, size in requested.items())
         raise UsageError(
-            f"{SHAPE_CONFIG_OPTION}: {words}: the model has {usable} positions", hint="Pass sizes whose sum fits."
+            f"{spell('shape_config')}: {words}: the model has {usable} positions", hint="Pass sizes whose sum fits."
         )
 
 
@@ -236,7 +238,7 @@ def refuse_several_rows(inputs: Sequence[InputTensorSpec], layout: CacheLayout) 
         raise UsageError(
             f"{several[0].name} of {several[0].shape[0]} rows: with a cache, the code of the model mixes up the tokens "
             "of several rows; expected 1",
-            hint=f"Remove the number of rows (--batch-size, {SHAPE_CONFIG_OPTION}). {NO_CACHE_HINT}",
+            hint=f"Remove the number of rows (--batch-size, {spell('shape_config')}). {no_cache_hint()}",
         )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from winml.modelkit.fields import spell
 from winml.modelkit.file_names import DECODER, ENCODER
 from winml.modelkit.models.caches import finding
 from winml.modelkit.models.caches.arguments import (
@@ -29,7 +30,7 @@ from winml.modelkit.models.caches.arguments import (
     inner_decoder_arguments,
     own_decoder_arguments,
 )
-from winml.modelkit.models.caches.decision import NO_CACHE_REQUESTED, cached_keywords, decide_plain_inputs
+from winml.modelkit.models.caches.decision import cached_keywords, decide_plain_inputs, no_cache_note
 from winml.modelkit.models.caches.inputs import PAST_KEY, refuse_beyond_positions
 from winml.modelkit.models.caches.layout import CacheLayout, EncoderDecoderLayout, cache_field
 from winml.modelkit.models.checkpoints.config import CheckpointConfig
@@ -258,10 +259,9 @@ def encoder_decoder_parts(
         if inner is None:
             return FoundParts()
     if not request.cache or request.input_specs is not None:
-        described = (
-            f"Exported as one graph, as {request.specs_origin} describes it: every run encodes and reads all tokens."
-        )
-        return FoundParts(notes=(described if request.cache else NO_CACHE_REQUESTED,))
+        origin = spell(request.specs_origin)
+        described = f"Exported as one graph, as {origin} describes it: every run encodes and reads all tokens."
+        return FoundParts(notes=(described if request.cache else no_cache_note(),))
     layout: EncoderDecoderLayout | str
     if inner is None:
         layout = finding.find_encoder_decoder(model, plain.inputs, cached_keywords(model, request))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.fields import spell
 from winml.modelkit.models.checkpoints.config import CheckpointConfig
 from winml.modelkit.models.inputs.axis_names import AxisKeys
 from winml.modelkit.models.inputs.decision import (
@@ -168,7 +169,7 @@ def single_part_model(
     decision = decide_model_inputs(model, checkpoint, task, request)
     decision = dataclasses.replace(decision, notes=(*notes, *decision.notes))
     described = [spec.name for spec in request.input_specs or ()]
-    arguments = arguments_of_names(model, described, request.specs_origin)
+    arguments = arguments_of_names(model, described, spell(request.specs_origin))
     return part_of_decision(model, decision, forward_keywords(model), arguments)
 
 
@@ -191,10 +192,10 @@ def decide_model_inputs(
         )
         firm_keys = frozenset(request.fixed_sizes)
         return open_axes(decision, request.dynamic, request.left_open, firm_keys=firm_keys)
-    check_input_specs(model, request.input_specs, request.specs_origin)
+    check_input_specs(model, request.input_specs, spell(request.specs_origin))
     meanings = known_meanings(model, checkpoint.config, request.input_specs, checkpoint.root, task)
     notes = unused_size_notes(request)
-    decision = InputDecision(request.input_specs, notes, meanings, requested_by=request.specs_origin)
+    decision = InputDecision(request.input_specs, notes, meanings, requested_by=spell(request.specs_origin))
     return open_axes(decision, request.dynamic, are_sizes_firm=True)
 
 
@@ -227,4 +228,4 @@ def unused_size_notes(request: ModelRequest) -> tuple[str, ...]:
     """Return a note on sizes that a manifest of the inputs makes useless, if there are any."""
     passed = {"--shape-config": request.shape_config, "--batch-size": request.batch_size}
     names = [name for name, value in passed.items() if value is not None]
-    return (f"{request.specs_origin} determines the inputs; {' and '.join(names)} ignored",) if names else ()
+    return (f"{spell(request.specs_origin)} determines the inputs; {' and '.join(names)} ignored",) if names else ()

@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.fields import spell
 from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
 from winml.modelkit.models.caches.arguments import arguments_with_cache
 from winml.modelkit.models.caches.decision import (
-    NO_CACHE_REQUESTED,
     cached_keywords,
     decide_plain_inputs,
+    no_cache_note,
     open_cached_inputs,
 )
-from winml.modelkit.models.caches.finding import NO_CACHE_HINT, find_cache, is_of_tokens
+from winml.modelkit.models.caches.finding import find_cache, is_of_tokens, no_cache_hint
 from winml.modelkit.models.caches.inputs import several_positions
 from winml.modelkit.models.caches.layout import EMBEDDED, CacheLayout
 from winml.modelkit.models.checkpoints.config import CheckpointConfig
@@ -41,7 +42,6 @@ from winml.modelkit.models.families.image_grids import reads_grids, with_open_gr
 from winml.modelkit.models.inputs.decision import InputDecision
 from winml.modelkit.models.inputs.nested_arguments import NestedArguments
 from winml.modelkit.models.inputs.shape_run import run_on_shapes
-from winml.modelkit.models.inputs.sizes import SHAPE_CONFIG_OPTION
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.onnx.bundle import PartFeed
 from winml.modelkit.onnx.specs import DynamicRequest, InputTensorSpec
@@ -194,10 +194,9 @@ def _find_parts(
     if "decoder_input_ids" in inputs:
         return family.FoundParts()
     if not request.cache or request.input_specs is not None:
-        described = (
-            f"Exported as one graph, as {request.specs_origin} describes it: every run reads the images and all tokens."
-        )
-        return family.FoundParts(notes=(described if request.cache else NO_CACHE_REQUESTED,))
+        origin = spell(request.specs_origin)
+        described = f"Exported as one graph, as {origin} describes it: every run reads the images and all tokens."
+        return family.FoundParts(notes=(described if request.cache else no_cache_note(),))
     found = _found(model, checkpoint.config, plain, request)
     layout = found if isinstance(found, str) else found.cache()
     if isinstance(found, str) or isinstance(layout, str):
@@ -404,9 +403,9 @@ class _Found:
         passed = self.request.fixed_sizes
         if self.kinds is not None and _SEQUENCE_KEY in passed:
             raise UsageError(
-                f"{SHAPE_CONFIG_OPTION}: {_SEQUENCE_KEY} {passed[_SEQUENCE_KEY]}: the tokens of an image attend to "
+                f"{spell('shape_config')}: {_SEQUENCE_KEY} {passed[_SEQUENCE_KEY]}: the tokens of an image attend to "
                 f"each other in {type(self.model).__name__}, so each run takes any number of tokens",
-                hint=f"Remove {_SEQUENCE_KEY}. {NO_CACHE_HINT}",
+                hint=f"Remove {_SEQUENCE_KEY}. {no_cache_hint()}",
             )
 
     @property

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 import torch
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.fields import spell
 from winml.modelkit.models.inputs.decision import InputDecision, forward_keywords
 from winml.modelkit.models.inputs.modalities.pipeline import SHAPE_KEYS
 from winml.modelkit.models.inputs.nested_arguments import NestedArguments
 from winml.modelkit.models.inputs.shape_run import run_on_shapes
-from winml.modelkit.models.inputs.sizes import SHAPE_CONFIG_OPTION, SizeBounds
+from winml.modelkit.models.inputs.sizes import SizeBounds
 from winml.modelkit.onnx.specs import (
-    DYNAMIC_AXES_OPTION,
     OPEN_SIZE,
     UNNAMED,
     DynamicRequest,
@@ -130,14 +130,14 @@ class AxisNames:
             axes = list(self.axis_keys.axes_of(key))
             if not axes:
                 raise UsageError(
-                    f"{SHAPE_CONFIG_OPTION}: {key} cannot be dynamic: it does not apply to this model",
+                    f"{spell('shape_config')}: {key} cannot be dynamic: it does not apply to this model",
                     hint=f"Sizes of its inputs: {', '.join(self.decision.meanings.sizes) or 'not known'}.",
                 )
             for axis in axes:
                 if size.name is not None:
-                    self.set_name(axis, size.name, SHAPE_CONFIG_OPTION)
+                    self.set_name(axis, size.name, spell("shape_config"))
                 elif axis not in self.names:
-                    self.set_name(axis, self.name_of_key(key), SHAPE_CONFIG_OPTION)
+                    self.set_name(axis, self.name_of_key(key), spell("shape_config"))
 
     def take_meanings(self, request: DynamicRequest) -> None:
         """Name what is asked for by meaning, unless it bears a name already.
@@ -161,7 +161,7 @@ class AxisNames:
             inputs = ", ".join(f"{spec.name} {list(spec.shape)}" for spec in self.decision.inputs)
             raise UsageError(
                 f"{option}: the inputs of this model have no {description}: {inputs}",
-                hint=f"Remove it, or name the axes with {DYNAMIC_AXES_OPTION}.",
+                hint=f"Remove it, or name the axes with {spell('dynamic_axes')}.",
             )
         self._refuse_fixed(option, axes)
         for key, axis in axes:
@@ -180,7 +180,7 @@ class AxisNames:
         ]
         raise UsageError(
             f"{option}: {fixed} cannot be dynamic: {self.axis_keys.bounds_of(fixed).fixed}",
-            hint=f"Use {DYNAMIC_AXES_OPTION} '{' '.join(free)}' for the axes that can." if free else "Remove it.",
+            hint=f"Use {spell('dynamic_axes')} '{' '.join(free)}' for the axes that can." if free else "Remove it.",
         )
 
     def bring_along(self) -> list[str]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.fields import spell
 from winml.modelkit.models.checkpoints.processor_files import read_processor_files
 from winml.modelkit.models.inputs.drafts import InputContext, InputDraft, InputLayout, index_range, input_shape
 from winml.modelkit.models.inputs.modalities.modality import DecidedMedium, Modality
@@ -28,8 +29,6 @@ from winml.modelkit.models.inputs.modalities.text import KINDS_PARAMETER, TEXT_R
 from winml.modelkit.models.inputs.options import ShapeConfig
 from winml.modelkit.models.inputs.shape_run import run_on_shapes
 from winml.modelkit.models.inputs.sizes import (
-    INPUT_SPECS_OPTION,
-    SHAPE_CONFIG_OPTION,
     InputSize,
     InputSizes,
     SizeBounds,
@@ -109,7 +108,7 @@ class InputDecision:
     """Names in the shapes that no option asked for → the key of ``--shape-config`` that fixes each."""
     output_axes: tuple[OutputAxis, ...] = ()
     """Axes of outputs that are to be open; which outputs there are is known once the model ran."""
-    requested_by: str = INPUT_SPECS_OPTION
+    requested_by: str = field(default_factory=lambda: spell("input_specs"))
     """What described the inputs, for messages, where somebody did."""
     cache: CacheLayout | None = None
     """The cache that goes in and out; None without one."""
@@ -234,7 +233,7 @@ def _unused_sizes(requested: Mapping[str, int], inputs: _DraftedInputs, media: S
     used = {size.key for size in sizes if size.key is not None}
     names = ", ".join(draft.name for draft in inputs.drafts)
     return [
-        f"{SHAPE_CONFIG_OPTION}: {key} {size} does not apply to this model (inputs: {names})"
+        f"{spell('shape_config')}: {key} {size} does not apply to this model (inputs: {names})"
         for key, size in requested.items()
         if used.isdisjoint(names_among(key, used))
     ]
@@ -280,7 +279,7 @@ def forward_keywords(model: torch.nn.Module | type[torch.nn.Module]) -> dict[str
 def check_input_specs(
     model: torch.nn.Module | type[torch.nn.Module],
     specs: Sequence[InputTensorSpec],
-    requested_by: str = INPUT_SPECS_OPTION,
+    requested_by: str = "input_specs",
     arguments: Sequence[str] = (),
 ) -> None:
     """Check a manifest against the forward signature.
@@ -307,7 +306,7 @@ def check_input_specs(
                 hint = f"Did you mean {guess!r}?" if guess else f"It takes: {', '.join(names) or 'nothing'}."
                 if len(names) == 1 and not guess:
                     hint += f" Pass a dict that is one argument as {{{next(iter(names))!r}: {{…}}}}."
-                raise UsageError(f"{requested_by}: {_class_name(model)} takes no input {name!r}", hint=hint)
+                raise UsageError(f"{spell(requested_by)}: {_class_name(model)} takes no input {name!r}", hint=hint)
     _check_required_parameters(model, parameters, passed)
 
 
@@ -322,7 +321,7 @@ def _check_required_parameters(
         needs = f"needs {', '.join(missing)}" if missing else "takes none of the inputs known here"
         raise UsageError(
             f"{_class_name(model)}: its forward {needs}, whose shapes and types are unknown",
-            hint=f"Describe all its inputs with {INPUT_SPECS_OPTION}; its parameters: {', '.join(named)}.",
+            hint=f"Describe all its inputs with {spell('input_specs')}; its parameters: {', '.join(named)}.",
         )
 
 
@@ -393,7 +392,7 @@ def _decide_medium(
             return _with_places(replace(medium, notes=notes, place_count=trial.count), layout, method)
     if has_places:
         note = (
-            f"{names[0]}: its layout and number of placeholder tokens are unknown; set them with {INPUT_SPECS_OPTION}"
+            f"{names[0]}: its layout and number of placeholder tokens are unknown; set them with {spell('input_specs')}"
         )
         notes += (note,)
     return DecidedMedium(modality, first.drafts, sizes=sizes, notes=notes)

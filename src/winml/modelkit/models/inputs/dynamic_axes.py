@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.fields import spell
 from winml.modelkit.models.inputs import axis_names
 from winml.modelkit.models.inputs.decision import InputDecision
 from winml.modelkit.models.inputs.modalities.modality import BATCH_KEY
 from winml.modelkit.models.inputs.modalities.pipeline import SHAPE_KEYS
-from winml.modelkit.models.inputs.sizes import SHAPE_CONFIG_OPTION, SizeWish, choose_trace_sizes
+from winml.modelkit.models.inputs.sizes import SizeWish, choose_trace_sizes
 from winml.modelkit.onnx import specs
 from winml.modelkit.options import nearest
 
@@ -210,7 +211,7 @@ def _combined_bounds(name: str, naming: axis_names.AxisNames, requested: _Reques
     limit = _smallest_limit([item.max for item in bounds])
     if limit is not None and high is not None and high > limit:
         raise UsageError(
-            f"{SHAPE_CONFIG_OPTION}: {name} up to {high}: the model takes {limit} at most", hint=f"Set max {limit}."
+            f"{spell('shape_config')}: {name} up to {high}: the model takes {limit} at most", hint=f"Set max {limit}."
         )
     high = high if high is not None else limit
     if high is not None and low >= high:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.fields import spell
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class InputSizes:
             UsageError: always.
         """
         raise UsageError(
-            f"{SHAPE_CONFIG_OPTION}: {key} {self.requested[key]}: {reason}",
+            f"{spell('shape_config')}: {key} {self.requested[key]}: {reason}",
             hint=f"Remove {key}, or set such a size.",
         )
 
@@ -177,7 +178,3 @@ def argument_of(input_name: str) -> str:
     'features'
     """
     return input_name.partition(SEPARATOR)[0]
-
-
-SHAPE_CONFIG_OPTION = "--shape-config"
-INPUT_SPECS_OPTION = "--input-specs"

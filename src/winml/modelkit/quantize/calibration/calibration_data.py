@@ -23,6 +23,7 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import QualitySamples, QualitySource
 from winml.modelkit.compare.quality_samples import MOST_SAMPLES as MOST_COMPARED
 from winml.modelkit.errors import InputError, QuantizeError, StageError, UsageError, WinMLError
+from winml.modelkit.fields import spell
 from winml.modelkit.onnx.files.placing import file_digest, model_digest
 from winml.modelkit.onnx.files.resumable_results import OtherRequest, ResumableResults
 from winml.modelkit.onnx.specs import InputTensorSpec
@@ -41,9 +42,7 @@ from winml.modelkit.quantize.calibration.activation_statistics import (
     range_of,
 )
 from winml.modelkit.quantize.calibration.calibration_files import (
-    CACHE_OPTION,
     FORMATS,
-    OPTION,
     calibration_files,
     calibration_kind,
     npz_files,
@@ -140,7 +139,7 @@ class Calibration:
         there = len(npz_files(self._path))
         if requested is not None and there < requested:
             raise UsageError(
-                f"{OPTION} {self._path}: {there} samples, but --samples requests {requested}",
+                f"{spell('calibration_data')} {self._path}: {there} samples, but --samples requests {requested}",
                 hint="Add data, or reduce --samples.",
             )
         return requested or min(there, MOST_SAMPLES)
@@ -235,7 +234,9 @@ class Calibration:
                 raise
             reason = error.message.partition(f"{OBSERVED_NAME}: ")[2] or error.message
             hint = "Pass values that are valid for the model; see its code or config."
-            raise QuantizeError(f"{OPTION} {self._name}: the model cannot run on it: {reason}", hint=hint) from error
+            raise QuantizeError(
+                f"{spell('calibration_data')} {self._name}: the model cannot run on it: {reason}", hint=hint
+            ) from error
 
     def read_samples(self, inputs: Sequence[InputTensorSpec]) -> Iterator[dict[str, Array]]:
         """Yield one array per input for each sample that is not held out.
@@ -261,7 +262,7 @@ class Calibration:
             yield from self._sample_feeds.read(inputs)
         elif self.has_data:
             for path in itertools.islice(npz_files(self._path), self._total):
-                yield load_feeds(path, inputs, OPTION)
+                yield load_feeds(path, inputs, spell("calibration_data"))
         elif self._kind == "decoding":
             yield from self._decoding_samples()
         else:
@@ -324,7 +325,7 @@ class Calibration:
             samples=self.options.samples,
             most=MOST_SAMPLES,
             seed=self.seed,
-            option=OPTION,
+            option=spell("calibration_data"),
         )
         from winml.modelkit.samples.preprocessing import SampleFeeds
         from winml.modelkit.samples.text_files import TextFile
@@ -347,7 +348,7 @@ class Calibration:
             for number in range(self.count):
                 yield dict(random_values(inputs, replace(run, seed=self.seed + number)).feeds)
         except UsageError as error:
-            hint = f"Pass values with {OPTION} FOLDER, or sizes with --shape-config."
+            hint = f"Pass values with {spell('calibration_data')} FOLDER, or sizes with --shape-config."
             raise UsageError(f"random values for calibration: {error.message}", hint=hint) from error
 
 
@@ -360,7 +361,9 @@ def refuse_missing_data(calibration: Calibration) -> None:
     """
     refuse_missing_files(calibration.options)
     if not calibration.count:
-        raise UsageError(f"{OPTION} {calibration.options.calibration_data}: no samples", hint=FORMATS)
+        raise UsageError(
+            f"{spell('calibration_data')} {calibration.options.calibration_data}: no samples", hint=FORMATS
+        )
 
 
 class CalibrationStatistics:
@@ -404,7 +407,7 @@ class CalibrationStatistics:
         found = self._stored.read(self._parse)
         if isinstance(found, OtherRequest) and named is not None:
             raise UsageError(
-                f"{CACHE_OPTION} {path}: {_reason_against(found)}",
+                f"{spell('calibration_cache')} {path}: {_reason_against(found)}",
                 hint="Use a different file. This one was not changed.",
             )
 

@@ -38,7 +38,9 @@ _DTYPES = {
     "f8_e8m0": ir.DataType.FLOAT8E8M0,
 }  # fmt: skip
 
-_RESAVE = "Download the checkpoint again, or pass the original model and a --precision."
+
+def _damaged_hint() -> str:
+    return "Download the checkpoint again, or pass the original model and a --precision."
 
 
 def stored_values(entry: StoredEntry, name: str) -> StoredValues:
@@ -89,13 +91,13 @@ class StoredTensors:
         """
         found = self.entries.get(name)
         if found is None:
-            raise CheckpointError(f"{self._place}: {self.format}: tensor {name!r} is missing", hint=_RESAVE)
+            raise CheckpointError(f"{self._place}: {self.format}: tensor {name!r} is missing", hint=_damaged_hint())
         if found.dtype not in dtypes or (axes is not None and len(found.shape) != axes) or 0 in found.shape:
             expected = f"{' or '.join(dtypes)}{f' with {axes} axes' if axes is not None else ''}, none of size 0"
             raise CheckpointError(
                 f"{found.path}: {self.format}: tensor {name!r} is {found.dtype} of shape {list(found.shape)}, "
                 f"expected {expected}",
-                hint=_RESAVE,
+                hint=_damaged_hint(),
             )
         return found
 
@@ -110,7 +112,7 @@ class StoredTensors:
             raise CheckpointError(
                 f"{found.path}: {self.format}: tensor {name!r} has shape {list(found.shape)}, expected "
                 f"{list(expected)} by {because}",
-                hint=_RESAVE,
+                hint=_damaged_hint(),
             )
 
     def refuse_other(self, name: str, dtypes: Collection[str], shape: Sequence[int], because: str) -> None:
@@ -126,7 +128,7 @@ class StoredTensors:
         """Return the error for a tensor that cannot be read."""
         found = self.entries.get(name)
         place = found.path if found is not None else self._place
-        return CheckpointError(f"{place}: {self.format}: {name}: {problem}", hint=_RESAVE)
+        return CheckpointError(f"{place}: {self.format}: {name}: {problem}", hint=_damaged_hint())
 
     def checked(self, coded: CodedTensor) -> CodedTensor:
         """Return a tensor that refuses scales with NaN or infinite values when it is read."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.fields import spell
 from winml.modelkit.models.inputs.drafts import InputContext, InputDraft, index_range, input_shape
 from winml.modelkit.models.inputs.modalities.modality import (
     DecidedMedium,
@@ -19,7 +20,7 @@ from winml.modelkit.models.inputs.modalities.modality import (
     text_config,
     text_sequence,
 )
-from winml.modelkit.models.inputs.sizes import INPUT_SPECS_OPTION, InputSize, first_int, sub_config
+from winml.modelkit.models.inputs.sizes import InputSize, first_int, sub_config
 from winml.modelkit.ort.default_sizes import CHOICES
 
 KINDS_PARAMETER = "mm_token_type_ids"
@@ -156,7 +157,7 @@ def _embedded_tokens(context: InputContext) -> int:
     if not tables:
         raise UsageError(
             "input_ids: neither the config nor the model states the vocabulary size",
-            hint=f"Describe all inputs with {INPUT_SPECS_OPTION}.",
+            hint=f"Describe all inputs with {spell('input_specs')}.",
         )
     return int(tables[0].num_embeddings)
 
