@@ -258,6 +258,9 @@ def test_reference_finds_the_first_token_that_differs(built: Path, checkpoint: P
     assert difference["token"] != difference["reference_token"]
     assert difference["reference_margin"] > 0
     assert f"PyTorch ({other}) differs at token {difference['index'] + 1}" in outcome.err
+    beams = ("--num-beams", "2", "--reference", other, "-f", "json")
+    searched = run_here("generate", built, "-p", PROMPT, "--max-new-tokens", "10", *beams)
+    assert json.loads(searched.out)["reference"]["difference"]["reference_margin"] is None
 
 
 def test_text_of_a_different_token_is_its_own(tmp_path: Path) -> None:

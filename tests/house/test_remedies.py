@@ -14,7 +14,7 @@ import pytest
 
 from house.sources import Module, modules
 from winml.modelkit.cli.main import COMMANDS, VERBS
-from winml.modelkit.fields import spell_flag
+from winml.modelkit.errors import spell_flag
 
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z](?![\w{-])")
 _COMMAND = re.compile(rf"winml ({'|'.join(COMMANDS)})\b([^;:.]*)")

@@ -13,8 +13,7 @@ import torch
 from winml.modelkit import ConfigError, UsageError, WinMLExportConfig, build_hf_model, export_pytorch
 from winml.modelkit.builds.build import BuildListener
 from winml.modelkit.cli._endings import exit_status
-from winml.modelkit.errors import missing_name
-from winml.modelkit.fields import python_function, spell, spell_options
+from winml.modelkit.errors import missing_name, python_function, spell, spell_options
 from winml.modelkit.models.request import ModelRequest
 
 

@@ -6,19 +6,17 @@ from the declarations; a record of :class:`winml.modelkit.options.Options` that 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, spell
 
 MODEL, INPUTS, SIZES, OUTPUT = "Model", "Inputs", "Sizes", "Output"
 EXPORT, QUANTIZATION, CALIBRATION = "Export", "Quantization", "Calibration"
@@ -123,94 +121,6 @@ class Field:
     def is_switch(self) -> bool:
         """Whether it is on or off, or left open."""
         return bool in (self.annotation, *get_args(self.annotation))
-
-
-_Speller = Callable[[str], str]
-_speller: ContextVar[_Speller | None] = ContextVar("speller of options", default=None)
-"""Spells the options in the texts of the running command or Python call; None: flags."""
-_TEXTS = {"output_folder": "-o FOLDER", "another_output": "another output path"}
-"""Options that texts of the command name by other words than a long flag."""
-_KEYWORDS = {
-    "another_output": "another output path",
-    "asymmetric": "symmetric=False",
-    "deploy_only": "deploy_only",
-    "dynamic_seq_len": "dynamic_sequence",
-    "dynamo": "exporter='dynamo'",
-    "input_specs": "input_tensors",
-    "map": "names",
-    "metric": "metrics",
-    "min_sqnr": "min_sqnr_db",
-    "no_dynamo": "exporter='torchscript'",
-    "opset": "opset_version",
-    "output_folder": "output",
-    "per_tensor": "per_channel=False",
-}
-"""Option → keyword of Python, if their names differ."""
-_SWITCHES = frozenset({"allow_dynamic", "overwrite", "smooth_quant", "symmetric", "verify"})
-"""Options that are on or off, as Python spells them: ``overwrite=True``, and ``verify=False`` for ``no_verify``."""
-
-
-def spell(option: str) -> str:
-    """Spell an option for the user who stated it: as a flag, a key of a config, or a keyword of Python.
-
-    A text that is no identifier is spelled already, and is returned as it is.
-
-    >>> spell("min_sqnr"), spell("eval.dataset")
-    ('--min-sqnr', 'eval.dataset')
-    """
-    return (_speller.get() or spell_flag)(option) if option.isidentifier() else option
-
-
-def spell_flag(option: str) -> str:
-    """Spell an option as the command takes it, for texts that are a command line."""
-    return _TEXTS.get(option) or f"--{option.replace('_', '-')}"
-
-
-def spell_keyword(option: str) -> str:
-    """Spell an option as the keyword of Python functions.
-
-    >>> spell_keyword("no_verify"), spell_keyword("input_specs"), spell_keyword("task")
-    ('verify=False', 'input_tensors', 'task')
-    """
-    if option in _KEYWORDS:
-        return _KEYWORDS[option]
-    start, _, name = option.partition("_")
-    if start in ("no", "disable"):
-        return f"{name}=False"
-    return f"{name}=True" if start == "enable" else f"{option}=True" if option in _SWITCHES else option
-
-
-@contextlib.contextmanager
-def spell_options(names: Mapping[str, str]) -> Iterator[None]:
-    """Spell some options within the block by other names, such as the keys of the config that states them.
-
-    Args:
-        names: Option → its spelling; it may still change within the block.
-    """
-    outer = _speller.get() or spell_flag
-    token = _speller.set(lambda option: names.get(option) or outer(option))
-    try:
-        yield
-    finally:
-        _speller.reset(token)
-
-
-_ParametersT = ParamSpec("_ParametersT")
-_ResultT = TypeVar("_ResultT")
-
-
-def python_function(function: Callable[_ParametersT, _ResultT]) -> Callable[_ParametersT, _ResultT]:
-    """Let a public function spell options as keywords, unless a command calls it."""
-
-    @functools.wraps(function)
-    def call(*arguments: _ParametersT.args, **keywords: _ParametersT.kwargs) -> _ResultT:
-        token = _speller.set(_speller.get() or spell_keyword)
-        try:
-            return function(*arguments, **keywords)
-        finally:
-            _speller.reset(token)
-
-    return call
 
 
 def stated_options(record: object, declaring: type | None = None) -> dict[str, str]:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_args, g
 
 import pydantic
 
-from winml.modelkit.errors import ConfigError, UsageError
-from winml.modelkit.fields import Field, field_docstrings, fields_of, spell
+from winml.modelkit.errors import ConfigError, UsageError, spell
+from winml.modelkit.fields import Field, field_docstrings, fields_of
 
 JSON_LIMIT_BYTES = 100_000_000
 """Chosen: the limit that the safetensors format sets for its header, and ten times the largest index of weights."""
@@ -471,7 +471,8 @@ def _validation_error(options: type[pydantic.BaseModel], error: pydantic.Validat
     # The last element of the location may name a validator of pydantic, which is not in the JSON.
     location = ".".join(element for element in map(str, problem["loc"]) if "-" not in element and "[" not in element)
     reason = str(problem["msg"]).removeprefix("Value error, ")
-    got = "" if problem["type"] == "missing" else f" (got {problem['input']!r})"
+    value = repr(problem["input"])
+    got = "" if problem["type"] == "missing" or f"got {value}" in reason else f" (got {value})"
     fields = [position for position, element in enumerate(problem["loc"]) if isinstance(element, str)]
     hints = (_way_out(_record_at(options, problem["loc"][:position]), problem["loc"][position]) for position in fields)
     return ConfigError(f"{label}: {location or 'value'}: {reason}{got}", hint=next(filter(None, hints), ""))

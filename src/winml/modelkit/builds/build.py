@@ -46,10 +46,9 @@ from winml.modelkit.builds.stages import (
     names_of,
     skip_reason,
 )
-from winml.modelkit.errors import WinMLError
+from winml.modelkit.errors import WinMLError, spell_options
 from winml.modelkit.evaluate.records import evaluation_words
 from winml.modelkit.export.sidecar import DescribedFile, adapted_sidecar_json
-from winml.modelkit.fields import spell_options
 from winml.modelkit.onnx.files.graph_reading import graph_of
 from winml.modelkit.onnx.files.named_paths import drop_read
 from winml.modelkit.onnx.files.output_files import OutputFiles

@@ -25,9 +25,8 @@ from winml.modelkit.builds.manifest_records import TOOL_NAME, BuildResult
 from winml.modelkit.builds.plan import BuildPlan, plan_build, request_record
 from winml.modelkit.builds.stage_walk import StageStore
 from winml.modelkit.builds.stages import STAGES
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, python_function, spell, spell_keyword, spell_options
 from winml.modelkit.export.config import SECTION_OPTIONS, WinMLExportConfig
-from winml.modelkit.fields import python_function, spell, spell_keyword, spell_options
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.files.named_paths import cache_root, unrecorded
 from winml.modelkit.options import read_json

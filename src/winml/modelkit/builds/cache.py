@@ -28,8 +28,7 @@ import filelock
 
 from winml.modelkit.builds.config import WinMLBuildConfig
 from winml.modelkit.builds.plan import is_onnx_path, plan_build
-from winml.modelkit.errors import WinMLError, WriteError, first_line
-from winml.modelkit.fields import spell_options
+from winml.modelkit.errors import WinMLError, WriteError, first_line, spell_options
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
 from winml.modelkit.models.request import ModelRequest, resolve_source
 from winml.modelkit.onnx.files.content_digest import hash_file

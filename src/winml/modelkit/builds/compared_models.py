@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.found_models import onnx_file, part_files, refuse_unknown_parts
-from winml.modelkit.errors import ConfigError, UsageError
-from winml.modelkit.fields import python_function
+from winml.modelkit.errors import ConfigError, UsageError, python_function
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.models.request import ModelRequest, resolve_source
 from winml.modelkit.options import unknown_key_message

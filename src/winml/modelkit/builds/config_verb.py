@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from winml.modelkit.errors import UsageError
-from winml.modelkit.fields import DEVICE, MODEL, OUTPUT, QUANTIZATION, declare, spell
+from winml.modelkit.errors import UsageError, spell
+from winml.modelkit.fields import DEVICE, MODEL, OUTPUT, QUANTIZATION, declare
 from winml.modelkit.quantize.precisions import PRECISIONS
 from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_file
 

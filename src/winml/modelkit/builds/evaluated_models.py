@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.compared_models import found_side
-from winml.modelkit.errors import ConfigError, UsageError
+from winml.modelkit.errors import ConfigError, UsageError, python_function, spell_options
 from winml.modelkit.evaluate.options import NO_BASELINE, PYTORCH, EvaluationOptions
-from winml.modelkit.fields import python_function, spell_options
 from winml.modelkit.models.checkpoints.adapters import named_adapter
 from winml.modelkit.models.load_options import declared_options
 from winml.modelkit.models.request import ModelRequest
@@ -234,7 +233,7 @@ def variant_evaluator(model: Path, options: EvaluationOptions, target: tuple[str
     with ExitStack() as stack:
         evaluated = opened_model(Subject(model, RunOptions(str(model))), options.task, stack)
         task = evaluated.task
-        metrics = chosen_metrics(task_definition(task), (name,), "--target")
+        metrics = chosen_metrics(task_definition(task), (name,), "target")
         requested = options.model_copy(update={"metrics": (name,)})
         prepared = prepared_data(evaluated, requested, stack)
         prepared = replace(prepared, preprocessor=CachedBatches.keeping(prepared.preprocessor))

@@ -21,9 +21,17 @@ from winml.modelkit.builds.config import (
 )
 from winml.modelkit.builds.evaluated_models import refuse_missing_evaluations, refuse_unfit_limits
 from winml.modelkit.builds.layouts.layout import Layout, find_layout
-from winml.modelkit.errors import CheckpointError, ConfigError, ModelPathError, UsageError, WinMLError
+from winml.modelkit.errors import (
+    CheckpointError,
+    ConfigError,
+    ModelPathError,
+    UsageError,
+    WinMLError,
+    spell,
+    spell_flag,
+    spell_options,
+)
 from winml.modelkit.export.config import DEFAULT_OPSETS, WinMLExportConfig, configured_request
-from winml.modelkit.fields import spell, spell_flag, spell_options
 from winml.modelkit.models.checkpoints.hub import cached_snapshot
 from winml.modelkit.models.checkpoints.quantized.formats import folder_format
 from winml.modelkit.models.load_options import declared_options, is_not_default

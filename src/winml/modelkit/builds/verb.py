@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.layouts.layout import LAYOUTS
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, spell
 from winml.modelkit.export.declared_options import ACCEPT_ASSUMPTIONS, EXPORTER, ExporterChoice
-from winml.modelkit.fields import DEVICE, OUTPUT, VERIFICATION, declare, spell
+from winml.modelkit.fields import DEVICE, OUTPUT, VERIFICATION, declare
 from winml.modelkit.optimize.capabilities import LEVELS
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import click
 from winml.modelkit.cli._completion import complete_arguments, complete_values
 from winml.modelkit.cli._help import DocumentedCommand, GroupedOption
 from winml.modelkit.cli._streams import print_json, tell
-from winml.modelkit.errors import WinMLError, error_chain, first_line
-from winml.modelkit.fields import DEVICE, Field, spell_options
+from winml.modelkit.errors import WinMLError, error_chain, first_line, spell_options
+from winml.modelkit.fields import DEVICE, Field
 from winml.modelkit.words import printable
 
 _MEMORY_HINT = (

@@ -15,8 +15,8 @@ from click.core import ParameterSource
 from winml.modelkit.cli._errors import named_options
 from winml.modelkit.cli._options import option
 from winml.modelkit.cli._streams import tell
-from winml.modelkit.errors import ConfigError, UsageError
-from winml.modelkit.fields import MODEL, Field, fields_of, spell_keyword
+from winml.modelkit.errors import ConfigError, UsageError, spell_keyword
+from winml.modelkit.fields import MODEL, Field, fields_of
 from winml.modelkit.models.load_options import declared_options, is_not_default
 from winml.modelkit.verbs.file_to_file import FileRequest, read_sizes
 from winml.modelkit.words import size_words

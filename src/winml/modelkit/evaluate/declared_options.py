@@ -25,7 +25,7 @@ def declare_limits(option: str, group: str, metavar: str = "METRIC=VALUE", *, is
     """Return the field of a repeatable option that states limits by metric.
 
     Args:
-        option: Its spelling, which errors name.
+        option: Its name.
         group: Its group in the help.
         metavar: Form of one limit.
         is_common: Whether ``--help`` lists it.
@@ -34,7 +34,7 @@ def declare_limits(option: str, group: str, metavar: str = "METRIC=VALUE", *, is
     def read(texts: tuple[str, ...]) -> Mapping[str, Drop]:
         from winml.modelkit.evaluate.options import parse_drops, parse_limits
 
-        return parse_drops(texts) if option == "--max-drop" else parse_limits(texts, option)
+        return parse_drops(texts) if option == "max_drop" else parse_limits(texts, option)
 
     return declare({}, group, metavar=metavar, is_repeatable=True, read=read, is_common=is_common)
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.errors import RemoteCodeError, TaskError, UsageError
+from winml.modelkit.errors import RemoteCodeError, TaskError, UsageError, spell
 from winml.modelkit.evaluate.sides import Side, open_onnx_side, opened_torch_side
 from winml.modelkit.evaluate.tasks.table import TASK_DEFINITIONS
-from winml.modelkit.fields import spell
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.models.checkpoints.task import TASKS, WITH_PAST, canonical_task, canonical_word
 from winml.modelkit.models.request import ModelRequest, exported_from, processor_folder, with_recorded_seed

@@ -12,7 +12,7 @@ from typing import Any
 
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.fidelity import FidelitySum, QualitySamples, quality_record
-from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.errors import InputError, UsageError, spell
 from winml.modelkit.evaluate.evaluated_models import EvaluatedModel, Subject, opened_baseline, opened_model
 from winml.modelkit.evaluate.metrics import Measured, Metric, intervals
 from winml.modelkit.evaluate.options import AGREEMENT, EvaluationOptions
@@ -46,16 +46,16 @@ def check_limits(task: TaskDefinition, options: EvaluationOptions) -> None:
     """
     chosen_metrics(task, options.metrics)
     directions = {metric.name: metric.is_higher_better for metric in task.metrics}
-    chosen_metrics(task, tuple(options.max_drop), "--max-drop")
-    for option, limits in (("--min", options.min), ("--max", options.max)):
-        names = [name for name in limits if name != AGREEMENT or option != "--min"]
+    chosen_metrics(task, tuple(options.max_drop), "max_drop")
+    for option, limits in (("min", options.min), ("max", options.max)):
+        names = [name for name in limits if name != AGREEMENT or option != "min"]
         chosen_metrics(task, tuple(names), option)
-        wrong = [name for name in names if directions[name] is (option == "--max")]
+        wrong = [name for name in names if directions[name] is (option == "max")]
         if wrong:
-            other, words = ("--min", "more") if option == "--max" else ("--max", "less")
+            other, words = ("min", "more") if option == "max" else ("max", "less")
             raise UsageError(
-                f"{option} {wrong[0]}={limits[wrong[0]]:g}: of {wrong[0]}, {words} is better",
-                hint=f"Write {other} {wrong[0]}={limits[wrong[0]]:g}.",
+                f"{spell(option)} {wrong[0]}={limits[wrong[0]]:g}: of {wrong[0]}, {words} is better",
+                hint=f"Write {spell(other)} {wrong[0]}={limits[wrong[0]]:g}.",
             )
     _refuse_unreachable(options)
 
@@ -66,10 +66,10 @@ def check_unknown_task(options: EvaluationOptions) -> None:
     Raises:
         UsageError: names the metric.
     """
-    refuse_unknown_metrics(options.metrics, "--metric")
-    refuse_unknown_metrics(options.min, "--min", AGREEMENT)
-    refuse_unknown_metrics(options.max, "--max")
-    refuse_unknown_metrics(options.max_drop, "--max-drop")
+    refuse_unknown_metrics(options.metrics, "metric")
+    refuse_unknown_metrics(options.min, "min", AGREEMENT)
+    refuse_unknown_metrics(options.max, "max")
+    refuse_unknown_metrics(options.max_drop, "max_drop")
 
 
 def _refuse_unreachable(options: EvaluationOptions) -> None:
@@ -97,14 +97,14 @@ def refuse_limits_without_baseline(options: EvaluationOptions, baseline: Side | 
         UsageError: names the first of them.
     """
     limits: dict[str, Mapping[str, Drop]] = {
-        "--max-drop": options.max_drop,
-        "--min": {name: least for name, least in options.min.items() if name == AGREEMENT},
+        "max_drop": options.max_drop,
+        "min": {name: least for name, least in options.min.items() if name == AGREEMENT},
     }
     for option, passed in limits.items():
         if passed and baseline is None:
             name = next(iter(passed))
             raise UsageError(
-                f"{option} {name}={drop_words(passed[name])} needs a baseline, and there is none",
+                f"{spell(option)} {name}={drop_words(passed[name])} needs a baseline, and there is none",
                 hint="Set --baseline to pytorch, an ONNX file or a checkpoint folder.",
             )
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import pydantic
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, spell
 from winml.modelkit.options import Drop, Options, drop_words, read_drop
 
 PYTORCH = "pytorch"
@@ -62,10 +62,11 @@ def parse_limits(texts: Iterable[str], option: str) -> dict[str, float]:
     Raises:
         UsageError: a text is none, or a metric has two values.
 
-    >>> parse_limits(["accuracy=0.9"], "--min")
+    >>> parse_limits(["accuracy=0.9"], "min")
     {'accuracy': 0.9}
     """
     limits: dict[str, float] = {}
+    option = spell(option)
     for text in texts:
         name, equals, number = (part.strip() for part in text.partition("="))
         try:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from torch import nn
 
-from winml.modelkit.errors import UsageError, WinMLError
+from winml.modelkit.errors import UsageError, WinMLError, python_function
 from winml.modelkit.export.config import (
     ExporterUse,
     WinMLExportConfig,
@@ -27,7 +27,6 @@ from winml.modelkit.export.graph_making import ExportRun, ExportTarget, calls_of
 from winml.modelkit.export.loading import ModelCheck, closing_sizes, load_for_export
 from winml.modelkit.export.part_export import export_part
 from winml.modelkit.export.records import STEPS, ExportResult
-from winml.modelkit.fields import python_function
 from winml.modelkit.models.caches.inputs import PAST_KEY
 from winml.modelkit.models.live_module import ExampleInputs, loaded_from_module, refuse_programs
 from winml.modelkit.models.parts import LoadedModel, ModelPart

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.errors import InputError, ModelPathError, TaskError, UsageError
-from winml.modelkit.fields import INPUTS, OUTPUT, RECORDED, declare, spell
+from winml.modelkit.errors import InputError, ModelPathError, TaskError, UsageError, spell
+from winml.modelkit.fields import INPUTS, OUTPUT, RECORDED, declare
 from winml.modelkit.file_names import DECODER, ENCODER, ONLY_PART, PROMPT, VISION, files_folder
 from winml.modelkit.generate.task_inputs import IMAGE_SUFFIXES, RUN_TASKS, RunTask, TaskInput, run_task
 from winml.modelkit.models.checkpoints.task import canonical_task

@@ -32,8 +32,8 @@ from winml.modelkit.errors import (
     WinMLError,
     failed_import,
     place_of,
+    spell,
 )
-from winml.modelkit.fields import spell
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
 from winml.modelkit.models import live_module
 from winml.modelkit.models.checkpoints.adapters import Adapter, read_adapters

@@ -14,8 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeGuard
 
 import pydantic
 
-from winml.modelkit.errors import ConfigError, UsageError
-from winml.modelkit.fields import spell
+from winml.modelkit.errors import ConfigError, UsageError, spell
 from winml.modelkit.metadata_keys import DIMENSIONS_KEY, INPUTS_KEY
 from winml.modelkit.options import Options, load_metadata, nearest, parse_options, read_json
 from winml.modelkit.words import shape_words

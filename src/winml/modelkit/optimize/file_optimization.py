@@ -19,8 +19,7 @@ import onnx_ir as ir
 
 from winml.modelkit.compare.files import refuse_different
 from winml.modelkit.compare.outputs import VerificationInfo
-from winml.modelkit.errors import StageError, UsageError
-from winml.modelkit.fields import python_function, spell
+from winml.modelkit.errors import StageError, UsageError, python_function, spell
 from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
 from winml.modelkit.onnx.pinning import open_dimensions, pin_dimensions, sizes_of_dimensions
 from winml.modelkit.onnx.specs import stated_sums, summed_sizes

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from winml.modelkit.fields import MODEL, OUTPUT, declare, python_function
+from winml.modelkit.errors import python_function
+from winml.modelkit.fields import MODEL, OUTPUT, declare
 from winml.modelkit.file_names import OPTIMIZED_SUFFIX, optimized_path
 from winml.modelkit.optimize.declared_options import OptimizeFields
 from winml.modelkit.verbs.file_to_file import FileVerb, PlannedPart, WeightsRequest

@@ -17,8 +17,7 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.fields import spell
+from winml.modelkit.errors import InputError, UsageError, spell
 from winml.modelkit.onnx.files.foreign_files import foreign_parser
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, refuse_special_file
 from winml.modelkit.onnx.specs import (

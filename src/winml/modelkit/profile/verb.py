@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from winml.modelkit.errors import UsageError
-from winml.modelkit.fields import INPUTS, OUTPUT, declare, refuse_stated, spell
+from winml.modelkit.errors import UsageError, spell
+from winml.modelkit.fields import INPUTS, OUTPUT, declare, refuse_stated
 from winml.modelkit.file_names import DECODER, ENCODER
 from winml.modelkit.models.load_options import InputFields
 from winml.modelkit.report.plan import PlannedStep

@@ -12,8 +12,8 @@ from typing import NoReturn
 
 import pydantic
 
-from winml.modelkit.errors import UsageError
-from winml.modelkit.fields import fields_of, spell
+from winml.modelkit.errors import UsageError, spell
+from winml.modelkit.fields import fields_of
 from winml.modelkit.options import Drop, Options, drop_words, read_drop
 from winml.modelkit.ort.execution_providers import find_execution_provider, short_name
 from winml.modelkit.quantize import precisions

@@ -19,8 +19,7 @@ import numpy as np
 
 from winml.modelkit.compare.quality_samples import SampleRequest
 from winml.modelkit.compare.words import samples_words
-from winml.modelkit.errors import ConfigError
-from winml.modelkit.fields import python_function
+from winml.modelkit.errors import ConfigError, python_function
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.onnx.files.placing import file_digest, model_digest
 from winml.modelkit.onnx.weights import weight_bytes

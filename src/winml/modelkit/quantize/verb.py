@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from winml.modelkit.errors import ModelPathError, UsageError
-from winml.modelkit.fields import declare, fields_of, python_function, refuse_stated
+from winml.modelkit.errors import ModelPathError, UsageError, python_function
+from winml.modelkit.fields import declare, fields_of, refuse_stated
 from winml.modelkit.file_names import measured_path
 from winml.modelkit.quantize.declared_options import SENSITIVITY, QuantizeFields, SensitivityFields
 from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_file
@@ -428,7 +428,7 @@ def _refuse_target(request: QuantizeRequest) -> None:
                 f"--dataset {request.dataset} requires --target",
                 hint="Add --target with a metric of the task, such as accuracy=0.9.",
             )
-        parse_limits([request.target], "--target")
+        parse_limits([request.target], "target")
     elif request.target is not None:
         from winml.modelkit.quantize.sensitivity_options import parse_target
 
@@ -494,6 +494,6 @@ def _variant_evaluator(plan: SensitivityPlan) -> Iterator[VariantEvaluator | Non
     requested = EvaluationOptions(
         dataset=request.dataset, split=request.split, columns=dict(request.columns), samples=request.samples
     )
-    [target] = parse_limits([request.target], "--target").items()
+    [target] = parse_limits([request.target], "target").items()
     with variant_evaluator(plan.model, requested, target) as evaluator:
         yield evaluator

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from winml.modelkit.errors import UsageError
-from winml.modelkit.fields import read_columns, spell
+from winml.modelkit.errors import UsageError, spell
+from winml.modelkit.fields import read_columns
 from winml.modelkit.options import nearest
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.errors import HubError, InputError, UsageError, error_chain
-from winml.modelkit.fields import spell
+from winml.modelkit.errors import HubError, InputError, UsageError, error_chain, spell
 from winml.modelkit.onnx.files.foreign_files import foreign_parser
 from winml.modelkit.onnx.files.recovery import temporary_folder
 from winml.modelkit.ort.shared_settings import shared_by_threads

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from winml.modelkit.errors import UsageError
-from winml.modelkit.fields import spell
+from winml.modelkit.errors import UsageError, spell
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.samples.media import install_hint
 

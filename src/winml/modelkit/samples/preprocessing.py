@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays, numpy_dtype
-from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.fields import spell
+from winml.modelkit.errors import InputError, UsageError, spell
 from winml.modelkit.onnx.files.foreign_files import foreign_parser
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.decoding.inputs import empty_state_sizes

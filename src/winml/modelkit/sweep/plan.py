@@ -17,9 +17,8 @@ import pydantic
 from winml.modelkit.builds.config import SCHEMA_VERSION as CONFIG_VERSION
 from winml.modelkit.builds.config import SECTIONS, WinMLBuildConfig, parse_build_config
 from winml.modelkit.builds.plan import is_onnx_path, plan_build
-from winml.modelkit.errors import ConfigError, UsageError
+from winml.modelkit.errors import ConfigError, UsageError, spell
 from winml.modelkit.evaluate.options import MetricLimits
-from winml.modelkit.fields import spell
 from winml.modelkit.models.load_options import declared_options
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.files.named_paths import named_path

@@ -18,8 +18,7 @@ import psutil
 
 from winml.modelkit import file_names
 from winml.modelkit.builds.cache import tool_versions
-from winml.modelkit.errors import UsageError
-from winml.modelkit.fields import python_function
+from winml.modelkit.errors import UsageError, python_function
 from winml.modelkit.onnx.files.output_files import refuse_existing
 from winml.modelkit.options import JsonError, read_json_file
 from winml.modelkit.ort.host import available_bytes, available_cores

@@ -21,6 +21,7 @@ from winml.modelkit.tune.quality_limits import QualityLimits
 from winml.modelkit.tune.racing import times_of_runs
 from winml.modelkit.tune.state import Failure, TuneState
 from winml.modelkit.version import __version__
+from winml.modelkit.words import decibel_words
 
 _RACES = ("variations", "placed", "placement", "right", "forms")
 """The last first: what a candidate took in the last race it was in counts."""
@@ -172,7 +173,8 @@ class Answer:
         if latency is not None and latency.ratio is not None and not self.options.is_simulated:
             words.append(f"{latency.ratio.value:.2f} of the time of the plain file{_ratio_ends(latency.ratio)}")
         if facts is not None and facts.sqnr_db is not None and choice.winner != PLAIN:
-            words.append(f"SQNR {facts.sqnr_db:.1f} dB")
+            decibels = decibel_words(facts.sqnr_db)
+            words.append("equal outputs" if decibels == "equal" else f"SQNR {decibels} dB")
         if choice.is_within_noise:
             words += _simpler_words(choice)
         if candidate.fixed_sizes:

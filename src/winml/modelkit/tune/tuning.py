@@ -19,9 +19,8 @@ from winml.modelkit.builds.found_models import onnx_file
 from winml.modelkit.builds.identity import file_digests
 from winml.modelkit.builds.plan import is_onnx_path, plan_build, request_record
 from winml.modelkit.builds.planned_build import is_to_be_fetched
-from winml.modelkit.errors import UsageError, WinMLError
+from winml.modelkit.errors import UsageError, WinMLError, python_function
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.fields import python_function
 from winml.modelkit.file_names import TUNE_CANDIDATES_NAME, TUNE_PAGE_NAME, TUNE_RESULT_NAME, TUNE_STATE_NAME
 from winml.modelkit.models.load_options import declared_options
 from winml.modelkit.models.request import ModelRequest

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from winml.modelkit.errors import UsageError
-from winml.modelkit.fields import OUTPUT, declare, fields_of, spell
+from winml.modelkit.errors import UsageError, spell
+from winml.modelkit.fields import OUTPUT, declare, fields_of
 from winml.modelkit.file_names import ONLY_PART, part_path
 from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_file
 

@@ -31,6 +31,7 @@ def test_shape_config_file_equals_inline_text(tmp_path: Path) -> None:
         ('{"height": 0}', "height:"),
         ('{"height": 2.5}', "height"),
         ('{"height": "8"}', "height"),
+        ('{"sequence_length": "16"}', "(got '16')"),
         ('{"height": 8,\n "width": }', "line 2, column 11"),
         ("[1]", "JSON object"),
         ("missing.json", "no such"),
@@ -41,6 +42,7 @@ def test_shape_config_malformed_is_refused_by_name(text: str, words: str) -> Non
     with pytest.raises(ConfigError) as caught:
         parse_shape_config(text)
     assert words in str(caught.value)
+    assert str(caught.value).count("(got ") < 2
     assert "--shape-config" in str(caught.value)
 
 

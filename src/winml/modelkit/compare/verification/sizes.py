@@ -440,8 +440,8 @@ def _frozen_axis_error(draw: Draw, written: WrittenGraph, advice: str, reason: s
         f"the export froze {' and '.join(moved)} ({', '.join(places)}): traced with {traced_sizes}, the file "
         f"fails at {sizes}, where PyTorch succeeds.{where} {reason}",
         hint=(
-            f"{advice}Fix the size (remove the dynamic option, or set a number in --shape-config), bound it there "
-            '({"min": …, "max": …, "example": …}), or read sizes in that module from its tensors (x.shape, '
+            f"{advice}Fix the size (remove the dynamic option, or set a number in --shape-config), bound it "
+            'there ({"min": …, "max": …, "example": …}), or read sizes in that module from its tensors (x.shape, '
             "x.new_zeros), not from stored Python numbers."
         ),
         is_graph_wrong=True,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from winml.modelkit.errors import TaskError, UsageError
+from winml.modelkit.errors import TaskError, UsageError, spell
 from winml.modelkit.evaluate.labels import LabelMap, label_names, match_labels, model_labels
 from winml.modelkit.evaluate.metrics import CHARACTER_ERROR_RATE, CLASS_METRICS, WORD_ERROR_RATE, Metric
 from winml.modelkit.evaluate.tasks.images import IMAGE_SEGMENTATION, OBJECT_DETECTION
@@ -23,7 +23,6 @@ from winml.modelkit.evaluate.tasks.task import (
     named_output,
 )
 from winml.modelkit.evaluate.tasks.texts import FILL_MASK, QUESTION_ANSWERING, TEXT_GENERATION, TOKEN_CLASSIFICATION
-from winml.modelkit.fields import spell
 from winml.modelkit.options import nearest
 from winml.modelkit.registries import Registry
 from winml.modelkit.samples.columns import ROLES

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.fields import spell
+from winml.modelkit.errors import InputError, UsageError, spell
 from winml.modelkit.file_names import (
     CHECKPOINT_CONFIG_NAME,
     DECODER,

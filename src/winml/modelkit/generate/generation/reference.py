@@ -96,7 +96,8 @@ def _first_difference(
         return None
     token, reference_token = pairs[index]
     margin = None
-    if token is not None and reference_token is not None:
+    # The score of a beam is that of its whole text, so its next token need not have the highest score.
+    if prompt.settings.is_stepwise and token is not None and reference_token is not None:
         margin = float(scores[index][0, reference_token] - scores[index][0, token])
 
     def text(value: int | None) -> str:

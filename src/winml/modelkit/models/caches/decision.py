@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from winml.modelkit.errors import UsageError
-from winml.modelkit.fields import spell
+from winml.modelkit.errors import UsageError, spell
 from winml.modelkit.models.caches import inputs
 from winml.modelkit.models.caches.finding import find_cache, is_of_tokens, no_cache_hint
 from winml.modelkit.models.caches.layout import CacheLayout

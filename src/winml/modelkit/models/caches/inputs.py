@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from winml.modelkit.errors import UsageError
-from winml.modelkit.fields import spell
+from winml.modelkit.errors import UsageError, spell
 from winml.modelkit.models.caches.finding import MASK, no_cache_hint, streams_of
 from winml.modelkit.models.caches.layout import EMBEDDED, CacheLayout, CacheState
 from winml.modelkit.models.inputs.decision import AxisMeanings, InputDecision

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from winml.modelkit.fields import spell
+from winml.modelkit.errors import spell
 from winml.modelkit.file_names import DECODER, ENCODER
 from winml.modelkit.models.caches import finding
 from winml.modelkit.models.caches.arguments import (

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from winml.modelkit.errors import UsageError
-from winml.modelkit.fields import spell
+from winml.modelkit.errors import UsageError, spell
 from winml.modelkit.models.checkpoints.config import CheckpointConfig
 from winml.modelkit.models.inputs.axis_names import AxisKeys
 from winml.modelkit.models.inputs.decision import (

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from winml.modelkit.errors import UsageError
-from winml.modelkit.fields import spell
+from winml.modelkit.errors import UsageError, spell
 from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
 from winml.modelkit.models.caches.arguments import arguments_with_cache
 from winml.modelkit.models.caches.decision import (

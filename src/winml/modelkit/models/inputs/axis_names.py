@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from winml.modelkit.errors import UsageError
-from winml.modelkit.fields import spell
+from winml.modelkit.errors import UsageError, spell
 from winml.modelkit.models.inputs.decision import InputDecision, forward_keywords
 from winml.modelkit.models.inputs.modalities.pipeline import SHAPE_KEYS
 from winml.modelkit.models.inputs.nested_arguments import NestedArguments

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.fields import spell
+from winml.modelkit.errors import InputError, UsageError, spell
 from winml.modelkit.models.checkpoints.processor_files import read_processor_files
 from winml.modelkit.models.inputs.drafts import InputContext, InputDraft, InputLayout, index_range, input_shape
 from winml.modelkit.models.inputs.modalities.modality import DecidedMedium, Modality

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from winml.modelkit.errors import UsageError
-from winml.modelkit.fields import spell
+from winml.modelkit.errors import UsageError, spell
 from winml.modelkit.models.inputs import axis_names
 from winml.modelkit.models.inputs.decision import InputDecision
 from winml.modelkit.models.inputs.modalities.modality import BATCH_KEY

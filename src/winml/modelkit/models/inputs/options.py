@@ -12,8 +12,7 @@ from typing import Annotated, Any
 
 import pydantic
 
-from winml.modelkit.errors import ConfigError
-from winml.modelkit.fields import spell
+from winml.modelkit.errors import ConfigError, spell
 from winml.modelkit.models.inputs.modalities.pipeline import SHAPE_KEYS
 from winml.modelkit.models.inputs.sizes import SEPARATOR
 from winml.modelkit.onnx.specs import InputTensorSpec, OpenSize

@@ -21,8 +21,7 @@ from pathlib import Path
 from types import TracebackType
 
 from winml.modelkit import file_names
-from winml.modelkit.errors import InputError, OutputExistsError, UsageError, WriteError, first_line
-from winml.modelkit.fields import spell
+from winml.modelkit.errors import InputError, OutputExistsError, UsageError, WriteError, first_line, spell
 from winml.modelkit.onnx.files.named_paths import named_path, record_committed
 from winml.modelkit.onnx.files.recovery import (
     MOVED_ASIDE,

@@ -22,8 +22,7 @@ import onnx_ir as ir
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import QualitySamples, QualitySource
 from winml.modelkit.compare.quality_samples import MOST_SAMPLES as MOST_COMPARED
-from winml.modelkit.errors import InputError, QuantizeError, StageError, UsageError, WinMLError
-from winml.modelkit.fields import spell
+from winml.modelkit.errors import InputError, QuantizeError, StageError, UsageError, WinMLError, spell
 from winml.modelkit.onnx.files.placing import file_digest, model_digest
 from winml.modelkit.onnx.files.resumable_results import OtherRequest, ResumableResults
 from winml.modelkit.onnx.specs import InputTensorSpec

@@ -8,8 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from winml.modelkit.errors import UsageError
-from winml.modelkit.fields import spell
+from winml.modelkit.errors import UsageError, spell
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.samples.columns import refuse_unknown_roles
 from winml.modelkit.samples.data_sources import find_source, refuse_missing_datasets, source_files

@@ -9,8 +9,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from winml.modelkit.errors import UsageError
-from winml.modelkit.fields import spell
+from winml.modelkit.errors import UsageError, spell
 from winml.modelkit.models.inputs.drafts import InputContext, InputDraft, index_range, input_shape
 from winml.modelkit.models.inputs.modalities.modality import (
     DecidedMedium,
