@@ -33,13 +33,12 @@ OPTIONS = {verb: _options_of(VERBS[verb]) | {"--help"} for verb in COMMANDS}
 
 
 def _spelled(node: ast.AST) -> str | None:
-    """Return the flag of a call ``spell("min_sqnr")``; None of any other node."""
+    """Return the flag of ``opt.min_sqnr``; None of any other node."""
     if isinstance(node, ast.FormattedValue):
         node = node.value
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "spell":
-        option = node.args[0]
-        if isinstance(option, ast.Constant) and option.value not in ("output_folder", "another_output"):
-            return spell_flag(str(option.value))
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "opt":
+        flag = spell_flag(node.attr)
+        return flag if flag.startswith("--") else None
     return None
 
 
@@ -50,7 +49,7 @@ def _texts(module: Module) -> Iterator[tuple[int, str]]:
     for node in ast.walk(module.tree):
         if id(node) in inside | told:
             continue
-        if flag := _spelled(node) if isinstance(node, ast.Call) else None:
+        if flag := _spelled(node) if isinstance(node, ast.Attribute) else None:
             yield node.lineno, flag
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
@@ -93,7 +92,7 @@ def _declares(node: ast.AST) -> bool:
 
 
 def test_library_spells_no_flags_outside_of_whole_commands() -> None:
-    """The command, a config and Python each spell an option in their own way: ``spell("min_sqnr")``."""
+    """The command, a config and Python each spell an option in their own way: ``opt.min_sqnr``."""
     wrong = []
     for module in modules():
         if module.name.startswith("cli.") or module.name.endswith("command"):

@@ -25,8 +25,8 @@ The exit code of the command is on the class (FORMATS: 0 success, 1 failure, 2 w
     └── InternalError               1   a bug of this package: asks for a report
 
 Messages are one to three lines: what failed, with which value, what was expected, what to do next. An option is named
-as the user stated it (:func:`spell`): by a flag, a key of the config, or a keyword of Python. This module imports no
-library; ``cli/_errors.py`` turns these types into text on stderr.
+as the user stated it (``f"{opt.min_sqnr} 30"``, see :func:`spell`): by a flag, a key of the config, or a keyword of
+Python. This module imports no library; ``cli/_errors.py`` turns these types into text on stderr.
 """
 
 from __future__ import annotations
@@ -342,6 +342,17 @@ def spell(option: str) -> str:
     ('--min-sqnr', 'eval.dataset')
     """
     return (_speller.get() or spell_flag)(option) if option.isidentifier() else option
+
+
+class _SpelledOptions:
+    """Options by name, as :func:`spell` spells them, for f-strings."""
+
+    def __getattr__(self, name: str) -> str:
+        return spell(name)
+
+
+opt = _SpelledOptions()
+"""``f"{opt.min_sqnr} 30"`` is ``--min-sqnr 30`` for the command line."""
 
 
 def spell_flag(option: str) -> str:

@@ -25,7 +25,7 @@ from winml.modelkit.builds.manifest_records import TOOL_NAME, BuildResult
 from winml.modelkit.builds.plan import BuildPlan, plan_build, request_record
 from winml.modelkit.builds.stage_walk import StageStore
 from winml.modelkit.builds.stages import STAGES
-from winml.modelkit.errors import UsageError, python_function, spell, spell_keyword, spell_options
+from winml.modelkit.errors import UsageError, opt, python_function, spell_keyword, spell_options
 from winml.modelkit.export.config import SECTION_OPTIONS, WinMLExportConfig
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.files.named_paths import cache_root, unrecorded
@@ -139,7 +139,7 @@ def refuse_deploying(plan: BuildPlan) -> None:
     if plan.deploy_only:
         raise UsageError(
             "--deploy-only removes the results of stages, which the cache stores for other builds",
-            hint=f"Build in a separate folder: {spell('output_folder')}.",
+            hint=f"Build in a separate folder: {opt.output_folder}.",
         )
 
 

@@ -27,6 +27,7 @@ from winml.modelkit.errors import (
     ModelPathError,
     UsageError,
     WinMLError,
+    opt,
     spell,
     spell_flag,
     spell_options,
@@ -305,7 +306,7 @@ def spell_open_sizes(config: WinMLBuildConfig) -> Mapping[str, str]:
     section = config.compile
     if section is None or section.ep is None or find_execution_provider(section.ep).takes_dynamic:
         return {}
-    return {"allow_dynamic": f"{spell('no_compile')} {spell('allow_dynamic')}"}
+    return {"allow_dynamic": f"{opt.no_compile} {opt.allow_dynamic}"}
 
 
 def request_record(request: ModelRequest) -> dict[str, object]:

@@ -19,7 +19,7 @@ from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, measure_fidelity
 from winml.modelkit.compare.outputs import ROUNDING_FACTOR, TEXT_KINDS, Rounding, VerificationInfo, compare_outputs
 from winml.modelkit.compare.words import difference_words, fidelity_words, samples_words
-from winml.modelkit.errors import StageError, UsageError, VerificationError, spell
+from winml.modelkit.errors import StageError, UsageError, VerificationError, opt
 from winml.modelkit.onnx.contexts import proto_nodes
 from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.onnx.specs import InputTensorSpec, current_name
@@ -378,7 +378,7 @@ def _runs_of_reference(reference: Path) -> Iterator[None]:
     try:
         yield
     except (StageError, UsageError) as error:
-        if error.message.startswith(spell("shape_config")):
+        if error.message.startswith(opt.shape_config):
             raise
         remedies = (missing_kernel_hint(error.message), "--no-verify writes the result without comparing it.")
         raise StageError(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.errors import RemoteCodeError, TaskError, UsageError, spell
+from winml.modelkit.errors import RemoteCodeError, TaskError, UsageError, opt
 from winml.modelkit.evaluate.sides import Side, open_onnx_side, opened_torch_side
 from winml.modelkit.evaluate.tasks.table import TASK_DEFINITIONS
 from winml.modelkit.file_names import files_folder
@@ -62,7 +62,7 @@ def _refuse_other_labels(task: str, config: Any, folder: Path, displayed: str) -
     if are_unnamed and ours.keys() == theirs.keys():
         return
     raise UsageError(
-        f"{spell('baseline')} {displayed}: its labels are {_label_words(theirs)}, and those of the model "
+        f"{opt.baseline} {displayed}: its labels are {_label_words(theirs)}, and those of the model "
         f"{_label_words(ours)}",
         hint=_other_baseline_hint(),
     )
@@ -89,10 +89,10 @@ def _refuse_other_vocabulary(names: Sequence[str], model: Path, baseline: Path, 
     fast = [folder / "tokenizer.json" for folder in (model, baseline)]
     if all(path.is_file() for path in fast) and fast[0].read_bytes() == fast[1].read_bytes():
         return
-    ours, theirs = (open_processor("tokenizer", folder, spell("baseline")).get_vocab() for folder in (model, baseline))
+    ours, theirs = (open_processor("tokenizer", folder, opt.baseline).get_vocab() for folder in (model, baseline))
     if other := sum(ours.get(token) != number for token, number in theirs.items()) or abs(len(ours) - len(theirs)):
         raise UsageError(
-            f"{spell('baseline')} {displayed}: its tokenizer has {len(theirs)} tokens, {other} of them different from "
+            f"{opt.baseline} {displayed}: its tokenizer has {len(theirs)} tokens, {other} of them different from "
             f"the model's {len(ours)}: both models receive the tokens of the model's tokenizer",
             hint=_other_baseline_hint(),
         )

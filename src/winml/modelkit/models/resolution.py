@@ -31,6 +31,7 @@ from winml.modelkit.errors import (
     UsageError,
     WinMLError,
     failed_import,
+    opt,
     place_of,
     spell,
 )
@@ -396,7 +397,7 @@ def _resolve_script(source: ModelSource, request: ModelRequest, tell: Progress) 
         raise UsageError(
             f"{source.name}: the inputs of {type(script.model).__name__} are unknown",
             hint=f"Add a function {_EXAMPLE_INPUTS}() or {own_name} beside the factory that returns tensors, or "
-            f"{spell('input_specs')}.",
+            f"{opt.input_specs}.",
         )
     decision = open_axes(
         InputDecision(specs, notes, requested_by=spell(request.specs_origin)),

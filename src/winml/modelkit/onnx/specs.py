@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeGuard
 
 import pydantic
 
-from winml.modelkit.errors import ConfigError, UsageError, spell
+from winml.modelkit.errors import ConfigError, UsageError, opt, spell
 from winml.modelkit.metadata_keys import DIMENSIONS_KEY, INPUTS_KEY
 from winml.modelkit.options import Options, load_metadata, nearest, parse_options, read_json
 from winml.modelkit.words import shape_words
@@ -495,7 +495,7 @@ def parse_dynamic_axes(texts: Sequence[str]) -> dict[str, dict[int, str]]:
             merged[name][axis] = first_symbol
             if symbol not in (first_symbol, UNNAMED):
                 raise ConfigError(
-                    f"{spell('dynamic_axes')}: axis {axis} of {name} is named both {first_symbol!r} and {symbol!r}",
+                    f"{opt.dynamic_axes}: axis {axis} of {name} is named both {first_symbol!r} and {symbol!r}",
                     hint="Use one name.",
                 )
     return merged
@@ -505,7 +505,7 @@ def _parse_axes(text: str) -> list[tuple[str, int, str]]:
     items = [item for item in re.split(r"[;\s]+", text.strip()) if item]
     if not text.lstrip().startswith("{") and items and all(_INLINE.match(item) for item in items) and "=" in text:
         return [pair for item in items for pair in _parse_inline_axes(item)]
-    value, label = read_json(text, spell("dynamic_axes"))
+    value, label = read_json(text, opt.dynamic_axes)
     return [
         (name, axis, symbol)
         for name, axis_names in parse_options(
@@ -542,19 +542,19 @@ def _parse_inline_axes(text: str) -> list[tuple[str, int, str]]:
         axis, equals, symbol = pair.partition("=")
         if not equals or not re.fullmatch(r"-?\d+", axis):
             raise ConfigError(
-                f"{spell('dynamic_axes')}: {pair!r} in {text!r} is not AXIS=NAME",
+                f"{opt.dynamic_axes}: {pair!r} in {text!r} is not AXIS=NAME",
                 hint="Write it like input_ids:0=batch_size,1=sequence_length.",
             )
         if not symbol:
             raise ConfigError(
-                f"{spell('dynamic_axes')}: {pair!r} in {text!r} has no name",
+                f"{opt.dynamic_axes}: {pair!r} in {text!r} has no name",
                 hint="Write it like input_ids:0=batch_size.",
             )
         axis_names.append((int(axis), symbol))
     try:
         _check_axes({match["input"]: dict(axis_names)})
     except ValueError as error:
-        raise ConfigError(f"{spell('dynamic_axes')}: {error}") from None
+        raise ConfigError(f"{opt.dynamic_axes}: {error}") from None
     return [(match["input"], axis, symbol) for axis, symbol in axis_names]
 
 

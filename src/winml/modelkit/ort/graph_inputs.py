@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.errors import InputError, UsageError, spell
+from winml.modelkit.errors import InputError, UsageError, opt, spell
 from winml.modelkit.onnx.files.foreign_files import foreign_parser
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, refuse_special_file
 from winml.modelkit.onnx.specs import (
@@ -155,7 +155,7 @@ def sizes_by_key(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int]
     sizes = resolve_names(requested, dict.fromkeys(places.values()), places)
     for name, bounds in bounds_by_name(inputs).items():
         if name in sizes and (refusal := bounds.refusal(sizes[name])):
-            raise UsageError(f"{spell('shape_config')}: {refusal}", hint=f"Use one of the sizes {bounds.words}.")
+            raise UsageError(f"{opt.shape_config}: {refusal}", hint=f"Use one of the sizes {bounds.words}.")
     return sizes
 
 

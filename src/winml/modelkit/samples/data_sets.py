@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.errors import HubError, InputError, UsageError, error_chain, spell
+from winml.modelkit.errors import HubError, InputError, UsageError, error_chain, opt
 from winml.modelkit.onnx.files.foreign_files import foreign_parser
 from winml.modelkit.onnx.files.recovery import temporary_folder
 from winml.modelkit.ort.shared_settings import shared_by_threads
@@ -63,7 +63,7 @@ class DataSetRequest:
     """Of the draw."""
     config: str | None = None
     """Configuration at the Hub, where the source names none."""
-    option: str = field(default_factory=lambda: spell("dataset"))
+    option: str = field(default_factory=lambda: opt.dataset)
     """What named the data set, for messages."""
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from winml.modelkit.errors import UsageError, spell
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.models.caches.finding import MASK, no_cache_hint, streams_of
 from winml.modelkit.models.caches.layout import EMBEDDED, CacheLayout, CacheState
 from winml.modelkit.models.inputs.decision import AxisMeanings, InputDecision
@@ -159,7 +159,7 @@ def refuse_beyond_positions(usable: int | None, passed: Mapping[str, int], token
     if usable is not None and sum(requested.values()) > usable:
         words = " and ".join(f"{key} {size}" for key, size in requested.items())
         raise UsageError(
-            f"{spell('shape_config')}: {words}: the model has {usable} positions", hint="Pass sizes whose sum fits."
+            f"{opt.shape_config}: {words}: the model has {usable} positions", hint="Pass sizes whose sum fits."
         )
 
 
@@ -237,7 +237,7 @@ def refuse_several_rows(inputs: Sequence[InputTensorSpec], layout: CacheLayout) 
         raise UsageError(
             f"{several[0].name} of {several[0].shape[0]} rows: with a cache, the code of the model mixes up the tokens "
             "of several rows; expected 1",
-            hint=f"Remove the number of rows (--batch-size, {spell('shape_config')}). {no_cache_hint()}",
+            hint=f"Remove the number of rows (--batch-size, {opt.shape_config}). {no_cache_hint()}",
         )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from winml.modelkit.errors import UsageError, spell
+from winml.modelkit.errors import UsageError, opt, spell
 from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
 from winml.modelkit.models.caches.arguments import arguments_with_cache
 from winml.modelkit.models.caches.decision import (
@@ -402,7 +402,7 @@ class _Found:
         passed = self.request.fixed_sizes
         if self.kinds is not None and _SEQUENCE_KEY in passed:
             raise UsageError(
-                f"{spell('shape_config')}: {_SEQUENCE_KEY} {passed[_SEQUENCE_KEY]}: the tokens of an image attend to "
+                f"{opt.shape_config}: {_SEQUENCE_KEY} {passed[_SEQUENCE_KEY]}: the tokens of an image attend to "
                 f"each other in {type(self.model).__name__}, so each run takes any number of tokens",
                 hint=f"Remove {_SEQUENCE_KEY}. {no_cache_hint()}",
             )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from winml.modelkit.errors import UsageError, spell
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.models.inputs.decision import InputDecision, forward_keywords
 from winml.modelkit.models.inputs.modalities.pipeline import SHAPE_KEYS
 from winml.modelkit.models.inputs.nested_arguments import NestedArguments
@@ -129,14 +129,14 @@ class AxisNames:
             axes = list(self.axis_keys.axes_of(key))
             if not axes:
                 raise UsageError(
-                    f"{spell('shape_config')}: {key} cannot be dynamic: it does not apply to this model",
+                    f"{opt.shape_config}: {key} cannot be dynamic: it does not apply to this model",
                     hint=f"Sizes of its inputs: {', '.join(self.decision.meanings.sizes) or 'not known'}.",
                 )
             for axis in axes:
                 if size.name is not None:
-                    self.set_name(axis, size.name, spell("shape_config"))
+                    self.set_name(axis, size.name, opt.shape_config)
                 elif axis not in self.names:
-                    self.set_name(axis, self.name_of_key(key), spell("shape_config"))
+                    self.set_name(axis, self.name_of_key(key), opt.shape_config)
 
     def take_meanings(self, request: DynamicRequest) -> None:
         """Name what is asked for by meaning, unless it bears a name already.
@@ -160,7 +160,7 @@ class AxisNames:
             inputs = ", ".join(f"{spec.name} {list(spec.shape)}" for spec in self.decision.inputs)
             raise UsageError(
                 f"{option}: the inputs of this model have no {description}: {inputs}",
-                hint=f"Remove it, or name the axes with {spell('dynamic_axes')}.",
+                hint=f"Remove it, or name the axes with {opt.dynamic_axes}.",
             )
         self._refuse_fixed(option, axes)
         for key, axis in axes:
@@ -179,7 +179,7 @@ class AxisNames:
         ]
         raise UsageError(
             f"{option}: {fixed} cannot be dynamic: {self.axis_keys.bounds_of(fixed).fixed}",
-            hint=f"Use {spell('dynamic_axes')} '{' '.join(free)}' for the axes that can." if free else "Remove it.",
+            hint=f"Use {opt.dynamic_axes} '{' '.join(free)}' for the axes that can." if free else "Remove it.",
         )
 
     def bring_along(self) -> list[str]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from winml.modelkit.errors import InputError, UsageError, spell
+from winml.modelkit.errors import InputError, UsageError, opt, spell
 from winml.modelkit.models.checkpoints.processor_files import read_processor_files
 from winml.modelkit.models.inputs.drafts import InputContext, InputDraft, InputLayout, index_range, input_shape
 from winml.modelkit.models.inputs.modalities.modality import DecidedMedium, Modality
@@ -107,7 +107,7 @@ class InputDecision:
     """Names in the shapes that no option asked for → the key of ``--shape-config`` that fixes each."""
     output_axes: tuple[OutputAxis, ...] = ()
     """Axes of outputs that are to be open; which outputs there are is known once the model ran."""
-    requested_by: str = field(default_factory=lambda: spell("input_specs"))
+    requested_by: str = field(default_factory=lambda: opt.input_specs)
     """What described the inputs, for messages, where somebody did."""
     cache: CacheLayout | None = None
     """The cache that goes in and out; None without one."""
@@ -232,7 +232,7 @@ def _unused_sizes(requested: Mapping[str, int], inputs: _DraftedInputs, media: S
     used = {size.key for size in sizes if size.key is not None}
     names = ", ".join(draft.name for draft in inputs.drafts)
     return [
-        f"{spell('shape_config')}: {key} {size} does not apply to this model (inputs: {names})"
+        f"{opt.shape_config}: {key} {size} does not apply to this model (inputs: {names})"
         for key, size in requested.items()
         if used.isdisjoint(names_among(key, used))
     ]
@@ -320,7 +320,7 @@ def _check_required_parameters(
         needs = f"needs {', '.join(missing)}" if missing else "takes none of the inputs known here"
         raise UsageError(
             f"{_class_name(model)}: its forward {needs}, whose shapes and types are unknown",
-            hint=f"Describe all its inputs with {spell('input_specs')}; its parameters: {', '.join(named)}.",
+            hint=f"Describe all its inputs with {opt.input_specs}; its parameters: {', '.join(named)}.",
         )
 
 
@@ -390,9 +390,7 @@ def _decide_medium(
         if trial.count is not None:
             return _with_places(replace(medium, notes=notes, place_count=trial.count), layout, method)
     if has_places:
-        note = (
-            f"{names[0]}: its layout and number of placeholder tokens are unknown; set them with {spell('input_specs')}"
-        )
+        note = f"{names[0]}: its layout and number of placeholder tokens are unknown; set them with {opt.input_specs}"
         notes += (note,)
     return DecidedMedium(modality, first.drafts, sizes=sizes, notes=notes)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from winml.modelkit.errors import UsageError, spell
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.models.inputs import axis_names
 from winml.modelkit.models.inputs.decision import InputDecision
 from winml.modelkit.models.inputs.modalities.modality import BATCH_KEY
@@ -210,7 +210,7 @@ def _combined_bounds(name: str, naming: axis_names.AxisNames, requested: _Reques
     limit = _smallest_limit([item.max for item in bounds])
     if limit is not None and high is not None and high > limit:
         raise UsageError(
-            f"{spell('shape_config')}: {name} up to {high}: the model takes {limit} at most", hint=f"Set max {limit}."
+            f"{opt.shape_config}: {name} up to {high}: the model takes {limit} at most", hint=f"Set max {limit}."
         )
     high = high if high is not None else limit
     if high is not None and low >= high:

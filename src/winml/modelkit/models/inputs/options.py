@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import pydantic
 
-from winml.modelkit.errors import ConfigError, spell
+from winml.modelkit.errors import ConfigError, opt
 from winml.modelkit.models.inputs.modalities.pipeline import SHAPE_KEYS
 from winml.modelkit.models.inputs.sizes import SEPARATOR
 from winml.modelkit.onnx.specs import InputTensorSpec, OpenSize
@@ -75,7 +75,7 @@ def parse_shape_config(text_or_path: str | os.PathLike[str]) -> ShapeConfig:
     Raises:
         ConfigError: not JSON, an unknown key, or a size that is not an integer of at least 1.
     """
-    return parse_options(ShapeConfig, *read_json(text_or_path, spell("shape_config")))
+    return parse_options(ShapeConfig, *read_json(text_or_path, opt.shape_config))
 
 
 def parse_input_specs(text_or_path: str | os.PathLike[str]) -> tuple[InputTensorSpec, ...]:
@@ -89,7 +89,7 @@ def parse_input_specs(text_or_path: str | os.PathLike[str]) -> tuple[InputTensor
     Raises:
         ConfigError: not JSON, an unknown key, a wrong value, no input at all, or a name given twice.
     """
-    value, place = read_json(text_or_path, spell("input_specs"))
+    value, place = read_json(text_or_path, opt.input_specs)
     entries = _described_inputs(value, place)
     specs = tuple(parse_options(InputTensorSpec, entry, where) for where, entry in entries)
     if not specs:

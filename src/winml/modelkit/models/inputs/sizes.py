@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from winml.modelkit.errors import UsageError, spell
+from winml.modelkit.errors import UsageError, opt
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class InputSizes:
             UsageError: always.
         """
         raise UsageError(
-            f"{spell('shape_config')}: {key} {self.requested[key]}: {reason}",
+            f"{opt.shape_config}: {key} {self.requested[key]}: {reason}",
             hint=f"Remove {key}, or set such a size.",
         )
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 
 from winml.modelkit import file_names
-from winml.modelkit.errors import InputError, OutputExistsError, UsageError, WriteError, first_line, spell
+from winml.modelkit.errors import InputError, OutputExistsError, UsageError, WriteError, first_line, opt
 from winml.modelkit.onnx.files.named_paths import named_path, record_committed
 from winml.modelkit.onnx.files.recovery import (
     MOVED_ASIDE,
@@ -83,7 +83,7 @@ def refuse_existing(paths: Iterable[Path], *, overwrite: bool) -> None:
     paths = tuple(paths)
     for path in paths:
         if path.is_dir():
-            raise OutputExistsError(f"output {path} is a directory", hint=f"Choose {spell('another_output')}.")
+            raise OutputExistsError(f"output {path} is a directory", hint=f"Choose {opt.another_output}.")
     refuse_special(paths)
     if not overwrite:
         _refuse_files(paths, waiting_files(paths))
@@ -129,7 +129,7 @@ def refuse_special(paths: Iterable[Path]) -> None:
         if stat.S_ISLNK(mode):
             raise UsageError(
                 f"output {path} is a symbolic link to {path.readlink()}",
-                hint=f"Pass the file it leads to, or {spell('another_output')}.",
+                hint=f"Pass the file it leads to, or {opt.another_output}.",
             )
         if not stat.S_ISREG(mode):
             kind = next((words for is_kind, words in _SPECIAL_KINDS.items() if is_kind(mode)), "not a regular file")
@@ -152,7 +152,7 @@ def refuse_inputs(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
             if _is_same_entry(output, input_path):
                 raise UsageError(
                     f"output {output} is the input {input_path}",
-                    hint=f"Choose {spell('another_output')}.",
+                    hint=f"Choose {opt.another_output}.",
                 )
 
 
@@ -180,9 +180,9 @@ def _refuse_files(paths: Iterable[Path], waiting: Collection[Path] = ()) -> None
             ).is_file() and path.suffix == file_names.MODEL_SUFFIX
             raise OutputExistsError(
                 f"output {path} exists already{finished if path in waiting else ''}",
-                hint=f"It belongs to a build, whose other files are of its model: choose {spell('another_output')}."
+                hint=f"It belongs to a build, whose other files are of its model: choose {opt.another_output}."
                 if is_built
-                else f"Use {spell('overwrite')} to replace it, or choose {spell('another_output')}.",
+                else f"Use {opt.overwrite} to replace it, or choose {opt.another_output}.",
             )
 
 
@@ -193,7 +193,7 @@ def _refuse_unwritable(directory: Path) -> None:
         # Windows: a drive or a share that is not connected.
         raise WriteError(
             f"cannot write {directory}: {absolute.anchor} does not exist",
-            hint=f"Connect it, or choose {spell('another_output')}.",
+            hint=f"Connect it, or choose {opt.another_output}.",
         )
     try:
         # os.access is not enough: it ignores read-only file systems and Windows' access lists.
@@ -208,7 +208,7 @@ def write_error(path: Path, error: OSError) -> WriteError:
     reason = error.strerror or first_line(error)
     remedy = _REMEDIES.get(error.errno or 0)
     is_temporary = any(part.startswith(file_names.TEMPORARY_PREFIX) for part in path.parts)
-    place = "set another folder with TMPDIR (on Windows TEMP)" if is_temporary else f"choose {spell('another_output')}"
+    place = "set another folder with TMPDIR (on Windows TEMP)" if is_temporary else f"choose {opt.another_output}"
     hint = f"{remedy}, or {place}." if remedy else f"{place[0].upper()}{place[1:]}."
     return WriteError(f"cannot write {path}: {reason}", hint=hint)
 

@@ -22,7 +22,7 @@ import onnx_ir as ir
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import QualitySamples, QualitySource
 from winml.modelkit.compare.quality_samples import MOST_SAMPLES as MOST_COMPARED
-from winml.modelkit.errors import InputError, QuantizeError, StageError, UsageError, WinMLError, spell
+from winml.modelkit.errors import InputError, QuantizeError, StageError, UsageError, WinMLError, opt
 from winml.modelkit.onnx.files.placing import file_digest, model_digest
 from winml.modelkit.onnx.files.resumable_results import OtherRequest, ResumableResults
 from winml.modelkit.onnx.specs import InputTensorSpec
@@ -138,7 +138,7 @@ class Calibration:
         there = len(npz_files(self._path))
         if requested is not None and there < requested:
             raise UsageError(
-                f"{spell('calibration_data')} {self._path}: {there} samples, but --samples requests {requested}",
+                f"{opt.calibration_data} {self._path}: {there} samples, but --samples requests {requested}",
                 hint="Add data, or reduce --samples.",
             )
         return requested or min(there, MOST_SAMPLES)
@@ -234,7 +234,7 @@ class Calibration:
             reason = error.message.partition(f"{OBSERVED_NAME}: ")[2] or error.message
             hint = "Pass values that are valid for the model; see its code or config."
             raise QuantizeError(
-                f"{spell('calibration_data')} {self._name}: the model cannot run on it: {reason}", hint=hint
+                f"{opt.calibration_data} {self._name}: the model cannot run on it: {reason}", hint=hint
             ) from error
 
     def read_samples(self, inputs: Sequence[InputTensorSpec]) -> Iterator[dict[str, Array]]:
@@ -261,7 +261,7 @@ class Calibration:
             yield from self._sample_feeds.read(inputs)
         elif self.has_data:
             for path in itertools.islice(npz_files(self._path), self._total):
-                yield load_feeds(path, inputs, spell("calibration_data"))
+                yield load_feeds(path, inputs, opt.calibration_data)
         elif self._kind == "decoding":
             yield from self._decoding_samples()
         else:
@@ -324,7 +324,7 @@ class Calibration:
             samples=self.options.samples,
             most=MOST_SAMPLES,
             seed=self.seed,
-            option=spell("calibration_data"),
+            option=opt.calibration_data,
         )
         from winml.modelkit.samples.preprocessing import SampleFeeds
         from winml.modelkit.samples.text_files import TextFile
@@ -347,7 +347,7 @@ class Calibration:
             for number in range(self.count):
                 yield dict(random_values(inputs, replace(run, seed=self.seed + number)).feeds)
         except UsageError as error:
-            hint = f"Pass values with {spell('calibration_data')} FOLDER, or sizes with --shape-config."
+            hint = f"Pass values with {opt.calibration_data} FOLDER, or sizes with --shape-config."
             raise UsageError(f"random values for calibration: {error.message}", hint=hint) from error
 
 
@@ -360,9 +360,7 @@ def refuse_missing_data(calibration: Calibration) -> None:
     """
     refuse_missing_files(calibration.options)
     if not calibration.count:
-        raise UsageError(
-            f"{spell('calibration_data')} {calibration.options.calibration_data}: no samples", hint=FORMATS
-        )
+        raise UsageError(f"{opt.calibration_data} {calibration.options.calibration_data}: no samples", hint=FORMATS)
 
 
 class CalibrationStatistics:
@@ -406,7 +404,7 @@ class CalibrationStatistics:
         found = self._stored.read(self._parse)
         if isinstance(found, OtherRequest) and named is not None:
             raise UsageError(
-                f"{spell('calibration_cache')} {path}: {_reason_against(found)}",
+                f"{opt.calibration_cache} {path}: {_reason_against(found)}",
                 hint="Use a different file. This one was not changed.",
             )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from winml.modelkit.errors import UsageError, spell
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.samples.columns import refuse_unknown_roles
 from winml.modelkit.samples.data_sources import find_source, refuse_missing_datasets, source_files
@@ -37,7 +37,7 @@ def calibration_kind(data: str | Path) -> CalibrationKind:
     if path.is_dir() and any(path.glob("*.npz")):
         return "arrays"
     try:
-        find_source(data, spell("calibration_data"))
+        find_source(data, opt.calibration_data)
     except UsageError as error:
         raise UsageError(error.message, hint=FORMATS) from None
     return "data set"
@@ -56,7 +56,7 @@ def calibration_files(data: str | Path) -> dict[str, Path]:
     """
     path, kind = Path(data), calibration_kind(data)
     if kind == "data set":
-        source = find_source(data, spell("calibration_data"))
+        source = find_source(data, opt.calibration_data)
         files = source_files(source)
         return {file.name if file == source.path else file.relative_to(path).as_posix(): file for file in files}
     return {file.name: file for file in npz_files(path)}
@@ -72,10 +72,8 @@ def refuse_missing_files(options: QuantizeOptions) -> None:
     kind = None if data is None else calibration_kind(data)
     passed = f"--split {options.split}" if options.split is not None else "--columns" if options.columns else ""
     if passed and kind in (None, "arrays"):
-        what = (
-            "random values" if kind is None else f"{spell('calibration_data')} {data}, which contains arrays by input"
-        )
+        what = "random values" if kind is None else f"{opt.calibration_data} {data}, which contains arrays by input"
         raise UsageError(f"{passed} does not apply to {what}", hint="Omit it, or pass a dataset.")
     refuse_unknown_roles(options.columns)
     if kind == "data set":
-        refuse_missing_datasets(f"{spell('calibration_data')} {data}")
+        refuse_missing_datasets(f"{opt.calibration_data} {data}")

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from winml.modelkit.errors import UsageError, spell
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.models.inputs.drafts import InputContext, InputDraft, InputLayout
 from winml.modelkit.models.inputs.sizes import (
     InputSize,
@@ -180,10 +180,10 @@ def _no_room_for_text(
         context.sizes.refuse("sequence_length", reason)
     limits = (name for name in _POSITION_LIMITS if first_int(text_config(context), (name,)))
     keys = " and ".join(shrinkable_keys)
-    smaller = f"Set a smaller {keys} with {spell('shape_config')}, or describe" if keys else "Describe"
+    smaller = f"Set a smaller {keys} with {opt.shape_config}, or describe" if keys else "Describe"
     return UsageError(
         f"{reason}, and the model takes {size.value} ({', '.join(itertools.islice(limits, 1))}), text included",
-        hint=f"{smaller} all inputs with {spell('input_specs')}.",
+        hint=f"{smaller} all inputs with {opt.input_specs}.",
     )
 
 
@@ -209,7 +209,7 @@ def _choose_within_positions(context: InputContext, key: str, default: int, decl
     if usable is not None and size.value > usable:
         size = dataclasses.replace(size, bounds=SizeBounds(max=size.value))
     if size.value > declared:
-        note = f"{spell('shape_config')}: {key} {size.value} is above the {declared} declared in the config"
+        note = f"{opt.shape_config}: {key} {size.value} is above the {declared} declared in the config"
         return dataclasses.replace(size, notes=(note,))
     return size
 

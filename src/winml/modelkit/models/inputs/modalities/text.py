@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from winml.modelkit.errors import UsageError, spell
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.models.inputs.drafts import InputContext, InputDraft, index_range, input_shape
 from winml.modelkit.models.inputs.modalities.modality import (
     DecidedMedium,
@@ -156,7 +156,7 @@ def _embedded_tokens(context: InputContext) -> int:
     if not tables:
         raise UsageError(
             "input_ids: neither the config nor the model states the vocabulary size",
-            hint=f"Describe all inputs with {spell('input_specs')}.",
+            hint=f"Describe all inputs with {opt.input_specs}.",
         )
     return int(tables[0].num_embeddings)
 
