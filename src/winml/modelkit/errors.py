@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import re
 import sys
 import sysconfig
@@ -394,11 +395,14 @@ _ResultT = TypeVar("_ResultT")
 
 
 def python_function(function: Callable[_ParametersT, _ResultT]) -> Callable[_ParametersT, _ResultT]:
-    """Let a public function spell options as keywords, unless a command calls it."""
+    """Let a public function spell options as its keywords, unless a command calls it."""
+    sizes = "sizes" if "sizes" in inspect.signature(function).parameters else "shape_config"
 
     @functools.wraps(function)
     def call(*arguments: _ParametersT.args, **keywords: _ParametersT.kwargs) -> _ResultT:
-        token = _speller.set(_speller.get() or spell_keyword)
+        if _speller.get() is not None:
+            return function(*arguments, **keywords)
+        token = _speller.set(lambda option: sizes if option == "shape_config" else spell_keyword(option))
         try:
             return function(*arguments, **keywords)
         finally:

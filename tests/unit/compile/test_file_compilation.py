@@ -100,10 +100,10 @@ def test_unnamed_unknown_and_absent_providers_are_refused(perceptron: Path, tmp_
     absent = next(name for name, item in EXECUTION_PROVIDERS.items() if item.compiles and not item.plug_in)
     for options, words in (
         ({}, "no execution provider to compile for"),
-        ({"ep": "qmn"}, "--ep qmn: no such execution provider"),
+        ({"ep": "qmn"}, "ep qmn: no such execution provider"),
         ({"ep": absent}, "is not part of the installed ONNX Runtime"),
-        ({"ep": "cpu", "device": "npu"}, "--device npu: CPUExecutionProvider runs on cpu"),
-        ({"ep": "cpu", "ep_options": {"threads": "1"}}, "--ep-options threads: CPUExecutionProvider has no options"),
+        ({"ep": "cpu", "device": "npu"}, "device npu: CPUExecutionProvider runs on cpu"),
+        ({"ep": "cpu", "ep_options": {"threads": "1"}}, "ep_options threads: CPUExecutionProvider has no options"),
     ):
         with pytest.raises(UsageError, match=words):
             compile_onnx(perceptron, tmp_path / "out.onnx", **options)

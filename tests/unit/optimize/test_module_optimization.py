@@ -131,7 +131,7 @@ def test_check_says_how_often_and_where_and_writes_nothing(tmp_path: Path) -> No
     limited = check_optimization(source, gelu_fusion=True, module=["first"])
     assert [{"/M/First": 1}] == [dict(entry.modules) for entry in limited.capabilities]
     whole = check_optimization(source)
-    assert any("--level full" in note for note in whole.notes)
+    assert any("level full" in note for note in whole.notes)
     assert "attention_fusion" in {entry.name for entry in whole.capabilities}
 
 

@@ -322,7 +322,7 @@ def test_remedies_of_a_limit_that_is_too_small_work(source: Path, option: str, v
     with pytest.raises(UsageError) as refused:
         searched(source, **{option: value}, min_sqnr_db=25.0)
     hint = refused.value.hint
-    remedies = re.fullmatch(r"Allow (\S+) or more, or (\S+) or more with --min-sqnr (\S+) \(or --no-verify\)\.", hint)
+    remedies = re.fullmatch(r"Allow (\S+) or more, or (\S+) or more with min_sqnr_db (\S+) \(or verify=False\)\.", hint)
     assert remedies, hint
     larger, smallest, least_db = remedies.groups()
     assert searched(source, **{option: larger}, min_sqnr_db=25.0).mean_bits > 2
