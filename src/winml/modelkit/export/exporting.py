@@ -135,7 +135,6 @@ class HTPExporter:
         target = replace(target, functions=functions)
         return self._export_parts(describe, target, model)
 
-    @python_function
     def export_checkpoint(
         self,
         request: ModelRequest,
