@@ -140,7 +140,7 @@ def test_codes_of_a_checkpoint_stay_beside_such_a_cache(tmp_path: Path) -> None:
     [
         ("export.onnx", {}, "GroupQueryAttention"),
         ("model.onnx", {}, "floating"),
-        ("optimized.onnx", {"block_size": 32}, "--block-size 32"),
+        ("optimized.onnx", {"block_size": 32}, "^block_size 32"),
     ],
 )
 def test_what_has_no_effect_is_refused(
