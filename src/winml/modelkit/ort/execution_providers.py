@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, spell_flag
 from winml.modelkit.metadata_keys import COMPILE_KEY
 from winml.modelkit.registries import Registry
 
@@ -263,14 +263,14 @@ def _options_for_compiled(record: str) -> str:
     provider = EXECUTION_PROVIDERS.get(short)
     if short == "cpu":
         return ""
-    words = ["--ep", short]
+    words = [spell_flag("ep"), short]
     if provider is not None and provider.library:
-        words += ["--ep-library", f"{short}={provider.library}"]
+        words += [spell_flag("ep_library"), f"{short}={provider.library}"]
     if provider is not None and device in provider.devices[1:]:
-        words += ["--device", str(device)]
+        words += [spell_flag("device"), str(device)]
     by_device = dict(provider.device_options.values()) if provider is not None else {}
     for key, value in options.items():
-        words += [] if key in by_device else ["--ep-options", f"{key}={value}"]
+        words += [] if key in by_device else [spell_flag("ep_options"), f"{key}={value}"]
     return shlex.join(words)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from winml.modelkit.builds.manifest_records import BuildResult
+from winml.modelkit.errors import spell_flag
 from winml.modelkit.file_names import BUILD_CONFIG_NAME
 from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.profile.race import Choice, ratio_between
@@ -137,9 +138,10 @@ class Answer:
         candidate = next(item for item in self.candidates if item.name == choice.winner)
         latency, facts = self._latency(candidate), self.state.facts(candidate.name)
         config = str(built.folder / BUILD_CONFIG_NAME)
-        place = [] if candidate.ep is None else ["--ep", candidate.ep]
-        place += [word for name, value in candidate.ep_options.items() for word in ("--ep-options", f"{name}={value}")]
-        threads = [] if candidate.threads is None else ["--threads", str(candidate.threads)]
+        place = [] if candidate.ep is None else [spell_flag("ep"), candidate.ep]
+        option = spell_flag("ep_options")
+        place += [word for name, value in candidate.ep_options.items() for word in (option, f"{name}={value}")]
+        threads = [] if candidate.threads is None else [spell_flag("threads"), str(candidate.threads)]
         sizes = [] if candidate.fixed_sizes else list(self._size_words())
         return records.Winner(
             name=candidate.name,
@@ -161,9 +163,9 @@ class Answer:
     def _size_words(self) -> Iterator[str]:
         """Yield the options of the sizes that dynamic dimensions were run at."""
         if self.options.sizes:
-            yield from ("--shape-config", json.dumps(dict(self.options.sizes)))
+            yield from (spell_flag("shape_config"), json.dumps(dict(self.options.sizes)))
         if self.options.batch_size is not None:
-            yield from ("--batch-size", str(self.options.batch_size))
+            yield from (spell_flag("batch_size"), str(self.options.batch_size))
 
     def _winning_words(self, choice: Choice) -> str:
         """Say how much is won, and where another is as good."""
