@@ -80,7 +80,7 @@ def test_int8_that_leaves_the_convolutions_float_fails_and_names_the_mode(
     with pytest.raises(QuantizeError) as raised:
         quantize_onnx(source, target, precision="int8")
     assert 1 == raised.value.exit_code
-    assert "Use mode qdq" in raised.value.hint
+    assert "mode qdq" in raised.value.hint
     assert "100%" in raised.value.hint
     assert " include head" in raised.value.hint
     assert not target.exists()
@@ -125,5 +125,5 @@ def test_untagged_convolution_is_excluded_once_it_has_a_tag(folder: Path, source
     untagged, target, selector = exported(folder, torch_module="none"), tmp_path / "q.onnx", "stages.1.0.conv"
     with pytest.raises(UsageError) as raised:
         quantize_onnx(untagged, target, mode="qdq", exclude=(selector,))
-    assert "with torch_module all" in raised.value.hint
+    assert "torch_module all" in raised.value.hint
     assert {f"excluded by {selector}": 1} == quantize_onnx(source, target, mode="qdq", exclude=(selector,)).left

@@ -127,7 +127,7 @@ def test_array_that_does_not_fit_is_refused(
 
 def test_too_few_samples_are_refused(model: Path, folder: Path) -> None:
     """Fewer than asked for, or none at all."""
-    with pytest.raises(UsageError, match=r"5 samples, but samples requests 6"):
+    with pytest.raises(UsageError, match=r"5 samples.*samples.* 6"):
         _quantize(model, calibration_data=str(folder), samples=6)
     empty = folder.with_name("empty")
     empty.mkdir()
@@ -152,7 +152,7 @@ def test_data_that_is_not_finite_names_the_module(model: Path, folder: Path) -> 
     np.savez(folder / "2.npz", x=rows * np.float32(1.1))
     with pytest.raises(QuantizeError, match=r"value (a|h) .*/M.* infinite .*sample 3") as caught:
         _quantize(model, calibration_data=str(folder), include=("Down",))
-    assert "or exclude the module" in caught.value.hint
+    assert "exclude the" in caught.value.hint
 
 
 def test_options_of_the_calibration_need_a_mode_that_calibrates(model: Path, folder: Path) -> None:
