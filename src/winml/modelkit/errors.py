@@ -309,15 +309,13 @@ def ended_by_foreign_code(error: BaseException) -> InputError:
     )
 
 
-_Speller = Callable[[str], str]
-_speller: ContextVar[_Speller | None] = ContextVar("speller of options", default=None)
+_speller: ContextVar[Callable[[str], str] | None] = ContextVar("speller of options", default=None)
 """Spells the options in the texts of the running command or Python call; None: flags."""
 _TEXTS = {"output_folder": "-o FOLDER", "another_output": "another output path"}
 """Options that texts of the command name by other words than a long flag."""
 _KEYWORDS = {
     "another_output": "another output path",
     "asymmetric": "symmetric=False",
-    "deploy_only": "deploy_only",
     "dynamic_seq_len": "dynamic_sequence",
     "dynamo": "exporter='dynamo'",
     "input_specs": "input_tensors",
@@ -330,7 +328,18 @@ _KEYWORDS = {
     "per_tensor": "per_channel=False",
 }
 """Option → keyword of Python, if their names differ."""
-_SWITCHES = frozenset({"allow_dynamic", "overwrite", "smooth_quant", "symmetric", "verify"})
+_SWITCHES = frozenset(
+    {
+        "allow_dynamic",
+        "by_module",
+        "overwrite",
+        "random_weights",
+        "smooth_quant",
+        "symmetric",
+        "trust_remote_code",
+        "verify",
+    }
+)
 """Options that are on or off, as Python spells them: ``overwrite=True``, and ``verify=False`` for ``no_verify``."""
 
 
