@@ -328,18 +328,9 @@ _KEYWORDS = {
     "per_tensor": "per_channel=False",
 }
 """Option → keyword of Python, if their names differ."""
-_SWITCHES = frozenset(
-    {
-        "allow_dynamic",
-        "by_module",
-        "overwrite",
-        "random_weights",
-        "smooth_quant",
-        "symmetric",
-        "trust_remote_code",
-        "verify",
-    }
-)
+_SWITCHES = frozenset({
+    "allow_dynamic", "by_module", "overwrite", "random_weights", "symmetric", "trust_remote_code", "verify",
+})  # fmt: skip
 """Options that are on or off, as Python spells them: ``overwrite=True``, and ``verify=False`` for ``no_verify``."""
 
 
