@@ -20,11 +20,11 @@ from winml.modelkit.errors import UsageError, VerificationError, WinMLError
 from winml.modelkit.inspect.onnx_inspection import inspect_onnx
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.ort.sessions import Session
-from winml.modelkit.quantize.file_quantization import Quantization, quantize_file
+from winml.modelkit.quantize.file_quantization import Quantization
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.records import BudgetSearch
 from winml.modelkit.tags.tagging import NodeTag, write_tag
-from winml.modelkit.transform.graph_file import GraphFileTask
+from winml.modelkit.transform.graph_file import GraphFileTask, make_file
 
 _WEIGHTS = ", ".join([weight("w_1", 128, 128), weight("w_2", 128, 128), weight("w_b", 128)])
 NET = f"""m (float[N, 128] x) => (float[N, 128] y) <{_WEIGHTS}, float[1] small = {{0.02}}> {{
@@ -335,9 +335,9 @@ def test_part_within_a_limit_stays_float_beside_larger_ones(source: Path, option
     task = GraphFileTask(source, source.with_name("out.onnx"))
     asked = QuantizeOptions(**options)
     with pytest.raises(UsageError):
-        quantize_file(task, Quantization(source, asked, {}))
+        make_file(task, Quantization(source, asked, {}))
     assert not source.with_name("out.onnx").exists()
-    result = quantize_file(task, Quantization(source, asked, {}, may_stay_float=True))
+    result = make_file(task, Quantization(source, asked, {}, may_stay_float=True))
     assert ("fp32", (), None) == (result.precision, result.modes, result.budget)
     x = np.ones((2, 128), np.float32)
     before, after = (Session(path).run({"x": x})["y"] for path in (source, source.with_name("out.onnx")))

@@ -216,12 +216,12 @@ class _Build(StageWalk):
         Raises:
             WinMLError: it failed.
         """
-        output = self.folder.path / stage.file
+        output, source, of_several = self.folder.path / stage.file, None, False
         if part is not None:
-            output = file_names.part_path(output, part.name, of_several=part.of_several)
-        source = None if part is None else part.current
+            source, of_several = part.current, part.of_several
+            output = file_names.part_path(output, part.name, of_several=of_several)
         statistics = None if self.store is None else self.store.statistics
-        task = StageTask(self.plan, source, output, self._listener.on_step, self.claim_parts, statistics)
+        task = StageTask(self.plan, source, output, self._listener.on_step, self.claim_parts, statistics, of_several)
         started = time.perf_counter()
         with PeakMemory() as memory, spell_options(spell_open_sizes(self.plan.config)):
             outcomes = stage.work(task)

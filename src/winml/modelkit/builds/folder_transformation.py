@@ -9,8 +9,7 @@ from __future__ import annotations
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,13 +26,11 @@ from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.onnx.files.writing import place_self_contained
 from winml.modelkit.options import Options
 from winml.modelkit.tags.selector import ModuleAddress, Selector, select
-from winml.modelkit.transform.graph_file import GraphFileTask
 from winml.modelkit.transform.module_functions import graph_modules
 from winml.modelkit.transform.records import RecordT, TransformedFolder
 from winml.modelkit.version import __version__
 
 OptionsT = TypeVar("OptionsT", bound=Options)
-PlannedT = TypeVar("PlannedT")
 Modules = Mapping[str, list[ModuleAddress]]
 """Name of a part → its modules."""
 
@@ -67,24 +64,26 @@ def refuse_folder_outputs(found: FoundFolder, output: Path, *, overwrite: bool) 
 
 def transform_folder(
     found: FoundFolder,
-    task: GraphFileTask,
-    planned: Mapping[str, PlannedT],
-    work: Callable[[str, GraphFileTask, PlannedT], RecordT],
+    output: Path,
+    changed: Collection[str],
+    work: Callable[[str, OutputFiles], RecordT],
+    *,
+    overwrite: bool,
 ) -> TransformedFolder[RecordT]:
     """Do something with the chosen parts of a folder, and put the result beside what came along.
 
     Args:
         found: The folder.
-        task: Its output is the folder to write; all else of it holds for each part.
-        planned: Name of the part → what is to be done with it, of those that change.
-        work: Turns one file into another: name of the part, task, what is to be done.
+        output: The folder to write.
+        changed: Names of the parts that change.
+        work: Makes the file of a part, among files that are put in place together.
+        overwrite: Replace existing files.
 
     Raises:
         UsageError: the output is no folder that can be written.
         WinMLError: whatever the work raises; nothing is written.
     """
-    output = task.output
-    refuse_folder_outputs(found, output, overwrite=task.overwrite)
+    refuse_folder_outputs(found, output, overwrite=overwrite)
     recover([output / BUILD_MANIFEST_NAME])
     started, clock = datetime.now(timezone.utc).astimezone(), time.perf_counter()
     records: dict[str, RecordT] = {}
@@ -94,9 +93,8 @@ def transform_folder(
         for part, source in found.parts.items():
             name = found.name_of(part)
             place = files.reserve(output / name)
-            if part in planned:
-                part_task = replace(task, source=source, output=output / name, transaction=files)
-                records[part] = work(part, part_task, planned[part])
+            if part in changed:
+                records[part] = work(part, files)
             else:
                 place_self_contained(source, place, may_link=False)
             staged[part] = (name, (place, *external_files(place)))
@@ -107,7 +105,7 @@ def transform_folder(
         described = {key: _described(name, paths) for key, (name, paths) in staged.items()}
         manifest = _manifest(found, output, described, started, time.perf_counter() - clock)
         files.write_json(output / BUILD_MANIFEST_NAME, manifest.as_record())
-        size_bytes = sum(files.commit(overwrite=task.overwrite).values())
+        size_bytes = sum(files.commit(overwrite=overwrite).values())
     unchanged = {
         part: "none of its modules is selected" if part in found.chosen else f"--submodel {' '.join(found.chosen)}"
         for part in found.parts

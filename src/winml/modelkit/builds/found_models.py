@@ -68,6 +68,22 @@ class FoundFolder:
     layout: str | None = None
     """Tool whose readers it is laid out for."""
 
+    def only_part(self, reason: str) -> Path:
+        """Return the file of the only chosen part.
+
+        Args:
+            reason: Why there can be one only.
+
+        Raises:
+            UsageError: several are chosen.
+        """
+        if len(self.chosen) > 1:
+            raise UsageError(
+                f"{reason}, and {self.path} contains {', '.join(self.chosen)}",
+                hint=f"Select one: --submodel {self.chosen[-1]}.",
+            )
+        return self.parts[self.chosen[0]]
+
     def name_of(self, part: str) -> str:
         """Return the name of the file of a part in the folder, ``/`` between parts."""
         return self.parts[part].relative_to(self.path).as_posix()

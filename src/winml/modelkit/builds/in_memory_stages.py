@@ -116,7 +116,7 @@ def _handover_to_quantize(
     """
     from winml.modelkit.models.request import processor_folder
     from winml.modelkit.quantize.calibration.calibration_data import Calibration
-    from winml.modelkit.quantize.file_quantization import Quantization, equipped
+    from winml.modelkit.quantize.file_quantization import Quantization
     from winml.modelkit.transform.graph_file import GraphHandover, is_external
 
     quant = plan.config.quant
@@ -132,7 +132,7 @@ def _handover_to_quantize(
         # Of several parts, those that keep a limit stay in float, unless all do.
         all_stay = len(others) + 1 == len(names) and all(work.outcome.stays_float for work in others)
         work = Quantization(path, options, {}, may_stay_float=not all_stay)
-        quantizations[path.name] = stack.enter_context(equipped(work, samples, path, goes_outside))
+        quantizations[path.name] = stack.enter_context(work.equipped(samples, path, goes_outside))
         return [*_optimization(plan, model), quantizations[path.name]]
 
     return GraphHandover(works, external_from_bytes=external, processors=processors)

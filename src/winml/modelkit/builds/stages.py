@@ -96,6 +96,8 @@ class StageTask:
     """Called by a stage that makes graphs, with the names of all parts, before it writes anything."""
     statistics: Path | None = None
     """Folder where statistics of activations are stored for other builds; None: nowhere."""
+    of_several: bool = False
+    """Whether the source is one of several parts."""
 
 
 @dataclass(frozen=True)
@@ -300,8 +302,9 @@ def _optimize_options(plan: BuildPlan) -> dict[str, object]:
     return {**decided, **fused, **added}
 
 
-def _file_task(task: StageTask, external_from_bytes: int | None = None) -> GraphFileTask:
+def _file_task(task: StageTask, writer: StageName) -> GraphFileTask:
     """Return from which file to which a stage goes that changes one graph."""
+    from winml.modelkit.models.request import processor_folder
     from winml.modelkit.transform.graph_file import GraphFileTask
 
     assert task.source is not None  # an earlier stage ran, or the build starts from an ONNX file
@@ -311,7 +314,10 @@ def _file_task(task: StageTask, external_from_bytes: int | None = None) -> Graph
         overwrite=True,
         verify=task.plan.verify,
         seed=task.plan.request.seed,
-        external_from_bytes=external_from_bytes,
+        external_from_bytes=None if writer == "compile" else external_from_bytes(task.plan, writer),
+        processors=None if writer == "optimize" else processor_folder(task.plan.onnx_path or task.plan.request),
+        statistics=task.statistics,
+        of_several=task.of_several,
     )
 
 
@@ -321,10 +327,10 @@ def _outcomes(result: TransformedFile, summary: str, notes: Sequence[str] = ()) 
 
 
 def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
-    from winml.modelkit.optimize.file_optimization import optimization, optimize_file
-    from winml.modelkit.transform.graph_file import CopyRules
+    from winml.modelkit.optimize.file_optimization import optimization
+    from winml.modelkit.transform.graph_file import CopyRules, make_file
 
-    section, file_task = task.plan.config.optim, _file_task(task, external_from_bytes(task.plan, "optimize"))
+    section, file_task = task.plan.config.optim, _file_task(task, "optimize")
     assert section is not None  # skipped otherwise
     options: OptimizeOptions = section
     if task.plan.onnx_path is None or task.plan.layout.for_onnxruntime:
@@ -337,7 +343,7 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
     skips = task.plan.skip_pre_normalization
     copying = CopyRules(share_data=is_ours, may_link=is_ours, of_any_form=skips)
     file_task = replace(file_task, skip_normalization=skips and options.is_empty, copying=copying)
-    result = optimize_file(file_task, optimization(options, {}))
+    result = make_file(file_task, optimization(options, {}))
     if result.is_copy:
         from winml.modelkit.onnx.files.placing import external_files
 
@@ -388,18 +394,13 @@ def _quantize_options(plan: BuildPlan) -> dict[str, object]:
 
 
 def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
-    from winml.modelkit.models.request import processor_folder
-    from winml.modelkit.quantize.file_quantization import Quantization, quantize_file
+    from winml.modelkit.quantize.file_quantization import Quantization
+    from winml.modelkit.transform.graph_file import make_file
 
-    section, file_task = task.plan.config.quant, _file_task(task, external_from_bytes(task.plan, "quantize"))
+    section, file_task = task.plan.config.quant, _file_task(task, "quantize")
     assert section is not None  # skipped otherwise
-    may_stay_float = task.output.name != file_names.QUANTIZED_NAME
-    result = quantize_file(
-        file_task,
-        Quantization(file_task.source, quantize_options(section), {}, may_stay_float=may_stay_float),
-        processors=processor_folder(task.plan.onnx_path or task.plan.request),
-        statistics_folder=task.statistics,
-    )
+    work = Quantization(file_task.source, quantize_options(section), {}, may_stay_float=file_task.of_several)
+    result = make_file(file_task, work)
     found = [] if result.budget is None else [result.budget.note]
     words = auto_words(section)
     return _outcomes(
@@ -438,14 +439,13 @@ def _compile_options(plan: BuildPlan) -> dict[str, object]:
 
 def _run_compile(task: StageTask) -> tuple[StageOutcome, ...]:
     from winml.modelkit.compare.words import comparison_words
-    from winml.modelkit.compile.file_compilation import compilation, compile_file
-    from winml.modelkit.models.request import processor_folder
+    from winml.modelkit.compile.file_compilation import compilation
+    from winml.modelkit.transform.graph_file import make_file
 
-    section, file_task = task.plan.config.compile, _file_task(task)
+    section, file_task = task.plan.config.compile, _file_task(task, "compile")
     assert section is not None  # skipped otherwise
-    processors = processor_folder(task.plan.onnx_path or task.plan.request)
     try:
-        result = compile_file(file_task, compilation(file_task, section, {}), processors=processors)
+        result = make_file(file_task, compilation(file_task, section, {}))
     except (UsageError, StageError) as error:
         error.hint += without_compilation()
         raise

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from winml.modelkit.report.document import Document
     from winml.modelkit.report.plan import Plan
     from winml.modelkit.transform.records import RecordT, TransformedFolder
-    from winml.modelkit.verbs.file_to_file import FileRequest, FileVerb
+    from winml.modelkit.verbs.file_to_file import FileRequest
 
 PlanT = TypeVar("PlanT", bound="Plan")
 
@@ -108,8 +108,7 @@ def end_dry_run(plan: PlanT, options: Mapping[str, Any], refuse: Callable[[PlanT
 
 
 def run_verb(
-    verb: FileVerb[Any, Any, Any, RecordT],
-    request: FileRequest[Any],
+    request: FileRequest[Any, RecordT],
     options: Mapping[str, Any],
     describe: Callable[[RecordT], Document],
     write: Callable[[RecordT], list[Path]] = lambda _record: [],
@@ -117,7 +116,6 @@ def run_verb(
     """Make the plan of a request; print it where that is all that is asked for, else run it and print its record.
 
     Args:
-        verb: The verb.
         request: What is requested.
         options: Those of the command: ``dry_run``, ``quiet``, ``debug`` and ``format_``.
         describe: Describes the record of one file for people.
@@ -127,12 +125,12 @@ def run_verb(
         WinMLError: the request is refused, or the work failed.
     """
     with library_output_to_stderr():
-        plan = verb.plan(request)
-    end_dry_run(plan, options, verb.refuse_unrun)
+        plan = request.plan()
+    end_dry_run(plan, options, lambda plan: plan.refuse_unrun())
     from winml.modelkit.transform.records import TransformedFolder
 
     with library_output_to_stderr():
-        result = verb.run(plan, None if options["quiet"] else show_step)
+        result = plan.run(None if options["quiet"] else show_step)
         record = next(iter(result.parts.values())) if isinstance(result, TransformedFolder) else result
         written = write(record)
     if isinstance(result, TransformedFolder):

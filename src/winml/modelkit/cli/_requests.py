@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_RequestT = TypeVar("_RequestT", bound=FileRequest[Any])
+_RequestT = TypeVar("_RequestT", bound=FileRequest[Any, Any])
 
 _DECIDES_THE_SAME = {"task": "model_class", "model_class": "task"}
 """Key of the loader section → the key that a user who gives this one did not speak of."""
@@ -136,9 +136,7 @@ def read_request(kind: type[_RequestT], options: Mapping[str, Any]) -> _RequestT
         values, note = kind.section_values(section)
         if note:
             tell(f"note: {note}")
-    request = kind.of_command(values, stated_fields(kind.declaring, options), stated_fields(kind, options))
-    assert isinstance(request, kind)
-    return request
+    return kind.of_command(values, stated_fields(kind.declaring, options), stated_fields(kind, options))
 
 
 def stated_fields(declaring: type, options: Mapping[str, object]) -> dict[str, Any]:

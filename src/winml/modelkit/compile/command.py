@@ -11,7 +11,7 @@ from winml.modelkit.cli._folders import run_verb
 from winml.modelkit.cli._options import option, request_options, result_options
 from winml.modelkit.cli._requests import read_request
 from winml.modelkit.cli._streams import show_result
-from winml.modelkit.compile.verb import COMPILE, CompileRequest
+from winml.modelkit.compile.verb import CompileRequest
 from winml.modelkit.fields import DEVICE
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def command(**options: Any) -> None:
     if options["list_"]:
         _list_providers(options)
         return
-    run_verb(COMPILE, read_request(CompileRequest, options), options, _described)
+    run_verb(read_request(CompileRequest, options), options, _described)
 
 
 def _described(result: CompiledFile) -> Document:

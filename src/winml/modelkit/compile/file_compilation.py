@@ -6,9 +6,10 @@ opened and run on its provider before it is put in place. Knows no PyTorch and i
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,42 +42,10 @@ from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS, short_na
 from winml.modelkit.ort.graph_inputs import graph_inputs
 from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.ort.sessions import Session
-from winml.modelkit.progress import StepEvent, counted
+from winml.modelkit.progress import counted
 from winml.modelkit.samples.generated_samples import has_processors
 from winml.modelkit.transform import graph_file
 from winml.modelkit.words import count_noun
-
-
-def compile_file(
-    task: graph_file.GraphFileTask,
-    work: Compilation,
-    on_step: Callable[[StepEvent], None] | None = None,
-    checked: graph_file.CheckedSource | None = None,
-    *,
-    processors: Path | None = None,
-) -> CompiledFile:
-    """Compile an ONNX file as a task says; see :func:`~winml.modelkit.compile_onnx`.
-
-    Args:
-        task: From which file to which.
-        work: What it is compiled for, of :func:`compilation`.
-        on_step: Called when a step starts and when it ends.
-        checked: The source, where a plan has read it.
-        processors: Folder of the tokenizer, image processor or feature extractor that makes samples; None: that of the
-            source, or else that of its float source.
-    """
-    task.refuse_early()  # before the folder of compiled parts is made
-    task.recover()
-    found, note = _found_reference(task, work)
-    work = replace(work, reference=found, processors=processors)
-    try:
-        with temporary_folder(beside=task.output) as folder:
-            done = graph_file.transform_file(task, replace(work, folder=folder), on_step, checked)
-    except OSError as error:
-        raise write_error(task.output, error) from error
-    notes = (*note, *_weight_notes(done.result, work.chosen), *_place_notes(done.result.record))
-    file = replace(done.file, notes=(*done.file.notes, *notes))
-    return CompiledFile(**vars(file), compiled=done.result.record, parts=done.result.parts, outside=done.result.outside)
 
 
 def compilation(
@@ -160,7 +129,7 @@ SAMPLES = 4
 
 
 @dataclass(frozen=True)
-class Compilation(graph_file.GraphWork[CompileResult]):
+class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
     """Compiling for one provider."""
 
     step_name: ClassVar[str] = "compilation"
@@ -179,6 +148,28 @@ class Compilation(graph_file.GraphWork[CompileResult]):
     """The float file that the source was quantized from; None: the source is what the result is compared with."""
     processors: Path | None = None
     """Folder of what makes arrays of the samples; None: that of the source, or else that of the float file."""
+    notes: tuple[str, ...] = ()
+    """About the reference."""
+
+    @contextlib.contextmanager
+    def prepared(self, task: graph_file.GraphFileTask) -> Iterator[Compilation]:
+        """Yield the work with its reference, and a folder for compiled parts."""
+        task.refuse_early()  # before the folder of compiled parts is made
+        task.recover()
+        reference, notes = _found_reference(task, self)
+        work = replace(self, reference=reference, processors=task.processors, notes=notes)
+        try:
+            with temporary_folder(beside=task.output) as folder:
+                yield replace(work, folder=folder)
+        except OSError as error:
+            raise write_error(task.output, error) from error
+
+    def record(self, done: graph_file.Transformation[CompileResult]) -> CompiledFile:
+        """Return what was compiled, and what is outside."""
+        result = done.result
+        notes = (*done.file.notes, *self.notes, *_weight_notes(result, self.chosen), *_place_notes(result.record))
+        file = {**vars(done.file), "notes": notes}
+        return CompiledFile(**file, compiled=result.record, parts=result.parts, outside=result.outside)
 
     def refuse_graph(self, model: ir.Model) -> None:
         """Refuse a graph without a dimension that has a size.

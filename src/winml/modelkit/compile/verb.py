@@ -12,7 +12,7 @@ from winml.modelkit.compile.declared_options import CompileFields
 from winml.modelkit.errors import ModelPathError, UsageError, python_function
 from winml.modelkit.fields import VERIFICATION, declare
 from winml.modelkit.ort.execution_providers import find_execution_provider
-from winml.modelkit.verbs.file_to_file import EXTERNAL_FROM_BYTES, FileRequest, FileVerb, PlannedPart
+from winml.modelkit.verbs.file_to_file import EXTERNAL_FROM_BYTES, FileRequest
 from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompileRequest(FileRequest["CompileOptions"]):
+class CompileRequest(FileRequest["CompileOptions", "CompiledFile"]):
     """What is requested of ``winml compile``."""
 
+    verb: ClassVar[str] = "compile"
     section: ClassVar[str] = "compile"
     declaring: ClassVar[type] = CompileFields
 
@@ -46,51 +47,41 @@ class CompileRequest(FileRequest["CompileOptions"]):
 
         return CompileOptions
 
-
-class _Compile(FileVerb[CompileRequest, "CompileOptions", "Compilation", "CompiledFile"]):
-    name: ClassVar[str] = "compile"
-
-    def refuse_options(self, request: CompileRequest) -> None:
-        if request.options.ep is None:
+    def refuse_options(self) -> None:
+        """Refuse a missing provider, and a reference that is not used or not there."""
+        if self.options.ep is None:
             raise UsageError("no execution provider is specified", hint="Use --ep; --list lists them.")
-        provider = find_execution_provider(request.options.ep)
-        if request.reference is None:
+        provider = find_execution_provider(self.options.ep)
+        if self.reference is None:
             return
-        if not request.verify:
+        if not self.verify:
             raise UsageError(
-                f"--reference {request.reference} has no effect with --no-verify",
+                f"--reference {self.reference} has no effect with --no-verify",
                 hint="Omit one of them.",
             )
         if not provider.compiles:
             raise UsageError(
-                f"--reference {request.reference}: for {provider.name}, the result has the outputs of its source, and "
+                f"--reference {self.reference}: for {provider.name}, the result has the outputs of its source, and "
                 "is compared with the source only",
                 hint="Omit it.",
             )
-        if not request.reference.is_file():
+        if not self.reference.is_file():
             raise ModelPathError(
-                f"--reference {request.reference}: no such file",
+                f"--reference {self.reference}: no such file",
                 hint="Pass the path of the float ONNX file that the source was quantized from.",
             )
 
-    def work(self, request: CompileRequest, task: GraphFileTask, options: CompileOptions) -> Compilation:
+    def work(self, task: GraphFileTask, options: CompileOptions) -> Compilation:
+        """Return the compilation."""
         from winml.modelkit.compile.file_compilation import compilation
 
-        return compilation(task, options, request.sizes or {}, request.reference)
+        return compilation(task, options, self.sizes or {}, self.reference)
 
-    def data_condition(self, task: GraphFileTask, work: Compilation) -> str | None:  # noqa: ARG002  # others do
-        if work.options.embed:
+    def data_condition(self, task: GraphFileTask) -> str | None:  # noqa: ARG002
+        """Return when weights and compiled parts are written beside the model."""
+        if self.options.embed:
             return None
         return f"a weight takes {size_words(EXTERNAL_FROM_BYTES)} or more, or the provider compiles a part"
-
-    def transform(self, part: PlannedPart[Compilation], on_step: Callable[[StepEvent], None] | None) -> CompiledFile:
-        from winml.modelkit.compile.file_compilation import compile_file
-
-        return compile_file(part.task, part.work, on_step, part.checked)
-
-
-COMPILE = _Compile()
-"""The verb: its :meth:`~FileVerb.plan` and :meth:`~FileVerb.run`."""
 
 
 @python_function
@@ -147,4 +138,4 @@ def compile_onnx(
         sizes=sizes,
         reference=None if reference is None else Path(reference),
     )
-    return COMPILE.run_file(COMPILE.plan_file(request), on_step)
+    return request.plan_file().run_file(on_step)

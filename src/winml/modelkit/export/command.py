@@ -25,7 +25,7 @@ from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result, tell
 from winml.modelkit.errors import ConfigError, InputError, UsageError
 from winml.modelkit.export.declared_options import DynamicFields, ExportFields
-from winml.modelkit.export.verb import PIN, ExportRequest, PinRequest, plan_export, refuse_unloadable, run_export
+from winml.modelkit.export.verb import ExportRequest, PinRequest, plan_export, refuse_unloadable, run_export
 from winml.modelkit.fields import ADVANCED, fields_of
 from winml.modelkit.models.load_options import declared_options
 from winml.modelkit.onnx.files.named_paths import named_path
@@ -104,9 +104,9 @@ def pin(options: Mapping[str, Any]) -> None:
     )
     if not options["shape_config"]:
         named_options(context)["shape_config"] = "--batch-size"
-    plan = PIN.plan_file(request)
+    plan = request.plan_file()
     end_dry_run(plan, options)
-    result: PinnedModel = PIN.run_file(plan)
+    result: PinnedModel = plan.run_file()
     from winml.modelkit.transform.table import pinned_document
 
     show_result(result.as_record(), options, lambda: pinned_document(result, options["model"]))

@@ -12,7 +12,7 @@ from winml.modelkit.export.declared_options import ExportFields
 from winml.modelkit.fields import EXPORT, OUTPUT, declare
 from winml.modelkit.file_names import ADAPTER_SUFFIX, sidecar_path
 from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_data, planned_file
-from winml.modelkit.verbs.file_to_file import FileRequest, FileVerb, PlannedPart, orphaned_data
+from winml.modelkit.verbs.file_to_file import FileRequest, orphaned_data
 
 if TYPE_CHECKING:
     from winml.modelkit.export.config import WinMLExportConfig
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.transform.graph_file import GraphFileTask
     from winml.modelkit.transform.pin import Pinning
-    from winml.modelkit.transform.records import PinnedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,8 +216,10 @@ def _steps(request: ExportRequest, model: ModelRequest) -> tuple[PlannedStep, ..
 
 
 @dataclass(frozen=True, kw_only=True)
-class PinRequest(FileRequest["Options"]):
+class PinRequest(FileRequest["Options", Any]):
     """What is requested of ``winml export``, of an ONNX file: ``sizes`` are those that are fixed."""
+
+    verb: ClassVar[str] = "export"
 
     @classmethod
     def options_record(cls) -> type[Options]:
@@ -227,29 +228,8 @@ class PinRequest(FileRequest["Options"]):
 
         return Options
 
-
-class _Pin(FileVerb[PinRequest, "Options", "Pinning", Any]):  # its record is none of a transformed file
-    name: ClassVar[str] = "export"
-
-    def work(
-        self,
-        request: PinRequest,
-        task: GraphFileTask,  # noqa: ARG002  # other verbs look at it
-        options: Options,  # noqa: ARG002  # it has none
-    ) -> Pinning:
+    def work(self, task: GraphFileTask, options: Options) -> Pinning:  # noqa: ARG002
+        """Return what fixes the sizes."""
         from winml.modelkit.transform.pin import Pinning
 
-        return Pinning(request.sizes or {})
-
-    def transform(
-        self,
-        part: PlannedPart[Pinning],
-        on_step: Callable[[StepEvent], None] | None,  # noqa: ARG002  # nobody is shown the steps of fixing sizes
-    ) -> PinnedModel:
-        from winml.modelkit.transform.pin import pin_file
-
-        return pin_file(part.task, part.work, part.checked)
-
-
-PIN = _Pin()
-"""Fixes dynamic dimensions: its :meth:`~FileVerb.plan_file` and :meth:`~FileVerb.run_file`."""
+        return Pinning(self.sizes or {})

@@ -16,8 +16,7 @@ from winml.modelkit.cli._streams import show_result
 from winml.modelkit.errors import UsageError
 from winml.modelkit.optimize.capabilities import CAPABILITIES, LEVELS
 from winml.modelkit.optimize.declared_options import OPTIMIZATION
-from winml.modelkit.optimize.verb import OPTIMIZE, OptimizeRequest
-from winml.modelkit.verbs.file_to_file import find_source
+from winml.modelkit.optimize.verb import OptimizeRequest
 
 if TYPE_CHECKING:
     from winml.modelkit.optimize.options import OptimizeOptions
@@ -67,7 +66,7 @@ def command(**options: Any) -> None:
     elif options["check"]:
         _check_files(request, options)
     else:
-        run_verb(OPTIMIZE, request, options, _described)
+        run_verb(request, options, _described)
 
 
 def _described(result: OptimizedFile) -> Document:
@@ -110,8 +109,8 @@ def _check_files(request: OptimizeRequest, options: Mapping[str, Any]) -> None:
     ):
         if options[name]:
             raise UsageError(f"{flag} has no effect with --check, which writes no file", hint="Omit one of them.")
-    OPTIMIZE.refuse_options(request)
-    source = find_source(request)
+    request.refuse_options()
+    source = request.find_source()
     if isinstance(source, Path) and not source.is_file():
         raise UsageError(f"{source}: no such file", hint="Specify an ONNX file with --model.")
     paths = {"": source} if isinstance(source, Path) else {part: source.parts[part] for part in source.chosen}

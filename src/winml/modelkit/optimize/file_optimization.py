@@ -44,23 +44,6 @@ AnalyzeRound = Callable[[records.OptimizationRound], Mapping[str, Any] | None]
 """Called after each round; returns the flags of the next in place of those so far, or None to go on with the same."""
 
 
-def optimize_file(
-    task: graph_file.GraphFileTask,
-    work: SingleOptimization,
-    on_step: Callable[[StepEvent], None] | None = None,
-    checked: graph_file.CheckedSource | None = None,
-) -> records.OptimizedFile:
-    """Optimize an ONNX file as a task says; see :func:`~winml.modelkit.optimize_onnx`.
-
-    Args:
-        task: From which file to which.
-        work: What is to be done, of :func:`optimization`.
-        on_step: Called when a step starts and when it ends.
-        checked: The source, where a plan has read it.
-    """
-    return _optimized_file(work, graph_file.transform_file(task, work, on_step, checked))
-
-
 def optimization(options: OptimizeOptions, sizes: Mapping[str, int]) -> SingleOptimization:
     """Return the work that options request.
 
@@ -130,11 +113,10 @@ def run_optimize_analyze_loop(
         external_from_bytes=graph_file.EXTERNAL_BYTES,
     )
     work = _OptimizationInRounds([options], max_rounds, analyze)
-    file = _optimized_file(work, graph_file.transform_file(task, work, on_step))
-    return records.OptimizationLoop(file, tuple(work.rounds))
+    return records.OptimizationLoop(graph_file.make_file(task, work, on_step), tuple(work.rounds))
 
 
-class _Optimization(graph_file.GraphWork[OptimizeResult]):
+class _Optimization(graph_file.FileWork[OptimizeResult, records.OptimizedFile]):
     """What one optimization and several in rounds have in common."""
 
     step_name: ClassVar[str] = "optimization"
@@ -168,6 +150,10 @@ class _Optimization(graph_file.GraphWork[OptimizeResult]):
             return "no optimization requested"
         fired = ", ".join(f"{name} {count}" for name, count in result.fired.items() if count)
         return fired or "no fusion applied"
+
+    def record(self, done: graph_file.Transformation[OptimizeResult]) -> records.OptimizedFile:
+        """Return which capabilities were on, and how often each fired."""
+        return records.OptimizedFile(**vars(done.file), enabled=self.enabled_names(), fired=done.result.fired)
 
 
 @dataclass(frozen=True)
@@ -308,10 +294,6 @@ def _options_of_next_round(flags: Mapping[str, Any]) -> OptimizeOptions:
     options = parse_options(OptimizeOptions, dict(flags), "run_optimize_analyze_loop")
     refuse_unknown_opset(options.opset)
     return options
-
-
-def _optimized_file(work: _Optimization, done: graph_file.Transformation[OptimizeResult]) -> records.OptimizedFile:
-    return records.OptimizedFile(**vars(done.file), enabled=work.enabled_names(), fired=done.result.fired)
 
 
 def _idle_notes(plain: ir.Model, idle: Sequence[Capability], options: OptimizeOptions) -> list[str]:

@@ -12,9 +12,10 @@ from winml.modelkit.errors import python_function
 from winml.modelkit.fields import MODEL, OUTPUT, declare
 from winml.modelkit.file_names import OPTIMIZED_SUFFIX, optimized_path
 from winml.modelkit.optimize.declared_options import OptimizeFields
-from winml.modelkit.verbs.file_to_file import FileVerb, PlannedPart, WeightsRequest
+from winml.modelkit.verbs.file_to_file import WeightsRequest
 
 if TYPE_CHECKING:
+    from winml.modelkit.builds.found_models import FoundFolder
     from winml.modelkit.optimize.file_optimization import SingleOptimization
     from winml.modelkit.optimize.options import OptimizeOptions
     from winml.modelkit.optimize.records import OptimizedFile
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizeRequest(WeightsRequest["OptimizeOptions"]):
+class OptimizeRequest(WeightsRequest["OptimizeOptions", "OptimizedFile"]):
     """What is requested of ``winml optimize``."""
 
+    verb: ClassVar[str] = "optimize"
     section: ClassVar[str] = "optim"
     declaring: ClassVar[type] = OptimizeFields
 
@@ -46,44 +48,28 @@ class OptimizeRequest(WeightsRequest["OptimizeOptions"]):
 
         return OptimizeOptions
 
-
-class _Optimize(FileVerb[OptimizeRequest, "OptimizeOptions", "SingleOptimization", "OptimizedFile"]):
-    name: ClassVar[str] = "optimize"
-
-    def refuse_options(self, request: OptimizeRequest) -> None:
-        list(request.options.enabled())  # refuses what the execution provider does not run
-        request.options.refuse_whole_graph_options()
+    def refuse_options(self) -> None:
+        """Refuse what the execution provider does not run."""
+        list(self.options.enabled())
+        self.options.refuse_whole_graph_options()
 
     def default_output(self, model: Path) -> Path:
+        """Return a name with a suffix beside the source."""
         if not model.is_dir():
             return optimized_path(model)
         named = model if model.name else model.absolute()  # the working directory is "."
         return named.with_name(f"{named.name}{OPTIMIZED_SUFFIX}")
 
-    def task(self, request: OptimizeRequest, source: Path, output: Path) -> GraphFileTask:
-        task = super().task(request, source, output)
-        return replace(task, skip_normalization=request.skip_normalization, functions=request.functions)
+    def task(self, source: Path, output: Path, folder: FoundFolder | None = None) -> GraphFileTask:
+        """Return the task, with the functions of modules."""
+        task = super().task(source, output, folder)
+        return replace(task, skip_normalization=self.skip_normalization, functions=self.functions)
 
-    def work(
-        self,
-        request: OptimizeRequest,
-        task: GraphFileTask,  # noqa: ARG002  # other verbs look at it
-        options: OptimizeOptions,
-    ) -> SingleOptimization:
+    def work(self, task: GraphFileTask, options: OptimizeOptions) -> SingleOptimization:  # noqa: ARG002
+        """Return the optimization."""
         from winml.modelkit.optimize.file_optimization import optimization
 
-        return optimization(options, request.sizes or {})
-
-    def transform(
-        self, part: PlannedPart[SingleOptimization], on_step: Callable[[StepEvent], None] | None
-    ) -> OptimizedFile:
-        from winml.modelkit.optimize.file_optimization import optimize_file
-
-        return optimize_file(part.task, part.work, on_step, part.checked)
-
-
-OPTIMIZE = _Optimize()
-"""The verb: its :meth:`~FileVerb.plan` and :meth:`~FileVerb.run`."""
+        return optimization(options, self.sizes or {})
 
 
 @python_function
@@ -148,4 +134,4 @@ def optimize_onnx(
         sizes=sizes,
         functions=functions,
     )
-    return OPTIMIZE.run_file(OPTIMIZE.plan_file(request), on_step)
+    return request.plan_file().run_file(on_step)

@@ -48,7 +48,7 @@ def command(**options: Any) -> None:
     if request.sensitivity:
         _measure(request, options)
         return
-    run_verb(verb.QUANTIZE, request, options, _described, lambda result: _write_page(result, options))
+    run_verb(request, options, _described, lambda result: _write_page(result, options))
 
 
 def _write_page(result: QuantizedFile, options: Mapping[str, Any]) -> list[Path]:

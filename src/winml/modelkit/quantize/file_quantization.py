@@ -33,7 +33,6 @@ from winml.modelkit.onnx.weights import to_weightless, weight_bytes
 from winml.modelkit.options import load_metadata
 from winml.modelkit.ort.host import available_bytes, has_integer_dot_products, is_x86
 from winml.modelkit.ort.opened_model import RunOptions
-from winml.modelkit.progress import StepEvent
 from winml.modelkit.quantize import planning
 from winml.modelkit.quantize.budget import SampleTools, choose_bits
 from winml.modelkit.quantize.calibration.activation_statistics import measure_states
@@ -91,91 +90,6 @@ _LEAST_SAVING = 0.9
 """Share of the size of the source from which on a note says that little was won. Chosen: what scales take is less."""
 
 
-def quantize_file(
-    task: graph_file.GraphFileTask,
-    work: Quantization,
-    on_step: Callable[[StepEvent], None] | None = None,
-    checked: graph_file.CheckedSource | None = None,
-    *,
-    processors: Path | None = None,
-    statistics_folder: Path | None = None,
-) -> QuantizedFile:
-    """Quantize an ONNX file as a task says; see :func:`~winml.modelkit.quantize_onnx`.
-
-    Args:
-        task: From which file to which.
-        work: What is to be done.
-        on_step: Called when a step starts and when it ends.
-        checked: The source, where a plan has read it.
-        processors: Folder of the tokenizer, image processor or feature extractor that makes samples; None: that of the
-            source.
-        statistics_folder: Folder where statistics of activations are stored, each model and set of samples in a file
-            of its own; None: only a file that the options name.
-    """
-    folder = processors or files_folder(task.source.absolute())
-    samples = Calibration(work.options, folder, work.sizes, task.seed, task.source)
-    with equipped(work, samples, task.paths.model, task.is_external, statistics_folder) as equipped_work:
-        done = graph_file.transform_file(task, equipped_work, on_step, checked)
-    work, outcome, calibration = equipped_work, equipped_work.outcome, equipped_work.calibration
-    file = replace(
-        done.file,
-        notes=(
-            *(calibration.notes if calibration is not None else ()),
-            *done.file.notes,
-            *work.late_notes(done.result.model),
-            *(_size_notes(done.file.before, done.file.after) if work.resolved.modes() else ()),
-        ),
-    )
-    return QuantizedFile(
-        **vars(file),
-        precision=work.resolved.base.name if outcome.search is None else outcome.search.form,
-        modes=work.resolved.modes(),
-        budget=outcome.search,
-        modules=done.result.modules,
-        kv_cache=work.options.kv_cache,
-        calibration=None if calibration is None else Calibrated(calibration.words, calibration.as_record()),
-    )
-
-
-@contextlib.contextmanager
-def equipped(
-    work: Quantization,
-    samples: Calibration,
-    output: Path,
-    is_external: Callable[[ir.Model], bool | None],
-    statistics_folder: Path | None = None,
-) -> Iterator[Quantization]:
-    """Yield a quantization with what runs the model on samples; blocks that it finds lie on disk until the block ends.
-
-    Args:
-        work: What is to be done.
-        samples: Samples, and the file of the float graph, unless that is in memory only.
-        output: File that is to be written; results of a long run are stored beside it until then.
-        is_external: Returns whether the weights of a model go to a file of their own; None if they must.
-        statistics_folder: As of :func:`quantize_file`.
-
-    Raises:
-        UsageError: options contradict each other, or there is no data.
-    """
-    options = work.options
-    options.refuse_contradictions()
-    budget = options.bit_budget
-    is_judged = budget is not None and budget.max_drop is not None
-    data = replace(samples, holds_out=is_judged)
-    if options.needs_samples or is_judged:
-        refuse_missing_data(data)
-    with contextlib.ExitStack() as stack:
-        stack.callback(data.close)
-        statistics = solver = unfinished = None
-        if options.needs_ranges:
-            statistics = CalibrationStatistics(data, data.source, statistics_folder)
-        if options.solves_weights or budget is not None:
-            unfinished = stack.enter_context(unfinished_folder(output))
-            solver = LayerCalibration(data, unfinished / "layers") if options.solves_weights else None
-        tools = SampleTools(data, statistics, solver, unfinished, output, is_external)
-        yield replace(work, tools=tools, outcome=QuantizationOutcome())
-
-
 @dataclass
 class QuantizationOutcome:
     """Results of one run of a quantization, by which the written file is checked and described."""
@@ -194,7 +108,7 @@ class QuantizationOutcome:
 
 
 @dataclass(frozen=True)
-class Quantization(graph_file.GraphWork[QuantizeResult]):
+class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
     """The recipe of one quantization."""
 
     step_name: ClassVar[str] = "quantization"
@@ -219,6 +133,71 @@ class Quantization(graph_file.GraphWork[QuantizeResult]):
     def calibration(self) -> Calibration | None:
         """Where the samples come from, where the model is run to quantize it."""
         return self.tools.data if self.tools is not None and self.resolved.needs_samples else None
+
+    @contextlib.contextmanager
+    def prepared(self, task: graph_file.GraphFileTask) -> Iterator[Quantization]:
+        """Yield the recipe with what runs the source on samples."""
+        folder = task.processors or files_folder(task.source.absolute())
+        samples = Calibration(self.options, folder, self.sizes, task.seed, task.source)
+        with self.equipped(samples, task.paths.model, task.is_external, task.statistics) as work:
+            yield work
+
+    @contextlib.contextmanager
+    def equipped(
+        self,
+        samples: Calibration,
+        output: Path,
+        is_external: Callable[[ir.Model], bool | None],
+        statistics_folder: Path | None = None,
+    ) -> Iterator[Quantization]:
+        """Yield the recipe with what runs the model on samples; blocks that it finds lie on disk until the block ends.
+
+        Args:
+            samples: Samples, and the file of the float graph, unless that is in memory only.
+            output: File that is to be written; results of a long run are stored beside it until then.
+            is_external: Returns whether the weights of a model go to a file of their own; None if they must.
+            statistics_folder: As in :class:`GraphFileTask`.
+
+        Raises:
+            UsageError: options contradict each other, or there is no data.
+        """
+        options = self.options
+        options.refuse_contradictions()
+        budget = options.bit_budget
+        is_judged = budget is not None and budget.max_drop is not None
+        data = replace(samples, holds_out=is_judged)
+        if options.needs_samples or is_judged:
+            refuse_missing_data(data)
+        with contextlib.ExitStack() as stack:
+            stack.callback(data.close)
+            statistics = solver = unfinished = None
+            if options.needs_ranges:
+                statistics = CalibrationStatistics(data, data.source, statistics_folder)
+            if options.solves_weights or budget is not None:
+                unfinished = stack.enter_context(unfinished_folder(output))
+                solver = LayerCalibration(data, unfinished / "layers") if options.solves_weights else None
+            tools = SampleTools(data, statistics, solver, unfinished, output, is_external)
+            yield replace(self, tools=tools, outcome=QuantizationOutcome())
+
+    def record(self, done: graph_file.Transformation[QuantizeResult]) -> QuantizedFile:
+        """Return what was quantized, and how bits were chosen."""
+        outcome, calibration, modes = self.outcome, self.calibration, self.resolved.modes()
+        notes = (
+            *(calibration.notes if calibration is not None else ()),
+            *done.file.notes,
+            *self.late_notes(done.result.model),
+            *(_size_notes(done.file.before, done.file.after) if modes else ()),
+        )
+        file = {**vars(done.file), "notes": notes}
+        return QuantizedFile(
+            **file,
+            precision=self.resolved.base.name if outcome.search is None else outcome.search.form,
+            modes=modes,
+            budget=outcome.search,
+            modules=done.result.modules,
+            kv_cache=self.options.kv_cache,
+            calibration=None if calibration is None else Calibrated(calibration.words, calibration.as_record()),
+        )
 
     def refuse_graph(self, model: ir.Model) -> None:
         """Refuse a graph that is quantized, or without a dimension that has a size or a module of a selector.

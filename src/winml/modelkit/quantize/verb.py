@@ -14,9 +14,12 @@ from winml.modelkit.fields import declare, fields_of, refuse_stated
 from winml.modelkit.file_names import measured_path
 from winml.modelkit.quantize.declared_options import SENSITIVITY, QuantizeFields, SensitivityFields
 from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_file
-from winml.modelkit.verbs.file_to_file import FilePlan, FileVerb, PlannedPart, WeightsRequest, find_source, only_part
+from winml.modelkit.verbs.file_to_file import FilePlan, WeightsRequest
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from winml.modelkit.builds.found_models import FoundFolder
     from winml.modelkit.options import Options
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.quantize.file_quantization import Quantization
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from winml.modelkit.quantize.records import QuantizedFile
     from winml.modelkit.quantize.sensitivity_options import SensitivityOptions
     from winml.modelkit.quantize.sensitivity_records import QuantizationSensitivity
-    from winml.modelkit.transform.graph_file import GraphFileTask
+    from winml.modelkit.transform.graph_file import CheckedSource, GraphFileTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +43,10 @@ class _Measures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantizeRequest(WeightsRequest["QuantizeOptions"], SensitivityFields, _Measures):
+class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], SensitivityFields, _Measures):
     """What is requested of ``winml quantize``."""
 
+    verb: ClassVar[str] = "quantize"
     section: ClassVar[str] = "quant"
     declaring: ClassVar[type] = QuantizeFields
 
@@ -73,9 +77,7 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions"], SensitivityFields, _Mea
         return quantize_options(section).model_dump(mode="json", exclude_none=True), auto_words(section)
 
     @classmethod
-    def of_command(
-        cls, section: Mapping[str, Any], options: Mapping[str, Any], fields: Mapping[str, Any]
-    ) -> QuantizeRequest:
+    def of_command(cls, section: Mapping[str, Any], options: Mapping[str, Any], fields: Mapping[str, Any]) -> Self:
         """Return the request of a command line.
 
         Where nothing is written, ``--samples`` is of the measurement; so are ``--split`` and ``--columns`` with a
@@ -86,54 +88,74 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions"], SensitivityFields, _Mea
             names += ["split", "columns"]
         stated = {name: options[name] for name in names if name in options}
         left = {name: value for name, value in options.items() if name not in stated}
-        request = super().of_command(section, left, {**fields, **stated})
-        assert isinstance(request, QuantizeRequest)
-        return request
+        return super().of_command(section, left, {**fields, **stated})
 
-
-class _Quantize(FileVerb[QuantizeRequest, "QuantizeOptions", "Quantization", "QuantizedFile"]):
-    name: ClassVar[str] = "quantize"
-
-    def refuse_options(self, request: QuantizeRequest) -> None:
+    def refuse_options(self) -> None:
+        """Refuse options that contradict each other or have no effect, and missing calibration data."""
         from winml.modelkit.quantize.calibration.calibration_files import refuse_missing_files
 
-        request.options.refuse_contradictions()
-        if not request.sensitivity:
+        self.options.refuse_contradictions()
+        if not self.sensitivity:
             measured = [field.name for field in fields_of(QuantizeRequest) if field.group == SENSITIVITY]
             measured.remove("report")
             hint = "Add --sensitivity, or omit {}."
-            refuse_stated(request, measured, "{} requires --sensitivity", hint)
-            if request.options.bit_budget is None:
-                refuse_stated(request, ["report"], "{} requires --sensitivity, --budget or --max-size", hint)
-        refuse_missing_files(request.options)
+            refuse_stated(self, measured, "{} requires --sensitivity", hint)
+            if self.options.bit_budget is None:
+                refuse_stated(self, ["report"], "{} requires --sensitivity, --budget or --max-size", hint)
+        refuse_missing_files(self.options)
 
-    def plan(self, request: QuantizeRequest) -> FilePlan[QuantizeRequest, Quantization]:
-        plan = super().plan(request)
-        if request.report is not None:
-            plan = _with_page(plan, request.report, overwrite=request.overwrite)
-        return plan if plan.folder is None else _completed(plan)
+    def plan(self) -> FilePlan[QuantizedFile]:
+        """Return what would be done, with the page of a search for bits and files of calibration."""
+        plan = super().plan()
+        if self.report is not None:
+            plan = _with_page(plan, self.report, overwrite=self.overwrite)
+        return plan if plan.folder is None else self._completed(plan)
 
-    def plan_file(self, request: QuantizeRequest) -> FilePlan[QuantizeRequest, Quantization]:
-        return _completed(super().plan_file(request))
+    def plan_file(self) -> FilePlan[QuantizedFile]:
+        """Return what would be done with one file, with files of calibration."""
+        return self._completed(super().plan_file())
 
-    def work(self, request: QuantizeRequest, task: GraphFileTask, options: QuantizeOptions) -> Quantization:
+    def task(self, source: Path, output: Path, folder: FoundFolder | None = None) -> GraphFileTask:
+        """Return the task; samples of a part are made by the processors of its folder."""
+        task = super().task(source, output, folder)
+        return task if folder is None else replace(task, processors=folder.path)
+
+    def work(self, task: GraphFileTask, options: QuantizeOptions) -> Quantization:
+        """Return the recipe."""
         from winml.modelkit.quantize.file_quantization import Quantization
 
-        return Quantization(task.source, options, request.sizes or {})
+        # The plan refuses a folder all of whose parts keep a limit.
+        return Quantization(task.source, options, self.sizes or {}, may_stay_float=task.of_several)
 
-    def transform(self, part: PlannedPart[Quantization], on_step: Callable[[StepEvent], None] | None) -> QuantizedFile:
-        from winml.modelkit.quantize.file_quantization import quantize_file
+    def _completed(self, plan: FilePlan[QuantizedFile]) -> FilePlan[QuantizedFile]:
+        """Add calibration data on this disk and the calibration cache to a plan.
 
-        folder = part.folder
-        processors = folder.path if folder is not None else None
-        # The plan has refused a folder all of whose parts keep a limit.
-        work = replace(part.work, may_stay_float=folder is not None and len(folder.chosen) > 1)
-        return quantize_file(part.task, work, on_step, part.checked, processors=processors)
+        Raises:
+            UsageError: every source keeps the limit; or the cache is for several graphs, one of the other files, or a
+                folder.
+        """
+        options = self.options
+        _refuse_nothing_to_do(plan, options.bit_budget)
+        if options.calibration_data is not None and (data := Path(options.calibration_data)).exists():
+            plan = replace(plan, reads=(*plan.reads, data))
+        if options.calibration_cache is None:
+            return plan
+        cache = Path(options.calibration_cache)
+        if plan.folder is not None and len(plan.parts) > 1:
+            raise UsageError(
+                f"--calibration-cache {cache}: one graph expected, {plan.folder.path} has {', '.join(plan.parts)}",
+                hint=f"Select one: --submodel {next(iter(plan.parts))}.",
+            )
+        _refuse_other_file("--calibration-cache", cache, plan)
+        if cache.is_dir():
+            raise UsageError(
+                f"--calibration-cache {cache}: this is a folder", hint="Specify a file, such as statistics.json."
+            )
+        grows = planned_file(cache, "activations are measured that it does not hold")
+        return replace(plan, writes=(*plan.writes, grows))
 
 
-def _with_page(
-    plan: FilePlan[QuantizeRequest, Quantization], report: Path, *, overwrite: bool
-) -> FilePlan[QuantizeRequest, Quantization]:
+def _with_page(plan: FilePlan[QuantizedFile], report: Path, *, overwrite: bool) -> FilePlan[QuantizedFile]:
     """Return the plan with the page of a search for bits.
 
     Raises:
@@ -152,64 +174,34 @@ def _with_page(
     return replace(plan, writes=(*plan.writes, planned_file(report)))
 
 
-def _completed(plan: FilePlan[QuantizeRequest, Quantization]) -> FilePlan[QuantizeRequest, Quantization]:
-    """Add calibration data on this disk and the calibration cache to a plan.
-
-    Raises:
-        UsageError: every source keeps the limit; or the cache is for several graphs, one of the other files, or a
-            folder.
-    """
-    _refuse_nothing_to_do(plan)
-    options = plan.request.options
-    if options.calibration_data is not None and (data := Path(options.calibration_data)).exists():
-        plan = replace(plan, reads=(*plan.reads, data))
-    if options.calibration_cache is None:
-        return plan
-    cache = Path(options.calibration_cache)
-    if plan.folder is not None and len(plan.parts) > 1:
-        raise UsageError(
-            f"--calibration-cache {cache}: one graph expected, {plan.folder.path} has {', '.join(plan.parts)}",
-            hint=f"Select one: --submodel {next(iter(plan.parts))}.",
-        )
-    _refuse_other_file("--calibration-cache", cache, plan)
-    if cache.is_dir():
-        raise UsageError(
-            f"--calibration-cache {cache}: this is a folder", hint="Specify a file, such as statistics.json."
-        )
-    grows = planned_file(cache, "activations are measured that it does not hold")
-    return replace(plan, writes=(*plan.writes, grows))
-
-
-def _refuse_nothing_to_do(plan: FilePlan[QuantizeRequest, Quantization]) -> None:
+def _refuse_nothing_to_do(plan: FilePlan[QuantizedFile], budget: BitBudget | None) -> None:
     """Refuse a limit that every source keeps.
 
     Raises:
         UsageError: names what the sources have.
     """
-    budget = plan.request.options.bit_budget
     if budget is None or budget.is_smallest:
         return
-    found = [_within_limit(part, budget) for part in plan.parts.values()]
+    found = [_within_limit(part.task.source, part.checked, budget) for part in plan.parts.values()]
     if found and all(found):
         budget.refuse_kept(found)
 
 
-def _within_limit(part: PlannedPart[Quantization], budget: BitBudget) -> str:
+def _within_limit(source: Path, checked: CheckedSource | None, budget: BitBudget) -> str:
     """Return what a source has, where it keeps a limit; nothing where it is larger, or was not read yet."""
     from winml.modelkit.onnx.contents import read_contents
     from winml.modelkit.onnx.files.reading import read_structure
     from winml.modelkit.onnx.module_costs import weights_cost
 
-    if part.checked is None:
+    if checked is None:
         return ""
-    files = (part.task.source, *part.checked.data)
     return budget.kept_by(
-        lambda: sum(path.stat().st_size for path in files),
-        lambda: weights_cost(read_contents(read_structure(part.task.source))).bits,
+        lambda: sum(path.stat().st_size for path in (source, *checked.data)),
+        lambda: weights_cost(read_contents(read_structure(source))).bits,
     )
 
 
-def _refuse_other_file(option: str, path: Path, plan: FilePlan[QuantizeRequest, Quantization]) -> None:
+def _refuse_other_file(option: str, path: Path, plan: FilePlan[QuantizedFile]) -> None:
     """Refuse a file beside the model that is the model, or data that is read.
 
     Raises:
@@ -221,10 +213,6 @@ def _refuse_other_file(option: str, path: Path, plan: FilePlan[QuantizeRequest, 
             raise UsageError(
                 f"{option} {path}: the file is also {role} by a different option", hint="Name another file."
             )
-
-
-QUANTIZE = _Quantize()
-"""The verb: its :meth:`~FileVerb.plan` and :meth:`~FileVerb.run`."""
 
 
 @python_function
@@ -280,7 +268,7 @@ def quantize_onnx(
         seed=seed,
         sizes=sizes,
     )
-    return QUANTIZE.run_file(QUANTIZE.plan_file(request), on_step)
+    return request.plan_file().run_file(on_step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,9 +291,9 @@ def plan_sensitivity(request: QuantizeRequest) -> SensitivityPlan:
     from winml.modelkit.onnx.files.output_files import files_of_model, refuse_existing, refuse_inputs
     from winml.modelkit.quantize.sensitivity_options import SensitivityOptions
 
-    QUANTIZE.refuse_options(request)
-    source = find_source(request)
-    model = source if isinstance(source, Path) else only_part(source, "--sensitivity requires one graph")
+    request.refuse_options()
+    source = request.find_source()
+    model = source if isinstance(source, Path) else source.only_part("--sensitivity requires one graph")
     _refuse_combinations(request)
     if not model.is_file():
         raise ModelPathError(f"{model}: no such file", hint="Pass the path of an ONNX file.")

@@ -42,7 +42,7 @@ from winml.modelkit.ort.graph_sessions import newest_ir_version
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.tags.tagging import Coverage, all_nodes, measure_coverage, operator_name, read_tag
 from winml.modelkit.transform.module_functions import functions_of_modules, refuse_no_functions
-from winml.modelkit.transform.records import GraphSummary, ModuleFunctions, TransformedFile, WrittenFile
+from winml.modelkit.transform.records import GraphSummary, ModuleFunctions, RecordT, TransformedFile, WrittenFile
 from winml.modelkit.words import count_noun
 
 EXTERNAL_BYTES = 32_000_000
@@ -95,6 +95,13 @@ class GraphFileTask:
     """Size of the weights from which they get a file of their own, where nothing else is asked. None: where they must,
     being too large for the model file."""
     copying: CopyRules = CopyRules()
+    processors: Path | None = None
+    """Folder of the tokenizer, image processor or feature extractor that makes samples; None: that of the source."""
+    statistics: Path | None = None
+    """Folder where statistics of activations are stored, each model and set of samples in a file of its own; None:
+    only a file that the options name."""
+    of_several: bool = False
+    """Whether the source is one of several parts that are transformed."""
     transaction: OutputFiles | None = None
     """Where the result is written to, to be put in place together with other files by who began it. None: the result is
     put in place by itself."""
@@ -258,6 +265,30 @@ class Transformation(Generic[ResultT]):
     result: ResultT
     """What the work returned, with the model in memory."""
     file: TransformedFile
+
+
+class FileWork(GraphWork[ResultT], Generic[ResultT, RecordT]):
+    """Work of a verb that makes one file from another."""
+
+    @contextlib.contextmanager
+    def prepared(self, task: GraphFileTask) -> Iterator[FileWork[ResultT, RecordT]]:  # noqa: ARG002 - others read it
+        """Yield the work with the resources of one run, such as samples or a folder; they are released afterwards."""
+        yield self
+
+    @abstractmethod
+    def record(self, done: Transformation[ResultT]) -> RecordT:
+        """Return the record of the written file."""
+
+
+def make_file(
+    task: GraphFileTask,
+    work: FileWork[ResultT, RecordT],
+    on_step: Callable[[StepEvent], None] | None = None,
+    checked: CheckedSource | None = None,
+) -> RecordT:
+    """Do the work on a file and return the record; arguments and errors are those of :func:`transform_file`."""
+    with work.prepared(task) as prepared:
+        return prepared.record(transform_file(task, prepared, on_step, checked))
 
 
 def transform_file(

@@ -6,9 +6,10 @@ of every verb that changes a graph (``graph_file``). Knows no PyTorch and import
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,7 +28,7 @@ from winml.modelkit.ort.graph_inputs import draw_feeds, graph_inputs
 from winml.modelkit.ort.graph_sessions import open_session
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.tags.tagging import measure_coverage
-from winml.modelkit.transform.graph_file import CheckedSource, GraphFileTask, GraphWork, transform_file
+from winml.modelkit.transform.graph_file import FileWork, GraphFileTask, Transformation, make_file
 from winml.modelkit.transform.records import PinnedModel
 
 
@@ -85,36 +86,8 @@ def pin_model(
         NormalizeError: the graph could not be normalized.
         VerificationError: the result does not answer as ``source`` does; no file was written.
     """
-    return pin_file(
-        GraphFileTask(Path(source), Path(output), overwrite=overwrite, verify=verify, seed=seed), Pinning(sizes)
-    )
-
-
-def pin_file(task: GraphFileTask, work: Pinning, checked: CheckedSource | None = None) -> PinnedModel:
-    """Fix dynamic dimensions of an ONNX file as a task says; raises as :func:`pin_model` does.
-
-    Args:
-        task: From which file to which.
-        work: Which sizes.
-        checked: The source, where a plan has read it.
-    """
-    try:
-        done = transform_file(task, work, checked=checked)
-    except WinMLError as error:
-        error.step = ""  # nobody is shown the steps of fixing sizes
-        raise
-    result, file = done.result, done.file
-    return PinnedModel(
-        model_path=file.model_path,
-        sizes=result.sizes,
-        still_open=result.still_open,
-        inputs=_input_specs(result.model),
-        outputs=output_specs(result.model.graph),
-        coverage=file.coverage,
-        verification=file.verification,
-        size_bytes=sum(item.size_bytes for item in file.files),
-        notes=file.notes,
-    )
+    task = GraphFileTask(Path(source), Path(output), overwrite=overwrite, verify=verify, seed=seed)
+    return make_file(task, Pinning(sizes))
 
 
 @dataclass(frozen=True)
@@ -127,7 +100,7 @@ class _PinResult(StageResult):
 
 
 @dataclass(frozen=True)
-class Pinning(GraphWork[_PinResult]):
+class Pinning(FileWork[_PinResult, PinnedModel]):
     """Fixing dynamic dimensions."""
 
     sizes: Mapping[str, int]
@@ -149,6 +122,30 @@ class Pinning(GraphWork[_PinResult]):
                     f"--shape-config: {refusal}",
                     hint=f"Use one of the sizes {bounds[name].words}, or export the model with this one.",
                 )
+
+    @contextlib.contextmanager
+    def prepared(self, task: GraphFileTask) -> Iterator[Pinning]:  # noqa: ARG002 - other works look at it
+        """Let errors name no step: the steps of fixing sizes are not shown."""
+        try:
+            yield self
+        except WinMLError as error:
+            error.step = ""
+            raise
+
+    def record(self, done: Transformation[_PinResult]) -> PinnedModel:
+        """Return the sizes, and inputs and outputs as they are now."""
+        result, file = done.result, done.file
+        return PinnedModel(
+            model_path=file.model_path,
+            sizes=result.sizes,
+            still_open=result.still_open,
+            inputs=_input_specs(result.model),
+            outputs=output_specs(result.model.graph),
+            coverage=file.coverage,
+            verification=file.verification,
+            size_bytes=sum(item.size_bytes for item in file.files),
+            notes=file.notes,
+        )
 
     @property
     def request_words(self) -> str:

@@ -89,7 +89,7 @@ class TransformedFile(Record):
         return {**self.coverage.as_record(), **unknown}
 
 
-RecordT = TypeVar("RecordT", bound=TransformedFile)
+RecordT = TypeVar("RecordT", bound=Record)
 
 
 @dataclass(frozen=True)

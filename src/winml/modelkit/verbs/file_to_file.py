@@ -1,7 +1,7 @@
 """How does a verb that makes a file of a file plan and run? Also a folder of the folder of a build, part by part.
 
-Written once for these verbs: what a verb does itself is its :class:`FileVerb`. Standard library only until a request is
-found fit by its options and paths.
+Written once for these verbs: what a verb does itself is its :class:`FileRequest`. Standard library only until a request
+is found fit by its options and paths.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -21,18 +20,18 @@ from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+    from typing_extensions import Self
 
     from winml.modelkit.builds.found_models import FoundFolder
+    from winml.modelkit.onnx.files.output_files import OutputFiles
     from winml.modelkit.options import Options
     from winml.modelkit.progress import StepEvent
-    from winml.modelkit.transform.graph_file import CheckedSource, GraphFileTask, GraphWork
+    from winml.modelkit.transform.graph_file import CheckedSource, FileWork, GraphFileTask
     from winml.modelkit.transform.records import RecordT, TransformedFolder
 else:
     RecordT = TypeVar("RecordT")
 
 OptionsT = TypeVar("OptionsT", bound="Options")
-RequestT = TypeVar("RequestT", bound="FileRequest[Any]")
-WorkT = TypeVar("WorkT", bound="GraphWork[Any]")
 
 EXTERNAL_FROM_BYTES = 256
 """Specified by onnx_ir: the smallest weight that goes to a file of weights."""
@@ -59,9 +58,10 @@ def read_sizes(text: str) -> dict[str, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileRequest(ABC, Generic[OptionsT]):
-    """What is requested of a verb that makes a file of a file."""
+class FileRequest(ABC, Generic[OptionsT, RecordT]):
+    """What is requested of a verb that makes a file of a file; a verb derives its own request with its work."""
 
+    verb: ClassVar[str]
     section: ClassVar[str]
     """Section of a build config that holds the options."""
     declaring: ClassVar[type]
@@ -98,9 +98,7 @@ class FileRequest(ABC, Generic[OptionsT]):
         return section.model_dump(mode="json", exclude_none=True), ""
 
     @classmethod
-    def of_command(
-        cls, section: Mapping[str, Any], options: Mapping[str, Any], fields: Mapping[str, Any]
-    ) -> FileRequest[OptionsT]:
+    def of_command(cls, section: Mapping[str, Any], options: Mapping[str, Any], fields: Mapping[str, Any]) -> Self:
         """Return the request of a command line.
 
         Args:
@@ -115,44 +113,7 @@ class FileRequest(ABC, Generic[OptionsT]):
 
         return cls(options=parse_options(cls.options_record(), {**section, **options}, "options"), **fields)
 
-
-@dataclass(frozen=True, kw_only=True)
-class WeightsRequest(FileRequest[OptionsT]):
-    """What is requested of a verb that also says where the weights go."""
-
-    external_data: bool | None = declare(None, OUTPUT, default_words="external if they are large, which loads faster")
-    """Store the weights in an external data file, or inside the ONNX file."""
-
-
-@dataclass(frozen=True)
-class PlannedPart(Generic[WorkT]):
-    """One file that would become another."""
-
-    task: GraphFileTask
-    work: WorkT
-    checked: CheckedSource | None
-    """The source as it was read; None where recovery would replace it first, so that it is read and checked then."""
-    folder: FoundFolder | None
-    """The folder of a build that the file is a part of, if it is."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FilePlan(Plan, Generic[RequestT, WorkT]):
-    """What a verb that makes a file of a file would do."""
-
-    request: RequestT
-    parts: Mapping[str, PlannedPart[WorkT]]
-    """Name of the part → what would become of it; of a file there is one."""
-    folder: FoundFolder | None = None
-    """The folder whose parts they are."""
-
-
-class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
-    """A verb that makes a file of a file: what it does itself between reading and writing."""
-
-    name: ClassVar[str]
-
-    def refuse_options(self, request: RequestT) -> None:
+    def refuse_options(self) -> None:
         """Refuse what the options alone show to be wrong, before a path is looked at.
 
         Raises:
@@ -163,21 +124,20 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
         """Return what is written where no output is named; None where one has to be."""
         return None
 
-    def task(self, request: RequestT, source: Path, output: Path) -> GraphFileTask:
-        """Return from which file to which, and how."""
-        from winml.modelkit.transform.graph_file import EXTERNAL_BYTES, GraphFileTask
+    def task(self, source: Path, output: Path, folder: FoundFolder | None = None) -> GraphFileTask:
+        """Return from which file to which, and how; ``folder`` is the one whose part the file is."""
+        from winml.modelkit.transform.graph_file import GraphFileTask
 
-        task = GraphFileTask(source, output, overwrite=request.overwrite, verify=request.verify, seed=request.seed)
-        if not isinstance(request, WeightsRequest):
-            return task
-        return replace(task, external_data=request.external_data, external_from_bytes=EXTERNAL_BYTES)
+        of_several = folder is not None and len(folder.chosen) > 1
+        return GraphFileTask(
+            source, output, overwrite=self.overwrite, verify=self.verify, seed=self.seed, of_several=of_several
+        )
 
     @abstractmethod
-    def work(self, request: RequestT, task: GraphFileTask, options: OptionsT) -> WorkT:
+    def work(self, task: GraphFileTask, options: OptionsT) -> FileWork[Any, RecordT]:
         """Return what is done with the graph.
 
         Args:
-            request: What is requested.
             task: From which file to which.
             options: Those of the part.
 
@@ -185,7 +145,7 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
             UsageError: it cannot be done with any.
         """
 
-    def data_condition(self, task: GraphFileTask, work: WorkT) -> str | None:  # noqa: ARG002  # other verbs look at it
+    def data_condition(self, task: GraphFileTask) -> str | None:
         """Return on which condition files of data are written beside the model; None: never."""
         if task.external_data is False:
             return None
@@ -195,19 +155,33 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
             return f"the weights take {size_words(task.external_from_bytes)} or more"
         return "the weights do not fit into the model"
 
-    @abstractmethod
-    def transform(self, part: PlannedPart[WorkT], on_step: Callable[[StepEvent], None] | None) -> RecordT:
-        """Make the file of one part, and return the record of it.
-
-        Args:
-            part: From which file to which, and what is done.
-            on_step: Called when a step starts and when it ends.
+    def find_source(self) -> FoundFolder | Path:
+        """Return the file that is named, there or not, or the folder of a build; a file of the Hub is fetched.
 
         Raises:
-            WinMLError: the work failed; no file was written.
+            UsageError: none is named, or the folder has no part of a name.
+            ModelPathError: the folder holds no ONNX model.
+            HubError: the file cannot be fetched.
         """
+        model = self.model
+        if model is None:
+            raise UsageError("no model is specified", hint="Specify an ONNX file with --model.")
+        if model.is_dir():
+            from winml.modelkit.builds.found_models import found_folder
 
-    def plan(self, request: RequestT) -> FilePlan[RequestT, WorkT]:
+            return found_folder(model, self.submodel)
+        if self.submodel:
+            raise UsageError(
+                f"--submodel {self.submodel[0]} requires a build folder, and {model} is not one",
+                hint="Omit it.",
+            )
+        if model.suffix.lower() != MODEL_SUFFIX or (model.exists() and not model.is_symlink()):
+            return model
+        from winml.modelkit.builds.found_models import readable_file
+
+        return readable_file(model)
+
+    def plan(self) -> FilePlan[RecordT]:
         """Return what would be done, for a file or for the folder of a build. Writes nothing.
 
         Raises:
@@ -215,53 +189,51 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
             InputError: a file is no ONNX model or not a valid one, or its data is missing.
             WriteError: the output cannot be written.
         """
-        self.refuse_options(request)
-        source = find_source(request)
+        self.refuse_options()
+        source = self.find_source()
         if isinstance(source, Path):
-            return self.plan_file(request if source == request.model else self._of_hub(request, source))
-        if request.output is None or request.output.suffix.lower() != ".onnx":
-            return self._plan_folder(request, source)
-        model = only_part(source, f"-o {request.output} is one file")
-        return self.plan_file(replace(request, model=model, submodel=()))
+            if source == self.model:
+                return self.plan_file()
+            # Fetched: without -o, the output is in the current folder, not the cache.
+            return replace(self, model=source, output=self.output or self.default_output(Path(source.name))).plan_file()
+        if self.output is None or self.output.suffix.lower() != ".onnx":
+            return self._plan_folder(source)
+        model = source.only_part(f"-o {self.output} is one file")
+        return replace(self, model=model, submodel=()).plan_file()
 
-    def _of_hub(self, request: RequestT, fetched: Path) -> RequestT:
-        """Return the request for a fetched file; without ``-o`` the output is in the current folder, not the cache."""
-        return replace(request, model=fetched, output=request.output or self.default_output(Path(fetched.name)))
-
-    def plan_file(self, request: RequestT) -> FilePlan[RequestT, WorkT]:
+    def plan_file(self) -> FilePlan[RecordT]:
         """Return what would be done with one file; raises as :meth:`plan` does."""
         from winml.modelkit.onnx.files.output_files import ExportPaths, is_waiting, refuse_inputs
 
-        assert request.model is not None
-        model, (output, notes) = request.model, self._output(request, request.model)
+        assert self.model is not None
+        model, (output, notes) = self.model, self._output(self.model)
         paths = ExportPaths.for_output(output, with_sidecar=False, with_report=False)
         refuse_inputs([paths.model], [model])
-        paths.refuse_existing(overwrite=request.overwrite)
+        paths.refuse_existing(overwrite=self.overwrite)
         is_recovered = is_waiting(model, [output])
         if not model.is_file() and not is_recovered:
             raise ModelPathError(f"{model}: no such file", hint="Pass the path of an ONNX file.")
-        part, files, steps = self._plan_part(request, model, output, request.options, None, is_recovered=is_recovered)
+        part = self._plan_part(self.task(model, output), self.options, is_recovered=is_recovered)
         reads = (model, *(part.checked.data if part.checked is not None else ()))
         return FilePlan(
-            verb=self.name,
+            verb=self.verb,
             reads=reads,
-            writes=files,
-            steps=steps,
+            writes=part.files,
+            steps=part.steps,
             notes=notes,
             removes=orphaned_data([output], reads),
             interrupted=interruptions_beside([output]),
-            request=request,
             parts={ONLY_PART: part},
         )
 
-    def _plan_folder(self, request: RequestT, found: FoundFolder) -> FilePlan[RequestT, WorkT]:
+    def _plan_folder(self, found: FoundFolder) -> FilePlan[RecordT]:
         from winml.modelkit.builds.folder_transformation import options_by_part, refuse_folder_outputs
         from winml.modelkit.onnx.files.placing import external_files
 
-        folder, notes = self._output(request, found.path)
-        refuse_folder_outputs(found, folder, overwrite=request.overwrite)
-        requested = options_by_part(found, request.options)
-        parts: dict[str, PlannedPart[WorkT]] = {}
+        folder, notes = self._output(found.path)
+        refuse_folder_outputs(found, folder, overwrite=self.overwrite)
+        requested = options_by_part(found, self.options)
+        parts: dict[str, _PlannedPart[RecordT]] = {}
         files: list[PlannedFile] = []
         steps: list[PlannedStep] = []
         reads = [*found.companions.values()]
@@ -272,165 +244,141 @@ class FileVerb(ABC, Generic[RequestT, OptionsT, WorkT, RecordT]):
                 steps.append(PlannedStep(f"{part}: copying", "as it is"))
                 files += [planned_file(output), *([planned_data(output)] if external_files(source) else [])]
                 continue
-            parts[part], outputs, own = self._plan_part(request, source, output, requested[part], found)
+            parts[part] = planned = self._plan_part(self.task(source, output, found), requested[part])
             prefix = f"{part}: " if len(found.parts) > 1 else ""
-            steps += [replace(step, name=f"{prefix}{step.name}") for step in own]
-            files += outputs
+            steps += [replace(step, name=f"{prefix}{step.name}") for step in planned.steps]
+            files += planned.files
         files += [planned_file(folder / name) for name in (*found.companions, BUILD_MANIFEST_NAME)]
         models = [folder / found.name_of(part) for part in found.parts]
         return FilePlan(
-            verb=self.name,
+            verb=self.verb,
             reads=tuple(reads),
             writes=tuple(files),
             steps=tuple(steps),
             notes=notes,
             removes=orphaned_data(models, reads),
             interrupted=interruptions_beside([*models, folder / BUILD_MANIFEST_NAME]),
-            request=request,
             parts=parts,
             folder=found,
+            output=folder,
+            overwrite=self.overwrite,
         )
 
-    def _output(self, request: RequestT, model: Path) -> tuple[Path, tuple[str, ...]]:
+    def _output(self, model: Path) -> tuple[Path, tuple[str, ...]]:
         """Return what is written, and what is said where nobody named it."""
-        if request.output is not None:
-            return request.output, ()
+        if self.output is not None:
+            return self.output, ()
         output = self.default_output(model)
         if output is None:
             raise UsageError("no output is specified", hint="Specify the file or folder to write with -o.")
         return output, (f"Without -o, the output is {output}.",)
 
     def _plan_part(
-        self,
-        request: RequestT,
-        source: Path,
-        output: Path,
-        options: OptionsT,
-        folder: FoundFolder | None,
-        *,
-        is_recovered: bool = False,
-    ) -> tuple[PlannedPart[WorkT], tuple[PlannedFile, ...], tuple[PlannedStep, ...]]:
+        self, task: GraphFileTask, options: OptionsT, *, is_recovered: bool = False
+    ) -> _PlannedPart[RecordT]:
         """Return what would become of one file, what would be written of it, and in which steps."""
-        from winml.modelkit.transform.graph_file import check_source
+        from winml.modelkit.transform.graph_file import check_source, may_be_copy
 
-        task = self.task(request, source, output)
-        work = self.work(request, task, options)
+        work = self.work(task, options)
         checked = None if is_recovered else check_source(task, work)
-        is_copy = checked is not None and _is_copy(task, work, checked)
-        if is_copy:
-            condition = "" if checked is not None and checked.data else None
-        else:
-            condition = self.data_condition(task, work)
-        data = () if condition is None else (planned_data(output, only_if=condition),)
+        is_copy = False
+        condition = self.data_condition(task)
+        if checked is not None and not work.may_be_requested and task.functions is None and may_be_copy(task, checked):
+            is_copy, condition = True, "" if checked.data else None
+        data = () if condition is None else (planned_data(task.output, only_if=condition),)
         steps = _planned_steps(task, work, checked, is_copy=is_copy)
-        return PlannedPart(task, work, checked, folder), (planned_file(output), *data), steps
+        return _PlannedPart(task, work, checked, (planned_file(task.output), *data), steps)
 
-    def refuse_unrun(self, plan: FilePlan[RequestT, WorkT]) -> None:
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsRequest(FileRequest[OptionsT, RecordT]):
+    """What is requested of a verb that also says where the weights go."""
+
+    external_data: bool | None = declare(None, OUTPUT, default_words="external if they are large, which loads faster")
+    """Store the weights in an external data file, or inside the ONNX file."""
+
+    def task(self, source: Path, output: Path, folder: FoundFolder | None = None) -> GraphFileTask:
+        """Return the task, with the place of the weights."""
+        from winml.modelkit.transform.graph_file import EXTERNAL_BYTES
+
+        task = super().task(source, output, folder)
+        return replace(task, external_data=self.external_data, external_from_bytes=EXTERNAL_BYTES)
+
+
+@dataclass(frozen=True)
+class _PlannedPart(Generic[RecordT]):
+    """One file that would become another."""
+
+    task: GraphFileTask
+    work: FileWork[Any, RecordT]
+    checked: CheckedSource | None
+    """The source as it was read; None where recovery would replace it first, so that it is read and checked then."""
+    files: tuple[PlannedFile, ...]
+    steps: tuple[PlannedStep, ...]
+
+    def read_plain(self) -> ir.Model:
+        """Read the source into its plain form."""
+        from winml.modelkit.transform.graph_file import read_plain
+
+        model, _ = read_plain(self.task.source, folds_constants=self.work.folds_constants)
+        return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilePlan(Plan, Generic[RecordT]):
+    """What a verb that makes a file of a file would do."""
+
+    parts: Mapping[str, _PlannedPart[RecordT]]
+    """Name of the part → what would become of it; of a file there is one."""
+    folder: FoundFolder | None = None
+    """The folder whose parts they are."""
+    output: Path = Path()
+    """The folder that would be written, if they are parts of one."""
+    overwrite: bool = False
+
+    def refuse_unrun(self) -> None:
         """Refuse a plan that is not run for what its run would refuse in the plain form of a graph.
 
         Raises:
             WinMLError: as :meth:`run` does before a model runs.
         """
-        for part in plan.parts.values():
+        for part in self.parts.values():
             if part.checked is not None:
-                part.work.refuse_plain(partial(_read_plain, part))
+                part.work.refuse_plain(part.read_plain)
 
-    def run(
-        self, plan: FilePlan[RequestT, WorkT], on_step: Callable[[StepEvent], None] | None = None
-    ) -> RecordT | TransformedFolder[RecordT]:
-        """Do what a plan says: recover what killed commands left, then make the file, or the folder.
+    def run(self, on_step: Callable[[StepEvent], None] | None = None) -> RecordT | TransformedFolder[RecordT]:
+        """Do what the plan says: recover what killed commands left, then make the file, or the folder.
 
         Raises:
             WinMLError: the work failed, or the result does not compute what its source does; nothing was written.
         """
-        if plan.folder is None:
-            return self.run_file(plan, on_step)
+        folder = self.folder
+        if folder is None:
+            return self.run_file(on_step)
         from winml.modelkit.builds.folder_transformation import transform_folder
+        from winml.modelkit.transform.graph_file import make_file
 
-        folder = plan.folder
-        output, _ = self._output(plan.request, folder.path)
-        plan.recover()
+        self.recover()
 
-        def work_on_part(name: str, task: GraphFileTask, part: PlannedPart[WorkT]) -> RecordT:
-            return self.transform(replace(part, task=task), _named_steps(name, folder, on_step))
+        def work_on_part(name: str, files: OutputFiles) -> RecordT:
+            part, told = self.parts[name], on_step
+            if on_step is not None and len(folder.parts) > 1:
+                told = lambda event: on_step(replace(event, name=f"{name}: {event.name}"))  # noqa: E731
+            return make_file(replace(part.task, transaction=files), part.work, told, part.checked)
 
-        return transform_folder(folder, self.task(plan.request, folder.path, output), plan.parts, work_on_part)
+        return transform_folder(folder, self.output, self.parts, work_on_part, overwrite=self.overwrite)
 
-    def run_file(self, plan: FilePlan[RequestT, WorkT], on_step: Callable[[StepEvent], None] | None = None) -> RecordT:
+    def run_file(self, on_step: Callable[[StepEvent], None] | None = None) -> RecordT:
         """Do what the plan of one file says; raises as :meth:`run` does."""
-        plan.recover()
-        return self.transform(plan.parts[ONLY_PART], on_step)
+        from winml.modelkit.transform.graph_file import make_file
 
-
-def _read_plain(part: PlannedPart[Any]) -> ir.Model:
-    from winml.modelkit.transform.graph_file import read_plain
-
-    model, _ = read_plain(part.task.source, folds_constants=part.work.folds_constants)
-    return model
-
-
-def find_source(request: FileRequest[Any]) -> FoundFolder | Path:
-    """Return the file that a request names, there or not, or the folder of a build; a file of the Hub is fetched.
-
-    Raises:
-        UsageError: it names none, or the folder has no part of a name.
-        ModelPathError: the folder holds no ONNX model.
-        HubError: the file cannot be fetched.
-    """
-    model = request.model
-    if model is None:
-        raise UsageError("no model is specified", hint="Specify an ONNX file with --model.")
-    if model.is_dir():
-        from winml.modelkit.builds.found_models import found_folder
-
-        return found_folder(model, request.submodel)
-    if request.submodel:
-        raise UsageError(
-            f"--submodel {request.submodel[0]} requires a build folder, and {model} is not one",
-            hint="Omit it.",
-        )
-    if model.suffix.lower() != MODEL_SUFFIX or (model.exists() and not model.is_symlink()):
-        return model
-    from winml.modelkit.builds.found_models import readable_file
-
-    return readable_file(model)
-
-
-def only_part(found: FoundFolder, words: str) -> Path:
-    """Return the file of the only part that is meant.
-
-    Args:
-        found: The folder.
-        words: Why there can be one only.
-
-    Raises:
-        UsageError: several are.
-    """
-    if len(found.chosen) > 1:
-        raise UsageError(
-            f"{words}, and {found.path} contains {', '.join(found.chosen)}",
-            hint=f"Select one: --submodel {found.chosen[-1]}.",
-        )
-    return found.parts[found.chosen[0]]
-
-
-def _named_steps(
-    part: str, folder: FoundFolder, on_step: Callable[[StepEvent], None] | None
-) -> Callable[[StepEvent], None] | None:
-    """Return what is told the steps of a part, with its name where there are several."""
-    if on_step is None or len(folder.parts) == 1:
-        return on_step
-    return lambda event: on_step(replace(event, name=f"{part}: {event.name}"))
-
-
-def _is_copy(task: GraphFileTask, work: GraphWork[Any], checked: CheckedSource) -> bool:
-    from winml.modelkit.transform.graph_file import may_be_copy
-
-    return not work.may_be_requested and task.functions is None and may_be_copy(task, checked)
+        self.recover()
+        part = self.parts[ONLY_PART]
+        return make_file(part.task, part.work, on_step, part.checked)
 
 
 def _planned_steps(
-    task: GraphFileTask, work: GraphWork[Any], checked: CheckedSource | None, *, is_copy: bool
+    task: GraphFileTask, work: FileWork[Any, Any], checked: CheckedSource | None, *, is_copy: bool
 ) -> tuple[PlannedStep, ...]:
     if checked is None:
         reading, normalization = "recovery puts it in place first; it is checked then", "unless it is normalized"
