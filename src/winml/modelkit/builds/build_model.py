@@ -85,7 +85,7 @@ def build_hf_model(
             with_companions=with_companions,
             deploy_only=deploy_only,
         )
-        return _build_plan(plan, output, rebuild=rebuild, listener=listener)
+        return build_plan(plan, output, rebuild=rebuild, listener=listener)
 
 
 @python_function
@@ -107,7 +107,7 @@ def build_onnx_model(
     passed = passed_build_config(config, listener, precision=precision)
     with spell_options(_section_keys(passed)):
         plan = plan_build(passed, request, verify=verify, deploy_only=deploy_only)
-        return _build_plan(plan, output, rebuild=rebuild, listener=listener)
+        return build_plan(plan, output, rebuild=rebuild, listener=listener)
 
 
 def build_in_cache(
@@ -231,9 +231,10 @@ def passed_build_config(
     return parsed if precision is None else parsed.model_copy(update={"quant": with_precision(parsed.quant, precision)})
 
 
-def _build_plan(
+def build_plan(
     plan: BuildPlan, output: str | os.PathLike[str] | None, *, rebuild: bool, listener: BuildListener
 ) -> BuildResult:
+    """Build in a folder, or in the cache if ``output`` is None; raises as :func:`build_hf_model` does."""
     if output is None:
         return build_in_cache(plan, rebuild=rebuild, listener=listener)
     return run_build(plan, Path(output), rebuild=rebuild, listener=listener)

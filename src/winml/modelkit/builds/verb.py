@@ -129,17 +129,11 @@ def run_planned_build(plan: PlannedBuild, request: BuildRequest, listener: Build
     Raises:
         WinMLError: as :func:`winml.modelkit.builds.build.run_build` raises.
     """
-    from winml.modelkit.builds.build import run_build
-    from winml.modelkit.builds.build_model import build_in_cache
+    from winml.modelkit.builds.build_model import build_plan
     from winml.modelkit.builds.open_sizes import build_most_open, is_free_to_open
 
     plan.recover()
-
-    def build(planned: BuildPlan) -> BuildResult:
-        if request.output is None:
-            return build_in_cache(planned, rebuild=request.rebuild, listener=listener)
-        return run_build(planned, request.output, rebuild=request.rebuild, listener=listener)
-
+    build = partial(build_plan, output=request.output, rebuild=request.rebuild, listener=listener)
     return build_most_open(plan.build, build) if is_free_to_open(plan.build) else build(plan.build)
 
 

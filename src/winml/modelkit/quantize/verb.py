@@ -17,8 +17,6 @@ from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, 
 from winml.modelkit.verbs.file_to_file import FilePlan, WeightsRequest
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from winml.modelkit.builds.found_models import FoundFolder
     from winml.modelkit.options import Options
     from winml.modelkit.progress import StepEvent
@@ -77,7 +75,9 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], Sensit
         return quantize_options(section).model_dump(mode="json", exclude_none=True), auto_words(section)
 
     @classmethod
-    def of_command(cls, section: Mapping[str, Any], options: Mapping[str, Any], fields: Mapping[str, Any]) -> Self:
+    def of_command(
+        cls, section: Mapping[str, Any], options: Mapping[str, Any], fields: Mapping[str, Any]
+    ) -> QuantizeRequest:
         """Return the request of a command line.
 
         Where nothing is written, ``--samples`` is of the measurement; so are ``--split`` and ``--columns`` with a

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from typing_extensions import Self
+
 from winml.modelkit.errors import ConfigError, ModelPathError, UsageError
 from winml.modelkit.fields import MODEL, OUTPUT, VERIFICATION, declare
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, MODEL_SUFFIX, ONLY_PART
@@ -20,7 +22,6 @@ from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-    from typing_extensions import Self
 
     from winml.modelkit.builds.found_models import FoundFolder
     from winml.modelkit.onnx.files.output_files import OutputFiles
@@ -32,6 +33,7 @@ else:
     RecordT = TypeVar("RecordT")
 
 OptionsT = TypeVar("OptionsT", bound="Options")
+RequestT = TypeVar("RequestT", bound="FileRequest[Any, Any]")
 
 EXTERNAL_FROM_BYTES = 256
 """Specified by onnx_ir: the smallest weight that goes to a file of weights."""
