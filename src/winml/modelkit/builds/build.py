@@ -44,6 +44,7 @@ from winml.modelkit.builds.stages import (
     StageTask,
     adapter_names,
     names_of,
+    relevant_options,
     skip_reason,
 )
 from winml.modelkit.errors import WinMLError, spell_options
@@ -228,7 +229,7 @@ class _Build(StageWalk):
         seconds = time.perf_counter() - started
         origin = self.origin_of(stage, part)
         if part is None:
-            relevant = stage.relevant(origin.options, [outcome.part for outcome in outcomes])
+            relevant = relevant_options(origin.options, [outcome.part for outcome in outcomes])
             origin = origin.model_copy(update={"options": relevant})
 
         def record(outcome: StageOutcome) -> StageRecord:

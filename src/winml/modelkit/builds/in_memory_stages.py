@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from winml.modelkit.builds.config import quantize_options, requested_quantization
-from winml.modelkit.builds.manifest_records import StageName, StageRecord
+from winml.modelkit.builds.manifest_records import StageName
 from winml.modelkit.builds.plan import BuildPlan, has_coded_weights
 from winml.modelkit.builds.stages import Stage, StageOutcome, StageTask, external_from_bytes, run_export
 from winml.modelkit.quantize.precisions import MODES
@@ -44,9 +44,6 @@ def handed_over_stages(stages: Sequence[Stage], plan: BuildPlan) -> tuple[Stage,
     def options(plan: BuildPlan) -> dict[str, object]:
         return {key: value for stage in (*before, fused) for key, value in stage.options(plan).items()}
 
-    def undo_resolution(options: dict[str, object], earlier: StageRecord) -> dict[str, object]:
-        return {**options, **by_name["export"].undo_resolution(options, earlier)}
-
     changed = {stage.name: replace(stage, makes_graph=False, handed_to=name) for stage in before}
     changed[name] = replace(
         fused,
@@ -54,8 +51,6 @@ def handed_over_stages(stages: Sequence[Stage], plan: BuildPlan) -> tuple[Stage,
         options=options,
         work=_run_quantize if name == "quantize" else _run_optimize,
         makes_graph=True,
-        undo_resolution=undo_resolution,
-        relevant=by_name["export"].relevant,
     )
     return tuple(changed.get(stage.name, stage) for stage in stages)
 

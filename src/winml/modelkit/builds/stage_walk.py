@@ -23,7 +23,14 @@ from winml.modelkit.builds.in_memory_stages import handed_over_stages
 from winml.modelkit.builds.layouts.folder_layout import BuildCompanions, FolderLayout
 from winml.modelkit.builds.manifest_records import TOOL_NAME, FileRecord, Origin, StageRecord
 from winml.modelkit.builds.plan import BuildPlan
-from winml.modelkit.builds.stages import BuiltPart, Stage, skip_reason, with_new_defaults
+from winml.modelkit.builds.stages import (
+    BuiltPart,
+    Stage,
+    relevant_options,
+    skip_reason,
+    undo_export_resolution,
+    with_new_defaults,
+)
 from winml.modelkit.errors import WriteError
 from winml.modelkit.file_names import ONLY_PART, SIDECAR_SUFFIX
 from winml.modelkit.onnx.files.named_paths import unrecorded
@@ -311,9 +318,9 @@ class StageWalk(ABC):
         for record in earlier.values():
             before = record.origin
             assert before is not None  # only results are given
-            requested = stage.undo_resolution(current.options, record)
+            requested = undo_export_resolution(current.options, record)
             stated = with_new_defaults(before.options, requested)
-            if changed := _changed_keys(stage.relevant(stated, earlier), stage.relevant(requested, earlier)):
+            if changed := _changed_keys(relevant_options(stated, earlier), relevant_options(requested, earlier)):
                 return f"options changed: {', '.join(changed)}"
             if before.source != current.source:
                 return f"its input changed: {', '.join(_changed_keys(before.source, current.source))}"
@@ -331,14 +338,14 @@ class StageWalk(ABC):
             return None
         origin, folder = self.origin_of(stage, part), self.folder.path
         found = self.store.find(origin, folder)
-        less = stage.relevant(origin.options, (ONLY_PART,)) if stage.makes_graph else origin.options
+        less = relevant_options(origin.options, (ONLY_PART,))
         if found is not None or less == origin.options:
             return found
         # What the parts are is not known before they are loaded; what was stored tells.
         return self.store.find(
             origin.model_copy(update={"options": less}),
             folder,
-            accepts=lambda names: stage.relevant(origin.options, names) == less,
+            accepts=lambda names: relevant_options(origin.options, names) == less,
         )
 
 

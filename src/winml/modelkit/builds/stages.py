@@ -143,10 +143,6 @@ class Stage:
     """Whether its result answers less exactly, so that the errors of several parts add up."""
     handed_to: StageName | None = None
     """Stage that does its work as well, on the graph in memory; None: it has a file of its own."""
-    undo_resolution: Callable[[dict[str, object], StageRecord], dict[str, object]] = lambda options, _earlier: options
-    """Options, in which values that an earlier run resolved are put back to what that run was asked."""
-    relevant: Callable[[dict[str, object], Collection[str]], dict[str, object]] = lambda options, _parts: options
-    """Options, without those that decide nothing of a model of these parts; counts for a stage that makes graphs."""
 
 
 _WITHOUT_EFFECT = {"ep", "allow_dynamic"}
@@ -161,13 +157,15 @@ def _export_options(plan: BuildPlan) -> dict[str, object]:
     return {**decided, **({"families": families} if (families := installed_sources("families")) else {})}
 
 
-def _undo_export_resolution(options: dict[str, Any], earlier: StageRecord) -> dict[str, Any]:
-    """Put back what a config says only because an earlier build wrote it there.
+def undo_export_resolution(options: dict[str, Any], earlier: StageRecord) -> dict[str, Any]:
+    """Put back what a config says only because an earlier build wrote it there; options without an export stay.
 
-    A value that equals the one which the earlier build decided becomes the value which that build was asked for.
+    The record of the stage states both forms: ``origin.options`` the request, ``resolved`` the resolved sections. A
+    value that equals the resolved one becomes the requested one.
     """
     before = earlier.origin.options if earlier.origin is not None else {}
-    if not {"request", "export"} <= before.keys() or not {"loader", "export"} <= earlier.resolved.keys():
+    is_export = {"request", "export"} <= before.keys() & options.keys()
+    if not is_export or not {"loader", "export"} <= earlier.resolved.keys():
         return options
     decided = WinMLExportConfig.model_validate_json(json.dumps(earlier.resolved["export"]))
     written, loader = decided.model_dump(mode="json"), earlier.resolved["loader"]
@@ -200,8 +198,8 @@ def _undo_export_resolution(options: dict[str, Any], earlier: StageRecord) -> di
     }
 
 
-def _relevant_export_options(options: dict[str, Any], parts: Collection[str]) -> dict[str, object]:
-    """Leave out which part computes the keys of what was encoded, where no part encodes."""
+def relevant_options(options: dict[str, Any], parts: Collection[str]) -> dict[str, Any]:
+    """Omit the part that computes the keys of the encoded input from the options of an export, if no part encodes."""
     if set(parts) <= {file_names.ENCODER, file_names.DECODER} or "request" not in options:
         return options
     return {**options, "request": {key: value for key, value in options["request"].items() if key != "cross_keys"}}
@@ -463,8 +461,6 @@ STAGES: tuple[Stage, ...] = (
         options=_export_options,
         work=run_export,
         makes_graph=True,
-        undo_resolution=_undo_export_resolution,
-        relevant=_relevant_export_options,
     ),
     # Before quantize: fusions look for operators that quantization takes apart.
     Stage(
