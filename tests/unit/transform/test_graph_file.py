@@ -22,7 +22,7 @@ from winml.modelkit.metadata_keys import EXPORT_KEY, INPUTS_KEY, NORMALIZED_KEY
 from winml.modelkit.onnx.fingerprint import is_normalized, stamp
 from winml.modelkit.onnx.stage import DeclaredPass, StageResult, run_passes
 from winml.modelkit.tags.tagging import measure_coverage
-from winml.modelkit.transform.graph_file import ALREADY_NORMALIZED, CopyRules, GraphFileTask, GraphWork, transform_file
+from winml.modelkit.transform.graph_file import ALREADY_NORMALIZED, GraphFileTask, GraphWork, transform_file
 
 BODY = """m (float[N, 3] x) => (float[N, 3] y) <float[3] w = {1, 2, 3}>
     { a = Add (x, w) b = Relu (a) c = Relu (b) y = Mul (c, w) }"""
@@ -164,7 +164,7 @@ def test_plain_source_of_which_nothing_is_requested_is_copied(tmp_path: Path) ->
     assert result.coverage.is_complete
     assert ALREADY_NORMALIZED == result.notes[0]
     # A build links files of its own folder.
-    task = GraphFileTask(source, tmp_path / "linked.onnx", copying=CopyRules(may_link=True))
+    task = GraphFileTask(source, tmp_path / "linked.onnx", shares_files=True)
     assert source.samefile(transform_file(task, ReluRemoval(0)).file.model_path)
 
 
@@ -192,9 +192,8 @@ def test_keys_that_stand_there_twice_are_merged_and_told(tmp_path: Path) -> None
         "1 node(s) had a metadata key several times: merged.",
         "The model had author several times: the last was used.",
     )
-    copying = CopyRules(of_any_form=True)
     for name, skip in (("out", False), ("skipped", True)):
-        task = GraphFileTask(source, tmp_path / f"{name}.onnx", skip_normalization=skip, copying=copying)
+        task = GraphFileTask(source, tmp_path / f"{name}.onnx", skip_normalization=skip, copies_any_form=True)
         result = transform_file(task, ReluRemoval(0)).file
         assert (False, told) == (result.is_copy, result.notes[:2])
         written = onnx.load(result.model_path)
@@ -229,7 +228,7 @@ def test_skipped_normalization_is_written_without_a_stamp_or_copied_where_that_i
     written = transform_file(task, ReluRemoval(0)).file
     assert (False, False, 0) == (written.is_copy, written.is_plain, written.normalizations)
     assert NORMALIZED_KEY not in ir.load(written.model_path).metadata_props
-    task = GraphFileTask(source, tmp_path / "copy.onnx", skip_normalization=True, copying=CopyRules(of_any_form=True))
+    task = GraphFileTask(source, tmp_path / "copy.onnx", skip_normalization=True, copies_any_form=True)
     copied = transform_file(task, ReluRemoval(0)).file
     assert (True, False, 0) == (copied.is_copy, copied.is_plain, copied.normalizations)
     assert source.read_bytes() == copied.model_path.read_bytes()
@@ -277,7 +276,7 @@ def test_weights_go_where_they_are_asked_for(tmp_path: Path) -> None:
 def test_copy_shares_the_data_of_its_source_where_it_may(tmp_path: Path) -> None:
     """Else it gets data of its own."""
     source = save(tmp_path / "in.onnx", stamped=True, data=True)
-    shared = GraphFileTask(source, tmp_path / "shared.onnx", copying=CopyRules(share_data=True))
+    shared = GraphFileTask(source, tmp_path / "shared.onnx", shares_files=True)
     assert ["shared.onnx"] == [file.path.name for file in transform_file(shared, ReluRemoval(0)).file.files]
     own = GraphFileTask(source, tmp_path / "own.onnx")
     model, data = (file.path.name for file in transform_file(own, ReluRemoval(0)).file.files)

@@ -22,7 +22,6 @@ from winml.modelkit.builds.config import (
 from winml.modelkit.builds.evaluated_models import refuse_missing_evaluations, refuse_unfit_limits
 from winml.modelkit.builds.layouts.layout import Layout, find_layout
 from winml.modelkit.errors import (
-    CheckpointError,
     ConfigError,
     ModelPathError,
     UsageError,
@@ -33,10 +32,9 @@ from winml.modelkit.errors import (
     spell_options,
 )
 from winml.modelkit.export.config import DEFAULT_OPSETS, WinMLExportConfig, configured_request
-from winml.modelkit.models.checkpoints.hub import cached_snapshot
 from winml.modelkit.models.checkpoints.quantized.formats import folder_format
 from winml.modelkit.models.load_options import declared_options, is_not_default
-from winml.modelkit.models.request import ModelRequest, resolve_source
+from winml.modelkit.models.request import ModelRequest, cached_checkpoint, resolve_source
 from winml.modelkit.onnx.files.named_paths import named_path
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.ort.execution_providers import find_execution_provider, refuse_dynamic, short_name
@@ -166,23 +164,12 @@ def has_coded_weights(request: ModelRequest) -> bool:
     if path.suffix == ".gguf":
         return path.is_file()
     folder = path if path.is_dir() else None
-    if folder is None and not path.exists():
-        folder = _snapshot_of(request)
     try:
+        if not path.exists():
+            folder = cached_checkpoint(resolve_source(request), request)
         return folder is not None and folder_format(folder) is not None
-    except CheckpointError:
-        return False  # who loads it says so
-
-
-def _snapshot_of(request: ModelRequest) -> Path | None:
-    """Return the folder of a model of the Hub that is on this disk."""
-    try:
-        source = resolve_source(request)
     except WinMLError:
-        return None
-    if source.kind != "hub":
-        return None
-    return cached_snapshot(source.name, request.revision, needs_weights=True, needs_code=request.trust_remote_code)
+        return False  # refused when it is loaded
 
 
 def _refuse_fewer_bits(request: ModelRequest, options: QuantizeOptions) -> None:

@@ -21,8 +21,7 @@ from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stage_walk import StageStore, StageWalk, StoredResult
 from winml.modelkit.builds.stages import STAGES, BuiltPart, Stage, adapter_names
 from winml.modelkit.models.checkpoints.adapters import adapter_files, read_adapters
-from winml.modelkit.models.checkpoints.hub import cached_snapshot
-from winml.modelkit.models.request import resolve_source
+from winml.modelkit.models.request import cached_checkpoint, resolve_source
 from winml.modelkit.onnx.files.named_paths import cache_root
 from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.quantize.calibration.calibration_files import calibration_files
@@ -90,8 +89,7 @@ def is_to_be_fetched(plan: BuildPlan) -> bool:
 
     if huggingface_hub.is_offline_mode():
         return False  # refused where it is not on this disk, as the build is
-    needs_weights, needs_code = not request.random_weights, request.trust_remote_code
-    return cached_snapshot(source.name, request.revision, needs_weights=needs_weights, needs_code=needs_code) is None
+    return cached_checkpoint(source, request) is None
 
 
 @dataclass

@@ -326,7 +326,7 @@ def _outcomes(result: TransformedFile, summary: str, notes: Sequence[str] = ()) 
 
 def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
     from winml.modelkit.optimize.file_optimization import optimization
-    from winml.modelkit.transform.graph_file import CopyRules, make_file
+    from winml.modelkit.transform.graph_file import make_file
 
     section, file_task = task.plan.config.optim, _file_task(task, "optimize")
     assert section is not None  # skipped otherwise
@@ -339,8 +339,8 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
     # Files of this build may share data and name each other; the user's file must stay free to be changed.
     is_ours = task.source != task.plan.onnx_path
     skips = task.plan.skip_pre_normalization
-    copying = CopyRules(share_data=is_ours, may_link=is_ours, of_any_form=skips)
-    file_task = replace(file_task, skip_normalization=skips and options.is_empty, copying=copying)
+    is_skipped = skips and options.is_empty
+    file_task = replace(file_task, skip_normalization=is_skipped, shares_files=is_ours, copies_any_form=skips)
     result = make_file(file_task, optimization(options, {}))
     if result.is_copy:
         from winml.modelkit.onnx.files.placing import external_files

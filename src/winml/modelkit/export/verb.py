@@ -155,14 +155,11 @@ def run_export(plan: ExportPlan, on_step: Callable[[StepEvent], None] | None = N
 
 def _checkpoint_folder(source: ModelSource, model: ModelRequest) -> tuple[Path | None, tuple[str, ...]]:
     """Return the folder of the checkpoint on this disk, if there is one, and what is not known before it is loaded."""
-    from winml.modelkit.models.request import CHECKPOINT_KINDS
+    from winml.modelkit.models.request import CHECKPOINT_KINDS, cached_checkpoint
 
     folder, notes = source.path, []
     if source.kind == "hub":
-        from winml.modelkit.models.checkpoints.hub import cached_snapshot
-
-        needs_weights, needs_code = not model.random_weights, model.trust_remote_code
-        folder = cached_snapshot(source.name, model.revision, needs_weights=needs_weights, needs_code=needs_code)
+        folder = cached_checkpoint(source, model)
         if folder is None:
             notes.append(f"{source.name} is downloaded first; its files are read in addition to those listed.")
     if source.kind in CHECKPOINT_KINDS:

@@ -368,6 +368,14 @@ def checkpoint_path(source: ModelSource, request: ModelRequest) -> Path:
     return source.path
 
 
+def cached_checkpoint(source: ModelSource, request: ModelRequest) -> Path | None:
+    """Return the folder of a checkpoint of the Hub that is complete on this disk; None for any other source."""
+    if source.kind != "hub":
+        return None
+    needs_weights, needs_code = not request.random_weights, request.trust_remote_code
+    return cached_snapshot(source.name, request.revision, needs_weights=needs_weights, needs_code=needs_code)
+
+
 def processor_folder(model: Path | ModelRequest) -> Path | None:
     """Return where the tokenizer or image processor of a model lies: its checkpoint, or the folder of its ONNX file.
 

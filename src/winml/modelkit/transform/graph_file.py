@@ -60,19 +60,6 @@ Comparison = VerificationInfo | FidelityInfo
 
 
 @dataclass(frozen=True)
-class CopyRules:
-    """How the source becomes the result where nothing is requested that would change it."""
-
-    share_data: bool = False
-    """Let the result name the data files of the source; right only where both lie in one folder and the source
-    stays."""
-    may_link: bool = False
-    """Allow a hard link, through which a later write into the result changes the source."""
-    of_any_form: bool = False
-    """Also copy a source that is not in its plain form, where normalization is skipped."""
-
-
-@dataclass(frozen=True)
 class GraphFileTask:
     """Which file is turned into which, and what is asked of the result whatever the work is."""
 
@@ -94,7 +81,11 @@ class GraphFileTask:
     external_from_bytes: int | None = None
     """Size of the weights from which they get a file of their own, where nothing else is asked. None: where they must,
     being too large for the model file."""
-    copying: CopyRules = CopyRules()
+    shares_files: bool = False
+    """Let a copy of the source be a hard link to it and name its data files; correct only if both are in one folder,
+    and neither is changed later."""
+    copies_any_form: bool = False
+    """Also copy a source that is not in its plain form, if normalization is skipped."""
     processors: Path | None = None
     """Folder of the tokenizer, image processor or feature extractor that makes samples; None: that of the source."""
     statistics: Path | None = None
@@ -363,7 +354,7 @@ def may_be_copy(task: GraphFileTask, checked: CheckedSource) -> bool:
     """Say whether the source can be the result as it is, where the work changes nothing."""
     if checked.notes:
         return False
-    if task.copying.of_any_form and task.skip_normalization:
+    if task.copies_any_form and task.skip_normalization:
         return True
     is_readable = checked.model.ir_version <= newest_ir_version()
     return is_normalized(checked.model) and task.external_data is None and is_readable
@@ -530,8 +521,7 @@ class _Run(Generic[ResultT]):
             comparison = functions = None
             compared_with: tuple[str, ...] = ()
             if model is None:
-                rules = task.copying
-                place_copy(task.source, staged, share_data=rules.share_data, may_link=rules.may_link)
+                place_copy(task.source, staged, share_data=task.shares_files, may_link=task.shares_files)
                 step.summary = "a copy of the source"
             else:
                 refresh_metadata(model, work, is_plain=self._is_plain)
