@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.builds.found_models import onnx_file, part_files, refuse_unknown_parts
+from winml.modelkit.builds.found_models import found_side, part_files, refuse_unknown_parts
 from winml.modelkit.errors import ConfigError, UsageError, python_function
 from winml.modelkit.file_names import ONLY_PART
-from winml.modelkit.models.request import ModelRequest, resolve_source
+from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.options import unknown_key_message
 
 if TYPE_CHECKING:
@@ -86,9 +86,9 @@ class FoundPairs:
         return len(self.parts) > 1
 
     @property
-    def files(self) -> list[Path]:
-        """The ONNX files that are read."""
-        return list(dict.fromkeys(side for pair in self.parts.values() for side in pair if isinstance(side, Path)))
+    def sides(self) -> list[NamedSide]:
+        """The models of all parts."""
+        return [side for pair in self.parts.values() for side in pair]
 
     def refuse_values(self, options: Sequence[str]) -> None:
         """Refuse what only one graph can be fed, where several are compared.
@@ -192,17 +192,3 @@ def _other_side(name: str, parts: Mapping[str, Path], requested: Sequence[str]) 
         f"{name} is one graph, but would be compared with {', '.join(requested)}",
         hint=f"Select the part to compare it with: --submodel {requested[0]}.",
     )
-
-
-def found_side(name: str) -> NamedSide:
-    """Return what a name means: an ONNX file, also in the folder of a build, or a PyTorch model.
-
-    Raises:
-        UsageError: the name means nothing that can be used.
-        CheckpointError: weight files are truncated, or an index names missing shards.
-    """
-    if (path := onnx_file(name)) is not None:
-        return path
-    request = ModelRequest(model=name)
-    resolve_source(request)
-    return request

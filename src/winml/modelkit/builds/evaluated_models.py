@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.builds.compared_models import found_side
+from winml.modelkit.builds.found_models import found_side
 from winml.modelkit.errors import ConfigError, UsageError, python_function, spell_options
 from winml.modelkit.evaluate.options import NO_BASELINE, PYTORCH, EvaluationOptions
 from winml.modelkit.models.checkpoints.adapters import named_adapter

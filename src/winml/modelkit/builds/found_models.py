@@ -46,12 +46,36 @@ class FoundModel:
         Raises:
             WinMLError: the name means nothing that can be used.
         """
-        if self.request is not None:
-            return resolve_source(self.request).files
-        from winml.modelkit.onnx.files.output_files import files_of_model
+        source = self.request or self.path
+        assert source is not None
+        return source_files(source)
 
-        assert self.path is not None
-        return files_of_model(self.path)
+
+def source_files(source: Path | ModelRequest) -> tuple[Path, ...]:
+    """Return the files of an ONNX model or of a PyTorch model.
+
+    Raises:
+        WinMLError: there is no such model.
+    """
+    if isinstance(source, ModelRequest):
+        return resolve_source(source).files
+    from winml.modelkit.onnx.files.output_files import files_of_model
+
+    return files_of_model(source)
+
+
+def found_side(name: str) -> Path | ModelRequest:
+    """Return what a name means: an ONNX file, also in the folder of a build, or a PyTorch model.
+
+    Raises:
+        UsageError: the name means nothing that can be used.
+        CheckpointError: weight files are truncated, or an index names missing shards.
+    """
+    if (path := onnx_file(name)) is not None:
+        return path
+    request = ModelRequest(model=name)
+    resolve_source(request)
+    return request
 
 
 @dataclass(frozen=True)

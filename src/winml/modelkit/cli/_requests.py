@@ -136,7 +136,9 @@ def read_request(kind: type[_RequestT], options: Mapping[str, Any]) -> _RequestT
         values, note = kind.section_values(section)
         if note:
             tell(f"note: {note}")
-    return kind.of_command(values, stated_fields(kind.declaring, options), stated_fields(kind, options))
+    request = kind.of_command(values, stated_fields(kind.declaring, options), stated_fields(kind, options))
+    assert isinstance(request, kind)
+    return request
 
 
 def stated_fields(declaring: type, options: Mapping[str, object]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,12 +81,13 @@ def plan_comparison(request: CompareRequest) -> AnswerPlan[FoundPairs]:
         OutputExistsError, WriteError: as :func:`winml.modelkit.verbs.answers.plan_answer` raises.
     """
     from winml.modelkit.builds.compared_models import found_pairs
+    from winml.modelkit.builds.found_models import source_files
     from winml.modelkit.compare.comparing import value_files
 
     if not request.by_module:
         refuse_stated(request, _ONLY_BY_MODULE, "{} shows modules", "Add --by-module, or omit {}.")
     found = found_pairs(request.reference, request.candidate, request.submodel)
-    if request.node_data and not found.files:
+    if request.node_data and not any(isinstance(side, Path) for side in found.sides):
         raise UsageError("--node-data requires an ONNX file, and both models are PyTorch models", hint="Omit it.")
     stated = stated_options(request)
     found.refuse_values([stated[name] for name in _OF_ONE_GRAPH if name in stated])
@@ -105,7 +105,7 @@ def plan_comparison(request: CompareRequest) -> AnswerPlan[FoundPairs]:
         "compare",
         found,
         request,
-        reads=(*_files_of(found), *values),
+        reads=(*(file for side in found.sides for file in source_files(side)), *values),
         steps=[PlannedStep("comparing", what if part == ONLY_PART else f"{part} of {what}") for part in found.parts],
         parts=list(found.parts),
     )
@@ -133,11 +133,3 @@ def run_comparison(plan: AnswerPlan[FoundPairs], request: CompareRequest) -> Mod
             names=request.names,
         )
     )
-
-
-def _files_of(found: FoundPairs) -> Iterator[Path]:
-    from winml.modelkit.models.request import resolve_source
-    from winml.modelkit.onnx.files.output_files import files_of_model
-
-    for side in (side for pair in found.parts.values() for side in pair):
-        yield from files_of_model(side) if isinstance(side, Path) else resolve_source(side).files

@@ -88,7 +88,9 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], Sensit
             names += ["split", "columns"]
         stated = {name: options[name] for name in names if name in options}
         left = {name: value for name, value in options.items() if name not in stated}
-        return super().of_command(section, left, {**fields, **stated})
+        request = super().of_command(section, left, {**fields, **stated})
+        assert isinstance(request, QuantizeRequest)
+        return request
 
     def refuse_options(self) -> None:
         """Refuse options that contradict each other or have no effect, and missing calibration data."""

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from typing_extensions import Self
-
 from winml.modelkit.errors import ConfigError, ModelPathError, UsageError
 from winml.modelkit.fields import MODEL, OUTPUT, VERIFICATION, declare
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, MODEL_SUFFIX, ONLY_PART
@@ -33,7 +31,6 @@ else:
     RecordT = TypeVar("RecordT")
 
 OptionsT = TypeVar("OptionsT", bound="Options")
-RequestT = TypeVar("RequestT", bound="FileRequest[Any, Any]")
 
 EXTERNAL_FROM_BYTES = 256
 """Specified by onnx_ir: the smallest weight that goes to a file of weights."""
@@ -100,7 +97,9 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
         return section.model_dump(mode="json", exclude_none=True), ""
 
     @classmethod
-    def of_command(cls, section: Mapping[str, Any], options: Mapping[str, Any], fields: Mapping[str, Any]) -> Self:
+    def of_command(
+        cls, section: Mapping[str, Any], options: Mapping[str, Any], fields: Mapping[str, Any]
+    ) -> FileRequest[OptionsT, RecordT]:
         """Return the request of a command line.
 
         Args:
