@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_args, g
 
 import pydantic
 
-from winml.modelkit.errors import ConfigError, UsageError, spell
+from winml.modelkit.errors import ConfigError, UsageError, opt, spell
 from winml.modelkit.fields import Field, field_docstrings, fields_of
 
 JSON_LIMIT_BYTES = 100_000_000
@@ -174,11 +174,11 @@ def read_drop(text: str) -> tuple[str, Drop]:
         value = math.nan
     if not name or not math.isfinite(value):
         raise UsageError(
-            f"--max-drop {text!r}: expected METRIC=NUMBER, or METRIC=PERCENT% of the baseline",
+            f"{opt.max_drop} {text!r}: expected METRIC=NUMBER, or METRIC=PERCENT% of the baseline",
             hint="For example accuracy=0.01 or perplexity=2%.",
         )
     if value < 0:
-        raise UsageError(f"--max-drop {text}: expected zero or more", hint="State the maximum drop, such as 0.01.")
+        raise UsageError(f"{opt.max_drop} {text}: expected zero or more", hint="State the maximum drop, such as 0.01.")
     return name, value if share == number else f"{value:g}%"
 
 

@@ -47,7 +47,7 @@ from winml.modelkit.builds.stages import (
     relevant_options,
     skip_reason,
 )
-from winml.modelkit.errors import WinMLError, spell_options
+from winml.modelkit.errors import WinMLError, opt, spell_options
 from winml.modelkit.evaluate.records import evaluation_words
 from winml.modelkit.export.sidecar import DescribedFile, adapted_sidecar_json
 from winml.modelkit.onnx.files.graph_reading import graph_of
@@ -333,7 +333,7 @@ class _Build(StageWalk):
             return tuple(dict.fromkeys(filter(None, map(note_on_half_precision, fused))))
         *levels, last = (level for level in LEVELS if level != "none")
         note = (
-            f"Nothing was optimized: no level was requested. Pass --level {', '.join(levels)} or {last} "
+            f"Nothing was optimized: no level was requested. Pass {opt.level} {', '.join(levels)} or {last} "
             "(optim.level in the config); winml optimize --list describes them, winml tune finds the fastest."
         )
         return (note,)

@@ -138,7 +138,7 @@ def refuse_deploying(plan: BuildPlan) -> None:
     """
     if plan.deploy_only:
         raise UsageError(
-            "--deploy-only removes the results of stages, which the cache stores for other builds",
+            f"{opt.deploy_only} removes the results of stages, which the cache stores for other builds",
             hint=f"Build in a separate folder: {opt.output_folder}.",
         )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.found_models import found_side, part_files, refuse_unknown_parts
-from winml.modelkit.errors import ConfigError, UsageError, python_function
+from winml.modelkit.errors import ConfigError, UsageError, opt, python_function
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.options import unknown_key_message
@@ -102,7 +102,7 @@ class FoundPairs:
         if self.are_several and options:
             raise UsageError(
                 f"{options[0]} applies to one graph, but several are compared: {', '.join(self.parts)}",
-                hint=f"Compare one part: --submodel {list(self.parts)[-1]}.",
+                hint=f"Compare one part: {opt.submodel} {list(self.parts)[-1]}.",
             )
 
     def compare(self, options: CompareOptions, inputs: ExampleInputs | None = None) -> ModelComparison:
@@ -150,7 +150,7 @@ def found_pairs(reference: str, candidate: str, submodel: Sequence[str] = ()) ->
     if not any(folders):
         if submodel:
             raise UsageError(
-                f"--submodel {submodel[0]}: neither {reference} nor {candidate} has several parts",
+                f"{opt.submodel} {submodel[0]}: neither {reference} nor {candidate} has several parts",
                 hint="Remove it.",
             )
         return FoundPairs(names, {ONLY_PART: (found_side(reference), found_side(candidate))})
@@ -190,5 +190,5 @@ def _other_side(name: str, parts: Mapping[str, Path], requested: Sequence[str]) 
         return {requested[0]: side}
     raise UsageError(
         f"{name} is one graph, but would be compared with {', '.join(requested)}",
-        hint=f"Select the part to compare it with: --submodel {requested[0]}.",
+        hint=f"Select the part to compare it with: {opt.submodel} {requested[0]}.",
     )

@@ -15,7 +15,7 @@ import pydantic
 from winml.modelkit.builds.foreign_configs import CONFIG_READERS
 from winml.modelkit.builds.layouts.layout import LayoutName
 from winml.modelkit.compile.options import CompileOptions
-from winml.modelkit.errors import ConfigError
+from winml.modelkit.errors import ConfigError, opt
 from winml.modelkit.evaluate.options import EvaluationOptions
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.models.load_options import LoadOptions, declared_options
@@ -264,7 +264,7 @@ def idle_quantization(section: QuantSection) -> str:
     options = quantize_options(section)
     # A provider and a limit request nothing by themselves.
     if options.model_copy(update={"ep": None, "min_sqnr_db": None}) == QuantizeOptions():
-        return "no precision was requested (--precision)"
+        return f"no precision was requested ({opt.precision})"
     if (
         options.kv_cache is not None
         or options.base.modes

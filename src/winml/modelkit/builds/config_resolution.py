@@ -9,6 +9,7 @@ import dataclasses
 
 from winml.modelkit.builds.config import WinMLBuildConfig, loader_section
 from winml.modelkit.builds.stages import without_idle_stages
+from winml.modelkit.errors import opt
 from winml.modelkit.export.config import first_choice
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.models.resolution import ResolvedModel, resolve_model
@@ -47,7 +48,9 @@ def resolve_build_config(
         export = export.model_copy(update={"opset_version": export.opset_for(exporter), **_inputs_of(resolved)})
     notes = list(resolved.notes)
     if resolved.source.kind == "config" and not request.random_weights:
-        notes.append(f"{request.model} has no weights: to export, add --random-weights or pass the checkpoint folder")
+        notes.append(
+            f"{request.model} has no weights: to export, add {opt.random_weights} or pass the checkpoint folder"
+        )
     axes = [item for part in resolved.parts for item in part.output_axes]
     origins = {item.output: item.requested_by for item in axes}
     notes += [

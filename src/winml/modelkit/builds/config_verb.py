@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from winml.modelkit.errors import UsageError, spell
+from winml.modelkit.errors import UsageError, opt, spell
 from winml.modelkit.fields import DEVICE, MODEL, OUTPUT, QUANTIZATION, declare
 from winml.modelkit.quantize.precisions import PRECISIONS
 from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_file
@@ -143,10 +143,10 @@ def _config_of(request: ConfigRequest) -> tuple[WinMLBuildConfig, tuple[str, ...
     place = {key: value for key, value in stated.items() if value is not None}
     precision = {} if request.precision is None else {"precision": request.precision}
     if precision and request.no_quant:
-        raise UsageError("--precision has no effect with --no-quant", hint="Omit one of them.")
+        raise UsageError(f"{opt.precision} has no effect with {opt.no_quant}", hint="Omit one of them.")
     if place and request.no_quant and request.no_compile:
         raise UsageError(
-            f"{spell(next(iter(place)))} has no effect with --no-quant and --no-compile",
+            f"{spell(next(iter(place)))} has no effect with {opt.no_quant} and {opt.no_compile}",
             hint="Omit it.",
         )
     passed = {"quant": {**precision, **place}, "compile": place}
@@ -164,7 +164,9 @@ def _config_of(request: ConfigRequest) -> tuple[WinMLBuildConfig, tuple[str, ...
     notes: tuple[str, ...] = ()
     if request.device == "npu" and request.ep is None and is_dynamic:
         fixed = ", ".join(name for name, provider in EXECUTION_PROVIDERS.items() if not provider.takes_dynamic)
-        notes = (f"--device npu with dynamic dimensions: {fixed} require fixed sizes. Name the provider with --ep.",)
+        notes = (
+            f"{opt.device} npu with dynamic dimensions: {fixed} require fixed sizes. Name the provider with {opt.ep}.",
+        )
     if changed.get("quant") is not None:
         changed["quant"], decided = _with_decided_precision(changed["quant"])
         notes = (*notes, *decided)

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from winml.modelkit.builds.config import requested_quantization
 from winml.modelkit.builds.plan import BuildPlan
+from winml.modelkit.errors import opt
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.coded_weights import CodedTensor
 from winml.modelkit.onnx.files.graph_reading import load_by_reference
@@ -55,7 +56,7 @@ def note_on_half_precision(model: Path) -> str:
         return ""
     return (
         f"The decoder computes in {str(dtypes[0]).lower()}: its attention and its normalizations stay as exported, for "
-        "ONNX Runtime's operators of decoders replace them in float32 only (--dtype fp32)."
+        f"ONNX Runtime's operators of decoders replace them in float32 only ({opt.dtype} fp32)."
     )
 
 

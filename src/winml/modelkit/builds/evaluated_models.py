@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.found_models import found_side
-from winml.modelkit.errors import ConfigError, UsageError, python_function, spell_options
+from winml.modelkit.errors import ConfigError, UsageError, opt, python_function, spell_options
 from winml.modelkit.evaluate.options import NO_BASELINE, PYTORCH, EvaluationOptions
 from winml.modelkit.models.checkpoints.adapters import named_adapter
 from winml.modelkit.models.load_options import declared_options
@@ -123,7 +123,7 @@ def refuse_named_adapters(load: Mapping[str, Any]) -> None:
             raise UsageError(
                 f"{adapter.words}: an adapter with a name is selected at run time, and PyTorch evaluates a checkpoint "
                 "with adapters that are merged into its weights",
-                hint=f"Omit the name: --adapter {adapter.folder}",
+                hint=f"Omit the name: {opt.adapter} {adapter.folder}",
             )
 
 

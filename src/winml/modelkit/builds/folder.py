@@ -18,7 +18,7 @@ from typing import Any
 import filelock
 
 from winml.modelkit.builds import manifest_records
-from winml.modelkit.errors import OutputExistsError, UsageError
+from winml.modelkit.errors import OutputExistsError, UsageError, opt
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
 from winml.modelkit.onnx.files.foreign_names import lies_within
 from winml.modelkit.onnx.files.output_files import refuse_existing, refuse_special, waiting_files, write_error
@@ -80,7 +80,7 @@ class BuildFolder:
         if (found := earlier.input.get("files")) is None or found != files():
             raise OutputExistsError(
                 f"output {self.path} holds the build of {before}, and {model} is requested",
-                hint="Choose another folder, or replace the build with --rebuild.",
+                hint=f"Choose another folder, or replace the build with {opt.rebuild}.",
             )
 
     def claim(self, names: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from winml.modelkit.builds.found_models import FoundFolder
 from winml.modelkit.builds.identity import FileRecords
 from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.manifest_records import TOOL_NAME, BuildManifest, FileRecord, PartRecord, find_manifest
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME
 from winml.modelkit.onnx.files.graph_reading import load_by_reference
 from winml.modelkit.onnx.files.output_files import OutputFiles, recover, refuse_existing, refuse_inputs
@@ -107,7 +107,7 @@ def transform_folder(
         files.write_json(output / BUILD_MANIFEST_NAME, manifest.as_record())
         size_bytes = sum(files.commit(overwrite=overwrite).values())
     unchanged = {
-        part: "none of its modules is selected" if part in found.chosen else f"--submodel {' '.join(found.chosen)}"
+        part: "none of its modules is selected" if part in found.chosen else f"{opt.submodel} {' '.join(found.chosen)}"
         for part in found.parts
         if part not in records
     }

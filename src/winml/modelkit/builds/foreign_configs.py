@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any, NoReturn, TypeAlias
 
-from winml.modelkit.errors import ConfigError
+from winml.modelkit.errors import ConfigError, opt
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.registries import Registry
@@ -135,7 +135,7 @@ def _read_export(export: Section, source: str) -> list[str]:
         notes.append("verbose: ignored, pass -v")
     specs = _specs(export, "input_tensors")
     if (batch := export.pop("batch_size", 1)) != 1 and not specs:
-        _refuse(source, "export.batch_size", batch, "Remove it, and pass --batch-size.")
+        _refuse(source, "export.batch_size", batch, f"Remove it, and pass {opt.batch_size}.")
     for spec in specs:
         _read_input(spec, source)
     export["input_tensors"] = specs or None

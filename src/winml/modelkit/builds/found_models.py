@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml.modelkit import file_names
-from winml.modelkit.errors import CheckpointError, InputError, ModelPathError, UsageError
+from winml.modelkit.errors import CheckpointError, InputError, ModelPathError, UsageError, opt
 from winml.modelkit.models.checkpoints.companion_files import companion_files
 from winml.modelkit.models.checkpoints.hub import hub_file
 from winml.modelkit.models.checkpoints.weight_files import find_weights
@@ -104,7 +104,7 @@ class FoundFolder:
         if len(self.chosen) > 1:
             raise UsageError(
                 f"{reason}, and {self.path} contains {', '.join(self.chosen)}",
-                hint=f"Select one: --submodel {self.chosen[-1]}.",
+                hint=f"Select one: {opt.submodel} {self.chosen[-1]}.",
             )
         return self.parts[self.chosen[0]]
 
@@ -173,7 +173,7 @@ def refuse_unknown_parts(submodel: Iterable[str], parts: Mapping[str, object], n
     """
     for part in submodel:
         if part not in parts:
-            raise UsageError(f"--submodel {part}: {name} has no such part", hint=f"It has {', '.join(parts)}.")
+            raise UsageError(f"{opt.submodel} {part}: {name} has no such part", hint=f"It has {', '.join(parts)}.")
 
 
 def onnx_file(name: str) -> Path | None:

@@ -44,7 +44,7 @@ from winml.modelkit.quantize.options import QuantizeOptions
 
 def without_compilation() -> str:
     """Return the remedy that leaves out the last stage, to append to a hint."""
-    return " --no-compile skips the stage."
+    return f" {opt.no_compile} skips the stage."
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def _refuse_fewer_bits(request: ModelRequest, options: QuantizeOptions) -> None:
     form = folder_format(folder) if folder.is_dir() and not request.random_weights else None
     if form is not None and options.modes():
         raise UsageError(
-            f"--precision {options.base.name}: the weights of {request.model} are already quantized ({form.words})",
+            f"{opt.precision} {options.base.name}: the weights of {request.model} are already quantized ({form.words})",
             hint="Remove it: the quantized weights of the checkpoint are preserved. For another precision, build the "
             "model that it was quantized from.",
         )
@@ -238,8 +238,8 @@ def _refuse_idle_limit(config: WinMLBuildConfig) -> None:
         return
     if config.compile is None or idle_compilation(config):
         raise UsageError(
-            f"--min-sqnr {section.min_sqnr_db:g}: this build neither quantizes nor compiles",
-            hint="Request a precision (--precision), compile for a provider (--compile --ep), or omit it.",
+            f"{opt.min_sqnr} {section.min_sqnr_db:g}: this build neither quantizes nor compiles",
+            hint=f"Request a precision ({opt.precision}), compile for a provider ({opt.compile} {opt.ep}), or omit it.",
         )
 
 
@@ -316,11 +316,11 @@ def _refuse_torch_options(request: ModelRequest) -> None:
             for option in declared_options()
             if not option.is_for_onnx
         },
-        "--input-specs": request.input_specs,
-        "--dynamic-batch": dynamic.batch,
-        "--dynamic-seq-len": dynamic.sequence,
-        "--dynamic-image-size": dynamic.image_size,
-        "--dynamic-axes": dynamic.axes,
+        opt.input_specs: request.input_specs,
+        opt.dynamic_batch: dynamic.batch,
+        opt.dynamic_seq_len: dynamic.sequence,
+        opt.dynamic_image_size: dynamic.image_size,
+        opt.dynamic_axes: dynamic.axes,
     }
     for option, value in passed.items():
         if value:

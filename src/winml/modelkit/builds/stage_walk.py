@@ -31,7 +31,7 @@ from winml.modelkit.builds.stages import (
     undo_export_resolution,
     with_new_defaults,
 )
-from winml.modelkit.errors import WriteError
+from winml.modelkit.errors import WriteError, opt
 from winml.modelkit.file_names import ONLY_PART, SIDECAR_SUFFIX
 from winml.modelkit.onnx.files.named_paths import unrecorded
 from winml.modelkit.onnx.files.output_files import OutputFiles
@@ -279,7 +279,7 @@ class StageWalk(ABC):
             Name of the part → record, empty where the stage has to run; and the reason, empty where it never ran here.
         """
         if self._rebuild:
-            return {}, "requested by --rebuild"
+            return {}, f"requested by {opt.rebuild}"
         earlier = self._earlier_records(stage, part)
         reason = self._reason_to_run(stage, part, earlier) if earlier else ""
         return ({} if reason else earlier), reason

@@ -25,7 +25,7 @@ from winml.modelkit.builds.config import (
 from winml.modelkit.builds.layouts.layout import find_layout, refuse_task
 from winml.modelkit.builds.manifest_records import FileRecord, StageName, StageRecord
 from winml.modelkit.builds.plan import BuildPlan, idle_compilation, request_record, without_compilation
-from winml.modelkit.errors import StageError, UsageError
+from winml.modelkit.errors import StageError, UsageError, opt
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.models.checkpoints.adapters import named_adapter
 from winml.modelkit.onnx.specs import current_name
@@ -346,14 +346,16 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
         from winml.modelkit.onnx.files.placing import external_files
 
         files = (result.model_path, *external_files(result.model_path))
-        summary = "already normalized" if result.is_plain else "not normalized (--skip-pre-normalization)"
+        summary = "already normalized" if result.is_plain else f"not normalized ({opt.skip_pre_normalization})"
         return (StageOutcome(files, normalizations=0, summary=summary),)
     fired = ", ".join(f"{name} {count}" for name, count in result.fired.items() if count)
     summary = f"from {result.before.nodes}{f': {fired}' if fired else ''}"
     return _outcomes(
         result,
         summary,
-        ("--skip-pre-normalization is ignored: the requested optimizations need the plain form.",) if skips else (),
+        (f"{opt.skip_pre_normalization} is ignored: the requested optimizations need the plain form.",)
+        if skips
+        else (),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.layouts.layout import LAYOUTS
-from winml.modelkit.errors import UsageError, spell
+from winml.modelkit.errors import UsageError, opt, spell
 from winml.modelkit.export.declared_options import ACCEPT_ASSUMPTIONS, EXPORTER, ExporterChoice
 from winml.modelkit.fields import DEVICE, OUTPUT, VERIFICATION, declare
 from winml.modelkit.optimize.capabilities import LEVELS
@@ -88,8 +88,8 @@ def plan_requested_build(request: BuildRequest) -> PlannedBuild:
         WriteError: the folder cannot be written.
     """
     if (request.output is None) != request.use_cache:
-        both = "-o and --use-cache cannot be combined" if request.use_cache else "no output folder is specified"
-        raise UsageError(both, hint="Use -o FOLDER or --use-cache.")
+        both = f"-o and {opt.use_cache} cannot be combined" if request.use_cache else "no output folder is specified"
+        raise UsageError(both, hint=f"Use -o FOLDER or {opt.use_cache}.")
     plan = _refused_early(request)
     from winml.modelkit.builds.open_sizes import opened_first
     from winml.modelkit.builds.planned_build import planned_build
@@ -181,7 +181,7 @@ def _config_of(request: BuildRequest) -> WinMLBuildConfig:
     sections: dict[str, dict[str, Any]] = {"export": {}, "optim": {}, "quant": {}, "compile": {}}
     if request.level is not None:
         if "optim" in request.sections_off:
-            raise UsageError("--level has no effect with --no-optimize", hint="Omit one of them.")
+            raise UsageError(f"{opt.level} has no effect with {opt.no_optimize}", hint="Omit one of them.")
         sections["optim"]["level"] = request.level
     if request.ep is not None:
         provider = short_name(find_execution_provider(request.ep).name)
@@ -208,15 +208,15 @@ def _requested_compilation(request: BuildRequest) -> CompileSection:
     from winml.modelkit.builds.config import CompileSection
     from winml.modelkit.ort.execution_providers import refuse_uncompilable
 
-    flag = "--compile" if request.compile else "--ep-options"
+    flag = spell("compile" if request.compile else "ep_options")
     if request.compile is False:
-        raise UsageError(f"{flag} has no effect with --no-compile", hint="Omit one of them.")
+        raise UsageError(f"{flag} has no effect with {opt.no_compile}", hint="Omit one of them.")
     section = request.config.compile or CompileSection()
     ep = request.ep or section.ep
     if ep is None:
         raise UsageError(
             f"{flag}: no execution provider to compile for is specified",
-            hint="Use --ep; winml compile --list lists them.",
+            hint=f"Use {opt.ep}; winml compile --list lists them.",
         )
     refuse_uncompilable(ep)
     return section

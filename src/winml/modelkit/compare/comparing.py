@@ -18,7 +18,7 @@ from winml.modelkit.compare.by_module.value_matching import MatchedBoundary, mat
 from winml.modelkit.compare.fidelity import OutputFidelity, QualitySource, measure_fidelity
 from winml.modelkit.compare.quality_samples import SampleRequest, SampleValues, data_set_values, quality_values
 from winml.modelkit.compare.records import ModelComparison
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.models.request import ModelRequest, processor_folder, with_recorded_seed
 from winml.modelkit.onnx.specs import InputTensorSpec, names_among
 from winml.modelkit.ort.decoding.inputs import (
@@ -310,7 +310,7 @@ def _missing_notes(pair: SidePair, missing: tuple[Sequence[str], Sequence[str]])
     words = [f"of {side.shown} only: {', '.join(names)}" for side, names in zip(sides, missing, strict=True) if names]
     if not words:
         return ()
-    advice = " To compare two outputs with different names, use --map reference=candidate." if all(missing) else ""
+    advice = f" To compare two outputs with different names, use {opt.map} reference=candidate." if all(missing) else ""
     return (f"Outputs {'; '.join(words)}.{advice}",)
 
 
@@ -414,7 +414,7 @@ def at_step(pair: SidePair, step: int) -> SidePair:
     states, shapes = pair.candidate.states or pair.reference.states, pair.candidate.input_shapes
     if not states:
         raise UsageError(
-            "--step: the models have no KV cache", hint="Compare decoders that were exported with a KV cache."
+            f"{opt.step}: the models have no KV cache", hint="Compare decoders that were exported with a KV cache."
         )
     texts = []
     for prompt in pair.draws:
@@ -447,9 +447,9 @@ def _refuse_without_ids(pair: SidePair, step: int) -> None:
     """
     if TOKEN_IDS not in pair.candidate.input_shapes:
         raise UsageError(
-            f"--step {step}: {pair.candidate.shown} has no input {TOKEN_IDS!r} for the next token",
-            hint="--step requires a decoder with token ids as input. Compare other models on the inputs of a file: "
-            "--input-data, without --step.",
+            f"{opt.step} {step}: {pair.candidate.shown} has no input {TOKEN_IDS!r} for the next token",
+            hint=f"{opt.step} requires a decoder with token ids as input. Compare other models on the inputs of a "
+            f"file: {opt.input_data}, without {opt.step}.",
         )
     if step and isinstance(pair.reference, OnnxSide):
         _refuse_without_scores(pair, [pair.names.get(name, name) for name in pair.reference.output_names], step)
@@ -458,8 +458,8 @@ def _refuse_without_ids(pair: SidePair, step: int) -> None:
 def _refuse_without_scores(pair: SidePair, outputs: Sequence[str], step: int) -> None:
     if SCORES not in outputs:
         raise UsageError(
-            f"--step {step}: {pair.reference.shown} has no output {SCORES!r} to select the next token from",
-            hint="Name the output with --map, or compare without --step.",
+            f"{opt.step} {step}: {pair.reference.shown} has no output {SCORES!r} to select the next token from",
+            hint=f"Name the output with {opt.map}, or compare without {opt.step}.",
         )
 
 
@@ -477,8 +477,8 @@ def _refuse_unknown_names(reference: Side, candidate: Side, names: Mapping[str, 
                 continue
             is_turned = left in candidate.declared_names and right in reference.declared_names
             raise UsageError(
-                f"--map {left}={right}: {side.shown} has no input or output {name!r}",
-                hint=f"The name in REFERENCE is the first one: --map {right}={left}."
+                f"{opt.map} {left}={right}: {side.shown} has no input or output {name!r}",
+                hint=f"The name in REFERENCE is the first one: {opt.map} {right}={left}."
                 if is_turned
                 else f"It has {', '.join(known)}.",
             )
@@ -495,7 +495,8 @@ def _refuse_other_inputs(reference: OnnxSide, candidate: OnnxSide, names: Mappin
         raise UsageError(
             f"{reference.shown} takes {', '.join(reference.input_names)}, "
             f"{candidate.shown} {', '.join(candidate.input_names)}",
-            hint="Match the inputs with --map reference=candidate. Models with unmatched inputs cannot be compared.",
+            hint=f"Match the inputs with {opt.map} reference=candidate. Models with unmatched inputs cannot be "
+            "compared.",
         )
 
 
@@ -529,7 +530,7 @@ def _fixed_sizes(
     for key, size in sizes.items():
         if requested.get(key, size) != size:
             raise UsageError(
-                f"--shape-config: {key} {requested[key]}, and {reference.shown} takes {size} only",
+                f"{opt.shape_config}: {key} {requested[key]}, and {reference.shown} takes {size} only",
                 hint="Omit this size: the fixed one is used.",
             )
     words = ", ".join(f"{key} {size}" for key, size in sizes.items())
@@ -549,8 +550,8 @@ def _refuse_no_tree(side: OnnxSide) -> None:
     """
     if not side.boundaries:
         raise UsageError(
-            f"--by-module: {side.shown} has no module information for its nodes",
-            hint="Transfer the tags of its source file with winml retag, or compare without --by-module.",
+            f"{opt.by_module}: {side.shown} has no module information for its nodes",
+            hint=f"Transfer the tags of its source file with winml retag, or compare without {opt.by_module}.",
         )
 
 
@@ -571,8 +572,8 @@ def _refuse_no_module(reference: Side, candidate: Side, matched: Sequence[Matche
     elif all(item.is_root for item in matched):
         return
     raise UsageError(
-        f"--by-module: {reference.shown} and {candidate.shown} have no module in common",
-        hint="Compare two variants of one model, or omit --by-module.",
+        f"{opt.by_module}: {reference.shown} and {candidate.shown} have no module in common",
+        hint=f"Compare two variants of one model, or omit {opt.by_module}.",
     )
 
 
@@ -665,5 +666,5 @@ def value_files(path: Path) -> list[Path]:
     if files := sorted(path.glob("*.npz")):
         return files
     raise UsageError(
-        f"--input-data {path}: no .npz file in this folder", hint="Pass an .npz file, or a folder of .npz files."
+        f"{opt.input_data} {path}: no .npz file in this folder", hint="Pass an .npz file, or a folder of .npz files."
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from winml.modelkit.compare import records
 from winml.modelkit.compare.table import DISPLAYED_BARS
+from winml.modelkit.errors import opt
 from winml.modelkit.report import document as doc
 from winml.modelkit.words import count_words, first_words, size_words
 
@@ -58,7 +59,7 @@ def diff_document(diff: records.StructureDiff, *, folds: bool = True, by_change:
                 brief=range(DISPLAYED_ROWS),
                 rest=f"{hidden} more modules changed less."
                 if by_change
-                else f"… and {hidden} more modules (--verbose shows all)",
+                else f"… and {hidden} more modules ({opt.verbose} shows all)",
             ),
             doc.Table(
                 doc.columns(("weight", "name"), "change", "before", "after"),

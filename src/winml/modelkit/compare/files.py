@@ -49,7 +49,7 @@ _INTEGERS = 4
 
 
 def _bug_hint() -> str:
-    return "No file was written; --no-verify writes it anyway. Please report this."
+    return f"No file was written; {opt.no_verify} writes it anyway. Please report this."
 
 
 def refuse_different(
@@ -86,7 +86,7 @@ def refuse_different(
             # The sizes may be none that the model takes: that is no fault of the candidate.
             raise StageError(
                 f"cannot verify: {error.message.replace(str(candidate), 'the result')}",
-                hint="--no-verify writes the result without comparing it.",
+                hint=f"{opt.no_verify} writes the result without comparing it.",
             ) from error
         expected = _reference_outputs(reference, draws)
     else:
@@ -218,14 +218,14 @@ def below_minimum_hint(remedies: Sequence[str], *, budget: str | None = None) ->
         remedies: What else gives a file nearer to the reference.
         budget: The option that limits bits or size, which chose the precision of each module; None: none did.
     """
-    exclude = "exclude the modules that lose most (--exclude)"
-    ways = [exclude, *remedies, "choose another --precision or --mode"]
+    exclude = f"exclude the modules that lose most ({opt.exclude})"
+    ways = [exclude, *remedies, f"choose another {opt.precision} or {opt.mode}"]
     if budget is not None:
         # A module that is excluded takes the bits of the others.
         ways = [f"allow more with {budget}", *remedies]
     listed = ", ".join(ways)
     listed = f"{listed[0].upper()}{listed[1:]}"
-    return f"No file was written. {listed}, lower --min-sqnr, or write it anyway with --no-verify."
+    return f"No file was written. {listed}, lower {opt.min_sqnr}, or write it anyway with {opt.no_verify}."
 
 
 def refuse_below_minimum_sqnr(
@@ -380,7 +380,7 @@ def _runs_of_reference(reference: Path) -> Iterator[None]:
     except (StageError, UsageError) as error:
         if error.message.startswith(opt.shape_config):
             raise
-        remedies = (missing_kernel_hint(error.message), "--no-verify writes the result without comparing it.")
+        remedies = (missing_kernel_hint(error.message), f"{opt.no_verify} writes the result without comparing it.")
         raise StageError(
             f"cannot verify: {reference.name} does not run: {error.message}", hint=" ".join(filter(None, remedies))
         ) from error

@@ -9,6 +9,7 @@ from pathlib import Path
 from winml.modelkit.compare import records
 from winml.modelkit.compare.fidelity import OutputFidelity
 from winml.modelkit.compare.words import interval_words, nearness_words, samples_words
+from winml.modelkit.errors import opt
 from winml.modelkit.report import document as doc
 from winml.modelkit.tags import address
 from winml.modelkit.version import __version__
@@ -195,8 +196,8 @@ def _module_blocks(result: records.ModelComparison, depth: int | None) -> Iterat
         name="modules",
         heading="Modules, in the order they are computed",
         brief=brief,
-        rest=f"{len(brief)} of {len(modules)} modules are listed, those with the largest own error; --verbose lists "
-        "all, in the order they are computed, and why others are not compared",
+        rest=f"{len(brief)} of {len(modules)} modules are listed, those with the largest own error; {opt.verbose} "
+        "lists all, in the order they are computed, and why others are not compared",
         is_searched=True,
     )
     yield doc.Table(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.evaluate.declared_options import DataSetFields, data_set_files, requested_samples
 from winml.modelkit.fields import DATASET, INPUTS, MODEL, OUTPUT, SIZES, declare, refuse_stated, stated_options
 from winml.modelkit.file_names import ONLY_PART
@@ -32,7 +32,7 @@ def _read_names(pairs: tuple[str, ...]) -> dict[str, str]:
         left, sign, right = text.partition("=")
         if not (left and sign and right):
             raise UsageError(
-                f"--map {text}: expected two names, reference=candidate", hint="Such as --map ids=input_ids."
+                f"{opt.map} {text}: expected two names, reference=candidate", hint=f"Such as {opt.map} ids=input_ids."
             )
         named[left] = right
     return named
@@ -85,18 +85,18 @@ def plan_comparison(request: CompareRequest) -> AnswerPlan[FoundPairs]:
     from winml.modelkit.compare.comparing import value_files
 
     if not request.by_module:
-        refuse_stated(request, _ONLY_BY_MODULE, "{} shows modules", "Add --by-module, or omit {}.")
+        refuse_stated(request, _ONLY_BY_MODULE, "{} shows modules", f"Add {opt.by_module}, or omit {{}}.")
     found = found_pairs(request.reference, request.candidate, request.submodel)
     if request.node_data and not any(isinstance(side, Path) for side in found.sides):
-        raise UsageError("--node-data requires an ONNX file, and both models are PyTorch models", hint="Omit it.")
+        raise UsageError(f"{opt.node_data} requires an ONNX file, and both models are PyTorch models", hint="Omit it.")
     stated = stated_options(request)
     found.refuse_values([stated[name] for name in _OF_ONE_GRAPH if name in stated])
     data_set = requested_samples(request, most=MOST_SAMPLES, seed=request.seed)
     if data_set is not None and request.input_data is not None:
-        raise UsageError("--dataset and --input-data cannot be combined", hint="Use one of them.")
+        raise UsageError(f"{opt.dataset} and {opt.input_data} cannot be combined", hint="Use one of them.")
     if request.input_data and request.samples is not None:
         raise UsageError(
-            f"--samples {request.samples}: --input-data {request.input_data} already determines the samples",
+            f"{opt.samples} {request.samples}: {opt.input_data} {request.input_data} already determines the samples",
             hint="Pass one of them. If it is a folder, every .npz file is read.",
         )
     values = value_files(request.input_data) if request.input_data else data_set_files(request)

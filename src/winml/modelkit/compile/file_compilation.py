@@ -26,7 +26,7 @@ from winml.modelkit.compile.declared_options import DEFAULT_MIN_SQNR_DB, MARGIN_
 from winml.modelkit.compile.options import CompileOptions
 from winml.modelkit.compile.pipeline import CompileResult, OutsideNode, compile_graph
 from winml.modelkit.compile.records import CompilableProvider, CompiledFile
-from winml.modelkit.errors import LimitError, StageError, UsageError, VerificationError
+from winml.modelkit.errors import LimitError, StageError, UsageError, VerificationError, opt
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.contexts import context_file_names, proto_nodes, rename_context_files
@@ -85,7 +85,7 @@ def _found_reference(task: graph_file.GraphFileTask, work: Compilation) -> tuple
         return found, ()
     note = (
         f"Compared with {task.source.name}, which is quantized, because its float source is unknown. With "
-        "--reference FLOAT.onnx, both are compared with the float source."
+        f"{opt.reference} FLOAT.onnx, both are compared with the float source."
     )
     return None, (note,)
 
@@ -204,14 +204,14 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
         outside, parts = self.options.max_outside, self.options.max_parts
         if outside is not None and len(result.outside) > outside:
             raise LimitError(
-                f"{self.chosen.provider.name} does not support {count_noun(len(result.outside), 'node')}, more "
-                f"than --max-outside {outside}: {_outside_words(result.outside)}",
+                f"{self.chosen.provider.name} does not support {count_noun(len(result.outside), 'node')}, more than "
+                f"{opt.max_outside} {outside}: {_outside_words(result.outside)}",
                 hint=f"No file was written. {where}.{_weight_hint(result, self.chosen)}",
             )
         if parts is not None and len(result.parts) > parts:
             raise LimitError(
-                f"{self.chosen.provider.name} compiles {count_noun(len(result.parts), 'part')}, more than --max-parts "
-                f"{parts}; between them: {_outside_words(result.outside) or 'no node'}",
+                f"{self.chosen.provider.name} compiles {count_noun(len(result.parts), 'part')}, more than "
+                f"{opt.max_parts} {parts}; between them: {_outside_words(result.outside) or 'no node'}",
                 hint=f"No file was written. {where}.{_weight_hint(result, self.chosen)}",
             )
 
@@ -259,7 +259,8 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
             raise VerificationError(
                 f"{provider.provider.name} cannot run the compiled model: "
                 f"{error.message.replace(str(written), 'the result')}{f' ({reason})' if reason else ''}",
-                hint="No file was written. If the file is for a different machine, use --no-verify to write it anyway.",
+                hint=f"No file was written. If the file is for a different machine, use {opt.no_verify} to write it "
+                "anyway.",
             ) from error
         least = DEFAULT_MIN_SQNR_DB if self.options.min_sqnr_db is None else self.options.min_sqnr_db
         if self.reference is None:
@@ -286,8 +287,8 @@ def _read_samples(
 
 def _remedy() -> str:
     return (
-        "No file was written. Set the processor with --ep-options, lower --min-sqnr, write it anyway with "
-        "--no-verify, or quantize the float file with more bits for the most affected modules: winml quantize "
+        f"No file was written. Set the processor with {opt.ep_options}, lower {opt.min_sqnr}, write it anyway with "
+        f"{opt.no_verify}, or quantize the float file with more bits for the most affected modules: winml quantize "
         "--per-module."
     )
 
@@ -304,14 +305,14 @@ def _outputs_of_reference(
         outputs = files.outputs_of_file(reference, draws)
     except (StageError, UsageError) as error:
         raise UsageError(
-            f"--reference {reference}: not the source of {source.name}: {error.message}",
-            hint="Pass its float source file, or omit --reference.",
+            f"{opt.reference} {reference}: not the source of {source.name}: {error.message}",
+            hint=f"Pass its float source file, or omit {opt.reference}.",
         ) from error
     if set(outputs[0]) != set(expected[0]):
         raise UsageError(
-            f"--reference {reference} returns {', '.join(outputs[0])}, but {source.name} returns "
+            f"{opt.reference} {reference} returns {', '.join(outputs[0])}, but {source.name} returns "
             f"{', '.join(expected[0])}",
-            hint="Pass its float source file, or omit --reference.",
+            hint=f"Pass its float source file, or omit {opt.reference}.",
         )
     return outputs
 

@@ -16,7 +16,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common
 
 from winml.modelkit.compile.options import CompileOptions
-from winml.modelkit.errors import CompileError, InputError, UsageError
+from winml.modelkit.errors import CompileError, InputError, UsageError, opt
 from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.metadata_keys import COMPILE_KEY, MODULES_KEY
 from winml.modelkit.onnx.contexts import context_nodes, is_context, refuse_compiled
@@ -156,7 +156,7 @@ def _write_context(source: Path, target: Path, chosen: ChosenProvider, *, embed:
     compiled = compile_to_file(source, target, chosen, embed=embed)
     if compiled.refused_options:
         raise UsageError(
-            f"--ep-options: {compiled.refused_options}",
+            f"{opt.ep_options}: {compiled.refused_options}",
             hint="Omit unsupported options; the documentation of the provider lists them.",
         )
     if compiled.problem:
@@ -164,7 +164,7 @@ def _write_context(source: Path, target: Path, chosen: ChosenProvider, *, embed:
             f"{chosen.provider.name} cannot compile the graph: {compiled.problem}",
             hint=missing_option_hint(chosen, compiled.problem)
             or "winml inspect shows the operators and types of the file. Some devices support float16 or integers only "
-            "(see winml quantize); others need different --ep-options.",
+            f"(see winml quantize); others need different {opt.ep_options}.",
         )
     return compiled.reasons
 

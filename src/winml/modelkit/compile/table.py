@@ -6,6 +6,7 @@ from collections import Counter
 
 from winml.modelkit.compare.words import comparison_words, coverage_words
 from winml.modelkit.compile.records import CompilableProvider, CompiledFile
+from winml.modelkit.errors import opt
 from winml.modelkit.report import document as doc
 from winml.modelkit.transform.table import DISPLAYED_ROWS, written_fields
 from winml.modelkit.words import count_noun
@@ -23,7 +24,7 @@ def compilation_document(result: CompiledFile) -> doc.Document:
         *written_fields(result.files),
         *doc.note_fields(result.notes),
     ]
-    rest = "… and {} more (--verbose shows all)"
+    rest = f"… and {{}} more ({opt.verbose} shows all)"
     return doc.Document(
         [
             doc.Fields(fields),

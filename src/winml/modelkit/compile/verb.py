@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from winml.modelkit.compile.declared_options import CompileFields
-from winml.modelkit.errors import ModelPathError, UsageError, python_function
+from winml.modelkit.errors import ModelPathError, UsageError, opt, python_function
 from winml.modelkit.fields import VERIFICATION, declare
 from winml.modelkit.ort.execution_providers import find_execution_provider
 from winml.modelkit.verbs.file_to_file import EXTERNAL_FROM_BYTES, FileRequest
@@ -50,24 +50,24 @@ class CompileRequest(FileRequest["CompileOptions", "CompiledFile"]):
     def refuse_options(self) -> None:
         """Refuse a missing provider, and a reference that is not used or not there."""
         if self.options.ep is None:
-            raise UsageError("no execution provider is specified", hint="Use --ep; --list lists them.")
+            raise UsageError("no execution provider is specified", hint=f"Use {opt.ep}; {opt.list} lists them.")
         provider = find_execution_provider(self.options.ep)
         if self.reference is None:
             return
         if not self.verify:
             raise UsageError(
-                f"--reference {self.reference} has no effect with --no-verify",
+                f"{opt.reference} {self.reference} has no effect with {opt.no_verify}",
                 hint="Omit one of them.",
             )
         if not provider.compiles:
             raise UsageError(
-                f"--reference {self.reference}: for {provider.name}, the result has the outputs of its source, and "
+                f"{opt.reference} {self.reference}: for {provider.name}, the result has the outputs of its source, and "
                 "is compared with the source only",
                 hint="Omit it.",
             )
         if not self.reference.is_file():
             raise ModelPathError(
-                f"--reference {self.reference}: no such file",
+                f"{opt.reference} {self.reference}: no such file",
                 hint="Pass the path of the float ONNX file that the source was quantized from.",
             )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from winml.modelkit.errors import opt
 from winml.modelkit.fields import DATASET, declare, refuse_stated
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def requested_samples(request: DataSetFields, *, most: int, seed: int) -> DataSe
         UsageError: there is no such data set, or something is said of one that is not given.
     """
     if request.dataset is None:
-        refuse_stated(request, ("columns", "split"), "{} requires --dataset", "Omit it, or pass a dataset.")
+        refuse_stated(request, ("columns", "split"), f"{{}} requires {opt.dataset}", "Omit it, or pass a dataset.")
         return None
     from winml.modelkit.samples.data_sets import DataSetRequest
     from winml.modelkit.samples.data_sources import find_source, refuse_missing_datasets

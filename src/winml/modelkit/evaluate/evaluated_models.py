@@ -33,7 +33,9 @@ _LABELED_TASKS = frozenset(
 
 
 def _other_baseline_hint() -> str:
-    return "Choose a baseline with the same checkpoint or fine-tuning, or evaluate the model alone: --baseline none."
+    return (
+        f"Choose a baseline with the same checkpoint or fine-tuning, or evaluate the model alone: {opt.baseline} none."
+    )
 
 
 _DISPLAYED = 6
@@ -92,8 +94,8 @@ def _refuse_other_vocabulary(names: Sequence[str], model: Path, baseline: Path, 
     ours, theirs = (open_processor("tokenizer", folder, opt.baseline).get_vocab() for folder in (model, baseline))
     if other := sum(ours.get(token) != number for token, number in theirs.items()) or abs(len(ours) - len(theirs)):
         raise UsageError(
-            f"{opt.baseline} {displayed}: its tokenizer has {len(theirs)} tokens, {other} of them different from "
-            f"the model's {len(ours)}: both models receive the tokens of the model's tokenizer",
+            f"{opt.baseline} {displayed}: its tokenizer has {len(theirs)} tokens, {other} of them different from the "
+            f"model's {len(ours)}: both models receive the tokens of the model's tokenizer",
             hint=_other_baseline_hint(),
         )
 
@@ -172,10 +174,10 @@ def _onnx_model(path: Path, run: RunOptions, task: str | None) -> EvaluatedModel
     stated = _task_of(metadata)
     if task is None and stated is None:
         raise TaskError(
-            f"{run.shown} does not state its task", hint="Set it, for example with --task text-classification."
+            f"{run.shown} does not state its task", hint=f"Set it, for example with {opt.task} text-classification."
         )
     name = task_name(task or str(stated))
-    rule = "set by --task" if task else "from the file"
+    rule = f"set by {opt.task}" if task else "from the file"
     source = _source_of(metadata, run.shown)
     folder = files_folder(path)
     if not processor_files(folder) and source is not None and (beside := processor_folder(source)) is not None:
@@ -208,7 +210,7 @@ def _torch_model(request: ModelRequest, task: str | None, stack: ExitStack) -> E
     folder = beside.parent if beside is not None else Path(request.model)
     side = stack.enter_context(opened_torch_side(loaded, None, shown=request.model))
     note = "The model is a checkpoint: it is evaluated in PyTorch, without an export."
-    name, rule = (added, "set by --task") if added else (info.task, str(info.task_rule))
+    name, rule = (added, f"set by {opt.task}") if added else (info.task, str(info.task_rule))
     return EvaluatedModel(side, name, rule, folder, open_config(folder), None, (note, *_notes(loaded)))
 
 
@@ -235,8 +237,8 @@ def opened_baseline(subject: Subject, model: EvaluatedModel, stack: ExitStack) -
     is_torch = not isinstance(subject.model, Path)
     if subject.has_baseline and subject.baseline is None and is_torch:
         raise UsageError(
-            f"--baseline pytorch: {model.side.name} already runs in PyTorch",
-            hint="Set --baseline to an ONNX file, or evaluate the ONNX file with this checkpoint as the baseline.",
+            f"{opt.baseline} pytorch: {model.side.name} already runs in PyTorch",
+            hint=f"Set {opt.baseline} to an ONNX file, or evaluate the ONNX file with this checkpoint as the baseline.",
         )
     if subject.has_baseline is False or (subject.baseline is None and is_torch):
         return None, ()
@@ -253,7 +255,7 @@ def opened_baseline(subject: Subject, model: EvaluatedModel, stack: ExitStack) -
         baseline = exported_from(
             model.side.metadata,
             subject.run.shown,
-            hint="Set --baseline to the checkpoint folder, or evaluate the file alone: --baseline none.",
+            hint=f"Set {opt.baseline} to the checkpoint folder, or evaluate the file alone: {opt.baseline} none.",
         )
     baseline = with_recorded_seed(baseline, model.side.metadata)
     if (folder := processor_folder(baseline)) is not None:
@@ -278,9 +280,9 @@ def _refuse_other_task(baseline: Side, model: EvaluatedModel) -> None:
     stated, own = _task_of(baseline.metadata), _task_of(model.side.metadata)
     if stated is not None and stated != own and task_name(stated) != model.task:
         raise UsageError(
-            f"--baseline {baseline.name}: the baseline is a model for {stated}, and {model.side.name} is "
-            f"evaluated for {model.task}",
-            hint="Choose a baseline for the same task, or --baseline none.",
+            f"{opt.baseline} {baseline.name}: the baseline is a model for {stated}, and {model.side.name} is evaluated "
+            f"for {model.task}",
+            hint=f"Choose a baseline for the same task, or {opt.baseline} none.",
         )
 
 

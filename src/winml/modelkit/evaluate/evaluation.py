@@ -12,7 +12,7 @@ from typing import Any
 
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.fidelity import FidelitySum, QualitySamples, quality_record
-from winml.modelkit.errors import InputError, UsageError, spell
+from winml.modelkit.errors import InputError, UsageError, opt, spell
 from winml.modelkit.evaluate.evaluated_models import EvaluatedModel, Subject, opened_baseline, opened_model
 from winml.modelkit.evaluate.metrics import Measured, Metric, intervals
 from winml.modelkit.evaluate.options import AGREEMENT, EvaluationOptions
@@ -78,15 +78,15 @@ def _refuse_unreachable(options: EvaluationOptions) -> None:
         # Every metric of which more is better is a share, or a correlation.
         if value > 1:
             raise UsageError(
-                f"--min {name}={value:g}: expected at most 1",
-                hint=f"State a fraction: --min {name}={value / 100:g}."
+                f"{opt.min} {name}={value:g}: expected at most 1",
+                hint=f"State a fraction: {opt.min} {name}={value / 100:g}."
                 if value <= 100
                 else "State a fraction from 0 to 1.",
             )
     for name, drop in options.max_drop.items():
         if not isinstance(drop, str) and drop < 0:
             raise UsageError(
-                f"--max-drop {name}={drop:g}: expected zero or more", hint="State the maximum drop, such as 0.01."
+                f"{opt.max_drop} {name}={drop:g}: expected zero or more", hint="State the maximum drop, such as 0.01."
             )
 
 
@@ -105,7 +105,7 @@ def refuse_limits_without_baseline(options: EvaluationOptions, baseline: Side | 
             name = next(iter(passed))
             raise UsageError(
                 f"{spell(option)} {name}={drop_words(passed[name])} needs a baseline, and there is none",
-                hint="Set --baseline to pytorch, an ONNX file or a checkpoint folder.",
+                hint=f"Set {opt.baseline} to pytorch, an ONNX file or a checkpoint folder.",
             )
 
 
@@ -468,8 +468,8 @@ def _batch_size(preprocessor: Preprocessor, task: TaskDefinition, options: Evalu
     """
     if options.batch_size is not None and preprocessor.fixed_batch not in (None, options.batch_size):
         raise UsageError(
-            f"--batch-size {options.batch_size}: the graph takes batches of {preprocessor.fixed_batch}",
-            hint="Omit it, or export with this size or with --dynamic-batch.",
+            f"{opt.batch_size} {options.batch_size}: the graph takes batches of {preprocessor.fixed_batch}",
+            hint=f"Omit it, or export with this size or with {opt.dynamic_batch}.",
         )
     return preprocessor.fixed_batch or options.batch_size or task.batch_size
 

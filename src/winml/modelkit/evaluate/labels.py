@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.words import first_words
 
 _GENERIC = re.compile(r"label[_ ]?\d+", re.IGNORECASE)
@@ -135,7 +135,7 @@ def _refuse_no_label(value: object, column: str) -> Any:
     if value is None or (isinstance(value, Real) and math.isnan(value)):
         raise UsageError(
             f"column {column} has a sample without a label",
-            hint="Remove such samples from the dataset, or choose a different column with --columns.",
+            hint=f"Remove such samples from the dataset, or choose a different column with {opt.columns}.",
         )
     what = f"{type(value).__name__} {str(value)[:_LONGEST_VALUE]} instead of one label"
     if isinstance(value, Real):
@@ -163,7 +163,7 @@ def _unknown_labels(labels: Sequence[object], found: LabelMap) -> UsageError:
     if list(labels) == [-1]:
         return UsageError(
             f"column {found.column} contains the label -1: the labels of this split are not public",
-            hint="Use a different --split.",
+            hint=f"Use a different {opt.split}.",
         )
     return UsageError(
         f"the labels of column {found.column} do not match the model: {first_words(labels, _DISPLAYED)}; "

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import pydantic
 
-from winml.modelkit.errors import UsageError, spell
+from winml.modelkit.errors import UsageError, opt, spell
 from winml.modelkit.options import Drop, Options, drop_words, read_drop
 
 PYTORCH = "pytorch"
@@ -90,5 +90,5 @@ def parse_drops(texts: Iterable[str]) -> dict[str, Drop]:
     for name, drop in map(read_drop, texts):
         if drops.setdefault(name, drop) != drop:
             values = f"{drop_words(drops[name])} and {drop_words(drop)}"
-            raise UsageError(f"--max-drop: {name} has two values, {values}", hint="Set it once.")
+            raise UsageError(f"{opt.max_drop}: {name} has two values, {values}", hint="Set it once.")
     return drops

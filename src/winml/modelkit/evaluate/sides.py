@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from winml.modelkit.arrays import Arrays, numpy_dtype
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.onnx.specs import InputTensorSpec, graph_input
 from winml.modelkit.ort.graph_inputs import graph_inputs
 from winml.modelkit.ort.opened_model import RunOptions, open_model, refuse_dynamic_inputs
@@ -95,7 +95,9 @@ def opened_torch_side(loaded: LoadedModel, inputs: Sequence[InputTensorSpec] | N
     else:
         # A graph may do without an input that the model takes; then the model does without it, too.
         used = {item.name: own.get(item.name, item) for item in inputs if item.cache is None}
-    hint = "The PyTorch code of the model fails on these samples. Evaluate the ONNX file alone with --baseline none."
+    hint = (
+        f"The PyTorch code of the model fails on these samples. Evaluate the ONNX file alone with {opt.baseline} none."
+    )
     with prepared_part(part, list(used), plain_attention=False) as prepared:
         yield Side("pytorch", shown, tuple(used.values()), lambda feeds: run_on_arrays(prepared, feeds, shown, hint))
 
@@ -124,7 +126,7 @@ def _joined(first: InputTensorSpec, second: InputTensorSpec, displayed: str) -> 
         raise UsageError(
             f"the model takes {first.name} {first.words}, the baseline {displayed} {second.words}: no sample "
             "fits both models",
-            hint="Choose a --baseline with the same sizes or with dynamic dimensions.",
+            hint=f"Choose a {opt.baseline} with the same sizes or with dynamic dimensions.",
         )
     shape = tuple(left if isinstance(left, int) else right for left, right in pairs)
     return first.model_copy(update={"shape": shape})

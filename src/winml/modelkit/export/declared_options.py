@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from winml.modelkit.errors import ConfigError
+from winml.modelkit.errors import ConfigError, opt
 from winml.modelkit.fields import ADVANCED, DEVICE, EXPORT, QUANTIZATION, SIZES, VERIFICATION, declare
 from winml.modelkit.tags.torch_modules import TorchModules, normalized_torch_modules
 
@@ -41,7 +41,7 @@ def _read_classes(text: str) -> object:
         return normalized_torch_modules(text)
     except ValueError as error:
         hint = "Use auto, none, all, or names of classes separated by commas."
-        raise ConfigError(f"--torch-module {text}: {error}", hint=hint) from None
+        raise ConfigError(f"{opt.torch_module} {text}: {error}", hint=hint) from None
 
 
 @dataclass(kw_only=True)

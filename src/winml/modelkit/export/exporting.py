@@ -16,7 +16,7 @@ from pathlib import Path
 
 from torch import nn
 
-from winml.modelkit.errors import UsageError, WinMLError, python_function
+from winml.modelkit.errors import UsageError, WinMLError, opt, python_function
 from winml.modelkit.export.config import (
     ExporterUse,
     WinMLExportConfig,
@@ -242,15 +242,15 @@ class HTPExporter:
             refuse_unregistered(loaded.model, target.functions)
         if self.config.activations is not None and loaded.info.source_format is None:
             raise UsageError(
-                f"--activations {self.config.activations}: {loaded.info.name_or_path} has no quantized weights",
+                f"{opt.activations} {self.config.activations}: {loaded.info.name_or_path} has no quantized weights",
                 hint="Omit it. The option is for quantized checkpoints.",
             )
         for part in loaded.requested_parts:
             if self.config.exporter == "dynamo" and part.open_grids is not None:
                 raise UsageError(
-                    f"--dynamo: part {part.name} takes image sizes as values of {part.open_grids}, which only "
-                    "the TorchScript exporter supports",
-                    hint="Omit --dynamo.",
+                    f"{opt.dynamo}: part {part.name} takes image sizes as values of {part.open_grids}, which only the "
+                    "TorchScript exporter supports",
+                    hint=f"Omit {opt.dynamo}.",
                 )
         is_dynamic = any(part.dimensions for part in loaded.requested_parts)
         try:
@@ -259,7 +259,7 @@ class HTPExporter:
             if any(part.cache is not None for part in loaded.parts):
                 error.hint = (
                     "A graph with a KV cache has dynamic dimensions by default, and one of this graph has no key in "
-                    "--shape-config. Pass --no-cache, or add --allow-dynamic and fix the sizes later."
+                    f"{opt.shape_config}. Pass {opt.no_cache}, or add {opt.allow_dynamic} and fix the sizes later."
                 )
             raise
         if len(loaded.parts) == 1:
@@ -316,7 +316,7 @@ def _frozen_notes(sizes: Mapping[str, int], parts: Sequence[ModelPart]) -> list[
         # Within the positions of any model that takes the first.
         other = json.dumps({key: size // 2 if size > 1 else 2})
         notes.append(
-            f"{key} ({', '.join(dict.fromkeys(axes))}) is fixed to {size}: as a dynamic dimension, it was "
-            f"frozen by the exporter. For a different size: --shape-config '{other}'."
+            f"{key} ({', '.join(dict.fromkeys(axes))}) is fixed to {size}: as a dynamic dimension, it was frozen by "
+            f"the exporter. For a different size: {opt.shape_config} '{other}'."
         )
     return notes

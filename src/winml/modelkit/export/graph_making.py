@@ -36,7 +36,7 @@ from winml.modelkit.compare.verification.sizes import (
     limited_by_tables,
     run_at_varied_sizes,
 )
-from winml.modelkit.errors import ExportError, UsageError, missing_name
+from winml.modelkit.errors import ExportError, UsageError, missing_name, opt, spell
 from winml.modelkit.export.capture import Capture, CaptureOptions, NodeTagger
 from winml.modelkit.export.config import (
     EXPORTER_ORDER,
@@ -173,7 +173,7 @@ def _named_failure(name: ExporterName, error: ExportError | ImportError | Attrib
     """Return why an exporter failed, where a name of a library is missing with that; raise any other error again."""
     missing = missing_name(error) or missing_name(error.__cause__ or error)
     if missing:
-        other = "--dynamo" if name == "torchscript" else "--no-dynamo"
+        other = spell("dynamo" if name == "torchscript" else "no_dynamo")
         failure = ExportError(
             f"{missing}, which the exporter {EXPORTER_WORDS[name]} needs",
             hint=f"Use {other} or a different version of {missing.partition(' ')[0]}. Commands that take an ONNX "
@@ -515,7 +515,7 @@ def _bounded(
         if least == most and dimension.min != dimension.max:
             error = ExportError(
                 f"{dimension.name} cannot be dynamic: the graph supports size {most} only",
-                hint="Fix the size: omit the dynamic option, or set a number in --shape-config.",
+                hint=f"Fix the size: omit the dynamic option, or set a number in {opt.shape_config}.",
             )
             error.frozen = (dimension.name,)
             raise error
@@ -706,8 +706,8 @@ def _suggest_axes(error: UsageError, prepared: PreparedPart, tensors: Mapping[st
             places = " and ".join(f"axis {axis} of {name}" for name, axis in missing)
             option = " ".join(f"{name}:{axis}={dimension}" for name, axis in missing)
             error.hint = (
-                f"Make {places} dynamic as well: write {dimension} there in --input-specs, or add --dynamic-axes "
-                f"'{option}'. Or fix the size of {dimension}."
+                f"Make {places} dynamic as well: write {dimension} there in {opt.input_specs}, or add "
+                f"{opt.dynamic_axes} '{option}'. Or fix the size of {dimension}."
             )
 
 

@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from winml.modelkit.compare.verification import reference_run
 from winml.modelkit.compare.verification.input_draws import InputDraws
-from winml.modelkit.errors import ExportError
+from winml.modelkit.errors import ExportError, opt
 from winml.modelkit.export.config import ExporterUse, WinMLExportConfig, configured_request, first_choice
 from winml.modelkit.models.caches.inputs import PAST_KEY
 from winml.modelkit.models.checkpoints.deferred_tensors import DeferredTensor, NotDeferrableError
@@ -224,7 +224,10 @@ def load_for_export(
         return loaded, use
     fixed = request.with_sizes({**closing, **request.fixed_sizes})
     loaded, use = _load(fixed, config, is_handed_over=is_handed_over, check=check)
-    note = f"Sizes are fixed, as --ep {config.ep} requires. To change them: --shape-config '{json.dumps(closing)}'."
+    note = (
+        f"Sizes are fixed, as {opt.ep} {config.ep} requires. To change them: {opt.shape_config} "
+        f"'{json.dumps(closing)}'."
+    )
     return replace(loaded, model_notes=(note, *loaded.model_notes)), use
 
 

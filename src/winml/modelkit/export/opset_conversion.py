@@ -14,6 +14,8 @@ import onnx
 import onnx_ir as ir
 from onnx import version_converter  # noqa: TID251 - the metadata it wipes is put back below
 
+from winml.modelkit.errors import opt
+
 _INTERMEDIATE_OPSET = 17
 """Specified: the opset before the oldest the dynamo exporter writes."""
 _LARGEST_HELD_ELEMENTS = 1024
@@ -192,6 +194,6 @@ def _convert_stepwise(proto: onnx.ModelProto, requested_opset: int) -> tuple[onn
 
 def _opset_note(reached: int, requested_opset: int, reason: str) -> str:
     return (
-        f"The graph stays at opset {reached}: {reason}. --no-dynamo builds at {requested_opset} itself, where "
+        f"The graph stays at opset {reached}: {reason}. {opt.no_dynamo} builds at {requested_opset} itself, where "
         "TorchScript has a form of every operator."
     )

@@ -29,7 +29,7 @@ from winml.modelkit.compare.verification.written_file import (
     verify_written_file,
 )
 from winml.modelkit.compare.words import fidelity_words, verification_notes
-from winml.modelkit.errors import ExportError, InternalError, UsageError, VerificationError, WinMLError
+from winml.modelkit.errors import ExportError, InternalError, UsageError, VerificationError, WinMLError, opt
 from winml.modelkit.export.adapter_files import write_adapters
 from winml.modelkit.export.config import (
     EXPORTER_WORDS,
@@ -103,7 +103,7 @@ def export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter:
 def hint_with_cache(hint: str) -> str:
     """Return what to do next where a part with a cache failed, with the graph without one where that may help."""
     # Too few bits are too few without a cache, too; and what names the option has said it.
-    stated = any(option in hint for option in ("--min-sqnr", "--no-cache"))
+    stated = any(option in hint for option in (opt.min_sqnr, opt.no_cache))
     return hint if stated else f"{hint} {no_cache_hint()}".strip()
 
 
@@ -164,7 +164,7 @@ def _blame_normalization(
         f"normalization made the graph wrong, which is right as {EXPORTER_WORDS[tagged_graph.exporter.name]} wrote "
         f"it: {failed.message.removeprefix('cannot verify: ')}"
     )
-    failed.hint = "No file was written; --no-verify writes it anyway. This is a bug in winml: please report it."
+    failed.hint = f"No file was written; {opt.no_verify} writes it anyway. This is a bug in winml: please report it."
 
 
 def _leaner(run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph) -> TaggedGraph:
@@ -340,7 +340,10 @@ def _verify_part(
         fidelity = measure_written_file(written, prepared, run.inputs(part), least, piece_bytes, samples)
         return fidelity if len(run.loaded.parts) == 1 else _measured_text(run, prepared, fidelity)
     advice = (
-        "Without --no-dynamo, the dynamo exporter is tried too: it supports dynamic sizes that TorchScript freezes. "
+        (
+            f"Without {opt.no_dynamo}, the dynamo exporter is tried too: it supports dynamic sizes that TorchScript "
+            "freezes. "
+        )
         if run.config.exporter == "torchscript"
         else ""
     )
@@ -512,9 +515,9 @@ def _exported_part(
     assumed = tagged_graph.assumed if settled is None else settled
     fidelity = comparison if isinstance(comparison, FidelityInfo) else None
     compared = () if fidelity is None else (f"Compared with PyTorch: {fidelity_words(fidelity)}.",)
-    skipped = () if comparison else ("Not verified: the file was not compared with the model (--no-verify).",)
+    skipped = () if comparison else (f"Not verified: the file was not compared with the model ({opt.no_verify}).",)
     if part.dimensions and not comparison:
-        skipped = (*skipped, "Not verified: whether the dynamic dimensions work at different sizes (--no-verify).")
+        skipped = (*skipped, f"Not verified: whether the dynamic dimensions work at different sizes ({opt.no_verify}).")
     model, exporter, handed = tagged_graph.model, tagged_graph.exporter, tagged_graph.handed
     checked_sizes = tagged_graph.proof.other_sizes(tagged_graph.draw.sizes) if comparison else {}
     return ExportedPart(

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from winml.modelkit.compare.words import coverage_words
+from winml.modelkit.errors import opt
 from winml.modelkit.export.records import ExportedPart, ExportResult, NodeRecord
 from winml.modelkit.onnx.bundle import PartDescription
 from winml.modelkit.onnx.specs import DynamicDimension, InputTensorSpec, OutputTensorSpec
@@ -126,7 +127,7 @@ def _model_fields(result: ExportResult, part: ExportedPart) -> Iterator[doc.Fiel
 
 def _part_fields(part: ExportedPart) -> Iterator[doc.Field]:
     coverage, checked = part.coverage, part.checked_sizes
-    tagged = "not written (--no-hierarchy)" if coverage.nodes and not coverage.tagged else coverage_words(coverage)
+    tagged = f"not written ({opt.no_hierarchy})" if coverage.nodes and not coverage.tagged else coverage_words(coverage)
     yield "inputs", input_words(part.inputs)
     yield "outputs", output_words(part.outputs, part.description)
     if part.dimensions:

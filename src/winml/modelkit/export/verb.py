@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.export.declared_options import ExportFields
 from winml.modelkit.fields import EXPORT, OUTPUT, declare
 from winml.modelkit.file_names import ADAPTER_SUFFIX, sidecar_path
@@ -79,7 +79,7 @@ def plan_export(request: ExportRequest) -> ExportPlan:
     model = configured_request(request.model, config, request.origin)
     if request.functions is not None and not config.hierarchy:
         raise UsageError(
-            f"--functions {request.functions} requires tags, which --no-hierarchy does not write",
+            f"{opt.functions} {request.functions} requires tags, which {opt.no_hierarchy} does not write",
             hint="Omit one of them.",
         )
     paths = ExportPaths.for_output(request.output, with_sidecar=config.hierarchy, with_report=request.with_report)
@@ -206,7 +206,7 @@ def _steps(request: ExportRequest, model: ModelRequest) -> tuple[PlannedStep, ..
         f"{exporters[config.exporter]}, opset {opset}",
         "scopes of the trace matched with modules",
         f"nodes get the tags of their modules ({config.torch_module} of torch.nn)",
-        "tags written to nodes" if config.hierarchy else "left out: --no-hierarchy",
+        "tags written to nodes" if config.hierarchy else f"left out: {opt.no_hierarchy}",
         f"{request.output}: {compared}",
     )
     return tuple(PlannedStep(name, text) for name, text in zip(STEPS, words, strict=True))

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.errors import InputError, UsageError, opt
 from winml.modelkit.evaluate.tasks.similarity import ALIKE, cosine, read_pooling
 from winml.modelkit.evaluate.tasks.texts import best_span
 from winml.modelkit.generate.generation.settings import position_limit, read_settings
@@ -162,7 +162,9 @@ class TaskRunner:
         return Answer(answer.kind, answer.entries, answer.arrays, (*self._notes, *answer.notes))
 
     def _open(self, kind: ProcessorKind) -> Any:
-        return open_processor(kind, self._folder, self._task, instead="or pass tensors by name: --input NAME=@FILE.npy")
+        return open_processor(
+            kind, self._folder, self._task, instead=f"or pass tensors by name: {opt.input} NAME=@FILE.npy"
+        )
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -175,7 +177,8 @@ class TaskRunner:
         if fixed < limit:
             limit = fixed
             limit_words = (
-                "the input length of the graph; export or build the model with --dynamic-seq-len to read longer texts"
+                f"the input length of the graph; export or build the model with {opt.dynamic_seq_len} to read longer "
+                "texts"
             )
         tokenizer.model_max_length = limit
         return _CuttingTokenizer(tokenizer, self._notes, limit_words)
@@ -197,7 +200,7 @@ class TaskRunner:
         if getattr(self._model, "config", None) is None:
             raise InputError(
                 f"{self._folder}: no config.json for transformers, which names the classes",
-                hint="Copy the config of the checkpoint there, or pass tensors by name: --input NAME=@FILE.npy",
+                hint=f"Copy the config of the checkpoint there, or pass tensors by name: {opt.input} NAME=@FILE.npy",
             )
         import transformers
 
@@ -227,7 +230,7 @@ class TaskRunner:
             classes = ", ".join(map(str, self._model.config.id2label.values()))
             raise UsageError(
                 f"candidate labels require a class 'entailment'; the model has {classes}",
-                hint="Omit --label, or use a model of natural language inference.",
+                hint=f"Omit {opt.label}, or use a model of natural language inference.",
             )
         text = inputs["text"]
         with tokenizer_call(self._tokenizer, text):
@@ -471,7 +474,7 @@ class TaskRunner:
             raise UsageError(
                 f"the audio has {len(samples)} samples ({len(samples) / rate_hz:.3g} s), but the graph takes {length} "
                 f"({length / rate_hz:.3g} s)",
-                hint="Export or build the model with a dynamic length (--dynamic-seq-len), or pass shorter audio.",
+                hint=f"Export or build the model with a dynamic length ({opt.dynamic_seq_len}), or pass shorter audio.",
             )
         if isinstance(length, int) and len(samples) < length:
             self._notes[
@@ -628,7 +631,7 @@ def _named(outputs: Arrays, name: str) -> Array:
     if name not in outputs:
         raise InputError(
             f"the model returns {', '.join(outputs)}, but the task needs {name}",
-            hint="Set --task, or export the model again for this task.",
+            hint=f"Set {opt.task}, or export the model again for this task.",
         )
     return outputs[name]
 

@@ -16,7 +16,7 @@ from winml.modelkit.builds.build_model import build_onnx_model
 from winml.modelkit.builds.config import WinMLBuildConfig, check_load_keywords
 from winml.modelkit.builds.found_models import onnx_file_in, part_files
 from winml.modelkit.builds.open_sizes import build_with_open_sizes
-from winml.modelkit.errors import InputError, TaskError, UsageError, python_function
+from winml.modelkit.errors import InputError, TaskError, UsageError, opt, python_function
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, DECODER, EMBEDDING, ENCODER, PROMPT, VISION, files_folder
 from winml.modelkit.generate.built_model import WinMLModel, config_beside, pad_token_beside
 from winml.modelkit.generate.generation.transformers_loop import (
@@ -241,7 +241,7 @@ class _GeneratingModel(DecoderModel, _BuiltModel):
         if self.config is None:
             raise InputError(
                 f"{self.path}: the generation loop of transformers needs a config beside the model",
-                hint="Build the model again without --no-tokenizer.",
+                hint=f"Build the model again without {opt.no_tokenizer}.",
             )
         return generation_config_beside(Path(self.path).parent, self.config, has_cache=self._has_cache)
 

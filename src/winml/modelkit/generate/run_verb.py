@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.errors import InputError, ModelPathError, TaskError, UsageError, spell
+from winml.modelkit.errors import InputError, ModelPathError, TaskError, UsageError, opt, spell
 from winml.modelkit.fields import INPUTS, OUTPUT, RECORDED, declare
 from winml.modelkit.file_names import DECODER, ENCODER, ONLY_PART, PROMPT, VISION, files_folder
 from winml.modelkit.generate.task_inputs import IMAGE_SUFFIXES, RUN_TASKS, RunTask, TaskInput, run_task
@@ -99,7 +99,8 @@ def plan_run(request: RunRequest) -> AnswerPlan[RunSubject]:
     request.refuse_unknown_provider()
     if request.schema and request.reference:
         raise UsageError(
-            "--schema and --reference cannot be combined, since --schema runs nothing", hint="Use one of them."
+            f"{opt.schema} and {opt.reference} cannot be combined, since {opt.schema} runs nothing",
+            hint="Use one of them.",
         )
     subject = _subject(request)
     media = [Path(value[1:]) for value in subject.tensors.values() if value.startswith("@")]
@@ -126,11 +127,11 @@ def _subject(request: RunRequest) -> RunSubject:
         stated = described_model(_described_file(request)).get("task")
     if request.task and stated and canonical_task(request.task) != canonical_task(stated):
         raise TaskError(
-            f"--task {request.task}: {request.name} was exported for {stated}",
-            hint="Omit --task, or build the model again for this task.",
+            f"{opt.task} {request.task}: {request.name} was exported for {stated}",
+            hint=f"Omit {opt.task}, or build the model again for this task.",
         )
     name = request.task or stated
-    rule = "set by --task" if request.task else "from the file" if stated else ""
+    rule = f"set by {opt.task}" if request.task else "from the file" if stated else ""
     passed = {key: value for key, value in named.items() if key in tensors and not _is_of_task(key, name, tensors)}
     if passed:
         if other := [key for key in named if key not in tensors]:
@@ -144,7 +145,7 @@ def _subject(request: RunRequest) -> RunSubject:
     # Texts, images or audio? The tensors of a checkpoint are known once it is built.
     if name is None or (not request.files and canonical_task(name) == "feature-extraction"):
         if request.files and not request.schema:
-            by_name = [f"--input {item}=@FILE.npy" for item in tensors]
+            by_name = [f"{opt.input} {item}=@FILE.npy" for item in tensors]
             if request.inputs:
                 unknown = next(key for key in named if key not in tensors)
                 raise UsageError(
@@ -153,7 +154,7 @@ def _subject(request: RunRequest) -> RunSubject:
                 )
             raise TaskError(
                 f"{request.name} does not state its task",
-                hint=f"Specify --task, such as --task text-classification, or pass tensors by name: "
+                hint=f"Specify {opt.task}, such as {opt.task} text-classification, or pass tensors by name: "
                 f"{', '.join(by_name)}.",
             )
         return RunSubject(None, rule, {}, named)
@@ -194,8 +195,8 @@ def _named_values(request: RunRequest) -> dict[str, tuple[str, ...]]:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
             raise UsageError(
-                f"--input {pair}: expected NAME=VALUE or NAME=@FILE",
-                hint="Such as --input context=@article.txt, or --input input_ids=[[2,5,3]].",
+                f"{opt.input} {pair}: expected NAME=VALUE or NAME=@FILE",
+                hint=f"Such as {opt.input} context=@article.txt, or {opt.input} input_ids=[[2,5,3]].",
             )
         add(name.strip(), value)
     return named
@@ -250,7 +251,7 @@ def _refuse_inputs(
         if item.kind != "text" and not values[0].startswith("@"):
             raise UsageError(
                 f"input {name!r}: {values[0]!r} is no file; {task} takes {_article(item.kind)}",
-                hint=f"--input {name}=@{item.example}",
+                hint=f"{opt.input} {name}=@{item.example}",
             )
     several = [name for name, values in named.items() if len(values) > 1 and not known[name].is_repeatable]
     if len(several) > 1:
@@ -261,7 +262,7 @@ def _refuse_inputs(
         )
     if several and request.save is not None:
         raise UsageError(
-            f"--save {request.save}: the result of one {several[0]} is saved, {len(named[several[0]])} are passed",
+            f"{opt.save} {request.save}: the result of one {several[0]} is saved, {len(named[several[0]])} are passed",
             hint=f"Omit it, or pass one {several[0]}.",
         )
     missing = [item for item in definition.inputs if item.is_required and item.name not in named]
@@ -281,14 +282,14 @@ def _refuse_save(request: RunRequest, definition: RunTask, what: str) -> None:
         return
     if definition.saved is None:
         raise UsageError(
-            f"--save {request.save}: {what} has no image and no arrays to save",
+            f"{opt.save} {request.save}: {what} has no image and no arrays to save",
             hint="Omit it; -o FILE writes the result as JSON.",
         )
     suffixes = IMAGE_SUFFIXES if definition.saved == "image" else (_ARRAYS_SUFFIX,)
     if request.save.suffix.lower() not in suffixes:
         raise UsageError(
-            f"--save {request.save}: the result of {what} is saved as {', '.join(suffixes)}",
-            hint=f"--save {request.save.with_suffix(suffixes[0])}",
+            f"{opt.save} {request.save}: the result of {what} is saved as {', '.join(suffixes)}",
+            hint=f"{opt.save} {request.save.with_suffix(suffixes[0])}",
         )
 
 
@@ -327,7 +328,7 @@ def _with_provider(name: str, path: Path) -> str:
 def _commanded(request: RunRequest) -> str:
     """Return the model of a request as hints write it."""
     if request.ep is not None:
-        return f"{request.name} --ep {request.ep}"
+        return f"{request.name} {opt.ep} {request.ep}"
     return _with_provider(request.name, _described_file(request)) if request.files else request.name
 
 
@@ -336,7 +337,7 @@ def _run_command(name: str, definition: RunTask) -> str:
 
 
 def _option_of(item: TaskInput) -> str:
-    return spell(item.name) if item.name in _BY_OPTION else f"--input {item.name}="
+    return spell(item.name) if item.name in _BY_OPTION else f"{opt.input} {item.name}="
 
 
 def _example(item: TaskInput) -> str:
@@ -415,7 +416,7 @@ def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:
         )
         for item in (definition.inputs if definition is not None else ())
     )
-    by_name = " ".join(f"--input {name}=@{name}.npy" for name in dict.fromkeys(item.name for item in tensors))
+    by_name = " ".join(f"{opt.input} {name}=@{name}.npy" for name in dict.fromkeys(item.name for item in tensors))
     example = example_command(request.name, task or "", definition, request.files)
     example = example or f"winml run {_commanded(request)} {by_name}"
     return RunSchema(request.name, task, inputs, tuple(tensors), tuple(outputs), example, bounds)
@@ -641,18 +642,20 @@ def _tensor(name: str, given: str, dtype: str | None) -> Any:
     from winml.modelkit.arrays import numpy_dtype
     from winml.modelkit.ort.graph_inputs import DRAWN_DTYPES, read_array
 
-    hint = f"Pass numbers as JSON, --input {name}=[[1,2,3]], or a file of numpy.save: --input {name}=@{name}.npy."
+    hint = (
+        f"Pass numbers as JSON, {opt.input} {name}=[[1,2,3]], or a file of numpy.save: {opt.input} {name}=@{name}.npy."
+    )
     path = Path(given[1:]) if given.startswith("@") else None
     try:
         if path is not None and path.suffix == ".npy":
-            return read_array(path, f"--input {name}: {path}")
+            return read_array(path, f"{opt.input} {name}: {path}")
         content = load_json(given) if path is None else read_json_file(path)
     except (OSError, ValueError) as error:
-        label = f"--input {name}" if path is None else f"--input {name}: {path}"
+        label = f"{opt.input} {name}" if path is None else f"{opt.input} {name}: {path}"
         raise UsageError(f"{label}: {error}", hint=hint) from error
     numbers = np.asarray(content, object)
     if not all(isinstance(number, (int, float)) for number in numbers.flat):
-        raise UsageError(f"--input {name}: holds no numbers in rows of equal length", hint=hint)
+        raise UsageError(f"{opt.input} {name}: holds no numbers in rows of equal length", hint=hint)
     if dtype not in DRAWN_DTYPES:
         array = np.asarray(content)
         return array.astype(np.float32) if array.dtype.kind in "fO" else array
@@ -686,7 +689,7 @@ def _refuse_number(name: str, number: float, dtype: str) -> None:
         expected = f"a whole number from {limits.min} to {limits.max}"
     if not is_held:
         raise UsageError(
-            f"--input {name}: {json.dumps(number)} is not a value of the input, which takes {dtype}",
+            f"{opt.input} {name}: {json.dumps(number)} is not a value of the input, which takes {dtype}",
             hint=f"Pass {expected}.",
         )
 

@@ -19,7 +19,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from winml.modelkit.compare.verification.reference_run import conditions_as_python, prepared_part
-from winml.modelkit.errors import CheckpointError, InputError, first_line
+from winml.modelkit.errors import CheckpointError, InputError, first_line, opt
 from winml.modelkit.export.config import WinMLExportConfig, first_choice
 from winml.modelkit.inspect import records
 from winml.modelkit.models.checkpoints import weight_files
@@ -280,7 +280,7 @@ def _run_forward(resolved: ResolvedModel, part: ModelPart, request: ModelRequest
             return _Forward(run.trace, outputs, WEIGHTLESS)
     note = f"the forward fails without values: {run.problem}"
     if not hierarchy:
-        return _Forward(None, None, "", (f"{note}; --hierarchy runs it with random weights",))
+        return _Forward(None, None, "", (f"{note}; {opt.hierarchy} runs it with random weights",))
     return _run_with_values(resolved, part.name, request, note)
 
 
@@ -300,7 +300,8 @@ def _run_with_values(resolved: ResolvedModel, name: str, request: ModelRequest, 
         raise CheckpointError(
             f"{note}; random weights would take {size_words(size_bytes)}, more than the maximum of "
             f"{size_words(MOST_STAND_IN_BYTES)}",
-            hint="Inspect without --hierarchy, or use a config with fewer layers: the modules of all layers are alike.",
+            hint=f"Inspect without {opt.hierarchy}, or use a config with fewer layers: the modules of all layers are "
+            "alike.",
         )
     weighted = load_resolved(resolved, dataclasses.replace(request, random_weights=True))
     loaded = next(part for part in weighted.parts if part.name == name)
@@ -313,7 +314,7 @@ def _run_with_values(resolved: ResolvedModel, name: str, request: ModelRequest, 
             path = module_of_error(error, loaded.model)
             raise InputError(
                 f"the forward fails in module {path or '(the root)'}: {type(error).__name__}: {first_line(error)}",
-                hint="Correct the config, or set supported sizes with --shape-config.",
+                hint=f"Correct the config, or set supported sizes with {opt.shape_config}.",
             ) from error
         outputs = output_specs_of(_outputs_by_name(prepared.forward, flat), (), lambda _sizes: None)
     replaced = (

@@ -16,7 +16,7 @@ from pathlib import Path
 import onnx
 import onnxruntime as ort
 
-from winml.modelkit.errors import StageError, UsageError
+from winml.modelkit.errors import StageError, UsageError, opt
 from winml.modelkit.inspect.provider_fit import Basis, Finding, FindingKind, ListedLimit, ProviderFit
 from winml.modelkit.metadata_keys import FLOAT_SOURCE_KEY
 from winml.modelkit.onnx.contexts import refuse_compiled
@@ -54,9 +54,9 @@ _AT_THE_EDGE = ("consume a graph input", "produce a graph output", "generate a g
 def _dtype_remedies() -> dict[str, str]:
     """Element type → what to do about a node of this type."""
     return {
-        "float64": "Export again with --dtype fp32.",
-        "bfloat16": "Export again with --dtype fp32, or fp16.",
-        "float16": "Use the file before winml quantize --precision fp16, or export with --dtype fp32.",
+        "float64": f"Export again with {opt.dtype} fp32.",
+        "bfloat16": f"Export again with {opt.dtype} fp32, or fp16.",
+        "float16": f"Use the file before winml quantize --precision fp16, or export with {opt.dtype} fp32.",
         "float32": "Use fewer bits: winml quantize -m {path} -o half.onnx --precision fp16",
     }
 
@@ -93,12 +93,12 @@ def checked_provider(ep: str, device: Device | None, options: Mapping[str, str])
         return choose_provider(ep, device, options)
     if device is not None and device not in provider.devices:
         raise UsageError(
-            f"--device {device}: {provider.name} runs on {' or '.join(provider.devices)}",
-            hint="Omit --device, or use a different --ep.",
+            f"{opt.device} {device}: {provider.name} runs on {' or '.join(provider.devices)}",
+            hint=f"Omit {opt.device}, or use a different {opt.ep}.",
         )
     if operator_table(short_name(provider.name)) is None:
         raise UsageError(
-            f"--ep {ep}: {provider.name} is not installed, and winml has no operator table for it",
+            f"{opt.ep} {ep}: {provider.name} is not installed, and winml has no operator table for it",
             hint=f"winml sys shows how to install it. Operator tables exist for {', '.join(documented_providers())}.",
         )
     return ChosenProvider(provider, device or provider.devices[0], dict(options))
@@ -128,9 +128,9 @@ def check_provider(path: Path, ep: str, device: Device | None = None, options: M
     if judgement.table is not None:
         return judgement.by_document(judgement.table)
     raise StageError(
-        f"--ep {ep}: {judgement.chosen.provider.name} is installed but does not respond: {judgement.notes[-1]}",
-        hint="Use different --ep-options, a different --device, or a different --ep; winml sys lists the installed "
-        "ones.",
+        f"{opt.ep} {ep}: {judgement.chosen.provider.name} is installed but does not respond: {judgement.notes[-1]}",
+        hint=f"Use different {opt.ep_options}, a different {opt.device}, or a different {opt.ep}; winml sys lists the "
+        "installed ones.",
     )
 
 
@@ -324,7 +324,7 @@ class _NodeChecks:
                         f"--ep {short}."
                     )
                 if not domain and (version := _version_composed_from(operator, self.facts)) is not None:
-                    return f"Export with --opset {version - 1}, where {operator} is exported as simpler operators."
+                    return f"Export with {opt.opset} {version - 1}, where {operator} is exported as simpler operators."
                 command = f"winml optimize -m {path} --level full --ep {short} --check"
                 return f"{_ON_CPU}. To see what fusion would change: {command}"
             case "dtype":
@@ -332,7 +332,7 @@ class _NodeChecks:
                 return remedy.format(path=path) or f"{_ON_CPU}: avoid values of this type in large MatMuls."
             case "refused":
                 return (
-                    f"{_ON_CPU}. Use different --ep-options or a different --device; winml compile lists the "
+                    f"{_ON_CPU}. Use different {opt.ep_options} or a different {opt.device}; winml compile lists the "
                     "unsupported nodes."
                 )
             case "graph" if what.startswith("opset"):
@@ -340,13 +340,16 @@ class _NodeChecks:
             case "graph" if short == "qnn":
                 return processor_hint()
             case "graph":
-                return "Use different --ep-options or a different --device. The result below is from its documentation."
+                return (
+                    f"Use different {opt.ep_options} or a different {opt.device}. The result below is from its "
+                    "documentation."
+                )
 
     def _quantized_remedy(self, reason: str) -> str:
         """Return what to do about a node of a quantized file that the provider leaves; empty where the file is none."""
         short = short_name(self.chosen.provider.name)
         if short == "qnn" and any(words in reason for words in _AT_THE_EDGE):
-            return "Let the device convert inputs and outputs: --ep-options offload_graph_io_quantization=0."
+            return f"Let the device convert inputs and outputs: {opt.ep_options} offload_graph_io_quantization=0."
         if not self.is_quantized:
             return ""
         command = f"winml quantize -m {self.float_source or 'FLOAT.onnx'} -o QUANTIZED.onnx --mode qdq --ep {short}"

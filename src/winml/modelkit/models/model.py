@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from winml.modelkit.errors import opt
 from winml.modelkit.models.checkpoints.companion_files import companion_files
 from winml.modelkit.models.checkpoints.merging import merge_adapters, swappable_branches
 from winml.modelkit.models.checkpoints.weights import load_checkpoint
@@ -147,8 +148,8 @@ def model_info(resolved: ResolvedModel, request: ModelRequest) -> ModelInfo:
 def dtype_notes(model: torch.nn.Module, request: ModelRequest) -> tuple[str, ...]:
     """Return a note where floating point parameters are of another type than the usual one, with the reason."""
     dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()})
-    reason = "as in the checkpoint" if request.dtype is None else f"as requested by --dtype {request.dtype}"
+    reason = "as in the checkpoint" if request.dtype is None else f"as requested by {opt.dtype} {request.dtype}"
     if dtypes in ([], ["float32"]):
         return ()
-    cpu = "; ONNX Runtime's CPU provider has few bfloat16 kernels, --dtype fp32 or fp16 is for the CPU"
+    cpu = f"; ONNX Runtime's CPU provider has few bfloat16 kernels, {opt.dtype} fp32 or fp16 is for the CPU"
     return (f"the weights are {' and '.join(dtypes)}, {reason}{cpu if 'bfloat16' in dtypes else ''}",)

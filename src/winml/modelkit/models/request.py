@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PureWindowsPath
 from typing import Literal
 
-from winml.modelkit.errors import CheckpointError, ModelPathError, UsageError, WinMLError
+from winml.modelkit.errors import CheckpointError, ModelPathError, UsageError, WinMLError, opt, spell
 from winml.modelkit.fields import RECORDED
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, CHECKPOINT_CONFIG_NAME, MODEL_SUFFIX, files_folder
 from winml.modelkit.models.checkpoints import weight_files
@@ -198,8 +198,8 @@ def _path_source(name: str, needs_weights: bool) -> ModelSource | None:
     if path.suffix == ".onnx":
         raise UsageError(
             f"{name}: is an ONNX file; this command exports PyTorch models",
-            hint="Pass its source: a checkpoint folder, config.json, Hub id or file.py:factory. Of an ONNX file, "
-            "winml export only fixes dynamic dimensions: --shape-config '{\"batch_size\": 1}'.",
+            hint="Pass its source: a checkpoint folder, config.json, Hub id or file.py:factory. Of an ONNX file, winml "
+            f"export only fixes dynamic dimensions: {opt.shape_config} '{{\"batch_size\": 1}}'.",
         )
     if path.is_file():
         return _file_source(name, path, needs_weights)
@@ -217,7 +217,7 @@ def _file_source(name: str, path: Path, needs_weights: bool) -> ModelSource:
         if needs_weights:
             raise UsageError(
                 f"{name}: is a config without weights",
-                hint="Add --random-weights, or pass the checkpoint folder.",
+                hint=f"Add {opt.random_weights}, or pass the checkpoint folder.",
             )
         return ModelSource("config", name, path=path)
     if path.suffix == ".py":
@@ -265,8 +265,8 @@ def _missing_path_hint(path: Path) -> str:
 def _check_flags(source: ModelSource, request: ModelRequest) -> None:
     if request.revision is not None and source.kind != "hub":
         raise UsageError(
-            f"--revision {request.revision}: {source.name} is local and has no revisions",
-            hint="Remove --revision, or pass a Hub id.",
+            f"{opt.revision} {request.revision}: {source.name} is local and has no revisions",
+            hint=f"Remove {opt.revision}, or pass a Hub id.",
         )
     if source.kind == "script":
         _refuse_flags_of_checkpoints(source, request)
@@ -274,11 +274,11 @@ def _check_flags(source: ModelSource, request: ModelRequest) -> None:
     if request.task is not None:
         canonical_task(request.task)
         if canonical_word(request.task).endswith(WITH_PAST) and not request.cache:
-            raise UsageError(f"--no-cache: --task {request.task} requires a cache", hint="Remove one of them.")
+            raise UsageError(f"{opt.no_cache}: {opt.task} {request.task} requires a cache", hint="Remove one of them.")
     batch_size = request.shape_config.fixed().get("batch_size") if request.shape_config else None
     if batch_size is not None and request.batch_size not in (None, batch_size):
         raise UsageError(
-            f"--batch-size {request.batch_size}: --shape-config sets batch_size {batch_size}",
+            f"{opt.batch_size} {request.batch_size}: {opt.shape_config} sets batch_size {batch_size}",
             hint="Pass one of them.",
         )
 
@@ -286,18 +286,18 @@ def _check_flags(source: ModelSource, request: ModelRequest) -> None:
 def _refuse_flags_of_checkpoints(source: ModelSource, request: ModelRequest) -> None:
     option, reason, hint = "", "which creates the weights", ""
     if request.random_weights:
-        option, hint = "--random-weights", "Remove --random-weights."
+        option, hint = opt.random_weights, f"Remove {opt.random_weights}."
     elif request.dtype is not None:
-        option, hint = f"--dtype {request.dtype}", "Remove --dtype, and return the model in that type."
+        option, hint = f"{opt.dtype} {request.dtype}", f"Remove {opt.dtype}, and return the model in that type."
     elif request.task is not None:
-        option, reason, hint = f"--task {request.task}", "which determines the model", "Remove --task."
+        option, reason, hint = f"{opt.task} {request.task}", "which determines the model", f"Remove {opt.task}."
     elif request.input_specs is None and (request.shape_config or request.batch_size):
-        option = "--shape-config" if request.shape_config else "--batch-size"
+        option = spell("shape_config" if request.shape_config else "batch_size")
         reason = "whose input sizes are fixed by its code"
-        hint = "Describe its inputs with --input-specs, or change its example_inputs()."
+        hint = f"Describe its inputs with {opt.input_specs}, or change its example_inputs()."
     elif request.adapter:
-        option = f"--adapter {request.adapter[0]}"
-        hint = "Remove --adapter, and return the model with the adapter merged."
+        option = f"{opt.adapter} {request.adapter[0]}"
+        hint = f"Remove {opt.adapter}, and return the model with the adapter merged."
     if option:
         raise UsageError(f"{option}: {source.name} is a factory, {reason}", hint=hint)
 
@@ -335,7 +335,7 @@ def _without_config_hint(folder: Path) -> str:
     if (folder / BUILD_MANIFEST_NAME).is_file():
         return f"Finish it (winml build with -o {folder}), or pass the model that it was built from."
     if (folder / ADAPTER_CONFIG_NAME).is_file():
-        return f"It holds an adapter: pass its base model with -m, and add --adapter {folder}."
+        return f"It holds an adapter: pass its base model with -m, and add {opt.adapter} {folder}."
     inner = sorted(path.parent.name for path in folder.glob(f"*/{CHECKPOINT_CONFIG_NAME}"))
     if inner:
         return f"Did you mean one of the folders inside it: {', '.join(inner[:5])}?"
@@ -348,7 +348,7 @@ def _without_weights_hint(folder: Path) -> str:
         return f"{foreign[0]} has an unsupported format: save the model as safetensors."
     if models := sorted(path.name for path in folder.glob(f"*{MODEL_SUFFIX}")):
         return f"It holds ONNX files; pass one of them: {', '.join(models[:5])}."
-    return "Add --random-weights to build the model from its config alone."
+    return f"Add {opt.random_weights} to build the model from its config alone."
 
 
 def checkpoint_path(source: ModelSource, request: ModelRequest) -> Path:
@@ -414,9 +414,9 @@ def reference_checkpoint(
     """
     from winml.modelkit.onnx.bundle import model_record  # by those who read a file
 
-    hint = "Pass the checkpoint: --reference CHECKPOINT"
+    hint = f"Pass the checkpoint: {opt.reference} CHECKPOINT"
     is_recorded = checkpoint == RECORDED
-    request = exported_from(metadata, displayed, hint, "--reference") if is_recorded else ModelRequest(checkpoint)
+    request = exported_from(metadata, displayed, hint, opt.reference) if is_recorded else ModelRequest(checkpoint)
     # Adapters that a model in PyTorch needs to answer as the file does: they are merged.
     adapters = map(named_adapter, map(str, model_record(metadata).get("adapters", ())))
     merged = tuple(str(item.folder) for item in adapters if item.name in (None, active))
@@ -451,8 +451,10 @@ def exported_from(metadata: Mapping[str, str], displayed: str, hint: str = "", o
     """
     from winml.modelkit.onnx.bundle import model_record  # by those who read a file
 
-    option = option or "--baseline pytorch"
-    hint = hint or "Pass the model: -m with a Hub id, checkpoint folder or file.py:factory, and --baseline pytorch."
+    option = option or f"{opt.baseline} pytorch"
+    hint = (
+        hint or f"Pass the model: -m with a Hub id, checkpoint folder or file.py:factory, and {opt.baseline} pytorch."
+    )
     record = model_record(metadata)
     if "name_or_path" not in record:
         raise UsageError(f"{option}: {displayed} does not record the model it was exported from", hint=hint)

@@ -221,7 +221,7 @@ def _refuse_swapping_in_parts(adapters: Sequence[Adapter], parts: Sequence[Model
         raise swappable.error(
             f"the model is exported as several graphs ({', '.join(part.name for part in parts)}), and adapters are "
             "selected at run time in one graph only",
-            f"Merge it: --adapter {swappable.requested.folder}.",
+            f"Merge it: {opt.adapter} {swappable.requested.folder}.",
         )
 
 
@@ -383,8 +383,8 @@ def _resolve_script(source: ModelSource, request: ModelRequest, tell: Progress) 
     script = _load_script(source, request.seed, is_example_needed=request.input_specs is None)
     if request.model_class not in (None, type(script.model).__name__):
         raise UsageError(
-            f"--model-class {request.model_class}: {source.name} returns a {type(script.model).__name__}",
-            hint="Remove --model-class: a factory determines the class.",
+            f"{opt.model_class} {request.model_class}: {source.name} returns a {type(script.model).__name__}",
+            hint=f"Remove {opt.model_class}: a factory determines the class.",
         )
     example = script.example
     if request.input_specs is not None:

@@ -24,7 +24,7 @@ import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.errors import ExportError
+from winml.modelkit.errors import ExportError, opt
 from winml.modelkit.metadata_keys import ADAPTERS_KEY
 from winml.modelkit.onnx.fresh_names import FreshNames
 from winml.modelkit.onnx.weights import add_initializer, computed_tensor
@@ -76,7 +76,7 @@ def add_branches(model: ir.Model, branches: Sequence[LoraBranch], names: Sequenc
         if not nodes:
             raise ExportError(
                 f"{branch.path}: the graph has no separate product for this module, so LoRA cannot be added to it",
-                hint="Merge the adapter: --adapter PATH. For quantized weights, remove it from the adapter.",
+                hint=f"Merge the adapter: {opt.adapter} PATH. For quantized weights, remove it from the adapter.",
                 module=branch.path,
             )
         adder.add(branch, nodes)

@@ -605,7 +605,7 @@ def resolve_names(
             guess = nearest(name, [*names, *places])
             hint = f"Did you mean {guess!r}? " if guess else ""
             raise UsageError(
-                f"--shape-config: the graph has no dynamic dimension {name!r}",
+                f"{opt.shape_config}: the graph has no dynamic dimension {name!r}",
                 hint=f"{hint}Its dynamic dimensions: {_dimension_words(names, places)}.",
             )
         for resolved in meant:
@@ -613,7 +613,7 @@ def resolve_names(
                 continue  # rows in general are those that nothing else is said of
             if resolved_sizes.setdefault(resolved, size) != size:
                 raise UsageError(
-                    f"--shape-config: {resolved} has two sizes, {resolved_sizes[resolved]} and {size}",
+                    f"{opt.shape_config}: {resolved} has two sizes, {resolved_sizes[resolved]} and {size}",
                     hint="Set one size.",
                 )
     return resolved_sizes

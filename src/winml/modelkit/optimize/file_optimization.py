@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from winml.modelkit.compare.files import refuse_different
 from winml.modelkit.compare.outputs import VerificationInfo
-from winml.modelkit.errors import StageError, UsageError, python_function, spell
+from winml.modelkit.errors import StageError, UsageError, opt, python_function, spell
 from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
 from winml.modelkit.onnx.pinning import open_dimensions, pin_dimensions, sizes_of_dimensions
 from winml.modelkit.onnx.specs import stated_sums, summed_sizes
@@ -225,7 +225,7 @@ class SingleOptimization(_Optimization):
         try:
             return refuse_different(source, written, seed, sizes=self.sizes)
         except StageError as error:
-            error.hint = f"Set supported sizes of dynamic dimensions with --shape-config. {error.hint}"
+            error.hint = f"Set supported sizes of dynamic dimensions with {opt.shape_config}. {error.hint}"
             raise
 
 
@@ -351,7 +351,7 @@ def check_optimization(
     notes = []
     if options.is_empty:
         options = options.model_copy(update={"level": "full"})
-        notes.append("No level or optimization was requested: this is the result of --level full.")
+        notes.append(f"No level or optimization was requested: this is the result of {opt.level} full.")
     options.refuse_whole_graph_options()
     path = Path(model)
     plain, read_notes = graph_file.read_plain(path, folds_constants=options.folds_constants)

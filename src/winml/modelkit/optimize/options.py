@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pydantic
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt, spell
 from winml.modelkit.optimize.capabilities import (
     CAPABILITIES,
     DECODER_FUSIONS,
@@ -54,7 +54,7 @@ class OptimizeOptions(OptimizeFields, Options):
         """
         if not self.is_limited:
             return
-        flag = "--module" if self.module else "--exclude"
+        flag = spell("module" if self.module else "exclude")
         named = [CAPABILITIES[name] for name in WHOLE_GRAPH if self._flag_of(CAPABILITIES[name])]
         if self.opset is not None or named:
             words = f"{self.spelled(named[0].name)} reads" if named else f"{self.spelled('opset')} converts"
@@ -64,7 +64,7 @@ class OptimizeOptions(OptimizeFields, Options):
         if self.is_empty:
             raise UsageError(
                 f"{flag} selects modules, but no optimization is requested",
-                hint="Set a --level, or enable an optimization by name.",
+                hint=f"Set a {opt.level}, or enable an optimization by name.",
             )
 
     def refuse_older_opset(self, opset: int) -> None:

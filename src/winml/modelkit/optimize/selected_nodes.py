@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from winml.modelkit.errors import OptimizeError
+from winml.modelkit.errors import OptimizeError, opt
 from winml.modelkit.onnx.cutting import Cutter, cut_model
 from winml.modelkit.onnx.fresh_names import FreshNames
 from winml.modelkit.onnx.weights import drop_unused_initializers
@@ -69,7 +69,7 @@ class _Part:
             if value.type is None:
                 raise OptimizeError(
                     f"the type of {value.name} is unknown, so the selected modules cannot be optimized separately",
-                    hint="Optimize without --module and --exclude.",
+                    hint=f"Optimize without {opt.module} and {opt.exclude}.",
                 )
         model = cut_model(original, cut, keeps_sizes=True)
         model.metadata_props.update(original.metadata_props)

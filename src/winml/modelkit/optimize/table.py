@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from winml.modelkit.compare.words import coverage_words, equality_words
+from winml.modelkit.errors import opt
 from winml.modelkit.optimize.records import CheckedCapability, OptimizationCheck, OptimizedFile
 from winml.modelkit.report import document as doc
 from winml.modelkit.transform.table import written_fields
@@ -23,7 +24,7 @@ def optimization_check_document(check: OptimizationCheck) -> doc.Document:
     idle = f"{busy.count(False)} capabilities would do nothing"
     fields: list[doc.Field] = [
         ("nodes", f"{check.nodes_before} → {check.nodes_after}"),
-        ("nothing", None if all(busy) else doc.Shortened(f"{idle} (--verbose shows them)", idle)),
+        ("nothing", None if all(busy) else doc.Shortened(f"{idle} ({opt.verbose} shows them)", idle)),
         *doc.note_fields(check.notes),
         ("wrote", "nothing: this is a check"),
     ]
@@ -95,7 +96,7 @@ def optimization_document(result: OptimizedFile) -> doc.Document:
                     for change in result.module_changes()
                 ],
                 brief=range(DISPLAYED_MODULES),
-                rest="… and {} more modules (--verbose shows all)",
+                rest=f"… and {{}} more modules ({opt.verbose} shows all)",
             ),
         ]
     )

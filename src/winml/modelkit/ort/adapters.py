@@ -13,7 +13,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.errors import InputError, StageError, UsageError
+from winml.modelkit.errors import InputError, StageError, UsageError, opt
 from winml.modelkit.file_names import ADAPTER_SUFFIX
 from winml.modelkit.metadata_keys import ADAPTERS_KEY
 from winml.modelkit.onnx.files.foreign_files import library_file
@@ -71,8 +71,8 @@ def adapter_beside(model: Path, name: str, metadata: Mapping[str, str]) -> Path:
     inputs = adapter_inputs_of(metadata)
     if inputs is None:
         raise UsageError(
-            f"--adapter {name}: {model} was built without switchable adapters",
-            hint="Build it with --adapter NAME=PATH, where PATH is the folder of the adapter.",
+            f"{opt.adapter} {name}: {model} was built without switchable adapters",
+            hint=f"Build it with {opt.adapter} NAME=PATH, where PATH is the folder of the adapter.",
         )
     found = {path.name.removesuffix(ADAPTER_SUFFIX): path for path in sorted(model.parent.glob(f"*{ADAPTER_SUFFIX}"))}
     if name not in found:
@@ -81,7 +81,7 @@ def adapter_beside(model: Path, name: str, metadata: Mapping[str, str]) -> Path:
             f"Available adapters: {', '.join(found)}." if found else "There is no adapter file: build the model again."
         )
         raise UsageError(
-            f"--adapter {name}: no {adapter_name(name)} beside {model}",
+            f"{opt.adapter} {name}: no {adapter_name(name)} beside {model}",
             hint=f"Did you mean {guess}? {known}" if guess else known,
         )
     return library_file(model.parent, found[name].name) or found[name]

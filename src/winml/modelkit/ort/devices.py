@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 import onnxruntime as ort
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.ort.execution_providers import (
     EXECUTION_PROVIDERS,
     Device,
@@ -67,7 +67,7 @@ class ChosenProvider:
 
 def processor_hint() -> str:
     """Return the hint for a target SoC that is not stated."""
-    return "Set the target SoC: --ep-options soc_model=N, with Qualcomm's number for it."
+    return f"Set the target SoC: {opt.ep_options} soc_model=N, with Qualcomm's number for it."
 
 
 def missing_option_hint(chosen: ChosenProvider, reason: str) -> str | None:
@@ -99,7 +99,8 @@ def choose_provider(ep: str | None, device: Device | None, options: Mapping[str,
     present = present_providers()
     if provider.name not in present:
         raise UsageError(
-            f"--ep {ep}: {provider.name} is not part of the installed ONNX Runtime, which has {_short_names(present)}",
+            f"{opt.ep} {ep}: {provider.name} is not part of the installed ONNX Runtime, which has "
+            f"{_short_names(present)}",
             hint=_install_hint(provider),
         )
     if provider.library and not provider.device_options:
@@ -107,13 +108,13 @@ def choose_provider(ep: str | None, device: Device | None, options: Mapping[str,
     chosen = device or provider.devices[0]
     if chosen not in provider.devices:
         raise UsageError(
-            f"--device {chosen}: {provider.name} runs on {' or '.join(provider.devices)}",
-            hint="Omit --device, or use a different --ep.",
+            f"{opt.device} {chosen}: {provider.name} runs on {' or '.join(provider.devices)}",
+            hint=f"Omit {opt.device}, or use a different {opt.ep}.",
         )
     if options and not provider.has_options:
         raise UsageError(
-            f"--ep-options {next(iter(options))}: {provider.name} has no options",
-            hint="Omit --ep-options. winml perf sets the number of threads with --threads.",
+            f"{opt.ep_options} {next(iter(options))}: {provider.name} has no options",
+            hint=f"Omit {opt.ep_options}. winml perf sets the number of threads with {opt.threads}.",
         )
     is_plug_in = provider.name in installed_plug_ins()
     # A plug-in does not know which of its devices is the default.
@@ -131,9 +132,9 @@ def _choose_named(provider: ExecutionProvider, device: Device | None, options: M
     kind: Device = next(item for item in get_args(Device) if item == found)
     if device is not None and device != kind:
         raise UsageError(
-            f"--device {device}: {provider.name} selects the {kind} by default, and winml does not know the "
-            "option that selects a different device",
-            hint="Omit --device, and set that option with --ep-options.",
+            f"{opt.device} {device}: {provider.name} selects the {kind} by default, and winml does not know the option "
+            "that selects a different device",
+            hint=f"Omit {opt.device}, and set that option with {opt.ep_options}.",
         )
     return ChosenProvider(provider, kind, dict(options))
 
@@ -149,7 +150,7 @@ def _provider_for(device: Device) -> ExecutionProvider:
         if device in provider.devices and sys.platform in provider.packages
     ]
     raise UsageError(
-        f"--device {device}: no installed execution provider supports it; ONNX Runtime has {_short_names(present)}",
+        f"{opt.device} {device}: no installed execution provider supports it; ONNX Runtime has {_short_names(present)}",
         hint=f"Providers for it on this platform: {', '.join(installable) or 'none'}; winml sys shows how to install "
         "them.",
     )
@@ -192,13 +193,13 @@ def choose_compiler(ep: str | None, device: Device | None, options: Mapping[str,
     if ep is None:
         raise UsageError(
             "no execution provider to compile for",
-            hint="Set one with --ep; winml compile --list shows the available ones.",
+            hint=f"Set one with {opt.ep}; winml compile --list shows the available ones.",
         )
     refuse_uncompilable(ep)
     chosen = choose_provider(ep, device, options)
     if chosen.provider.compiles and not hasattr(ort, "ModelCompiler"):
         raise UsageError(
-            f"--ep {ep}: ONNX Runtime {ort.__version__} cannot write compiled models",
+            f"{opt.ep} {ep}: ONNX Runtime {ort.__version__} cannot write compiled models",
             hint="Update to version 1.23 or later, which has ModelCompiler.",
         )
     return chosen

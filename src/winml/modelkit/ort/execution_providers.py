@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from winml.modelkit.errors import UsageError, spell_flag
+from winml.modelkit.errors import UsageError, opt, spell_flag
 from winml.modelkit.metadata_keys import COMPILE_KEY
 from winml.modelkit.registries import Registry
 
@@ -163,15 +163,15 @@ def _read_library(text: str) -> tuple[str, str, str]:
     written, equals, path = text.partition("=")
     if not equals or not written.strip() or not path.strip():
         raise UsageError(
-            f"--ep-library {text!r}: expected NAME=PATH",
+            f"{opt.ep_library} {text!r}: expected NAME=PATH",
             hint="For example qnn=libonnxruntime_providers_qnn.so. For a provider that winml does not know, use its "
             "name in ONNX Runtime: MyExecutionProvider=PATH.",
         )
     short = written.strip().lower().removesuffix(_SUFFIX.lower())
     if short == "cpu":
-        raise UsageError(f"--ep-library {text}: the CPU provider is part of every ONNX Runtime", hint="Omit it.")
+        raise UsageError(f"{opt.ep_library} {text}: the CPU provider is part of every ONNX Runtime", hint="Omit it.")
     if not Path(path).is_file():
-        raise UsageError(f"--ep-library {text}: {path} is not a file", hint="Pass the path of the plug-in library.")
+        raise UsageError(f"{opt.ep_library} {text}: {path} is not a file", hint="Pass the path of the plug-in library.")
     own = _BUILT_IN.get(short)
     stem = written.strip()[: -len(_SUFFIX)] if written.strip().lower().endswith(_SUFFIX.lower()) else written.strip()
     return short, f"{stem}{_SUFFIX}" if own is None else own.name, str(Path(path).absolute())
@@ -230,8 +230,8 @@ def find_execution_provider(name: str) -> ExecutionProvider:
 
     guess = nearest(short, EXECUTION_PROVIDERS)
     hint = f"Did you mean {guess!r}?" if guess else f"Known: {', '.join(EXECUTION_PROVIDERS)}."
-    hint += " For any other plug-in, pass the library: --ep-library NAME=PATH."
-    raise UsageError(f"--ep {name}: no such execution provider", hint=hint)
+    hint += f" For any other plug-in, pass the library: {opt.ep_library} NAME=PATH."
+    raise UsageError(f"{opt.ep} {name}: no such execution provider", hint=hint)
 
 
 def short_name(name: str) -> str:
@@ -302,8 +302,8 @@ def refuse_dynamic(ep: str | None, *, is_dynamic: bool, allow_dynamic: bool) -> 
     provider = find_execution_provider(ep)
     if is_dynamic and not provider.takes_dynamic and not allow_dynamic:
         raise UsageError(
-            f"--ep {ep}: {provider.name} requires fixed sizes, but dynamic dimensions were requested",
-            hint="Omit the dynamic options, or add --allow-dynamic and fix the sizes later.",
+            f"{opt.ep} {ep}: {provider.name} requires fixed sizes, but dynamic dimensions were requested",
+            hint=f"Omit the dynamic options, or add {opt.allow_dynamic} and fix the sizes later.",
         )
 
 
@@ -316,7 +316,7 @@ def refuse_uncompilable(ep: str) -> None:
     provider = find_execution_provider(ep)
     if not provider.has_compiled_form:
         raise UsageError(
-            f"--ep {ep}: {provider.name} does not support compiled files",
+            f"{opt.ep} {ep}: {provider.name} does not support compiled files",
             hint="Run the file without compiling: the provider compiles it when a session is created. winml compile "
             "--list shows the providers that support compiled files.",
         )
@@ -332,10 +332,10 @@ def parse_ep_options(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise UsageError(f"--ep-options {text!r}: expected KEY=VALUE", hint="For example device_type=GPU.")
+            raise UsageError(f"{opt.ep_options} {text!r}: expected KEY=VALUE", hint="For example device_type=GPU.")
         if values.setdefault(key.strip(), value) != value:
             raise UsageError(
-                f"--ep-options: {key.strip()} has two values, {values[key.strip()]!r} and {value!r}",
+                f"{opt.ep_options}: {key.strip()} has two values, {values[key.strip()]!r} and {value!r}",
                 hint="Set it once.",
             )
     return values

@@ -184,7 +184,7 @@ def settle_sizes(
         for name in _batch_names(inputs, batch_size):
             if by_name.setdefault(name, batch_size) != batch_size:
                 raise UsageError(
-                    f"--batch-size {batch_size}: --shape-config sets {name} to {by_name[name]}",
+                    f"{opt.batch_size} {batch_size}: {opt.shape_config} sets {name} to {by_name[name]}",
                     hint="Use one of the two.",
                 )
     chosen: dict[str, int] = {}
@@ -192,9 +192,9 @@ def settle_sizes(
     patches = {item.grid.patches: item.name for item in inputs if item.grid is not None}
     if passed := [name for name in patches if name in by_name]:
         raise UsageError(
-            f"--shape-config: {passed[0]} {by_name[passed[0]]}: it is determined by the image sizes in "
+            f"{opt.shape_config}: {passed[0]} {by_name[passed[0]]}: it is determined by the image sizes in "
             f"{patches[passed[0]]}",
-            hint=f"Omit {passed[0]}, or pass values with --input-data file.npz.",
+            hint=f"Omit {passed[0]}, or pass values with {opt.input_data} file.npz.",
         )
     for name in names:
         if name not in by_name and name not in sums and name not in patches:
@@ -210,7 +210,7 @@ def default_size_notes(chosen: Mapping[str, int]) -> tuple[str, ...]:
         chosen: Size of each dimension by its name.
     """
     words = ", ".join(f"{name} {size}" for name, size in chosen.items())
-    return (f"default sizes: {words} (change them with --shape-config)",) if chosen else ()
+    return (f"default sizes: {words} (change them with {opt.shape_config})",) if chosen else ()
 
 
 def _all_sums(inputs: Iterable[InputTensorSpec]) -> dict[str, tuple[int | str, ...]]:
@@ -232,7 +232,9 @@ def _summed(sizes: Mapping[str, int], sums: Mapping[str, Sequence[int | str]]) -
     for name, total in known.items():
         if sizes.get(name, total) != total:
             terms = " + ".join(map(str, sums[name]))
-            raise UsageError(f"--shape-config: {name} {sizes[name]}: it is {terms}, {total} here", hint=f"Omit {name}.")
+            raise UsageError(
+                f"{opt.shape_config}: {name} {sizes[name]}: it is {terms}, {total} here", hint=f"Omit {name}."
+            )
     return known
 
 
@@ -247,8 +249,8 @@ def _batch_names(inputs: Sequence[InputTensorSpec], batch_size: int) -> list[str
         return []
     shapes = ", ".join(f"{item.name} {item.words}" for item in inputs)
     raise UsageError(
-        f"--batch-size {batch_size}: the graph has no dynamic batch dimension: {shapes}",
-        hint="Omit it, set the dimension in --shape-config, or export with this size or with --dynamic-batch.",
+        f"{opt.batch_size} {batch_size}: the graph has no dynamic batch dimension: {shapes}",
+        hint=f"Omit it, set the dimension in {opt.shape_config}, or export with this size or with {opt.dynamic_batch}.",
     )
 
 
@@ -262,7 +264,7 @@ def _default_size(name: str, inputs: Sequence[InputTensorSpec], names: Sequence[
     where = next(item for item in inputs if name in item.shape)
     raise UsageError(
         f"input {where.name} {where.words}: the size of {name} is unknown",
-        hint=f"Set sizes with --shape-config '{{{example}}}', or pass values with --input-data file.npz.",
+        hint=f"Set sizes with {opt.shape_config} '{{{example}}}', or pass values with {opt.input_data} file.npz.",
     )
 
 
@@ -280,7 +282,7 @@ def draw_feeds(
         if item.dtype not in DRAWN_DTYPES:
             raise UsageError(
                 f"input {item.name} takes {item.dtype}, for which no random values can be generated",
-                hint="Pass values with --input-data file.npz.",
+                hint=f"Pass values with {opt.input_data} file.npz.",
             )
     return make_feeds(inputs, seed, sizes=with_sums(inputs, sizes), with_padding=with_padding)
 

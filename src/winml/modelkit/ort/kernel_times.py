@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from winml.modelkit.errors import MeasureError
+from winml.modelkit.errors import MeasureError, opt
 from winml.modelkit.onnx.files.output_files import write_error
 
 _KERNEL_SUFFIX = "_kernel_time"
@@ -81,7 +81,7 @@ def read_profile(path: Path, *, counted_runs: int | None = None) -> RunProfile:
     if not runs or not kernels:
         raise MeasureError(
             "the ONNX Runtime profile contains no kernels: the execution provider does not record them",
-            hint="Profile on a different one: --ep cpu.",
+            hint=f"Profile on a different one: {opt.ep} cpu.",
         )
     skipped_runs = 0 if counted_runs is None else len(runs) - counted_runs
     inner_us = _inner_times(kernels)

@@ -18,7 +18,7 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 
-from winml.modelkit.errors import StageError
+from winml.modelkit.errors import StageError, opt
 from winml.modelkit.onnx.files.recovery import temporary_folder
 from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.graph_inputs import element_type
@@ -56,7 +56,8 @@ def ask_onnxruntime(question: Mapping[str, object], who: str, seconds: float) ->
             if isinstance(error, TimeoutError):
                 problem = f"did not respond within {error}; its process was terminated"
             raise StageError(
-                f"{who} {problem}", hint=f"{_last_line(log)} Use different --ep-options, or a different --ep.".strip()
+                f"{who} {problem}",
+                hint=f"{_last_line(log)} Use different {opt.ep_options}, or a different {opt.ep}.".strip(),
             ) from None
         with log.open(encoding="utf-8", errors="replace") as lines:
             return reported, reasons_in_log(lines)

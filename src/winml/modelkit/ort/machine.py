@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import onnxruntime as ort
 import psutil
 
+from winml.modelkit.errors import opt
 from winml.modelkit.ort.devices import present_providers
 from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS, ExecutionProvider, short_name
 from winml.modelkit.ort.host import cpuinfo_value, has_integer_dot_products, read_cpuinfo
@@ -177,8 +178,8 @@ def _catalogue_notes() -> Iterator[str]:
     with contextlib.suppress(OSError), catalogue() as catalog:
         for found in catalog.find_all_providers():
             yield (
-                f"the Windows ML catalog has {found.name} {found.version} ({found.ready_state.name}); load its "
-                f"library with --ep-library {found.name}=PATH"
+                f"the Windows ML catalog has {found.name} {found.version} ({found.ready_state.name}); load its library "
+                f"with {opt.ep_library} {found.name}=PATH"
             )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from winml.modelkit.arrays import Arrays
-from winml.modelkit.errors import MeasureError, StageError, UsageError
+from winml.modelkit.errors import MeasureError, StageError, UsageError, opt, spell
 from winml.modelkit.onnx.specs import InputTensorSpec, damaged_bounds_notes
 from winml.modelkit.ort.decoding.inputs import DecoderRun, decoder_feeds, decoder_tokens
 from winml.modelkit.ort.default_sizes import fixing_command
@@ -137,9 +137,9 @@ def values_for(session: Session, options: RunOptions) -> Values:
         drawn = random_values(inputs, options)
         return replace(drawn, notes=(*damaged, *drawn.notes))
     if options.sizes or options.batch_size is not None:
-        option = "--shape-config" if options.sizes else "--batch-size"
+        option = spell("shape_config" if options.sizes else "batch_size")
         raise UsageError(
-            f"{option}: --input-data {options.input_data} already determines the sizes", hint="Use one of the two."
+            f"{option}: {opt.input_data} {options.input_data} already determines the sizes", hint="Use one of the two."
         )
     return Values(inputs, load_feeds(options.input_data, inputs), damaged, file=options.input_data)
 
@@ -159,7 +159,7 @@ def random_values(inputs: Sequence[InputTensorSpec], options: RunOptions) -> Val
     sizes = settle_sizes(inputs, {**found, **options.sizes}, batch_size=options.batch_size)
     words = ", ".join(f"{name} {size}" for name, size in found.items())
     note = f"default sizes, reduced because the model fails at larger ones: {words}"
-    notes = (*sizes.notes, *([f"{note} (change them with --shape-config)"] if found else []))
+    notes = (*sizes.notes, *([f"{note} (change them with {opt.shape_config})"] if found else []))
     return Values(tuple(inputs), draw_feeds(inputs, sizes.by_name, options.seed), notes)
 
 
@@ -256,7 +256,7 @@ def refuse_dynamic_inputs(provider: ChosenProvider, inputs: tuple[InputTensorSpe
     sums = {name for item in inputs for name in item.sums}
     if names and not provider.provider.takes_dynamic:
         raise UsageError(
-            f"--ep {options.ep}: {provider.provider.name} requires fixed sizes, but {options.shown} has dynamic "
+            f"{opt.ep} {options.ep}: {provider.provider.name} requires fixed sizes, but {options.shown} has dynamic "
             "dimensions",
             hint=f"Fix the sizes first: {fixing_command(options.shown, [name for name in names if name not in sums])}",
         )
@@ -299,7 +299,7 @@ def refusals_explained(values: Values) -> Iterator[None]:
     except MeasureError:
         raise
     except StageError as error:
-        hint = "Set supported sizes with --shape-config, or pass values with --input-data."
+        hint = f"Set supported sizes with {opt.shape_config}, or pass values with {opt.input_data}."
         if values.file is not None:
             hint = f"Correct the values in {values.file}."
         raise MeasureError(f"{error.message} (inputs: {values.words})", hint=hint) from error

@@ -17,7 +17,7 @@ from pathlib import Path
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from winml.modelkit.errors import StageError, UsageError, first_line
+from winml.modelkit.errors import StageError, UsageError, first_line, opt
 from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS, ExecutionProvider
 from winml.modelkit.ort.host import is_x86
 
@@ -48,7 +48,9 @@ def missing_kernel_hint(reason: str) -> str:
             f"ONNX Runtime runs opsets from {OLDEST_OPSET} on: convert the file with winml optimize --opset "
             f"{_RECOMMENDED_OPSET}."
         )
-    return "The provider has no kernel of this operator for its dtype. Export a model in 16 bits with --dtype fp32."
+    return (
+        f"The provider has no kernel of this operator for its dtype. Export a model in 16 bits with {opt.dtype} fp32."
+    )
 
 
 def _is_of_unsupported_opset(reason: str) -> bool:
@@ -135,8 +137,8 @@ def _register_plug_in(provider: ExecutionProvider) -> None:
     if offered and provider.name not in offered:
         other = ", ".join(sorted(offered))
         raise UsageError(
-            f"--ep-library: {Path(provider.library).name} contains {other}, not {provider.name}",
-            hint=f"Use --ep-library {min(offered)}={provider.library} --ep {min(offered)}.",
+            f"{opt.ep_library}: {Path(provider.library).name} contains {other}, not {provider.name}",
+            hint=f"Use {opt.ep_library} {min(offered)}={provider.library} {opt.ep} {min(offered)}.",
         )
 
 
@@ -166,7 +168,7 @@ def refuse_misspelled_options(provider: ExecutionProvider, options: Mapping[str,
         names = {match.decode() for match in re.findall(rb"(?<![\w])[A-Za-z][A-Za-z0-9_]{3,48}(?![\w])", library)}
         if close := difflib.get_close_matches(key, names, n=1, cutoff=_MISSPELLED):
             raise UsageError(
-                f"--ep-options {key}={options[key]}: {path.name} has no such option",
+                f"{opt.ep_options} {key}={options[key]}: {path.name} has no such option",
                 hint=f"Did you mean {close[0]}? The documentation of {provider.name} lists its options.",
             )
 
@@ -300,7 +302,7 @@ def fitting_kind(provider: ExecutionProvider, present: Sequence[str], options: M
         return present[0]
     raise UsageError(
         f"{provider.name} finds no {' or '.join(sorted(selected))} on this machine, which has {', '.join(present)}",
-        hint="Choose an available device with --device; winml sys lists the devices of every provider.",
+        hint=f"Choose an available device with {opt.device}; winml sys lists the devices of every provider.",
     )
 
 

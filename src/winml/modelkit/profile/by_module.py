@@ -18,7 +18,7 @@ import onnx
 import onnx_ir as ir
 
 from winml.modelkit.compare.outputs import CUT_MODULE_THRESHOLD
-from winml.modelkit.errors import MeasureError, StageError, UsageError, WriteError
+from winml.modelkit.errors import MeasureError, StageError, UsageError, WriteError, opt
 from winml.modelkit.extract import extraction
 from winml.modelkit.metadata_keys import MODULE_KEY, MODULES_KEY
 from winml.modelkit.onnx.contents import ShapeTable, read_contents
@@ -256,7 +256,7 @@ def profile_modules(
         if not executed_path.is_file():
             raise MeasureError(
                 "ONNX Runtime did not write the graph it executed, so kernels cannot be matched to nodes",
-                hint="Profile on a different execution provider: --ep cpu.",
+                hint=f"Profile on a different execution provider: {opt.ep} cpu.",
             )
         executed = read_structure(executed_path)
     notes = (*result.notes, *busy_notes({"the model with profiling": profiled}))
@@ -287,7 +287,7 @@ def _profile_on_device(
     name = provider.provider.name
     if not provider.provider.node_profile:
         raise UsageError(
-            f"--by-module: {name} runs each compiled part as one kernel and records no times of nodes",
+            f"{opt.by_module}: {name} runs each compiled part as one kernel and records no times of nodes",
             hint=f"Measure extracted modules on the device: winml perf {options.shown} --module SELECTOR --ep "
             f"{short_name(name)}",
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
+from winml.modelkit.errors import opt
 from winml.modelkit.profile import table
 from winml.modelkit.profile.module_profile import ClassTime, ModuleProfile, ModuleTime
 from winml.modelkit.profile.module_records import ModulePerfResult, ProfiledDecoder, ProfiledModules
@@ -192,7 +193,7 @@ def times_document(
                 name=f"unattributed{name}",
                 heading="Nodes without a module",
                 brief=range(_DISPLAYED_UNATTRIBUTED),
-                rest="… and {} more nodes (--report lists all)",
+                rest=f"… and {{}} more nodes ({opt.report} lists all)",
             )
             for name, profile in profiles.items()
         ),

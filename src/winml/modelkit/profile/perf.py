@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from winml.modelkit.arrays import Arrays
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.ort import opened_model
 from winml.modelkit.ort.decoding.inputs import decoder_run, inputs_of_file
@@ -49,21 +49,22 @@ def pytorch_run(
     loaded = model.only_part if len(model.parts) == 1 else model.part_taking(feeds)
     if loaded is None:
         raise UsageError(
-            f"--baseline pytorch: no part of {request.model} has the inputs {', '.join(feeds)}",
+            f"{opt.baseline} pytorch: no part of {request.model} has the inputs {', '.join(feeds)}",
             hint="Export the file again from this model.",
         )
     names = [spec.name for spec in loaded.inputs]
     if missing := [name for name in names if name not in feeds]:
         raise UsageError(
-            f"--baseline pytorch: {request.model} takes {', '.join(names)}, the ONNX file has no input {missing[0]!r}",
+            f"{opt.baseline} pytorch: {request.model} takes {', '.join(names)}, the ONNX file has no input "
+            f"{missing[0]!r}",
             hint="Export the file again from this model.",
         )
     if threads is not None:
         torch.set_num_threads(threads)
     with prepared_part(loaded, plain_attention=False) as prepared, torch.inference_mode():
         arrays = {name: feeds[name] for name in names}
-        hint = "Set supported sizes with --shape-config."
-        run_on_arrays(prepared, arrays, "--baseline pytorch: the model", hint)
+        hint = f"Set supported sizes with {opt.shape_config}."
+        run_on_arrays(prepared, arrays, f"{opt.baseline} pytorch: the model", hint)
         tensors = list(map(to_torch, arrays.values()))
         yield lambda: loaded.model(*tensors)
 
@@ -117,8 +118,10 @@ def measure_model(
     )
     if result.decoding is None or options.run.sizes:
         return result
-    words = f"a decoder with a KV cache: one run is {result.decoding.words}. --generation measures prompts and steps"
-    return replace(result, notes=(*result.notes, f"{words} of several lengths; --by-module shows both by module"))
+    words = (
+        f"a decoder with a KV cache: one run is {result.decoding.words}. {opt.generation} measures prompts and steps"
+    )
+    return replace(result, notes=(*result.notes, f"{words} of several lengths; {opt.by_module} shows both by module"))
 
 
 def _measured(
@@ -162,16 +165,16 @@ def _baseline_run(
     session = opened_model.open_model(baseline.path, options, opened.provider).session
     if set(session.inputs) != set(feeds):
         raise UsageError(
-            f"--baseline {baseline.path} takes {', '.join(session.inputs) or 'no inputs'}, the model "
+            f"{opt.baseline} {baseline.path} takes {', '.join(session.inputs) or 'no inputs'}, the model "
             f"{', '.join(feeds) or 'none'}",
             hint="Compare models with the same inputs.",
         )
     for item in graph_inputs(session):
         if not takes_array(item, feeds[item.name]):
             raise UsageError(
-                f"--baseline {baseline.path}: its input {item.name} takes {item.words}, the model receives "
+                f"{opt.baseline} {baseline.path}: its input {item.name} takes {item.words}, the model receives "
                 f"{array_words(feeds[item.name])}",
-                hint="Compare models with the same input types and sizes; --shape-config sets dynamic dimensions of "
-                "MODEL.",
+                hint=f"Compare models with the same input types and sizes; {opt.shape_config} sets dynamic dimensions "
+                "of MODEL.",
             )
     yield "onnx", session.prepare(feeds, io_binding=options.io_binding)

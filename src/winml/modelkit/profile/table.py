@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from winml.modelkit.errors import opt
 from winml.modelkit.profile.latency import LatencyResult
 from winml.modelkit.profile.records import GenerationPerf, PerfResult
 from winml.modelkit.profile.statistics import Ratio
@@ -108,8 +109,8 @@ def ratio_words(ratio: Ratio, model: str, baseline: str) -> str:
         return f"no verdict, since the machine seems busy: ratio {value}; measure again when it is quiet"
     if ratio.low is None or ratio.high is None:
         return (
-            f"no difference found: ratio {value} from {count_noun(ratio.pairs, 'pair')}, "
-            "too few for an interval (--iterations)"
+            f"no difference found: ratio {value} from {count_noun(ratio.pairs, 'pair')}, too few for an interval "
+            f"({opt.iterations})"
         )
     words = f"ratio {value} ({_ratio_digits(ratio.low)}–{_ratio_digits(ratio.high)})"
     if ratio.verdict == "faster":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from winml.modelkit.errors import UsageError, spell
+from winml.modelkit.errors import UsageError, opt, spell
 from winml.modelkit.fields import INPUTS, OUTPUT, declare, refuse_stated
 from winml.modelkit.file_names import DECODER, ENCODER
 from winml.modelkit.models.load_options import InputFields
@@ -121,36 +121,36 @@ def _refuse_combinations(request: PerfRequest) -> None:
         refuse_stated(
             request,
             ("by_module", "baseline"),
-            f"{{}} measures the whole model, and cannot be combined with --module {request.module}",
+            f"{{}} measures the whole model, and cannot be combined with {opt.module} {request.module}",
             "Use one of them, or extract the modules first: winml extract.",
         )
     if request.by_module:
         refuse_stated(
             request,
             ("baseline",),
-            f"{{}} {request.baseline}: profiling slows down both differently, so --by-module has no baseline",
-            "Compare in a separate run without --by-module.",
+            f"{{}} {request.baseline}: profiling slows down both differently, so {opt.by_module} has no baseline",
+            f"Compare in a separate run without {opt.by_module}.",
         )
         for name in ("group", "top"):
             if request.depth is not None and (value := getattr(request, name)) is not None:
                 raise UsageError(
-                    f"--depth {request.depth} applies to the module tree, and {spell(name)} {value} shows a list "
+                    f"{opt.depth} {request.depth} applies to the module tree, and {spell(name)} {value} shows a list "
                     "instead",
                     hint="Use one of them.",
                 )
     else:
-        refuse_stated(request, _ONLY_BY_MODULE, "{} requires --by-module", "Add --by-module, or omit {}.")
+        refuse_stated(request, _ONLY_BY_MODULE, f"{{}} requires {opt.by_module}", f"Add {opt.by_module}, or omit {{}}.")
     if request.generation:
         refuse_stated(
             request,
             ("io_binding",),
-            "{} has no effect with --generation, whose KV cache is always bound to ONNX Runtime memory",
+            f"{{}} has no effect with {opt.generation}, whose KV cache is always bound to ONNX Runtime memory",
             "Omit it.",
         )
         refuse_stated(
             request,
             ("by_module", "module", "baseline", "input_data", "shape_config", "batch_size"),
-            "{} has no effect with --generation, which determines prompts and steps",
+            f"{{}} has no effect with {opt.generation}, which determines prompts and steps",
             "Use one of them.",
         )
     if len(request.models) > 1:
@@ -163,11 +163,11 @@ def _refuse_of_several_parts(request: PerfRequest) -> None:
         request,
         _OF_ONE_GRAPH,
         f"{{}} requires one graph, and {request.name} contains {parts}",
-        f"Select a part: --submodel {next(iter(request.models))}",
+        f"Select a part: {opt.submodel} {next(iter(request.models))}",
     )
     if request.generation and not {ENCODER, DECODER} <= request.models.keys():
         raise UsageError(
-            f"--generation measures decoders and encoder-decoder models, and {request.name} contains {parts}",
+            f"{opt.generation} measures decoders and encoder-decoder models, and {request.name} contains {parts}",
             hint=f"Name the file of a part: {next(iter(request.models.values())).path}",
         )
 
@@ -185,6 +185,7 @@ def _found_baseline(request: PerfRequest) -> Baseline | None:
     path = onnx_file(name)
     if path is None:
         raise UsageError(
-            f"--baseline {name}: neither {_PYTORCH} nor an ONNX file", hint=f"Use --baseline {_PYTORCH}, or a file."
+            f"{opt.baseline} {name}: neither {_PYTORCH} nor an ONNX file",
+            hint=f"Use {opt.baseline} {_PYTORCH}, or a file.",
         )
     return Baseline(name, path)

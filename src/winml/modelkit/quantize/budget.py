@@ -25,7 +25,7 @@ import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.compare.quality_samples import SampleRequest, default_samples
-from winml.modelkit.errors import QuantizeError, UsageError, VerificationError
+from winml.modelkit.errors import QuantizeError, UsageError, VerificationError, opt
 from winml.modelkit.evaluate.metrics import PERPLEXITY
 from winml.modelkit.onnx.weights import to_weightless, weight_bytes
 from winml.modelkit.ort.opened_model import RunOptions
@@ -415,7 +415,7 @@ class _Study:
                 return forms
         if not found:
             problem = next((form.problem for form in self._trials.values() if form.problem), "")
-            raise QuantizeError(f"no quantized variant can be measured: {problem}", hint="Use another --mode.")
+            raise QuantizeError(f"no quantized variant can be measured: {problem}", hint=f"Use another {opt.mode}.")
         if budget.max_bytes is not None and self._file_bytes(least := self._least_file(found)) <= budget.max_bytes:
             return least  # its graph takes less than those that the limit of weights was taken from
         raise self._too_small(budget, found)
@@ -503,7 +503,7 @@ class _Study:
             least = min(found, key=self._bytes_of)
             needed = self._mean_bits(self._bytes_of(least))
             return UsageError(
-                f"--budget {budget.words}: the smallest variant has {needed:.2f} bits per parameter, scales and "
+                f"{opt.budget} {budget.words}: the smallest variant has {needed:.2f} bits per parameter, scales and "
                 f"floating-point weights included; {self._largest_words(least, budget.mean_bits or 0.0)}",
                 hint=self._sufficient_words(
                     least,
@@ -514,7 +514,7 @@ class _Study:
         least = self._least_file(found)
         size, weights = self._file_bytes(least), self._measured(least).weight_bytes
         return UsageError(
-            f"--max-size {budget.words}: the smallest file has {size_words(size)}, of which weights take "
+            f"{opt.max_size} {budget.words}: the smallest file has {size_words(size)}, of which weights take "
             f"{size_words(weights)}, graph and metadata the rest; {self._largest_words(least, 0.0)}",
             hint=self._sufficient_words(least, found, lambda forms: _sufficient_size(self._file_bytes(forms))),
         )
@@ -538,7 +538,9 @@ class _Study:
         # Without a number, there is nothing to compare and the minimum does not apply.
         if least in reaching or not math.isfinite(quality):
             return f"Allow {limit_of(least)} or more."
-        lowered = f"{limit_of(least)} or more with --min-sqnr {math.floor(quality - _MARGIN_DB):g} (or --no-verify)"
+        lowered = (
+            f"{limit_of(least)} or more with {opt.min_sqnr} {math.floor(quality - _MARGIN_DB):g} (or {opt.no_verify})"
+        )
         return f"Allow {lowered}." if reached is None else f"Allow {limit_of(reached)} or more, or {lowered}."
 
     def _minimum_of(self, forms: tuple[_Form, ...]) -> FidelityTarget:
@@ -594,11 +596,13 @@ class _Study:
         if best is None:
             options = self._requested
             limit = (
-                f"--min-sqnr {options.min_sqnr_db:g}" if options.max_drop is None else f"--max-drop {options.max_drop}"
+                f"{opt.min_sqnr} {options.min_sqnr_db:g}"
+                if options.max_drop is None
+                else f"{opt.max_drop} {options.max_drop}"
             )
             raise VerificationError(
                 f"{limit}: no variant smaller than the source reaches it",
-                hint="Lower the requirement, or --exclude the most sensitive modules, which winml quantize "
+                hint=f"Lower the requirement, or {opt.exclude} the most sensitive modules, which winml quantize "
                 "--sensitivity lists.",
             )
         return best

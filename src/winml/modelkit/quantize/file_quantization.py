@@ -20,7 +20,7 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.files import below_minimum_hint, refuse_unfaithful
 from winml.modelkit.compare.quality_samples import SampleRequest
-from winml.modelkit.errors import QuantizeError, VerificationError
+from winml.modelkit.errors import QuantizeError, VerificationError, opt, spell
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.metadata_keys import INPUTS_KEY, OUTPUTS_KEY
 from winml.modelkit.onnx.bundle import is_one_of_several
@@ -70,7 +70,7 @@ def _kernel_notes(modes: Collection[Mode], *, signed_weights: bool) -> Iterator[
     if has_dot_products and is_x86() and not signed_weights:
         yield (
             "Unsigned weights do not use the 8-bit dot products (VNNI) of this processor, signed weights do: "
-            "--precision int8 is faster."
+            f"{opt.precision} int8 is faster."
         )
     if has_dot_products is False:
         words = (
@@ -80,8 +80,7 @@ def _kernel_notes(modes: Collection[Mode], *, signed_weights: bool) -> Iterator[
         if is_x86() and signed_weights:
             words += (
                 " Sums of signed weights saturate on it unless the ONNX Runtime session option "
-                "session.x64quantprecision is 1, as winml sets it. If you cannot set it, use --precision "
-                "uint8."
+                f"session.x64quantprecision is 1, as winml sets it. If you cannot set it, use {opt.precision} uint8."
             )
         yield words
 
@@ -327,7 +326,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         most = None if budget is None else budget.max_bytes
         if most is not None and size_bytes > most:
             raise QuantizeError(
-                f"--max-size {size_words(most)}: the file has {size_bytes} bytes, {size_bytes - most} too many",
+                f"{opt.max_size} {size_words(most)}: the file has {size_bytes} bytes, {size_bytes - most} too many",
                 hint=f"No file was written. Allow {size_bytes}B or more.",
             )
 
@@ -350,7 +349,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
             raise QuantizeError(
                 f"the quantized file is not smaller than its source ({sizes}): {self.outcome.saved_share:.0%} of the "
                 "bytes of its weights were saved",
-                hint="No file was written. Use another --precision or --mode, or exclude fewer modules.",
+                hint=f"No file was written. Use another {opt.precision} or {opt.mode}, or exclude fewer modules.",
             )
 
     def _resumed_notes(self) -> Iterator[str]:
@@ -446,7 +445,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
                 raise VerificationError(
                     f"cannot verify: ONNX Runtime {onnxruntime_version()} has no kernel for {what}",
                     hint=f"No file was written. Install onnxruntime {version} or newer (Python 3.11 or newer), or add "
-                    "--no-verify.",
+                    f"{opt.no_verify}.",
                 )
 
     @property
@@ -456,8 +455,11 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         if budget is None:
             return below_minimum_hint(self.resolved.remedies())
         if budget.max_drop is not None:
-            return "No file was written. Lower --min-sqnr, set a stricter --max-drop, or write it with --no-verify."
-        limit = "--budget" if budget.max_bytes is None else "--max-size"
+            return (
+                f"No file was written. Lower {opt.min_sqnr}, set a stricter {opt.max_drop}, or write it with "
+                f"{opt.no_verify}."
+            )
+        limit = spell("budget" if budget.max_bytes is None else "max_size")
         return below_minimum_hint(self.resolved.remedies(), budget=limit)
 
     @property
@@ -485,7 +487,7 @@ def _provider_notes(options: QuantizeOptions) -> Iterator[str]:
     if placement_for(options.ep).takes_qdq_alone and others:
         yield (
             f"{options.ep} is documented to take quantized operators as Q/DQ only: nodes quantized with "
-            f"{' and '.join(others)} may run on the CPU instead. Use --mode qdq (--precision w8a8 or w8a16)."
+            f"{' and '.join(others)} may run on the CPU instead. Use {opt.mode} qdq ({opt.precision} w8a8 or w8a16)."
         )
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.errors import QuantizeError, UsageError
+from winml.modelkit.errors import QuantizeError, UsageError, opt
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.fresh_names import FreshNames
 from winml.modelkit.onnx.weights import add_initializer
@@ -83,7 +83,7 @@ def refuse_no_cache(model: ir.Model) -> None:
     """
     if next(attentions_over_cache(model.graph), None) is None:
         raise UsageError(
-            f"--kv-cache int8: the graph has no {_OPERATOR} node with a floating-point KV cache",
+            f"{opt.kv_cache} int8: the graph has no {_OPERATOR} node with a floating-point KV cache",
             hint="Build a decoder with a KV cache: winml build --kv-cache int8 fuses its attention. For an ONNX "
             "file, run winml optimize --enable-group-query-attention-fusion first.",
         )
@@ -133,8 +133,8 @@ def _registered(graph: ir.Graph, present: ir.Value, maxima: Mapping[str, Array],
     largest = maxima[str(present.name)]
     if not np.isfinite(largest).all():
         raise QuantizeError(
-            f"--kv-cache int8: {present.name} has NaN or infinite values on the calibration samples",
-            hint="Use different samples: --calibration-data.",
+            f"{opt.kv_cache} int8: {present.name} has NaN or infinite values on the calibration samples",
+            hint=f"Use different samples: {opt.calibration_data}.",
         )
     # A channel that was always zero takes what other channels of its head take.
     filled = np.where(largest > 0, largest, largest.max(axis=1, keepdims=True))

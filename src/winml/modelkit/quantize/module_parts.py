@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.onnx.cutting import GraphModules
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.planning import PlannedNode, QuantizationPlan
@@ -71,7 +71,7 @@ def list_parts(
             parts.append(ModulePart(module, "own nodes", own, is_unit=True, inner=tuple(inner)))
     if not any(part.nodes for part in parts):
         raise UsageError(
-            (f"--module {selector}" if selector else "the modules of the file") + ": no node can be quantized",
+            (f"{opt.module} {selector}" if selector else "the modules of the file") + ": no node can be quantized",
             hint="Select modules with weights; winml inspect shows the tree.",
         )
     return tuple(parts)
@@ -81,7 +81,7 @@ def _chosen_modules(modules: GraphModules, depth: int | None, selector: str | No
     levels = max((address.depth(module.tag) for module in modules.modules), default=0)
     if depth is not None and depth > levels:
         raise UsageError(
-            f"--depth {depth}: the module tree has {levels} level(s)",
+            f"{opt.depth} {depth}: the module tree has {levels} level(s)",
             hint=f"Set 1 to {levels}, or omit it for all levels.",
         )
     chosen = select(modules.modules, selector, modules.tag_of) if selector is not None else modules.modules

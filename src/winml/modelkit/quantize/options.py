@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import pydantic
 
-from winml.modelkit.errors import UsageError, spell
+from winml.modelkit.errors import UsageError, opt, spell
 from winml.modelkit.fields import fields_of
 from winml.modelkit.options import Drop, Options, drop_words, read_drop
 from winml.modelkit.ort.execution_providers import find_execution_provider, short_name
@@ -44,7 +44,7 @@ class BitBudget:
     @property
     def option(self) -> str:
         """The option that states the limit."""
-        return "--max-drop" if self.max_drop is not None else "--budget" if self.max_bytes is None else "--max-size"
+        return spell("max_drop" if self.max_drop is not None else "budget" if self.max_bytes is None else "max_size")
 
     def kept_by(self, size_bytes: Callable[[], int], mean_bits: Callable[[], float | None]) -> str:
         """Return what a file has, in words, where it keeps the limit; empty where it does not, or the least is wanted.
@@ -69,7 +69,7 @@ class BitBudget:
         """
         raise UsageError(
             f"{self.option} {self.words}: the source has {', '.join(found)}, within the limit: nothing to quantize",
-            hint="Use a lower limit, or --budget smallest with --min-sqnr.",
+            hint=f"Use a lower limit, or {opt.budget} smallest with {opt.min_sqnr}.",
         )
 
     @property
@@ -87,14 +87,14 @@ def _read_budget(text: str) -> BitBudget:
         return BitBudget()
     found = _NUMBER.fullmatch(text.strip())
     if found is None or found[2] not in ("bit", "bits") or not float(found[1]):
-        example = "For example --budget 4.5bits."
+        example = f"For example {opt.budget} 4.5bits."
         if found is not None and found[2] in _UNITS:
-            example = f"A size is --max-size {text.strip()}."
+            example = f"A size is {opt.max_size} {text.strip()}."
         elif re.fullmatch(r"\d+(\.\d+)?", text.strip()):
-            example = f"Did you mean --budget {text.strip()}bits?"
+            example = f"Did you mean {opt.budget} {text.strip()}bits?"
         elif text.strip().lower() == "smallest":
-            example = "Did you mean --budget smallest?"
-        raise UsageError(f"--budget {text!r}: expected bits per parameter, or smallest", hint=example)
+            example = f"Did you mean {opt.budget} smallest?"
+        raise UsageError(f"{opt.budget} {text!r}: expected bits per parameter, or smallest", hint=example)
     return BitBudget(mean_bits=float(found[1]))
 
 
@@ -104,7 +104,7 @@ def _read_size(text: str) -> int:
         hint = "A number with B, kB, MB, GB or TB, such as 900MB."
         if found is not None and (unit := next((name for name in _UNITS if name.lower() == found[2].lower()), None)):
             hint = f"Did you mean {found[1]}{unit}?"
-        raise UsageError(f"--max-size {text!r}: expected a size", hint=hint)
+        raise UsageError(f"{opt.max_size} {text!r}: expected a size", hint=hint)
     return round(float(found[1]) * _UNITS[found[2]])
 
 
@@ -112,8 +112,8 @@ def _read_drop(text: str) -> Drop:
     name, drop = read_drop(text)
     if name != "perplexity":
         raise UsageError(
-            f"--max-drop {text}: a search for bits limits the perplexity alone",
-            hint="For example --max-drop perplexity=2%. For other outputs, use --min-sqnr.",
+            f"{opt.max_drop} {text}: a search for bits limits the perplexity alone",
+            hint=f"For example {opt.max_drop} perplexity=2%. For other outputs, use {opt.min_sqnr}.",
         )
     return drop
 
@@ -207,7 +207,7 @@ class QuantizeOptions(QuantizeFields, Options):
         """
         of_modes = {name: words for mode in self.modes() for name, words in precisions.MODES[mode].remedies.items()}
         fields = type(self).model_fields
-        of_cache = ["use data or more samples for the KV cache (--calibration-data, --samples)"]
+        of_cache = [f"use data or more samples for the KV cache ({opt.calibration_data}, {opt.samples})"]
         return [
             *(
                 words.format(spell(name))
@@ -264,7 +264,7 @@ class QuantizeOptions(QuantizeFields, Options):
         self._refuse_beside_budget()
         if both := [text for text in self.include if text in self.exclude]:
             raise UsageError(
-                f"--include {both[0]}: --exclude {both[0]} excludes the same modules", hint="Omit one of them."
+                f"{opt.include} {both[0]}: {opt.exclude} {both[0]} excludes the same modules", hint="Omit one of them."
             )
         requested = list(self.requested_modes())
         modes = self.modes()
@@ -275,20 +275,20 @@ class QuantizeOptions(QuantizeFields, Options):
         self._refuse_bits(requested)
         if self.symmetric is False and self.per_channel is not False and "qdq" in modes:
             raise UsageError(
-                "--asymmetric: integer kernels take one zero point per weight, and qdq uses one scale per channel",
-                hint="Add --per-tensor, or omit it.",
+                f"{opt.asymmetric}: integer kernels take one zero point per weight, and qdq uses one scale per channel",
+                hint=f"Add {opt.per_tensor}, or omit it.",
             )
         searched = next((name for name in self._algorithms if name in ("hqq", "k_quant")), None)
         if self.symmetric and searched and "dynamic" not in modes and "qdq" not in modes:
             raise UsageError(
-                f"--symmetric: --algorithm {searched} uses a zero point for every block",
-                hint="Use --algorithm rtn, or omit --symmetric.",
+                f"{opt.symmetric}: {opt.algorithm} {searched} uses a zero point for every block",
+                hint=f"Use {opt.algorithm} rtn, or omit {opt.symmetric}.",
             )
         is_four = any(way.weight_bits == 4 for way, mode in requested if mode == "weight-only")
         if "hqq" in self._algorithms and not is_four:
             raise UsageError(
-                "--algorithm hqq: ONNX Runtime supports it for 4-bit weights only",
-                hint="Use --algorithm k_quant, or --precision int4.",
+                f"{opt.algorithm} hqq: ONNX Runtime supports it for 4-bit weights only",
+                hint=f"Use {opt.algorithm} k_quant, or {opt.precision} int4.",
             )
 
     def _refuse_beside_budget(self) -> None:
@@ -297,37 +297,37 @@ class QuantizeOptions(QuantizeFields, Options):
             return
         if self.budget is not None and self.max_size is not None:
             raise UsageError(
-                f"--budget {self.budget} and --max-size {self.max_size} are two limits", hint="Use one of them."
+                f"{opt.budget} {self.budget} and {opt.max_size} {self.max_size} are two limits", hint="Use one of them."
             )
         chosen = {
-            "--precision": self.precision is not None,
-            f"--mode {self.mode}": self.mode not in (None, "weight-only", "qdq"),
-            "--per-module": bool(self.per_module),
-            "--block-size": self.block_size is not None or bool(self.block_sizes),
-            "--algorithms": bool(self.algorithms),
+            opt.precision: self.precision is not None,
+            f"{opt.mode} {self.mode}": self.mode not in (None, "weight-only", "qdq"),
+            opt.per_module: bool(self.per_module),
+            opt.block_size: self.block_size is not None or bool(self.block_sizes),
+            opt.algorithms: bool(self.algorithms),
         }
         for flag, is_stated in chosen.items():
             if is_stated:
-                names = {"--budget": self.budget, "--max-size": self.max_size, "--max-drop": self.max_drop}
+                names = {opt.budget: self.budget, opt.max_size: self.max_size, opt.max_drop: self.max_drop}
                 name = next(name for name, stated in names.items() if stated is not None)
                 raise UsageError(
                     f"{flag}: {name} chooses the bits and block size of each module", hint="Use one of them."
                 )
         if self.max_drop is not None and budget.max_drop is None:
-            other = "--budget" if self.budget is not None else "--max-size"
+            other = spell("budget" if self.budget is not None else "max_size")
             raise UsageError(
-                f"--max-drop {self.max_drop}: {other} is also a limit",
-                hint="Omit it, or use --budget smallest.",
+                f"{opt.max_drop} {self.max_drop}: {other} is also a limit",
+                hint=f"Omit it, or use {opt.budget} smallest.",
             )
         if budget.max_drop is not None and self.calibration_data is None:
             raise UsageError(
-                f"--max-drop {self.max_drop}: no text to measure the perplexity on",
-                hint="Pass --calibration-data, such as texts.jsonl; a quarter of it is held out.",
+                f"{opt.max_drop} {self.max_drop}: no text to measure the perplexity on",
+                hint=f"Pass {opt.calibration_data}, such as texts.jsonl; a quarter of it is held out.",
             )
         if budget.is_smallest and budget.max_drop is None and self.min_sqnr_db is None:
             raise UsageError(
-                "--budget smallest: no quality limit",
-                hint="Add --min-sqnr, such as 25, or --max-drop, such as perplexity=2%.",
+                f"{opt.budget} smallest: no quality limit",
+                hint=f"Add {opt.min_sqnr}, such as 25, or {opt.max_drop}, such as perplexity=2%.",
             )
 
     def _refuse_bits(self, requested: Sequence[tuple[precisions.Precision, precisions.Mode]]) -> None:
@@ -340,7 +340,7 @@ class QuantizeOptions(QuantizeFields, Options):
                     if mode in other.modes and other.activation_bits in taken
                 )
                 raise UsageError(
-                    f"--precision {precision.name}: {self.ep} supports activations with "
+                    f"{opt.precision} {precision.name}: {self.ep} supports activations with "
                     f"{' or '.join(map(str, taken))} bits",
                     hint=f"Use one of {fitting}.",
                 )
@@ -353,7 +353,7 @@ class QuantizeOptions(QuantizeFields, Options):
             if value := getattr(self, name):
                 raise UsageError(
                     f"{_words_of(name, value)} does not apply to {' and '.join(modes)}",
-                    hint="Use --mode qdq, or --smooth-quant, which calibrates activations too; or omit it.",
+                    hint=f"Use {opt.mode} qdq, or {opt.smooth_quant}, which calibrates activations too; or omit it.",
                 )
 
     def _refuse_unread(self, modes: Sequence[precisions.Mode]) -> None:
@@ -369,7 +369,7 @@ class QuantizeOptions(QuantizeFields, Options):
             default = type(self).model_fields[name].get_default(call_default_factory=True, validated_data={})
             if value != default and not set(readers) & set(modes):
                 raise UsageError(
-                    f"{_words_of(name, value)} does not apply to " + (" and ".join(modes) or "--kv-cache alone"),
+                    f"{_words_of(name, value)} does not apply to " + (" and ".join(modes) or f"{opt.kv_cache} alone"),
                     hint=self._way_to_read(name, readers),
                 )
 
@@ -377,12 +377,12 @@ class QuantizeOptions(QuantizeFields, Options):
         """Return what makes an option count that no mode in use reads."""
         ways = []
         if name in _OF_SAMPLES and "weight-only" in self.modes():
-            ways.append("--algorithm gptq, awq or auto, which use calibration samples")
+            ways.append(f"{opt.algorithm} gptq, awq or auto, which use calibration samples")
         if self.bit_budget is None:
             modes = ["qdq"] if name in precisions.CALIBRATION_OPTIONS else readers
             fitting = [mode for mode in modes if mode in self.base.modes]
             others = [way.name for way in precisions.PRECISIONS.values() if way.modes and way.modes[0] in modes]
-            ways.append(f"--mode {' or '.join(fitting)}" if fitting else f"--precision {' or '.join(others)}")
+            ways.append(f"{opt.mode} {' or '.join(fitting)}" if fitting else f"{opt.precision} {' or '.join(others)}")
         return f"Use {', or '.join(ways)}; or omit it." if ways else "Omit it."
 
     def mode_of(self, precision: precisions.Precision) -> precisions.Mode | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import onnx_ir as ir
 
-from winml.modelkit.errors import InternalError, QuantizeError
+from winml.modelkit.errors import InternalError, QuantizeError, opt
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.cutting import Cutter, GraphModules
 from winml.modelkit.onnx.stage import StageResult
@@ -231,7 +231,7 @@ def quantize(
         causes = dict.fromkeys(reason for module in outcome for reason in module.left)
         raise QuantizeError(
             f"no node was quantized: {'; '.join(causes) or 'no selected node has a weight'}",
-            hint="Use a different --mode or --precision.",
+            hint=f"Use a different {opt.mode} or {opt.precision}.",
         )
     outcome = (*(earlier.modules if earlier is not None else ()), *outcome)
     record = _record(
@@ -335,7 +335,7 @@ def _run_engine(model: ir.Model, task: planning.EngineTask) -> ir.Model:
         # The quantizers of ONNX Runtime raise these for what they do not expect.
         raise QuantizeError(
             f"{task.precision.name} ({task.mode}): ONNX Runtime's quantizer failed: {error}",
-            hint="Exclude the failing modules with --exclude, or use a different --mode.",
+            hint=f"Exclude the failing modules with {opt.exclude}, or use a different {opt.mode}.",
         ) from error
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 import onnx_ir as ir
 
-from winml.modelkit.errors import InputError, QuantizeError, UsageError
+from winml.modelkit.errors import InputError, QuantizeError, UsageError, opt
 from winml.modelkit.onnx.cutting import GraphModules, fused_error
 from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS, ROUNDING_OPERATORS
 from winml.modelkit.quantize.declared_options import Algorithm
@@ -117,7 +117,7 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
     if not plan.groups():
         raise UsageError(
             f"no node to quantize: {_reasons(planned)}",
-            hint="Exclude fewer modules, include more, or use a different --mode.",
+            hint=f"Exclude fewer modules, include more, or use a different {opt.mode}.",
         )
     return plan
 
@@ -141,14 +141,14 @@ def refuse_idle_selectors(model: ir.Model, options: QuantizeOptions, modules: Gr
             by_any[name] = obstacle and by_any.get(name, obstacle)
     excluded = [modules.selected_tags(text) for text in options.exclude]
     for option, selectors in (
-        ("--exclude", dict.fromkeys(options.exclude, by_any)),
-        ("--include", dict.fromkeys(options.include, by_any)),
-        ("--per-module", {
+        (opt.exclude, dict.fromkeys(options.exclude, by_any)),
+        (opt.include, dict.fromkeys(options.include, by_any)),
+        (opt.per_module, {
             text: by_mode.get(options.mode_of(PRECISIONS[name]) or "", by_any)
             for text, name in options.per_module.items()
         }),
-        ("--block-sizes", dict.fromkeys(options.block_sizes, by_mode["weight-only"])),
-        ("--algorithms", dict.fromkeys(options.algorithms, by_mode["weight-only"])),
+        (opt.block_sizes, dict.fromkeys(options.block_sizes, by_mode["weight-only"])),
+        (opt.algorithms, dict.fromkeys(options.algorithms, by_mode["weight-only"])),
     ):  # fmt: skip
         for text, obstacles in selectors.items():
             tags = modules.selected_tags(text)
@@ -211,14 +211,14 @@ def refuse_small_share(model: ir.Model, options: QuantizeOptions, modules: Graph
     owners = {requested[name].tag for name in quantized}
     paths = [module.path for module in modules.modules if module.tag in owners]
     left = [name for name in sizes if name not in quantized]
-    included = " ".join(f"--include {path}" for path in paths)
+    included = " ".join(f"{opt.include} {path}" for path in paths)
     others = f" To quantize {', '.join(paths)} alone, add {included}."
     is_separable = all(paths) and not any(modules.does_work_of(name, owners) for name in left)
     raise QuantizeError(
         f"{options.words} quantizes {len(quantized)} of {len(sizes)} nodes with weights, {share:.1%} of their bytes: "
         f"{_reasons([requested[name] for name in left])}",
-        hint=f"No file was written. Use --mode {best}, which quantizes {by_mode[best] / total:.0%} of the weights."
-        f"{others if is_separable and len(paths) <= _LISTED_MODULES else ''}",
+        hint=f"No file was written. Use {opt.mode} {best}, which quantizes {by_mode[best] / total:.0%} of the "
+        f"weights.{others if is_separable and len(paths) <= _LISTED_MODULES else ''}",
     )
 
 
@@ -299,7 +299,7 @@ def _obstacle(node: ir.Node, weight: ir.Value | None, mode: Mode, options: Quant
             return f"{mode} does not support {node.op_type} with {name} {attribute.value:g}"
     rank = len(tensor.shape)
     if rank not in rules.channel_ranks.get(node.op_type, (rank,)) and options.per_channel is not False:
-        return f"{mode} supports per-channel scales for 2 dimensions only, not for {rank} (use --per-tensor)"
+        return f"{mode} supports per-channel scales for 2 dimensions only, not for {rank} (use {opt.per_tensor})"
     return ""
 
 
@@ -314,9 +314,9 @@ def _other_modes(node: ir.Node, requested: Precision, mode: Mode) -> str:
     if node.op_type in MODES[mode].operators:
         return ""
     if node.op_type in _MADE_BY_OPTIMIZER:
-        return " (optimize with --level basic instead)"
+        return f" (optimize with {opt.level} basic instead)"
     operator = SEPARABLE_LAYERS.get(node.op_type, node.op_type)
-    others = [f"--mode {other}" for other in requested.modes if operator in MODES[other].operators]
+    others = [f"{opt.mode} {other}" for other in requested.modes if operator in MODES[other].operators]
     return f" ({' and '.join(others)} {'has' if len(others) == 1 else 'have'})" if others else ""
 
 
@@ -373,7 +373,9 @@ def refuse_quantized(model: ir.Model, options: QuantizeOptions) -> None:
     refused = ROUNDING_OPERATORS if is_half_requested else QUANTIZED_OPERATORS
     for node in all_nodes(model):
         if node.op_type in refused:
-            other = "" if node.op_type in ROUNDING_OPERATORS else f" --precision {FLOAT16} converts the other weights."
+            other = (
+                "" if node.op_type in ROUNDING_OPERATORS else f" {opt.precision} {FLOAT16} converts the other weights."
+            )
             raise InputError(
                 f"the graph is already quantized: node {node.name or '?'} is a {node.op_type}",
                 hint=f"Quantize its floating-point source file.{other}",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.registries import Names, Registry
 
 LEAST_CACHE_SQNR_DB = 20.0
@@ -259,6 +259,6 @@ def mode_for(precision: Precision, mode: Mode | None) -> Mode | None:
         return mode or precision.modes[0]
     others = ", ".join(name for name, other in PRECISIONS.items() if mode in other.modes)
     raise UsageError(
-        f"--precision {precision.name} is not available with --mode {mode}",
-        hint=f"Use {precision.name} with --mode {' or '.join(precision.modes)}, and {mode} with {others}.",
+        f"{opt.precision} {precision.name} is not available with {opt.mode} {mode}",
+        hint=f"Use {precision.name} with {opt.mode} {' or '.join(precision.modes)}, and {mode} with {others}.",
     )

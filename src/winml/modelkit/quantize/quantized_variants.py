@@ -24,7 +24,7 @@ import onnx_ir as ir
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import QualitySamples, measure_fidelity
 from winml.modelkit.compare.quality_samples import SampleRequest, quality_values
-from winml.modelkit.errors import QuantizeError, StageError, UsageError
+from winml.modelkit.errors import QuantizeError, StageError, UsageError, opt
 from winml.modelkit.onnx.cutting import Cutter, GraphModules, cut_model
 from winml.modelkit.onnx.files.output_files import recover, refuse_existing
 from winml.modelkit.onnx.files.resumable_results import OtherRequest, ResumableResults
@@ -97,7 +97,7 @@ def take_samples(
         raise StageError(
             f"{options.shown} returns only zeros, NaN or infinity on these inputs, so a loss of precision "
             "cannot be measured",
-            hint=hint or "Pass inputs with meaningful outputs: --input-data file.npz.",
+            hint=hint or f"Pass inputs with meaningful outputs: {opt.input_data} file.npz.",
         )
     names = [name for name in outputs[0] if any(np.isfinite(output[name]).any() for output in outputs)]
     left_out = tuple(name for name in outputs[0] if name not in names and any(output[name].size for output in outputs))
@@ -321,12 +321,12 @@ class MeasuredVariants:
         if not earlier.changed:
             raise UsageError(
                 f"{file.path} exists and is not a readable file of measurements",
-                hint="Remove it, or restart with --overwrite.",
+                hint=f"Remove it, or restart with {opt.overwrite}.",
             )
         words = ", ".join(f"{key} was {then!r}, now {now!r}" for key, (then, now) in earlier.changed.items())
         raise UsageError(
             f"{file.path} has measurements of a run with different options: {words}",
-            hint="Repeat these options to resume, or restart with --overwrite.",
+            hint=f"Repeat these options to resume, or restart with {opt.overwrite}.",
         )
 
 

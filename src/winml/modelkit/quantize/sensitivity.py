@@ -19,7 +19,7 @@ import numpy as np
 
 from winml.modelkit.compare.quality_samples import SampleRequest
 from winml.modelkit.compare.words import samples_words
-from winml.modelkit.errors import ConfigError, python_function
+from winml.modelkit.errors import ConfigError, opt, python_function
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.onnx.files.placing import file_digest, model_digest
 from winml.modelkit.onnx.weights import weight_bytes
@@ -536,13 +536,13 @@ def _notes(study: _Study, samples: Samples) -> Iterator[str]:
     if quick := sum(form.samples < study.forms.samples or form.is_estimate for form in forms):
         estimates = sum(form.is_estimate for form in forms)
         yield (
-            f"{quick} less sensitive modules were ranked on {_FEW_SAMPLES} samples; {estimates} of these are "
-            f"estimates from their parts. --samples {study.forms.samples} measures every module on all samples."
+            f"{quick} less sensitive modules were ranked on {_FEW_SAMPLES} samples; {estimates} of these are estimates "
+            f"from their parts. {opt.samples} {study.forms.samples} measures every module on all samples."
         )
     if graph.modules.source != "winml tags":
         yield f"The file has no winml tags; modules were read from its {graph.modules.source}."
     if samples.about.source == "random":
-        yield "Measured on random values in the ranges that the file states; --input-data takes real inputs."
+        yield f"Measured on random values in the ranges that the file states; {opt.input_data} takes real inputs."
     if retained.resumed:
         yield f"{retained.resumed} variants were measured by an interrupted run."
     if any(not np.isfinite(array).all() for output in samples.answers for array in output.values()):

@@ -11,7 +11,7 @@ from typing import get_args
 
 import pydantic
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.options import Options, nearest
 from winml.modelkit.quantize.declared_options import SensitivityFields
 from winml.modelkit.quantize.sensitivity_records import FidelityTarget, Metric
@@ -61,9 +61,9 @@ def parse_target(text: str) -> FidelityTarget:
     if metric is None or not equals:
         guess = nearest(name, metrics)
         raise UsageError(
-            f"--target {text!r}: {f'no metric is named {name!r}' if equals else 'expected METRIC=NUMBER'}",
-            hint=f"{f'Did you mean {guess}? ' if guess else ''}Metrics: {', '.join(metrics)}, for example "
-            "sqnr_db=30. Task metrics such as accuracy=0.9 require --dataset.",
+            f"{opt.target} {text!r}: {f'no metric is named {name!r}' if equals else 'expected METRIC=NUMBER'}",
+            hint=f"{f'Did you mean {guess}? ' if guess else ''}Metrics: {', '.join(metrics)}, for example sqnr_db=30. "
+            f"Task metrics such as accuracy=0.9 require {opt.dataset}.",
         )
     try:
         value = float(number)
@@ -76,6 +76,6 @@ def parse_target(text: str) -> FidelityTarget:
     ):
         expected = {"sqnr_db": "decibels", "cosine": "a number from -1 to 1", "relative_error": "a number above 0"}
         raise UsageError(
-            f"--target {text!r}: expected {expected[metric]}", hint="For example sqnr_db=30 or cosine=0.99."
+            f"{opt.target} {text!r}: expected {expected[metric]}", hint="For example sqnr_db=30 or cosine=0.99."
         )
     return FidelityTarget(metric, value)

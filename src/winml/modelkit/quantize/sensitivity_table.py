@@ -8,6 +8,7 @@ from pathlib import Path
 
 from winml.modelkit.compare.fidelity import QualitySamples
 from winml.modelkit.compare.words import nearness_words, samples_words
+from winml.modelkit.errors import opt
 from winml.modelkit.quantize import sensitivity_records
 from winml.modelkit.report import document as doc
 from winml.modelkit.tags import address
@@ -58,7 +59,7 @@ def sensitivity_document(result: sensitivity_records.QuantizationSensitivity) ->
                 name="modules",
                 heading="Modules, each quantized alone",
                 brief=range(_DISPLAYED_RANKED),
-                rest="… and {} more modules (--verbose shows all)",
+                rest=f"… and {{}} more modules ({opt.verbose} shows all)",
                 is_searched=True,
             ),
             *(_exclude_list_blocks(result.exclude_list) if result.exclude_list is not None else ()),

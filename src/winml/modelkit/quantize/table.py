@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from winml.modelkit.compare.words import coverage_words, fidelity_words
+from winml.modelkit.errors import opt
 from winml.modelkit.quantize.records import BudgetSearch, QuantizedFile
 from winml.modelkit.report import document as doc
 from winml.modelkit.tags import address
@@ -63,7 +64,7 @@ def quantization_document(result: QuantizedFile) -> doc.Document:
                 name="modules",
                 heading="Precision by module",
                 brief=range(DISPLAYED_MODULES),
-                rest="… and {} more modules (--verbose shows all)",
+                rest=f"… and {{}} more modules ({opt.verbose} shows all)",
             ),
         ]
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from winml.modelkit.errors import ModelPathError, UsageError, python_function
+from winml.modelkit.errors import ModelPathError, UsageError, opt, python_function
 from winml.modelkit.fields import declare, fields_of, refuse_stated
 from winml.modelkit.file_names import measured_path
 from winml.modelkit.quantize.declared_options import SENSITIVITY, QuantizeFields, SensitivityFields
@@ -100,10 +100,12 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], Sensit
         if not self.sensitivity:
             measured = [field.name for field in fields_of(QuantizeRequest) if field.group == SENSITIVITY]
             measured.remove("report")
-            hint = "Add --sensitivity, or omit {}."
-            refuse_stated(self, measured, "{} requires --sensitivity", hint)
+            hint = f"Add {opt.sensitivity}, or omit {{}}."
+            refuse_stated(self, measured, f"{{}} requires {opt.sensitivity}", hint)
             if self.options.bit_budget is None:
-                refuse_stated(self, ["report"], "{} requires --sensitivity, --budget or --max-size", hint)
+                refuse_stated(
+                    self, ["report"], f"{{}} requires {opt.sensitivity}, {opt.budget} or {opt.max_size}", hint
+                )
         refuse_missing_files(self.options)
 
     def plan(self) -> FilePlan[QuantizedFile]:
@@ -145,13 +147,13 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], Sensit
         cache = Path(options.calibration_cache)
         if plan.folder is not None and len(plan.parts) > 1:
             raise UsageError(
-                f"--calibration-cache {cache}: one graph expected, {plan.folder.path} has {', '.join(plan.parts)}",
-                hint=f"Select one: --submodel {next(iter(plan.parts))}.",
+                f"{opt.calibration_cache} {cache}: one graph expected, {plan.folder.path} has {', '.join(plan.parts)}",
+                hint=f"Select one: {opt.submodel} {next(iter(plan.parts))}.",
             )
-        _refuse_other_file("--calibration-cache", cache, plan)
+        _refuse_other_file(opt.calibration_cache, cache, plan)
         if cache.is_dir():
             raise UsageError(
-                f"--calibration-cache {cache}: this is a folder", hint="Specify a file, such as statistics.json."
+                f"{opt.calibration_cache} {cache}: this is a folder", hint="Specify a file, such as statistics.json."
             )
         grows = planned_file(cache, "activations are measured that it does not hold")
         return replace(plan, writes=(*plan.writes, grows))
@@ -168,10 +170,10 @@ def _with_page(plan: FilePlan[QuantizedFile], report: Path, *, overwrite: bool) 
 
     if len(plan.parts) > 1:
         raise UsageError(
-            f"--report {report}: {', '.join(plan.parts)} are quantized, and a report covers one of them",
-            hint=f"Select one: --submodel {next(iter(plan.parts))}.",
+            f"{opt.report} {report}: {', '.join(plan.parts)} are quantized, and a report covers one of them",
+            hint=f"Select one: {opt.submodel} {next(iter(plan.parts))}.",
         )
-    _refuse_other_file("--report", report, plan)
+    _refuse_other_file(opt.report, report, plan)
     refuse_existing([report], overwrite=overwrite)
     return replace(plan, writes=(*plan.writes, planned_file(report)))
 
@@ -295,14 +297,15 @@ def plan_sensitivity(request: QuantizeRequest) -> SensitivityPlan:
 
     request.refuse_options()
     source = request.find_source()
-    model = source if isinstance(source, Path) else source.only_part("--sensitivity requires one graph")
+    model = source if isinstance(source, Path) else source.only_part(f"{opt.sensitivity} requires one graph")
     _refuse_combinations(request)
     if not model.is_file():
         raise ModelPathError(f"{model}: no such file", hint="Pass the path of an ONNX file.")
     outputs = [path for path in (request.output, request.report, request.exclude_list) if path is not None]
     if len({path.absolute() for path in outputs}) < len(outputs):
         raise UsageError(
-            "two of --output, --report and --exclude-list specify the same file", hint="Use a separate file for each."
+            f"two of {opt.output}, {opt.report} and {opt.exclude_list} specify the same file",
+            hint="Use a separate file for each.",
         )
     read = [Path(path) for path in (request.input_data, request.options.calibration_data) if path is not None]
     if outputs:
@@ -366,37 +369,38 @@ def _refuse_combinations(request: QuantizeRequest) -> None:
 
     if request.options.bit_budget is not None:
         raise UsageError(
-            "--sensitivity writes no model, and cannot be combined with --budget or --max-size",
+            f"{opt.sensitivity} writes no model, and cannot be combined with {opt.budget} or {opt.max_size}",
             hint="Use one of them.",
         )
     if request.options.kv_cache is not None:
         raise UsageError(
-            f"--kv-cache {request.options.kv_cache}: --sensitivity measures weights by module",
-            hint="Omit one of them: --kv-cache reports its error.",
+            f"{opt.kv_cache} {request.options.kv_cache}: {opt.sensitivity} measures weights by module",
+            hint=f"Omit one of them: {opt.kv_cache} reports its error.",
         )
     if request.options.solves_weights:
         raise UsageError(
-            f"--sensitivity: --algorithm {request.options.algorithm} quantizes a module by what the modules before it "
-            "make, and each is measured alone",
-            hint="Use --algorithm rtn, hqq or k_quant.",
+            f"{opt.sensitivity}: {opt.algorithm} {request.options.algorithm} quantizes a module by what the modules "
+            "before it make, and each is measured alone",
+            hint=f"Use {opt.algorithm} rtn, hqq or k_quant.",
         )
-    unused = "{} has no effect with --sensitivity, which writes no model"
+    unused = f"{{}} has no effect with {opt.sensitivity}, which writes no model"
     refuse_stated(request, ("external_data", "verify"), unused, "Omit it.")
     refuse_stated(request.options, ("min_sqnr_db",), unused, "Omit it.", declaring=QuantizeFields)
     if request.input_data is not None and request.samples is not None:
         raise UsageError(
-            f"--samples {request.samples}: --input-data {request.input_data} already determines the samples",
+            f"{opt.samples} {request.samples}: {opt.input_data} {request.input_data} already determines the samples",
             hint="Use one of them.",
         )
     if request.module is not None:
         Selector(request.module)
     if request.exclude_list is not None and request.target is None:
-        raise UsageError("--exclude-list requires --target", hint="Add --target, such as sqnr_db=30.")
+        raise UsageError(f"{opt.exclude_list} requires {opt.target}", hint=f"Add {opt.target}, such as sqnr_db=30.")
     _refuse_target(request)
     if request.output is not None and request.output.suffix.lower() in {".html", ".htm", ".onnx"}:
         raise UsageError(
-            f"-o {request.output}: the result of --sensitivity is JSON",
-            hint="Use a .json file; --report writes an HTML report. Without --sensitivity, a model is written.",
+            f"-o {request.output}: the result of {opt.sensitivity} is JSON",
+            hint=f"Use a .json file; {opt.report} writes an HTML report. Without {opt.sensitivity}, a model is "
+            "written.",
         )
 
 
@@ -415,8 +419,8 @@ def _refuse_target(request: QuantizeRequest) -> None:
         refuse_unknown_roles(request.columns)
         if request.target is None:
             raise UsageError(
-                f"--dataset {request.dataset} requires --target",
-                hint="Add --target with a metric of the task, such as accuracy=0.9.",
+                f"{opt.dataset} {request.dataset} requires {opt.target}",
+                hint=f"Add {opt.target} with a metric of the task, such as accuracy=0.9.",
             )
         parse_limits([request.target], "target")
     elif request.target is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from winml.modelkit.errors import UsageError, spell
+from winml.modelkit.errors import UsageError, opt, spell
 from winml.modelkit.fields import read_columns
 from winml.modelkit.options import nearest
 
@@ -45,7 +45,7 @@ def parse_columns(texts: Iterable[str]) -> dict[str, str]:
     Raises:
         UsageError: a text without ``=``, a role that is none, or one named twice.
     """
-    columns = read_columns(texts, "--columns", hint=f"Roles: {', '.join(ROLES)}.")
+    columns = read_columns(texts, opt.columns, hint=f"Roles: {', '.join(ROLES)}.")
     refuse_unknown_roles(columns)
     return columns
 
@@ -84,7 +84,7 @@ def match_columns(
         if column not in data_set.columns:
             guess = nearest(column, data_set.columns)
             raise UsageError(
-                f"{request.option} {data_set.name}: no column {column!r}, which --columns sets for {role}",
+                f"{request.option} {data_set.name}: no column {column!r}, which {opt.columns} sets for {role}",
                 hint=f"{f'Did you mean {guess!r}? ' if guess else ''}Its columns: {', '.join(data_set.columns)}.",
             )
     found = {role: column for role, column in request.columns.items() if role in (*roles, *optional)}
@@ -113,5 +113,5 @@ def _missing_column(data_set: DataSet | TextFile, role: str, found: Mapping[str,
     return UsageError(
         f"{data_set.request.option} {data_set.name}: no column for {role}; its columns: {', '.join(data_set.columns)}; "
         f"found: {guesses}",
-        hint=f"Set it with --columns {role}=COLUMN. Recognized names: {', '.join(ROLE_COLUMNS[role])}.",
+        hint=f"Set it with {opt.columns} {role}=COLUMN. Recognized names: {', '.join(ROLE_COLUMNS[role])}.",
     )

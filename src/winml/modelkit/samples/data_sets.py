@@ -79,8 +79,8 @@ class DataSetRequest:
         """
         if self.samples is not None and not 1 <= self.samples <= available:
             raise UsageError(
-                f"{self.words}: {available} samples, but --samples requests {self.samples}",
-                hint="Add data, or reduce --samples.",
+                f"{self.words}: {available} samples, but {opt.samples} requests {self.samples}",
+                hint=f"Add data, or reduce {opt.samples}.",
             )
         return self.samples or min(self.most or available, available)
 
@@ -296,7 +296,7 @@ def open_data_set(request: DataSetRequest) -> DataSet:
         if not len(table):
             raise UsageError(
                 f"{request.words}: split {split} contains no samples",
-                hint="Use a different --split, or different data.",
+                hint=f"Use a different {opt.split}, or different data.",
             )
         data_set = DataSet(request, source, _drawn(request, table), resources.pop_all())
     data_set.split = split
@@ -387,7 +387,7 @@ def _choose_split(request: DataSetRequest, source: DataSource, splits: Iterable[
         return names[0], ()
     chosen = next((name for name in _PREFERRED_SPLITS if name in names), None)
     if chosen is None:
-        raise UsageError(f"{request.words}: several splits: {', '.join(names)}", hint="Choose one with --split.")
+        raise UsageError(f"{request.words}: several splits: {', '.join(names)}", hint=f"Choose one with {opt.split}.")
     others = ", ".join(name for name in names if name != chosen)
     return chosen, (f"split {chosen} of {source.name} is used by default; other splits: {others}",)
 

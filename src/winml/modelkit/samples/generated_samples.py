@@ -21,7 +21,7 @@ import numpy as np
 import onnxruntime as ort
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.errors import InputError, UsageError, opt
 from winml.modelkit.onnx.bundle import PartDescription, read_part_description
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.decoding.decoder import DecoderGraph, GraphCache
@@ -138,7 +138,7 @@ def made_values(inputs: Sequence[InputTensorSpec], folder: Path, count: int, run
         most = "" if ids is None or ids.value_range is None else f" with ids up to {ids.value_range[1]:g}"
         raise UsageError(
             f"the tokenizer beside the model has {len(words)} usable words{most}",
-            hint="Pass values with --input-data file.npz.",
+            hint=f"Pass values with {opt.input_data} file.npz.",
         )
 
     def sample(number: int) -> dict[str, Any]:

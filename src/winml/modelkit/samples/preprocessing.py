@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays, numpy_dtype
-from winml.modelkit.errors import InputError, UsageError, spell
+from winml.modelkit.errors import InputError, UsageError, opt, spell
 from winml.modelkit.onnx.files.foreign_files import foreign_parser
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.decoding.inputs import empty_state_sizes
@@ -70,7 +70,7 @@ class SampleFeeds:
         """What was decided because nobody said, and what was left out; known once samples were read."""
         guessed = {role: column for role, column in self._roles.items() if role not in self.data_set.request.columns}
         columns = ", ".join(f"{role} is {column}" for role, column in guessed.items() if role != column)
-        found = f"columns of {self.data_set.name}: {columns}, recognized by name (set others with --columns)"
+        found = f"columns of {self.data_set.name}: {columns}, recognized by name (set others with {opt.columns})"
         created = self._preprocessor.notes if self._preprocessor is not None else ()
         notes = (*self.data_set.notes, found if columns else "", *created, self.data_set.unreadable_note or "")
         return tuple(f"{note[0].upper()}{note[1:]}." for note in notes if note)
@@ -219,8 +219,8 @@ class Preprocessor:
         """
         if batch_size is not None and self.fixed_batch not in (None, batch_size):
             raise UsageError(
-                f"--batch-size {batch_size}: the graph has a fixed batch size of {self.fixed_batch}",
-                hint="Omit it, or export with this size or with --dynamic-batch.",
+                f"{opt.batch_size} {batch_size}: the graph has a fixed batch size of {self.fixed_batch}",
+                hint=f"Omit it, or export with this size or with {opt.dynamic_batch}.",
             )
         size = self.fixed_batch or batch_size or 1
         numbered = enumerate(samples)
@@ -386,7 +386,7 @@ def _empty_state(item: InputTensorSpec, tokens: Sequence[int | str | None], rows
         reported = "reads one token per run" if reads_one else f"takes {item.name} {item.words}"
         raise UsageError(
             f"{option}: each text is evaluated in one run without a KV cache, but the graph {reported}",
-            hint="Export the model with --no-cache, or with dynamic sequence and cache lengths.",
+            hint=f"Export the model with {opt.no_cache}, or with dynamic sequence and cache lengths.",
         )
     return np.zeros(sizes, numpy_dtype(item.dtype))
 
@@ -450,7 +450,7 @@ def _value(sample: Sample, role: str, option: str) -> Any:
     if sample.get(role) is None:
         raise UsageError(
             f"{option}: a sample has no {role}, only {', '.join(sample) or 'nothing'}",
-            hint=f"Set its column with --columns {role}=COLUMN.",
+            hint=f"Set its column with {opt.columns} {role}=COLUMN.",
         )
     return sample[role]
 
@@ -460,7 +460,7 @@ def _text(sample: Sample, role: str, option: str) -> str:
     if not isinstance(value, str):
         raise UsageError(
             f"{option}: {role} must be text, but a sample has {type(value).__name__}",
-            hint=f"Set its column with --columns {role}=COLUMN.",
+            hint=f"Set its column with {opt.columns} {role}=COLUMN.",
         )
     return value
 

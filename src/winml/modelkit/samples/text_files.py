@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.errors import InputError, UsageError, opt
 from winml.modelkit.options import load_json
 from winml.modelkit.samples.data_sets import DataSetRequest
 from winml.modelkit.samples.media import Unreadable
@@ -43,7 +43,7 @@ class TextFile:
         self.name = self.path.absolute().name
         if request.split not in (None, self.split):
             raise UsageError(
-                f"{request.words}: no split {request.split!r}", hint="A single file has one split; omit --split."
+                f"{request.words}: no split {request.split!r}", hint=f"A single file has one split; omit {opt.split}."
             )
         first = next(self._all_rows(), {})
         self.features: Mapping[str, Any] = dict.fromkeys(map(str, first))

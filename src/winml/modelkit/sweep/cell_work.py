@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING
 
 from winml.modelkit.builds.cache import digest, tool_versions
 from winml.modelkit.builds.plan import is_onnx_path
-from winml.modelkit.errors import ExportError, InputError, UsageError, WinMLError, WriteError, error_chain, first_line
+from winml.modelkit.errors import (
+    ExportError,
+    InputError,
+    UsageError,
+    WinMLError,
+    WriteError,
+    error_chain,
+    first_line,
+    opt,
+)
 from winml.modelkit.file_names import BUILT_MODEL_NAME, SWEEP_LOG_NAME
 from winml.modelkit.onnx.files.named_paths import named_path
 from winml.modelkit.onnx.files.output_files import FULL_DISK_ERRORS
@@ -52,7 +61,7 @@ def refuse_unknown_place(place: str) -> None:
         fsspec.get_filesystem_class(protocol or "file")
     except (ImportError, ValueError) as error:
         raise UsageError(
-            f"--artifacts {place}: {first_line(error)}",
+            f"{opt.artifacts} {place}: {first_line(error)}",
             hint="Install the fsspec package for it, or use a folder.",
         ) from error
 
@@ -83,7 +92,7 @@ def upload(folder: Path, names: Sequence[str], place: str) -> None:
     except Exception as error:
         # Every protocol has errors of its own.
         raise WriteError(
-            f"{place}: {first_line(error)}", hint="Choose a different location with --artifacts."
+            f"{place}: {first_line(error)}", hint=f"Choose a different location with {opt.artifacts}."
         ) from error
 
 
@@ -281,7 +290,7 @@ class _CellWork:
         from winml.modelkit.sweep.architecture_export import tried_export
 
         if self.request is None:
-            raise InputError(f"{self.order.cell.model}: already an ONNX file", hint="Remove export from --do.")
+            raise InputError(f"{self.order.cell.model}: already an ONNX file", hint=f"Remove export from {opt.do}.")
         config = self.order.cell.work.build.export
         assert config is not None  # refused with the plan
         attempt = tried_export(self.request, config, self.order.folder / "tmp" / BUILT_MODEL_NAME)

@@ -17,7 +17,7 @@ import pydantic
 from winml.modelkit.builds.config import SCHEMA_VERSION as CONFIG_VERSION
 from winml.modelkit.builds.config import SECTIONS, WinMLBuildConfig, parse_build_config
 from winml.modelkit.builds.plan import is_onnx_path, plan_build
-from winml.modelkit.errors import ConfigError, UsageError, spell
+from winml.modelkit.errors import ConfigError, UsageError, opt, spell
 from winml.modelkit.evaluate.options import MetricLimits
 from winml.modelkit.models.load_options import declared_options
 from winml.modelkit.models.request import ModelRequest
@@ -276,27 +276,27 @@ def refuse_unusable(plan: SweepPlan) -> None:
     works = []
     for listed in {json.dumps(listed.set, sort_keys=True): listed for listed in plan.listed}.values():
         for settings in configurations(plan, listed):
-            work = parse_work(plan.config, settings, "--set" if settings else "config")
+            work = parse_work(plan.config, settings, opt.set if settings else "config")
             plan_build(work.build, request_of("model", work))
             works.append(work)
     if "eval" in plan.do and any(work.build.eval is None for work in works):
-        raise UsageError("eval: no dataset", hint="Set one with --set eval.dataset=FILE.")
+        raise UsageError("eval: no dataset", hint=f"Set one with {opt.set} eval.dataset=FILE.")
     known = {*_ALWAYS_MEASURED, *(name for step in plan.do for name in MEASURES[step])}
     for name in (*plan.min, *plan.max):
         # A metric is known when the task of a model is.
         if name not in known and "eval" not in plan.do:
             raise ConfigError(
-                unknown_key_message(name, known, "--min" if name in plan.min else "--max"),
+                unknown_key_message(name, known, spell("min" if name in plan.min else "max")),
                 hint=f"Steps of this plan: {', '.join(plan.do)}.",
             )
 
 
 def _refuse_steps(plan: SweepPlan) -> None:
     if not plan.do:
-        raise UsageError("--do: no step", hint=f"Steps: {', '.join(STEPS)}.")
+        raise UsageError(f"{opt.do}: no step", hint=f"Steps: {', '.join(STEPS)}.")
     if "compare" in plan.do and "build" not in plan.do:
-        raise UsageError("--do compare: requires a build to compare with", hint="Add build to --do.")
+        raise UsageError(f"{opt.do} compare: requires a build to compare with", hint=f"Add build to {opt.do}.")
     runs = [step for step in plan.do if step in ("perf", "eval")]
     unbuilt = [listed.model for listed in plan.listed if not is_onnx_path(listed.model)]
     if runs and unbuilt and "build" not in plan.do:
-        raise UsageError(f"--do {runs[0]}: {unbuilt[0]} is not an ONNX file", hint="Add build to --do.")
+        raise UsageError(f"{opt.do} {runs[0]}: {unbuilt[0]} is not an ONNX file", hint=f"Add build to {opt.do}.")

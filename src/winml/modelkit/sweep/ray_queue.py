@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.builds.cache import tool_versions
-from winml.modelkit.errors import StageError, UsageError, first_line
+from winml.modelkit.errors import StageError, UsageError, first_line, opt
 from winml.modelkit.sweep.cells import Cell
 from winml.modelkit.sweep.records import CellResult
 from winml.modelkit.sweep.work_queue import Place, QueueKind, SweepListener, SweepStoppedError, do_cell
@@ -47,10 +47,10 @@ def _refuse_missing_ray(address: str) -> None:
         UsageError: says what to do.
     """
     if importlib.util.find_spec("ray") is None:
-        raise UsageError(f"--ray {address}: Ray is not installed", hint=f"Install it: {install_command('ray')}")
+        raise UsageError(f"{opt.ray} {address}: Ray is not installed", hint=f"Install it: {install_command('ray')}")
     if address != _AUTO and not _ADDRESS.fullmatch(address):
         raise UsageError(
-            f"--ray {address}: expected {_AUTO} or HOST:PORT", hint="ray status shows the address of a cluster."
+            f"{opt.ray} {address}: expected {_AUTO} or HOST:PORT", hint="ray status shows the address of a cluster."
         )
 
 
@@ -103,18 +103,18 @@ def _connected(address: str) -> Iterator[Any]:
     """
     # Ray reports the use of a cluster to its maker unless it is told not to.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    hint = "Start one with ray start --head, or omit --ray to run on this machine."
+    hint = f"Start one with ray start --head, or omit {opt.ray} to run on this machine."
     if found := _ADDRESS.fullmatch(address):
         try:
             socket.create_connection((found[1].strip("[]"), int(found[2])), _CONNECT_SECONDS).close()
         except (OSError, OverflowError) as error:
-            raise StageError(f"--ray {address}: no response: {first_line(error)}", hint=hint) from error
+            raise StageError(f"{opt.ray} {address}: no response: {first_line(error)}", hint=hint) from error
     import ray
 
     try:
         ray.init(address=address, logging_level=logging.CRITICAL, log_to_driver=False)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise StageError(f"--ray {address}: cannot be reached: {first_line(error)}", hint=hint) from error
+        raise StageError(f"{opt.ray} {address}: cannot be reached: {first_line(error)}", hint=hint) from error
     try:
         yield ray
     finally:
@@ -166,7 +166,7 @@ class _Tasks:
                     able = time.monotonic()
                 elif time.monotonic() - able > _CPU_SECONDS:
                     raise SweepStoppedError(
-                        f"--ray {self.queue.address}: the cluster had no free CPU for {_CPU_SECONDS:g} s",
+                        f"{opt.ray} {self.queue.address}: the cluster had no free CPU for {_CPU_SECONDS:g} s",
                         hint="Add a machine with ray start --address, and run the same command again.",
                     )
                 while waiting and len(running) < most:
@@ -242,7 +242,7 @@ def _work(cell: Cell, place: Place, queue: RayQueue, requested: tuple[Path | Non
         return cell.result(
             "stopped",
             f"the machine {socket.gethostname()} cannot access {marker.parent}: share it, or pass a URL with "
-            "--artifacts",
+            f"{opt.artifacts}",
         )
     done = do_cell(cell, place, seconds=queue.seconds, resident_bytes=queue.resident_bytes, threads=_THREADS)
     return replace(done, node=f"{socket.gethostname()}:{_node_id()}")

@@ -18,7 +18,7 @@ import psutil
 
 from winml.modelkit import file_names
 from winml.modelkit.builds.cache import tool_versions
-from winml.modelkit.errors import UsageError, python_function
+from winml.modelkit.errors import UsageError, opt, python_function
 from winml.modelkit.onnx.files.output_files import refuse_existing
 from winml.modelkit.options import JsonError, read_json_file
 from winml.modelkit.ort.host import available_bytes, available_cores
@@ -178,11 +178,15 @@ def _requested_queue(options: SweepOptions) -> tuple[QueueKind, str] | None:
     if options.queue is None:
         return None if options.ray is None else (QUEUES["ray"], options.ray)
     if options.ray is not None:
-        raise UsageError(f"--queue {options.queue}: --ray {options.ray} also selects a queue", hint="Use one of them.")
+        raise UsageError(
+            f"{opt.queue} {options.queue}: {opt.ray} {options.ray} also selects a queue", hint="Use one of them."
+        )
     name, equals, address = options.queue.partition("=")
     if not equals:
-        raise UsageError(f"--queue {options.queue}: expected NAME=ADDRESS", hint=f"Names: {', '.join(QUEUES.names)}.")
-    return QUEUES.find(name, "--queue"), address
+        raise UsageError(
+            f"{opt.queue} {options.queue}: expected NAME=ADDRESS", hint=f"Names: {', '.join(QUEUES.names)}."
+        )
+    return QUEUES.find(name, opt.queue), address
 
 
 def run_sweep(

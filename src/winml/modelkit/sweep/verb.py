@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit import file_names
-from winml.modelkit.errors import ConfigError
+from winml.modelkit.errors import ConfigError, opt
 from winml.modelkit.evaluate.declared_options import declare_limits
 from winml.modelkit.fields import LIMITS, MODEL, OUTPUT, declare
 from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_files
@@ -33,7 +33,7 @@ def _read_steps(text: str) -> tuple[str, ...]:
     steps = tuple(step.strip() for step in text.split(","))
     for step in steps:
         if step not in STEPS:
-            raise ConfigError(f"--do {text}: unknown step {step!r}", hint=f"Steps: {', '.join(STEPS)}.")
+            raise ConfigError(f"{opt.do} {text}: unknown step {step!r}", hint=f"Steps: {', '.join(STEPS)}.")
     return steps
 
 

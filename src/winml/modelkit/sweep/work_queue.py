@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import psutil
 
 from winml.modelkit.builds.plan import is_onnx_path
-from winml.modelkit.errors import StageError
+from winml.modelkit.errors import StageError, opt
 from winml.modelkit.ort.host import available_cores
 from winml.modelkit.registries import Registry
 from winml.modelkit.sweep.bounded_processes import Bounds, Call, Ending, run_bounded
@@ -193,8 +193,8 @@ def _finished_cell(ending: Ending, bounds: Bounds) -> CellResult:
         return replace(result, seconds=seconds, peak_bytes=ending.peak_bytes)
     problem = {
         "time": f"took more than {bounds.seconds:g} s",
-        "memory": f"took more than {bounds.resident_bytes / 1e9:.1f} GB of memory; raise the limit with --memory, or "
-        "run fewer in parallel with --jobs",
+        "memory": f"took more than {bounds.resident_bytes / 1e9:.1f} GB of memory; raise the limit with {opt.memory}, "
+        f"or run fewer in parallel with {opt.jobs}",
         "died": "the process died",
     }[ending.reason]
     so_far: CellResult = ending.last_message or order.cell.result("failed")

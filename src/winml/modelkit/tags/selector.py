@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.metadata_keys import TREE_KEY
 from winml.modelkit.options import load_metadata
 from winml.modelkit.tags.address import SEPARATOR, parse_tag
@@ -142,8 +142,8 @@ def select(modules: Iterable[_AddressT], selector: str, node_names: Iterable[str
     guesses = _nearest_addresses(selector, modules)
     hints = (
         (
-            "Nodes of this module are in the graph, and it has no tag: export the model with --torch-module all, which "
-            "also tags modules of torch.nn."
+            f"Nodes of this module are in the graph, and it has no tag: export the model with {opt.torch_module} all, "
+            "which also tags modules of torch.nn."
         )
         if _is_in_names(glob, node_names)
         else "",

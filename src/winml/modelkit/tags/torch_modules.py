@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.progress import count_progress
 
 if TYPE_CHECKING:
@@ -122,13 +122,15 @@ def torch_module_notes(modules: Iterable[TracedModule], torch_modules: TorchModu
         )
         displayed = ", ".join(classes[:_DISPLAYED_CLASSES])
         more = f" and {len(classes) - _DISPLAYED_CLASSES} more" if len(classes) > _DISPLAYED_CLASSES else ""
-        reason = "only the root is above them; --torch-module none excludes them"
+        reason = f"only the root is above them; {opt.torch_module} none excludes them"
         return (f"Classes of torch.nn in the hierarchy: {displayed}{more} ({reason}).",) if classes else ()
     if torch_modules in ("none", "all"):
         return ()
     _refuse_unknown_classes(called, torch_modules)
     own = sorted({module.class_name for module in called if not module.is_torch_nn} & set(torch_modules))
-    return tuple(f"{name} is not a class of torch.nn: it is in the hierarchy without --torch-module." for name in own)
+    return tuple(
+        f"{name} is not a class of torch.nn: it is in the hierarchy without {opt.torch_module}." for name in own
+    )
 
 
 def _refuse_unknown_classes(called: Sequence[TracedModule], names: Iterable[str]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.errors import InputError, UsageError, opt
 from winml.modelkit.onnx.cutting import GraphModules, fused_error
 from winml.modelkit.onnx.function_folding import FIRST_IR_VERSION, FoldedModel, fold_modules
 from winml.modelkit.onnx.module_tree import OnnxTree, read_tree
@@ -76,8 +76,8 @@ def selected_nodes(
         UsageError: a selector names no module, or no node is left.
     """
     modules = graph_modules(model, model.graph.name or "graph")
-    only = _tags_with_nodes("--module", included, modules)
-    never = _tags_with_nodes("--exclude", excluded, modules)
+    only = _tags_with_nodes(opt.module, included, modules)
+    never = _tags_with_nodes(opt.exclude, excluded, modules)
 
     names = frozenset(
         str(node.name)
@@ -88,7 +88,7 @@ def selected_nodes(
     if not names:
         raise UsageError(
             f"no node remains of {', '.join(included) or 'the graph'} after excluding {', '.join(excluded)}",
-            hint="Exclude fewer modules with --exclude, or select more with --module.",
+            hint=f"Exclude fewer modules with {opt.exclude}, or select more with {opt.module}.",
         )
     return names, source_notes(modules)
 
@@ -162,7 +162,7 @@ def refuse_old_runtime() -> None:
         raise InputError(
             f"functions require IR version {FIRST_IR_VERSION}, and the installed ONNX Runtime supports at most "
             f"{newest_ir_version()}",
-            hint="Update ONNX Runtime, or omit --functions.",
+            hint=f"Update ONNX Runtime, or omit {opt.functions}.",
         )
 
 
@@ -211,7 +211,7 @@ def chosen_modules(modules: Iterable[selector.ModuleAddress], requested: str) ->
 
 def _none_error(requested: str, reason: str) -> UsageError:
     return UsageError(
-        f"--functions {requested}: no module can become a function: {reason}",
+        f"{opt.functions} {requested}: no module can become a function: {reason}",
         hint="Select other modules; winml inspect -H shows the tree.",
     )
 

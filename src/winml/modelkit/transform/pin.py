@@ -19,7 +19,7 @@ import pydantic
 
 from winml.modelkit.compare.files import large_size, refuse_different
 from winml.modelkit.compare.outputs import VerificationInfo
-from winml.modelkit.errors import InputError, StageError, UsageError, VerificationError, WinMLError
+from winml.modelkit.errors import InputError, StageError, UsageError, VerificationError, WinMLError, opt
 from winml.modelkit.metadata_keys import DIMENSIONS_KEY, INPUTS_KEY, OUTPUTS_KEY
 from winml.modelkit.onnx import pinning, specs
 from winml.modelkit.onnx.model_metadata import output_specs
@@ -119,7 +119,7 @@ class Pinning(FileWork[_PinResult, PinnedModel]):
         for name, size in pinning.sizes_of_dimensions(model.graph, self.sizes).items():
             if name in bounds and (refusal := bounds[name].refusal(size)):
                 raise UsageError(
-                    f"--shape-config: {refusal}",
+                    f"{opt.shape_config}: {refusal}",
                     hint=f"Use one of the sizes {bounds[name].words}, or export the model with this one.",
                 )
 
@@ -200,7 +200,7 @@ class Pinning(FileWork[_PinResult, PinnedModel]):
             return refuse_different(source, written, seed, has_fixed_sizes=True)
         except StageError as error:
             self._refuse_sizes(source, seed)
-            raise VerificationError(error.message, hint="Skip the comparison with --no-verify.") from error
+            raise VerificationError(error.message, hint=f"Skip the comparison with {opt.no_verify}.") from error
 
     def _refuse_sizes(self, source: Path, seed: int) -> None:
         """Refuse sizes that the source itself does not run at.
@@ -219,7 +219,7 @@ class Pinning(FileWork[_PinResult, PinnedModel]):
             if (limit := trial.limit(name, size)) is not None
         ]
         refusal = "; ".join(words) or f"{source.name} does not run at {_size_words(requested)}: {reason}"
-        raise UsageError(f"--shape-config: {refusal}", hint="Set sizes that the model supports.")
+        raise UsageError(f"{opt.shape_config}: {refusal}", hint="Set sizes that the model supports.")
 
 
 def _size_words(sizes: Mapping[str, int]) -> str:

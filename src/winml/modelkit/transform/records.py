@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
+from winml.modelkit.errors import opt
 from winml.modelkit.onnx.function_folding import FIRST_IR_VERSION
 from winml.modelkit.onnx.specs import InputTensorSpec, OutputTensorSpec
 from winml.modelkit.progress import StepTiming
@@ -246,6 +247,6 @@ class ModuleFunctions(Record):
         for item in self.left_out[:DISPLAYED]:
             yield f"{item.module.words} is not a function: {item.reason}."
         if len(self.left_out) > DISPLAYED:
-            yield f"{len(self.left_out) - DISPLAYED} more modules are not functions; reasons: --format json."
+            yield f"{len(self.left_out) - DISPLAYED} more modules are not functions; reasons: {opt.format} json."
         for part in self.partly_outside[:DISPLAYED]:
             yield f"{part.module.words}: outside its function, between nodes of other modules: {', '.join(part.nodes)}."

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from winml.modelkit.compare.fidelity import QualitySamples
-from winml.modelkit.errors import InternalError, VerificationError, WinMLError, WriteError
+from winml.modelkit.errors import InternalError, VerificationError, WinMLError, WriteError, opt
 from winml.modelkit.file_names import BUILT_MODEL_NAME, TUNED_NAME
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.models.request import processor_folder
@@ -65,7 +65,7 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def _out_of_time() -> Failure:
-    return Failure("not tried", "time limit reached (--budget)")
+    return Failure("not tried", f"time limit reached ({opt.budget})")
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.evaluate.declared_options import DataSetFields, declare_limits
 from winml.modelkit.fields import CALIBRATION, DATASET, DEVICE, INPUTS, LIMITS, declare
 from winml.modelkit.options import Drop
@@ -32,7 +32,7 @@ def parse_kinds(texts: tuple[str, ...]) -> tuple[CandidateKind, ...]:
         if kind is None:
             guess = nearest(word, KINDS)
             raise UsageError(
-                f"--only {word!r}: no such kind of candidate",
+                f"{opt.only} {word!r}: no such kind of candidate",
                 hint=f"{f'Did you mean {guess}? ' if guess else ''}Kinds: {', '.join(KINDS)}.",
             )
         found[kind] = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pydantic
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt, spell
 from winml.modelkit.evaluate.options import EvaluationOptions
 from winml.modelkit.fields import refuse_stated
 from winml.modelkit.onnx.files.named_paths import refuse_missing_values
@@ -84,36 +84,37 @@ class TuneOptions(TuneFields, Options):  # type: ignore[misc]  # Options is froz
         if self.max_drop and self.dataset is None:
             name = next(iter(self.max_drop))
             raise UsageError(
-                f"--max-drop {name}={drop_words(self.max_drop[name])}: no samples to measure {name} on",
-                hint="Add --dataset with a file, a folder or a name on the Hub.",
+                f"{opt.max_drop} {name}={drop_words(self.max_drop[name])}: no samples to measure {name} on",
+                hint=f"Add {opt.dataset} with a file, a folder or a name on the Hub.",
             )
         if self.dataset is not None and not self.max_drop:
             raise UsageError(
-                f"--dataset {self.dataset}: no quality limit for it",
-                hint="Add --max-drop with a metric of the task, such as accuracy=0.01.",
+                f"{opt.dataset} {self.dataset}: no quality limit for it",
+                hint=f"Add {opt.max_drop} with a metric of the task, such as accuracy=0.01.",
             )
         if self.dataset is None:
             refuse_stated(
                 self,
                 ("split", "columns", "samples"),
-                "{} requires --dataset",
+                f"{{}} requires {opt.dataset}",
                 "Omit it, or pass a dataset.",
                 declaring=TuneFields,
             )
         if self.input_data is not None and (self.sizes or self.batch_size is not None):
-            option = "--shape-config" if self.sizes else "--batch-size"
+            option = spell("shape_config" if self.sizes else "batch_size")
             raise UsageError(
-                f"{option}: --input-data {self.input_data} already determines the sizes", hint="Use one of the two."
+                f"{option}: {opt.input_data} {self.input_data} already determines the sizes", hint="Use one of the two."
             )
         if "placement" in self.only and not {"dynamic", "qdq"} & set(self.only):
             raise UsageError(
-                "--only placement: it moves modules of quantized candidates back to float, but no quantized "
+                f"{opt.only} placement: it moves modules of quantized candidates back to float, but no quantized "
                 "candidate is tried",
-                hint="Add dynamic or qdq: --only qdq,placement.",
+                hint=f"Add dynamic or qdq: {opt.only} qdq,placement.",
             )
         if self.ep_options and self.ep is None:
             raise UsageError(
-                f"--ep-options {next(iter(self.ep_options))}: no execution provider", hint="Add --ep, or omit it."
+                f"{opt.ep_options} {next(iter(self.ep_options))}: no execution provider",
+                hint=f"Add {opt.ep}, or omit it.",
             )
         if self.ep is not None:
             choose_provider(self.ep, None, self.ep_options)

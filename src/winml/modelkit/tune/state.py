@@ -17,7 +17,7 @@ import pydantic
 
 from winml.modelkit import file_names
 from winml.modelkit.compare.fidelity import QualitySamples
-from winml.modelkit.errors import OutputExistsError, UsageError
+from winml.modelkit.errors import OutputExistsError, UsageError, opt
 from winml.modelkit.onnx.files.foreign_names import file_within
 from winml.modelkit.onnx.files.output_files import recover, refuse_existing, waiting_files
 from winml.modelkit.onnx.files.resumable_results import OtherRequest, ResumableResults, locked_folder
@@ -223,7 +223,7 @@ def _read_state(file: ResumableResults, *, overwrite: bool) -> _Content | OtherR
         words = f"{', '.join(earlier.changed)} changed" if earlier.changed else "it cannot be read"
         raise UsageError(
             f"{file.path} belongs to a different tuning: {words}",
-            hint="Repeat its options to resume, choose a different folder, or restart with --overwrite.",
+            hint=f"Repeat its options to resume, choose a different folder, or restart with {opt.overwrite}.",
         )
     return earlier
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from winml.modelkit.builds.manifest_records import BuildResult
-from winml.modelkit.errors import spell_flag
+from winml.modelkit.errors import opt, spell_flag
 from winml.modelkit.file_names import BUILD_CONFIG_NAME
 from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.profile.race import Choice, ratio_between
@@ -111,7 +111,7 @@ class Answer:
         if out is not None:
             return out.status, out.reason
         if facts is None:
-            return "not tried", "time limit reached (--budget)"
+            return "not tried", f"time limit reached ({opt.budget})"
         if candidate.name != PLAIN and (reason := self.limits.reason_wrong(facts)):
             return "wrong", reason
         if self.options.decides_by_size:
@@ -196,9 +196,9 @@ class Answer:
             for item in self.candidates
             if (race := self._last_race(item.name)) and summarize(self.state.turns(race)[item.name]).is_disturbed
         ]
-        is_cut = any(item.status == "not tried" and "--budget" in item.reason for item in self.skipped.values())
+        is_cut = any(item.status == "not tried" and opt.budget in item.reason for item in self.skipped.values())
         if busy:
-            longer = ", with a longer --budget or none" if is_cut else ""
+            longer = f", with a longer {opt.budget} or none" if is_cut else ""
             seen = (
                 f"Half of the turns of {', '.join(busy)} took more than 1.5 times the fastest: the machine seems busy."
             )
@@ -211,13 +211,13 @@ class Answer:
                 )
         if self.state.values is not None and self.state.values.samples.source == "random":
             yield (
-                "Outputs were compared on random values in the ranges that the file states; --input-data takes "
+                f"Outputs were compared on random values in the ranges that the file states; {opt.input_data} takes "
                 "real inputs."
             )
         if is_cut and not busy:
             yield (
                 "The time limit was reached before all candidates were tried; repeat the command with a different "
-                "--budget to resume."
+                f"{opt.budget} to resume."
             )
 
 

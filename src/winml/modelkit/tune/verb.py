@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml.modelkit import file_names
+from winml.modelkit.errors import opt
 from winml.modelkit.fields import OUTPUT, declare, fields_of
 from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_files
 from winml.modelkit.tune.declared_options import TuneFields
@@ -121,7 +122,7 @@ def _steps(outlook: TuningOutlook, request: TuneRequest) -> tuple[str, ...]:
         "of candidates within the quality limit, fastest first, in alternation",
         "groups of modules of a quantized winner, each in float"
         if request.ep is not None or "placement" in request.only
-        else "not requested (--ep)",
-        "of the winner: levels, numbers of threads, fixed sizes and a compiled file, as far as --only names them",
+        else f"not requested ({opt.ep})",
+        f"of the winner: levels, numbers of threads, fixed sizes and a compiled file, as far as {opt.only} names them",
         f"{folder / file_names.TUNE_RESULT_NAME}, {folder / file_names.TUNE_PAGE_NAME}",
     )

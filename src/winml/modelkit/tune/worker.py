@@ -17,7 +17,7 @@ import numpy as np
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import QualitySamples, measure_fidelity
 from winml.modelkit.compare.outputs import TEXT_KINDS
-from winml.modelkit.errors import MeasureError, WinMLError, WriteError
+from winml.modelkit.errors import MeasureError, WinMLError, WriteError, opt
 from winml.modelkit.onnx.files.output_files import OutputFiles
 from winml.modelkit.ort import opened_model
 from winml.modelkit.ort.graph_inputs import batch_of, graph_inputs
@@ -74,7 +74,7 @@ def _telling(outputs: Arrays, displayed: str) -> dict[str, Array]:
         raise MeasureError(
             f"{displayed} returns only zeros, NaN or infinity on these inputs, so a wrong candidate could not "
             "be detected",
-            hint="Pass inputs with meaningful outputs: --input-data file.npz.",
+            hint=f"Pass inputs with meaningful outputs: {opt.input_data} file.npz.",
         )
     return numbers
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from winml.modelkit.errors import UsageError, spell
+from winml.modelkit.errors import UsageError, opt, spell
 from winml.modelkit.fields import OUTPUT, declare, fields_of
 from winml.modelkit.file_names import ONLY_PART, part_path
 from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_file
@@ -91,7 +91,9 @@ def plan_answer(
     files = dict(_files(request, parts))
     outputs = [path for paths in files.values() for path in paths]
     if request.overwrite and not outputs:
-        raise UsageError("--overwrite requires a file to write", hint="Specify one with -o, or omit --overwrite.")
+        raise UsageError(
+            f"{opt.overwrite} requires a file to write", hint=f"Specify one with -o, or omit {opt.overwrite}."
+        )
     _refuse_one_for_two(files)
     refuse_inputs(outputs, reads)
     refuse_existing(outputs, overwrite=request.overwrite)

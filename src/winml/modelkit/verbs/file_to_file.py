@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from winml.modelkit.errors import ConfigError, ModelPathError, UsageError
+from winml.modelkit.errors import ConfigError, ModelPathError, UsageError, opt
 from winml.modelkit.fields import MODEL, OUTPUT, VERIFICATION, declare
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, MODEL_SUFFIX, ONLY_PART
 from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside, planned_data, planned_file
@@ -44,7 +44,7 @@ def read_sizes(text: str) -> dict[str, int]:
     """
     from winml.modelkit.options import read_json
 
-    value, source = read_json(text, "--shape-config")
+    value, source = read_json(text, opt.shape_config)
     if not isinstance(value, dict):
         raise ConfigError(f"{source}: expected a JSON object, got {type(value).__name__}")
     for name, size in value.items():
@@ -166,14 +166,14 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
         """
         model = self.model
         if model is None:
-            raise UsageError("no model is specified", hint="Specify an ONNX file with --model.")
+            raise UsageError("no model is specified", hint=f"Specify an ONNX file with {opt.model}.")
         if model.is_dir():
             from winml.modelkit.builds.found_models import found_folder
 
             return found_folder(model, self.submodel)
         if self.submodel:
             raise UsageError(
-                f"--submodel {self.submodel[0]} requires a build folder, and {model} is not one",
+                f"{opt.submodel} {self.submodel[0]} requires a build folder, and {model} is not one",
                 hint="Omit it.",
             )
         if model.suffix.lower() != MODEL_SUFFIX or (model.exists() and not model.is_symlink()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.fields import DEVICE, declare
 from winml.modelkit.ort.execution_providers import find_execution_provider, parse_ep_options
 
@@ -85,7 +85,7 @@ class LatencyFields:
         """
         if self.iterations is not None and self.duration is not None:
             raise UsageError(
-                f"--iterations {self.iterations} and --duration {self.duration:g} cannot be combined",
+                f"{opt.iterations} {self.iterations} and {opt.duration} {self.duration:g} cannot be combined",
                 hint="Use one of them.",
             )
         from winml.modelkit.profile.latency import LatencyOptions

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit import file_names
 from winml.modelkit.builds.layouts import layout
-from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.errors import InputError, UsageError, opt
 
 if TYPE_CHECKING:
     import onnx
@@ -133,9 +133,9 @@ def _speech_config(
     context = _first_number(config, _POSITIONS, 0)
     if not context:
         raise UsageError(
-            f"--layout genai: the config of the checkpoint states no context length; "
-            f"expected {' or '.join(_POSITIONS)}",
-            hint="Add the number to config.json, or remove --layout.",
+            f"{opt.layout} genai: the config of the checkpoint states no context length; expected "
+            f"{' or '.join(_POSITIONS)}",
+            hint=f"Add the number to config.json, or remove {opt.layout}.",
         )
     shape = {
         "head_size": head_size,
@@ -202,8 +202,8 @@ def _refuse_others(encoder: onnx.GraphProto, decoder: onnx.GraphProto) -> tuple[
         problem = f"an encoder without output {min(missing)}"
     if problem:
         raise UsageError(
-            f"--layout genai: onnxruntime-genai has no type for {problem}",
-            hint="Remove --layout: winml generate and WinMLModelForSpeechSeq2Seq run the model.",
+            f"{opt.layout} genai: onnxruntime-genai has no type for {problem}",
+            hint=f"Remove {opt.layout}: winml generate and WinMLModelForSpeechSeq2Seq run the model.",
         )
     ((heads, head_size),) = shapes
     return len(cross) // 2, int(heads), int(head_size)
@@ -286,9 +286,9 @@ def genai_texts(models: Mapping[str, tuple[Path, str]], sources: Mapping[str, Pa
         texts = {file_names.GENAI_CONFIG_NAME: genai_config(*models[file_names.ONLY_PART], config, generation)}
     else:
         raise UsageError(
-            f"--layout genai: onnxruntime-genai has no type for a model of {', '.join(models)}; expected one graph, or "
-            f"{file_names.ENCODER} and {file_names.DECODER}",
-            hint="Remove --layout or --submodel.",
+            f"{opt.layout} genai: onnxruntime-genai has no type for a model of {', '.join(models)}; expected one "
+            f"graph, or {file_names.ENCODER} and {file_names.DECODER}",
+            hint=f"Remove {opt.layout} or {opt.submodel}.",
         )
     return {name: json.dumps(record, indent=2) + "\n" for name, record in texts.items()}
 
@@ -352,17 +352,17 @@ def _caches(model: Path, inputs: Mapping[str, onnx.ValueInfoProto], outputs: lis
     if not found or other or "logits" not in outputs:
         problem = f"takes {other[0]!r}" if other else "has no cache" if not found else "has no logits"
         raise UsageError(
-            f"--layout genai: onnxruntime-genai has no type for {model.name}, which {problem}; expected "
+            f"{opt.layout} genai: onnxruntime-genai has no type for {model.name}, which {problem}; expected "
             f"{', '.join(_PLAIN_INPUTS)}, keys and values by layer, and logits",
-            hint="Remove --layout: winml generate and WinMLModelForCausalLM run the model.",
+            hint=f"Remove {opt.layout}: winml generate and WinMLModelForCausalLM run the model.",
         )
     sizes = {name: _value_sizes(value) for name, value in inputs.items() if name in found}
     shapes = {(size[1], size[3]) for size in sizes.values() if len(size) == 4}
     if len(shapes) != 1 or not all(isinstance(number, int) for number in next(iter(shapes))):
         raise UsageError(
-            f"--layout genai: the layers of {model.name} have caches of different sizes, and onnxruntime-genai "
+            f"{opt.layout} genai: the layers of {model.name} have caches of different sizes, and onnxruntime-genai "
             "supports one size",
-            hint="Remove --layout: winml generate and WinMLModelForCausalLM run the model.",
+            hint=f"Remove {opt.layout}: winml generate and WinMLModelForCausalLM run the model.",
         )
     heads, head_size = next(iter(shapes))
     past = {match[3][1:]: f"{match[1]}%d{match[3]}" for match in found.values()}

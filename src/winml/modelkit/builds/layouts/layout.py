@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from winml.modelkit.errors import InputError, TaskError, UsageError
+from winml.modelkit.errors import InputError, TaskError, UsageError, opt
 from winml.modelkit.file_names import DECODER, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, built_part_name
 from winml.modelkit.metadata_keys import MODEL_KEY
 from winml.modelkit.onnx.bundle import model_record
@@ -146,7 +146,7 @@ def find_layout(name: str | None) -> Layout:
     Raises:
         UsageError: no layout has this name, as that of a plug-in that was removed since.
     """
-    return PLAIN if name is None else LAYOUTS.find(name, "--layout")
+    return PLAIN if name is None else LAYOUTS.find(name, opt.layout)
 
 
 _IMAGE_TOKENS = ("image_token_id", "image_token_index")
@@ -210,8 +210,8 @@ def refuse_unknown_type(layout: Layout, config: Path | None, task: str | None, *
 
 def _unknown_model(layout: Layout, words: str) -> TaskError:
     return TaskError(
-        f"--layout {layout.name}: no class of {layout.readers} is for {words}",
-        hint="Remove --layout: winml run, winml generate and WinMLAutoModel open the folder.",
+        f"{opt.layout} {layout.name}: no class of {layout.readers} is for {words}",
+        hint=f"Remove {opt.layout}: winml run, winml generate and WinMLAutoModel open the folder.",
     )
 
 
@@ -232,9 +232,9 @@ def refuse_models(layout: Layout, models: Sequence[Path], config: Path | None = 
     computing = (path for path in models if layout.cross_keys == DECODER and _reads_cross_attention_cache(path))
     if decoder := next(computing, None):
         raise UsageError(
-            f"--layout {layout.name}: {decoder.name} takes keys and values computed by the encoder, and "
+            f"{opt.layout} {layout.name}: {decoder.name} takes keys and values computed by the encoder, and "
             f"{layout.readers} lets the decoder compute them",
-            hint="Build from the checkpoint, which exports a decoder for this layout, or omit --layout.",
+            hint=f"Build from the checkpoint, which exports a decoder for this layout, or omit {opt.layout}.",
         )
     inputs = [value.name for path in models for value in read_structure(path).graph.input]
     for start, words in layout.unknown_inputs.items():
@@ -272,10 +272,12 @@ def refuse_task(layout: Layout, task: str | None, *, takes_task: bool = False) -
         return
     known = tuple(sorted(layout.tasks))
     words = f"task {task}"
-    hint = "Remove --layout: winml run opens the folder."
+    hint = f"Remove {opt.layout}: winml run opens the folder."
     if task is None:
         words = "a model without a task"
         hint += " A transformers model has a task if it is saved with save_pretrained() and built from that folder."
     elif takes_task:
-        hint = f"Remove --layout, or pass another --task that the model has: {', '.join(known)}."
-    raise TaskError(f"--layout {layout.name}: no class of {layout.readers} is for {words}", hint=hint, candidates=known)
+        hint = f"Remove {opt.layout}, or pass another {opt.task} that the model has: {', '.join(known)}."
+    raise TaskError(
+        f"{opt.layout} {layout.name}: no class of {layout.readers} is for {words}", hint=hint, candidates=known
+    )

@@ -13,7 +13,7 @@ from typing import Any
 
 from winml.modelkit.builds.layouts import layout
 from winml.modelkit.builds.layouts.transformers_js_types import TYPES
-from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.errors import InputError, UsageError, opt
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, TOKENIZER_CONFIG_NAME
 from winml.modelkit.options import JsonError, read_json_file
 from winml.modelkit.quantize.precisions import PRECISIONS
@@ -215,7 +215,9 @@ def _model_name(part: str, of_several: bool, precision: str) -> str:
     suffixes = {name: entry.transformers_js_suffix for name, entry in PRECISIONS.items()}
     if (suffix := suffixes.get(precision)) is None:
         known = ", ".join(name for name, known_suffix in suffixes.items() if known_suffix is not None)
-        raise UsageError(f"--layout transformers.js has no name for precision {precision}", hint=f"It knows {known}.")
+        raise UsageError(
+            f"{opt.layout} transformers.js has no name for precision {precision}", hint=f"It knows {known}."
+        )
     return f"onnx/{_model_stem(part, of_several)}{suffix}.onnx"
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from winml.modelkit.arrays import Array, Arrays, numpy_dtype
 from winml.modelkit.compare.fidelity import FidelitySum
 from winml.modelkit.compare.records import ComparedOutput
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.progress import counted
 from winml.modelkit.tags.address import ModuleIdentity
@@ -125,7 +125,7 @@ class SidePair:
             raise UsageError(
                 f"the models have no output in common: {self.reference.shown} has {', '.join(expected)}, "
                 f"{self.candidate.shown} {', '.join(outputs)}",
-                hint="Map names with --map reference=candidate.",
+                hint=f"Map names with {opt.map} reference=candidate.",
             )
         theirs = set(common.values())
         alone = [name for name in names if name not in common], [name for name in outputs if name not in theirs]

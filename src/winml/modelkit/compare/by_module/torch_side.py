@@ -14,7 +14,7 @@ import torch
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.by_module.sides import CallKey, ModuleBoundary
 from winml.modelkit.compare.verification.reference_run import PreparedPart, prepared_part, run_reference, with_values
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.tensors import to_numpy, to_torch
 from winml.modelkit.tags.address import ModuleIdentity
@@ -66,7 +66,7 @@ class TorchSide:
         if missing := [name for name in names if name not in feeds]:
             raise UsageError(
                 f"{self.shown} takes {', '.join(names)}, but the second model has no input {missing[0]!r}",
-                hint="Compare it with a file that was exported from it, or map the input with --map.",
+                hint=f"Compare it with a file that was exported from it, or map the input with {opt.map}.",
             )
         tensors = {name: to_torch(feeds[name]) for name in names}
         # Parameters that are read when they are computed with have no views under inference_mode.

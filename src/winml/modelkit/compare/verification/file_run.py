@@ -24,7 +24,7 @@ from winml.modelkit.compare.verification.reference_run import PreparedPart, dtyp
 from winml.modelkit.compare.verification.rounding import rankings
 from winml.modelkit.compare.verification.single_rows import feeds_by_rows, joined_rows, takes_single_rows
 from winml.modelkit.compare.verification.sizes import Draw, WrittenGraph
-from winml.modelkit.errors import StageError, VerificationError
+from winml.modelkit.errors import StageError, VerificationError, opt
 from winml.modelkit.onnx.bfloat16 import computes_in_bfloat16, widen_bfloat16
 from winml.modelkit.onnx.cutting import Cut, Cutter, cut_model
 from winml.modelkit.onnx.files.graph_reading import load_by_reference
@@ -181,7 +181,7 @@ class WrittenFile:
             hint = _failure_hint(error.message, self.prepared.model)
             raise VerificationError(
                 f"cannot verify: {error.message.replace(str(self.written.path), 'the file')}",
-                hint=f"{hint}; --no-verify writes the file without comparing.",
+                hint=f"{hint}; {opt.no_verify} writes the file without comparing.",
                 is_graph_wrong=True,
             ) from error
 
@@ -201,7 +201,7 @@ def _failure_hint(reason: str, model: nn.Module) -> str:
         )
     dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
     if small := " and ".join(sorted(dtypes & {"bfloat16", "float16", "float64"})):
-        return f"The weights are {small}, for which its CPU has few kernels: --dtype fp32 casts them"
+        return f"The weights are {small}, for which its CPU has few kernels: {opt.dtype} fp32 casts them"
     return "Its CPU has no kernel for this operator with these dtypes"
 
 

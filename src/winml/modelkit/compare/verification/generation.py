@@ -25,7 +25,7 @@ from winml.modelkit.compare.verification.generated_text import (
     token_count,
 )
 from winml.modelkit.compare.verification.sizes import Draw
-from winml.modelkit.errors import VerificationError
+from winml.modelkit.errors import VerificationError, opt
 from winml.modelkit.models.caches.arguments import empty_states
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.tensors import to_numpy, to_torch
@@ -279,7 +279,7 @@ def _unequal(text: GeneratedText, number: int, difference: str) -> VerificationE
     return VerificationError(
         f"not equal when generating: at {which}, with {step.tokens.shape[1]} tokens after {past} in the cache, the "
         f"logits differ from PyTorch's: {difference}",
-        hint="The graph with its cache differs from the model. No file was written; --no-verify writes it anyway, "
-        "--no-cache a graph that reads all tokens in every run.",
+        hint=f"The graph with its cache differs from the model. No file was written; {opt.no_verify} writes it anyway, "
+        f"{opt.no_cache} a graph that reads all tokens in every run.",
         is_graph_wrong=True,
     )

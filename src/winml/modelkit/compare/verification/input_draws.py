@@ -17,7 +17,7 @@ import torch
 
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.verification.sizes import Draw
-from winml.modelkit.errors import ExportError
+from winml.modelkit.errors import ExportError, opt
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.tensors import to_torch
 from winml.modelkit.onnx.specs import InputTensorSpec
@@ -218,9 +218,9 @@ class InputDraws:
         notes = "\n".join(line for line in refusal.hint.splitlines() if line.startswith("Note: "))
         refusal.message = f"{refusal.message} (random values, chosen by winml)"
         refusal.hint = (
-            f"Shapes and values were chosen automatically. Specify valid values{own}: value_range in --input-specs, or "
-            "example values (example_inputs() beside a factory, inputs= in Python). For shapes: --shape-config.\n"
-            f"{notes}"
+            f"Shapes and values were chosen automatically. Specify valid values{own}: value_range in "
+            f"{opt.input_specs}, or example values (example_inputs() beside a factory, inputs= in Python). For shapes: "
+            f"{opt.shape_config}.\n{notes}"
         ).rstrip()
         return refusal
 

@@ -30,7 +30,7 @@ from winml.modelkit.compare.verification.python_reads import ValueReads, read_in
 from winml.modelkit.compare.verification.reference_run import PreparedPart, run_in_float64, run_reference, with_values
 from winml.modelkit.compare.verification.rounding import is_decided_by_rounding, is_decided_by_ties
 from winml.modelkit.compare.verification.sizes import Draw, WrittenGraph, axes_of, run_draw
-from winml.modelkit.errors import ExportError, StageError, VerificationError, first_line
+from winml.modelkit.errors import ExportError, StageError, VerificationError, first_line, opt
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.onnx.assumptions import Assumption, branch_taken, size_taken, values_taken
 from winml.modelkit.onnx.specs import InputTensorSpec
@@ -437,20 +437,20 @@ def _frozen_error(varied: Varied, written: WrittenGraph, difference: str) -> Ver
     if varied.words in (*_DECIDING, _EQUAL):
         return VerificationError(
             f"the trace fixed a branch that depends on {names}: with {varied.words}, {difference}{lines}",
-            hint="Compute both branches and select with torch.where instead of an if on a value. "
-            "--no-verify writes the file anyway.",
+            hint=f"Compute both branches and select with torch.where instead of an if on a value. {opt.no_verify} "
+            "writes the file anyway.",
             is_graph_wrong=True,
         )
     traced = value_words(written.draw.inputs[varied.names[0]])
     # A list of several values cannot be declared.
     declared = (
-        f" If it is always {traced}, declare that: value_range [{traced}, {traced}] in --input-specs (input_tensors in "
-        "Python)."
+        f" If it is always {traced}, declare that: value_range [{traced}, {traced}] in {opt.input_specs} "
+        "(input_tensors in Python)."
     )
     return VerificationError(
         f"the trace fixed {names} to {traced}: at {varied.words}, {difference}{lines}",
-        hint=f"Use {names} as a tensor in the forward: compare, index or mask with it instead of int(), range() or if."
-        f"{'' if traced.startswith('[') else declared} --no-verify writes the file anyway.",
+        hint=f"Use {names} as a tensor in the forward: compare, index or mask with it instead of int(), range() or "
+        f"if.{'' if traced.startswith('[') else declared} {opt.no_verify} writes the file anyway.",
         is_graph_wrong=True,
     )
 
@@ -650,7 +650,7 @@ def _far_error(written: WrittenGraph, far: Varied, wrong: Sequence[OutputCompari
         f"output {worst.name!r}: {difference}{operator}",
         hint=f"From {near_low:.3g} to {near_high:.3g} the outputs are equal. Compute it in a form that does not "
         "overflow (logsigmoid in place of log(sigmoid), logaddexp, log_softmax), or declare the range of the inputs: "
-        "value_range in --input-specs (input_tensors in Python). --no-verify writes the file anyway.",
+        f"value_range in {opt.input_specs} (input_tensors in Python). {opt.no_verify} writes the file anyway.",
         is_graph_wrong=True,
         inputs=far.draw.inputs,
     )

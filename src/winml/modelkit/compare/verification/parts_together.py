@@ -49,7 +49,7 @@ from winml.modelkit.compare.verification.reference_run import (
 from winml.modelkit.compare.verification.rounding import has_uncertain_scores
 from winml.modelkit.compare.verification.single_rows import feeds_by_rows, joined_rows, takes_single_rows
 from winml.modelkit.compare.verification.sizes import Draw
-from winml.modelkit.errors import StageError, VerificationError, first_line
+from winml.modelkit.errors import StageError, VerificationError, first_line, opt
 from winml.modelkit.models.caches.arguments import (
     DECODER_TOKENS,
     ENCODER_MASK,
@@ -498,7 +498,7 @@ def _failures_as_unverified() -> Iterator[None]:
     except StageError as error:
         raise VerificationError(
             f"cannot generate with the files: {error.message}",
-            hint="--no-verify writes them without comparing.",
+            hint=f"{opt.no_verify} writes them without comparing.",
             is_graph_wrong=True,
         ) from error
 

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functional_call
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.errors import ExportError, MeasureError, first_line
+from winml.modelkit.errors import ExportError, MeasureError, first_line, opt
 from winml.modelkit.models.inputs.shape_run import REFUSALS
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.preparation import FlatForward, prepared_for_export
@@ -135,7 +135,7 @@ def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor], *
             # Most notes of the loading say how inputs were decided.
             hint=" ".join(
                 [
-                    "Set valid shapes with --shape-config, or all inputs with --input-specs.",
+                    f"Set valid shapes with {opt.shape_config}, or all inputs with {opt.input_specs}.",
                     *(f"Note: {note.removesuffix('.')}." for note in part.notes),
                 ]
             ),
@@ -349,6 +349,6 @@ def refuse_verification_beyond_memory(model: nn.Module, available: int | None) -
         raise ExportError(
             f"comparing with PyTorch takes about {size_words(needed)} of memory for the weights, in PyTorch and then "
             f"in ONNX Runtime, and {size_words(available)} are available",
-            hint="Use --no-verify: the export itself needs no memory for weights. Weights in safetensors are compared "
-            "piece by piece and need no such memory.",
+            hint=f"Use {opt.no_verify}: the export itself needs no memory for weights. Weights in safetensors are "
+            "compared piece by piece and need no such memory.",
         )

@@ -25,7 +25,7 @@ from winml.modelkit.compare.outputs import OutputComparison, Rounding, Verificat
 from winml.modelkit.compare.verification.reference_run import PreparedPart, run_reference, with_values
 from winml.modelkit.compare.verification.sizes import Draw, run_draw
 from winml.modelkit.compare.words import verification_words
-from winml.modelkit.errors import ExportError, VerificationError
+from winml.modelkit.errors import ExportError, VerificationError, opt
 from winml.modelkit.models.tensors import to_numpy
 from winml.modelkit.ort.decoding.inputs import SCORES
 
@@ -49,7 +49,7 @@ _TIED_SHARE = 0.1
 
 
 def _no_file_hint() -> str:
-    return "No file was written; --no-verify writes it anyway."
+    return f"No file was written; {opt.no_verify} writes it anyway."
 
 
 def _wrong_graph_hint() -> str:
@@ -127,17 +127,19 @@ def _explained_failure(
         return VerificationError(
             f"cannot verify: output {repeated.worst.name!r} of PyTorch differs between two runs on the same inputs",
             hint="Make the model deterministic (seed its random numbers, store no state between calls), or skip the "
-            "comparison with --no-verify.",
+            f"comparison with {opt.no_verify}.",
         )
     words = verification_words(verification)
     if place := _not_a_number(prepared.model):
         return VerificationError(
             f"{words}; {place}",
-            hint="The weights are damaged, or training diverged: download them again. --no-verify writes the file.",
+            hint=f"The weights are damaged, or training diverged: download them again. {opt.no_verify} writes the "
+            "file.",
         )
     if not verification.has_signal and all(item.is_equal for item in verification.comparisons):
         error = VerificationError(
-            words, hint="Use real weights or other inputs (--input-specs), or skip the comparison with --no-verify."
+            words,
+            hint=f"Use real weights or other inputs ({opt.input_specs}), or skip the comparison with {opt.no_verify}.",
         )
         error.is_silent = True
         return error
@@ -400,6 +402,6 @@ def _uncertain_error(aside: Sequence[OutputComparison]) -> VerificationError:
         f"cannot verify: on {len(aside)} random inputs, rounding alone determines the outputs of PyTorch: "
         f"{worst.name!r} changes (relative difference {worst.relative_diff:.1e}) if the result of each module changes "
         "by one unit in the last place",
-        hint="Often a choice between nearly equal values, such as the best of many boxes or the expert of a token. "
-        "Try real weights or another --seed; --no-verify writes the file without comparing.",
+        hint="Often a choice between nearly equal values, such as the best of many boxes or the expert of a token. Try "
+        f"real weights or another {opt.seed}; {opt.no_verify} writes the file without comparing.",
     )

@@ -21,7 +21,7 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import OutputComparison
 from winml.modelkit.compare.verification.python_reads import ValueReads
 from winml.modelkit.compare.verification.reference_run import PreparedPart, run_reference
-from winml.modelkit.errors import ExportError, StageError, UsageError, VerificationError
+from winml.modelkit.errors import ExportError, StageError, UsageError, VerificationError, opt
 from winml.modelkit.models.output_shapes import Observation, explain_output_shapes
 from winml.modelkit.models.tensors import to_numpy
 from winml.modelkit.onnx.assumptions import Assumption, places_of
@@ -160,7 +160,7 @@ def run_at_varied_sizes(
         if not accepted:
             error = UsageError(
                 f"{dimension.name} cannot be dynamic: at sizes other than {dimension.example}, {refusal}",
-                hint="Fix its size with --shape-config or --input-specs, or make the model accept more sizes.",
+                hint=f"Fix its size with {opt.shape_config} or {opt.input_specs}, or make the model accept more sizes.",
             )
             error.frozen = (dimension.name,)
             raise error
@@ -340,8 +340,8 @@ def _refuse_other_outputs(traced: Draw, draws: Sequence[Draw]) -> None:
         error = UsageError(
             f"{' and '.join(moved)} cannot be dynamic: the set of outputs depends on the size, and a graph has fixed "
             f"outputs ({outputs})",
-            hint="Fix the size (remove the dynamic option, or set a number in --shape-config), bound it to sizes with "
-            "the same outputs, or return one tensor (torch.stack; squeeze with a named axis).",
+            hint=f"Fix the size (remove the dynamic option, or set a number in {opt.shape_config}), bound it to sizes "
+            "with the same outputs, or return one tensor (torch.stack; squeeze with a named axis).",
         )
         error.frozen = tuple(moved)
         raise error
@@ -440,7 +440,7 @@ def _frozen_axis_error(draw: Draw, written: WrittenGraph, advice: str, reason: s
         f"the export froze {' and '.join(moved)} ({', '.join(places)}): traced with {traced_sizes}, the file "
         f"fails at {sizes}, where PyTorch succeeds.{where} {reason}",
         hint=(
-            f"{advice}Fix the size (remove the dynamic option, or set a number in --shape-config), bound it "
+            f"{advice}Fix the size (remove the dynamic option, or set a number in {opt.shape_config}), bound it "
             'there ({"min": …, "max": …, "example": …}), or read sizes in that module from its tensors (x.shape, '
             "x.new_zeros), not from stored Python numbers."
         ),

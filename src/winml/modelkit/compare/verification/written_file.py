@@ -26,7 +26,7 @@ from winml.modelkit.compare.verification.reference_run import PreparedPart, with
 from winml.modelkit.compare.verification.rounding import compare_stable_draws, has_uncertain_scores
 from winml.modelkit.compare.verification.sizes import Draw, WrittenGraph, compare_at_varied_sizes, run_draw
 from winml.modelkit.compare.words import difference_words
-from winml.modelkit.errors import ExportError, VerificationError
+from winml.modelkit.errors import ExportError, VerificationError, opt
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.tensors import to_torch
 from winml.modelkit.onnx.assumptions import constant_output
@@ -84,7 +84,8 @@ def _refuse_mixed_types(path: Path) -> None:
             return  # what it cannot infer is no matter here
         raise VerificationError(
             f"cannot verify: the file is not valid ONNX: {error}",
-            hint="Export with --dynamo, or in another type: --dtype fp32. --no-verify writes the file as it is.",
+            hint=f"Export with {opt.dynamo}, or in another type: {opt.dtype} fp32. {opt.no_verify} writes the file as "
+            "it is.",
             is_graph_wrong=True,
         ) from error
 
@@ -249,7 +250,7 @@ def verify_with_adapter(
         raise VerificationError(
             f"with adapter {name}, the outputs of the file differ from PyTorch's with the adapter merged: "
             f"{difference_words(verification)}",
-            hint=f"Merge it: --adapter PATH without {name}=. --no-verify writes the file anyway.",
+            hint=f"Merge it: {opt.adapter} PATH without {name}=. {opt.no_verify} writes the file anyway.",
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.errors import InputError, UsageError, opt
 from winml.modelkit.evaluate.labels import LabelMap, label_names, match_labels, model_labels
 from winml.modelkit.evaluate.tasks.box_metrics import BOX_METRICS, Boxes
 from winml.modelkit.evaluate.tasks.pixel_metrics import IGNORED, MEAN_IOU, PIXEL_ACCURACY, count_pairs
@@ -45,7 +45,7 @@ def _post_processor(context: EvaluatorContext, method: str) -> Any:
     if found is None:
         raise UsageError(
             f"the image processor of the checkpoint ({type(processor).__name__}) has no {method}",
-            hint="Use a different --task, or a checkpoint with the processor of its model family.",
+            hint=f"Use a different {opt.task}, or a checkpoint with the processor of its model family.",
         )
     return found
 

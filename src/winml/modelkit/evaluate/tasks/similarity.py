@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.evaluate import metrics
 from winml.modelkit.evaluate.tasks import task
 from winml.modelkit.onnx.files.foreign_names import file_below
@@ -85,7 +85,8 @@ class _SimilarityEvaluator(task.Evaluator):
             return float(sample["score"])
         except (TypeError, ValueError):
             raise UsageError(
-                f"the score {sample['score']!r} is not a number", hint="Set its column with --columns score=COLUMN."
+                f"the score {sample['score']!r} is not a number",
+                hint=f"Set its column with {opt.columns} score=COLUMN.",
             ) from None
 
     def row_predictions(self, outputs: task.Outputs, batch: Batch) -> list[Array]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from winml.modelkit.errors import TaskError, UsageError, spell
+from winml.modelkit.errors import TaskError, UsageError, opt, spell
 from winml.modelkit.evaluate.labels import LabelMap, label_names, match_labels, model_labels
 from winml.modelkit.evaluate.metrics import CHARACTER_ERROR_RATE, CLASS_METRICS, WORD_ERROR_RATE, Metric
 from winml.modelkit.evaluate.tasks.images import IMAGE_SEGMENTATION, OBJECT_DETECTION
@@ -53,7 +53,8 @@ def _class_evaluator(context: EvaluatorContext) -> _ClassEvaluator:
         what = f"problem_type {problem}" if problem else "one label only"
         raise UsageError(
             f"the config states {what}: the model does not predict exactly one class",
-            hint="Classification tasks, such as --task text-classification, require a model that predicts one class.",
+            hint=f"Classification tasks, such as {opt.task} text-classification, require a model that predicts one "
+            "class.",
         )
     column = context.columns["label"]
     names = label_names(context.data_set.features[column])
@@ -146,7 +147,7 @@ def task_definition(name: str) -> TaskDefinition:
         return TASK_DEFINITIONS[name]
     raise TaskError(
         f"task {name}: evaluation is not supported",
-        hint=f"Supported tasks: {', '.join(TASK_DEFINITIONS)}. Set one with --task if the model supports it.",
+        hint=f"Supported tasks: {', '.join(TASK_DEFINITIONS)}. Set one with {opt.task} if the model supports it.",
         candidates=tuple(TASK_DEFINITIONS),
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.errors import InputError, UsageError, opt
 from winml.modelkit.evaluate.metrics import Metric
 from winml.modelkit.samples.data_sets import DataSet
 from winml.modelkit.samples.preprocessing import Batch, Preprocessor
@@ -128,7 +128,7 @@ def named_output(outputs: Outputs, *names: str) -> Array:
             return outputs[name]
     raise InputError(
         f"the model returns {', '.join(outputs)}, but the task needs {' or '.join(names)}",
-        hint="Set --task, or export the model again for this task.",
+        hint=f"Set {opt.task}, or export the model again for this task.",
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.errors import InputError, UsageError, opt
 from winml.modelkit.evaluate import metrics
 from winml.modelkit.evaluate.labels import LabelMap, label_names, match_labels, model_labels
 from winml.modelkit.evaluate.tasks import task
@@ -140,7 +140,7 @@ def _among_first(predictions: Sequence[tuple[int, ...]], references: Sequence[in
 def _masked_word_evaluator(context: task.EvaluatorContext) -> _MaskedWordEvaluator:
     tokenizer = context.processor("tokenizer")
     if getattr(tokenizer, "mask_token_id", None) is None:
-        raise UsageError("the tokenizer has no mask token", hint="Use a different --task.")
+        raise UsageError("the tokenizer has no mask token", hint=f"Use a different {opt.task}.")
     return _MaskedWordEvaluator(tokenizer)
 
 
@@ -293,7 +293,7 @@ def _tags_of(cell: object, column: str) -> Sequence[Any]:
         return cell
     raise UsageError(
         f"column {column} contains {type(cell).__name__}; expected a list with one tag per word",
-        hint="Set the column with --columns tags=COLUMN.",
+        hint=f"Set the column with {opt.columns} tags=COLUMN.",
     )
 
 

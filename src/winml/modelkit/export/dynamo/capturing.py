@@ -28,7 +28,7 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import _AttrProxy, _ModuleStackTracer
 
-from winml.modelkit.errors import ExportError, error_chain, first_line
+from winml.modelkit.errors import ExportError, error_chain, first_line, opt
 from winml.modelkit.export.capture import (
     Capture,
     CaptureOptions,
@@ -123,7 +123,8 @@ def export_error(
         undecided = ExportError(
             f"the forward decides by the value of a tensor{place}{_line_of(chain)}, which the dynamo exporter cannot "
             f"follow: {first_line(cause)}",
-            hint="Use torch.where or torch.cond there, or --no-dynamo, which retains the branch of the traced inputs.",
+            hint=f"Use torch.where or torch.cond there, or {opt.no_dynamo}, which retains the branch of the traced "
+            "inputs.",
             module=module,
         )
         undecided.is_by_value = True
@@ -134,7 +135,7 @@ def export_error(
     )
     return ExportError(
         f"{summary}{place} with the dynamo exporter: {type(cause).__name__}: {first_line(cause)}",
-        hint="The forward must run under torch.export with these inputs; --debug shows the full traceback.",
+        hint=f"The forward must run under torch.export with these inputs; {opt.debug} shows the full traceback.",
         operator=failed_operator,
         module=module,
     )
@@ -287,7 +288,7 @@ def capture_dynamo(
     except TimeIsUpError:
         raise ExportError(
             f"the dynamo exporter was stopped after {options.time_limit_s:.0f} s",
-            hint="Use --dynamo to run it without a time limit. Divisions of dynamic sizes are what takes long.",
+            hint=f"Use {opt.dynamo} to run it without a time limit. Divisions of dynamic sizes are what takes long.",
         ) from None
     except Exception as error:
         raise export_error(error, model, stacks, _named_axes(forward, options.dynamic_axes)) from error

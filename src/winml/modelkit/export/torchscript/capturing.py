@@ -36,7 +36,7 @@ from torch.onnx._internal.torchscript_exporter._type_utils import JitScalarType
 from torch.onnx._internal.torchscript_exporter.registration import registry
 from torch.onnx.errors import UnsupportedOperatorError
 
-from winml.modelkit.errors import ExportError, InternalError, first_line
+from winml.modelkit.errors import ExportError, InternalError, first_line, opt
 from winml.modelkit.export import exact_forms
 from winml.modelkit.export.capture import (
     Capture,
@@ -229,9 +229,9 @@ def _export_error(error: Exception, scopes: ModuleScopes, model: nn.Module, opse
     if isinstance(error, UnsupportedOperatorError):
         # The exporter's message names a sufficient opset: "Support for this operator was added in version 18, …".
         newer = re.search(r"version (\d+), try", str(error))
-        remedy = "No opset has one: omit --no-dynamo, so that dynamo is tried, or replace"
+        remedy = f"No opset has one: omit {opt.no_dynamo}, so that dynamo is tried, or replace"
         if newer:
-            remedy = f"Use --export-config '{{\"opset_version\": {newer[1]}}}', or replace"
+            remedy = f"Use {opt.export_config} '{{\"opset_version\": {newer[1]}}}', or replace"
         return ExportError(
             f"the TorchScript exporter has no ONNX form of {operator or error}{place} at opset {opset_version}",
             hint=f"{remedy} the operator in that module's forward by others.",
@@ -241,7 +241,7 @@ def _export_error(error: Exception, scopes: ModuleScopes, model: nn.Module, opse
     summary = f"operator {operator} could not be converted" if operator else "the model could not be traced"
     return ExportError(
         f"{summary}{place}: {type(error).__name__}: {first_line(error)}",
-        hint="The forward must run under torch.jit.trace with these inputs; --debug shows the full traceback.",
+        hint=f"The forward must run under torch.jit.trace with these inputs; {opt.debug} shows the full traceback.",
         operator=operator,
         module=module,
     )

@@ -26,7 +26,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.onnx._internal.torchscript_exporter import utils as exporter
 
-from winml.modelkit.errors import ExportError
+from winml.modelkit.errors import ExportError, opt
 from winml.modelkit.export.value_loops import ValueLoops, call_replaced
 from winml.modelkit.models.fake_parameters import is_fake
 from winml.modelkit.models.preparation import has_hooks
@@ -395,7 +395,7 @@ _TRACER: Any = torch._C._parse_dispatch_key("Tracer")
 
 
 def _dynamo_hint() -> str:
-    return "Export without --no-dynamo: dynamo needs no values."
+    return f"Export without {opt.no_dynamo}: dynamo needs no values."
 
 
 _CONVOLUTION_BACKEND = (False, False, False, False)

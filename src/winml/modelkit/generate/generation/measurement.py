@@ -12,7 +12,7 @@ from statistics import median
 import numpy as np
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.file_names import DECODER, ONLY_PART, files_folder
 from winml.modelkit.generate.generation.settings import part_position_limit, position_limit
 from winml.modelkit.ort.decoding.decoder import DecoderGraph, GraphCache
@@ -47,8 +47,8 @@ def measure_generation(files: Mapping[str, Path], options: RunOptions, latency: 
     session_ms = (time.perf_counter() - started) * 1000
     if not graph.has_cache:
         raise UsageError(
-            f"--generation: {options.shown} has no KV cache, so every step recomputes the whole text",
-            hint="Omit --generation, or build the model again without --no-cache.",
+            f"{opt.generation}: {options.shown} has no KV cache, so every step recomputes the whole text",
+            hint=f"Omit {opt.generation}, or build the model again without {opt.no_cache}.",
         )
     folder = files_folder(files.get(DECODER) or files[ONLY_PART])
     passed: dict[str, Array] = {}

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.errors import InputError, UsageError, spell
+from winml.modelkit.errors import InputError, UsageError, opt, spell
 from winml.modelkit.file_names import (
     CHECKPOINT_CONFIG_NAME,
     DECODER,
@@ -51,11 +51,11 @@ def open_picture(path: str) -> Any:
         InputError: the image does not open.
     """
     if not Path(path).is_file():
-        raise UsageError(f"--image {path}: no such file", hint="Pass the path of an existing image.")
+        raise UsageError(f"{opt.image} {path}: no such file", hint="Pass the path of an existing image.")
     image = open_image(path, None, path)
     if isinstance(image, Unreadable):
         raise InputError(
-            f"--image {path}: cannot be opened: {image.reason}", hint="Pass an image, such as PNG or JPEG."
+            f"{opt.image} {path}: cannot be opened: {image.reason}", hint="Pass an image, such as PNG or JPEG."
         )
     return image.convert("RGB")
 
@@ -81,7 +81,7 @@ def process_text(
     count = len(images)
     text = _chat_text(processor, folder, text, count, system) if is_chat else _placed_text(processor, text, count)
     hint = "Pass one image for each image placeholder in the prompt."
-    with foreign_parser(f"--image: the processor in {folder} failed", hint=hint), tokenizer_call(folder, text):
+    with foreign_parser(f"{opt.image}: the processor in {folder} failed", hint=hint), tokenizer_call(folder, text):
         created = processor(
             images=list(images) or None, text=[text], add_special_tokens=not is_chat, return_tensors="pt"
         )
@@ -153,7 +153,7 @@ def _chat_text(processor: Any, folder: Path, text: str, count: int, system: str 
     template = next((one.get("default") if isinstance(one, dict) else one for one in templates if one), None)
     if not template:
         raise UsageError(
-            f"{folder}: no chat template", hint="Omit --chat: without it, the model continues the text as it is."
+            f"{folder}: no chat template", hint=f"Omit {opt.chat}: without it, the model continues the text as it is."
         )
     messages = [{"role": "user", "content": content}]
     if system is not None:
@@ -177,11 +177,13 @@ def _recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedPro
     recording = open_recording(prompt.text, None, prompt.text)
     if isinstance(recording, Unreadable):
         raise InputError(
-            f"--audio {Path(prompt.text)}: cannot be opened: {recording.reason}",
+            f"{opt.audio} {Path(prompt.text)}: cannot be opened: {recording.reason}",
             hint="Pass an audio file, such as WAV.",
         )
     if not len(recording.samples):
-        raise InputError(f"--audio {Path(prompt.text)}: contains no samples", hint="Pass an audio file, such as WAV.")
+        raise InputError(
+            f"{opt.audio} {Path(prompt.text)}: contains no samples", hint="Pass an audio file, such as WAV."
+        )
     is_long = seconds is not None and len(recording.samples) > seconds * recording.rate_hz
     prompt = replace(prompt, recording=recording)
     if not (with_times or is_long):
@@ -191,11 +193,11 @@ def _recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedPro
     config = open_config(folder)
     has_times = read_generation_config(folder).get("no_timestamps_token_id") is not None
     if own_loop(config) is None or not has_times:
-        requested = "--timestamps" if with_times else f"--audio {Path(prompt.text)} is longer than {seconds:g} s"
+        requested = opt.timestamps if with_times else f"{opt.audio} {Path(prompt.text)} is longer than {seconds:g} s"
         raise UsageError(
             f"{requested}: the model in {folder} does not generate timestamps (requires no_timestamps_token_id "
             f"in {GENERATION_CONFIG_NAME}, and a model type with a loop for them in {CHECKPOINT_CONFIG_NAME})",
-            hint="Omit --timestamps." if with_times else "Split it into files of at most this length.",
+            hint=f"Omit {opt.timestamps}." if with_times else "Split it into files of at most this length.",
         )
     return replace(prompt, tokenizer=TimedText(prompt.tokenizer, with_times=with_times))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.generate.generation.decoder_prompt import PreparedPrompt
 from winml.modelkit.generate.generation.transformers_loop import (
     generation_call,
@@ -67,7 +67,7 @@ def _loaded_model(request: ModelRequest, prompt: PreparedPrompt) -> Any:
     model: Any = load_model(replace(request, task=task)).model
     if not hasattr(model, "generate"):
         raise UsageError(
-            f"--reference {request.model}: {type(model).__name__} does not generate",
+            f"{opt.reference} {request.model}: {type(model).__name__} does not generate",
             hint="Pass a text-generation checkpoint.",
         )
     model.generation_config = generation_config_beside(prompt.folder, model.config, has_cache=True)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 import pydantic
 
-from winml.modelkit.errors import ConfigError, InputError, UsageError
+from winml.modelkit.errors import ConfigError, InputError, UsageError, opt
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, DECODER, GENERATION_CONFIG_NAME
 from winml.modelkit.onnx.files.foreign_files import library_file
 from winml.modelkit.options import JsonError, Options, parse_options, read_json_file
@@ -287,7 +287,7 @@ class GenerationSettings:
                 raise UsageError(
                     f"the prompt has {prompt_tokens} tokens, but max_length in {GENERATION_CONFIG_NAME} is "
                     f"{self.max_length}, which includes the prompt",
-                    hint="Set --max-new-tokens, which overrides it, or shorten the prompt.",
+                    hint=f"Set {opt.max_new_tokens}, which overrides it, or shorten the prompt.",
                 )
             limited = replace(self, max_new_tokens=self.max_length - prompt_tokens, max_length=None)
             return limited.fitted(prompt_tokens, positions)
@@ -303,7 +303,7 @@ class GenerationSettings:
             return self
         if not self.is_default_length:
             raise UsageError(
-                f"--max-new-tokens {self.max_new_tokens}: with a prompt of {prompt_tokens} the text may have "
+                f"{opt.max_new_tokens} {self.max_new_tokens}: with a prompt of {prompt_tokens} the text may have "
                 f"{prompt_tokens + self.max_new_tokens} tokens, but the model has {positions} positions",
                 hint=f"Set it to {room} or fewer.",
             )

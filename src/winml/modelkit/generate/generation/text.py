@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.errors import InputError, UsageError, opt
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from winml.modelkit.generate.generation.settings import read_record
 from winml.modelkit.onnx.files.foreign_files import foreign_parser, library_file
@@ -107,7 +107,7 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
         raise InputError(
             f"{folder}: no tokenizer ({TOKENIZER_NAME})",
             hint="Copy the tokenizer files of the model there. If its checkpoint has them, build it again without "
-            "--no-tokenizer.",
+            f"{opt.no_tokenizer}.",
         )
     return _TokenizerOfTransformers(folder)
 
@@ -207,7 +207,7 @@ def chat_prompt(folder: Path, message: str, system: str | None = None) -> str:
     if template is None:
         raise UsageError(
             f"{folder}: no chat template ({_TEMPLATE_NAME})",
-            hint="Omit --chat: without it, the model continues the text as it is.",
+            hint=f"Omit {opt.chat}: without it, the model continues the text as it is.",
         )
     before = [] if system is None else [{"role": "system", "content": system}]
     return rendered_chat(folder, template, [*before, {"role": "user", "content": message}], _special_tokens(config))
@@ -241,7 +241,7 @@ def rendered_chat(
             resident_bytes=_LIMIT_BYTES,
         )
     except InputError as error:
-        error.hint = "Omit --chat, or replace the template."
+        error.hint = f"Omit {opt.chat}, or replace the template."
         raise
     if "error" in output:
         raise InputError(f"{folder}: the chat template failed: {output['error']}")
@@ -250,7 +250,7 @@ def rendered_chat(
         raise InputError(
             f"{folder}: the chat template expands the message to {len(text)} characters; the maximum is "
             f"{LONGEST_TEXT_CHARACTERS}",
-            hint="Omit --chat, or replace the template.",
+            hint=f"Omit {opt.chat}, or replace the template.",
         )
     return text
 

@@ -35,7 +35,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.modeling_outputs import CausalLMOutputWithPast, Seq2SeqLMOutput
 from transformers.utils.generic import ModelOutput
 
-from winml.modelkit.errors import InputError, UsageError, first_line
+from winml.modelkit.errors import InputError, UsageError, first_line, opt
 from winml.modelkit.file_names import DECODER, GENERATION_CONFIG_NAME, files_folder
 from winml.modelkit.generate.built_model import as_array, config_beside
 from winml.modelkit.generate.generation.decoder_prompt import read_prompt
@@ -246,7 +246,7 @@ class DecoderModel(GenerationMixin):
         if config is None:
             raise InputError(
                 f"{folder}: the generation loop of transformers needs a config there",
-                hint="Build the model again without --no-tokenizer.",
+                hint=f"Build the model again without {opt.no_tokenizer}.",
             )
         self.graph, self.config, self.tokenizer_folder = graph, config, folder
         self.generation_config = generation_config_beside(folder, config, has_cache=graph.has_cache)
@@ -263,7 +263,7 @@ class DecoderModel(GenerationMixin):
         if use_cache and not self.graph.has_cache:
             raise UsageError(
                 f"use_cache=True, but {self.graph.name} has no KV cache",
-                hint="Omit it, or build the model again without --no-cache.",
+                hint=f"Omit it, or build the model again without {opt.no_cache}.",
             )
 
 

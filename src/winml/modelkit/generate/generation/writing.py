@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from winml.modelkit.arrays import Arrays
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.file_names import DECODER, ONLY_PART, VISION, files_folder
 from winml.modelkit.generate.generation.decoder_prompt import PreparedPrompt
 from winml.modelkit.generate.generation.loop import GeneratedToken, TokenSource, generate_tokens
@@ -181,7 +181,7 @@ def _no_cache_notes() -> tuple[str, str]:
     slow = (
         "This model has no KV cache: every token recomputes the whole text, so generation slows down with its length."
     )
-    return slow, "Build it again without --no-cache to get one."
+    return slow, f"Build it again without {opt.no_cache} to get one."
 
 
 def _token_source(graph: DecoderGraph, prompt: PreparedPrompt) -> TokenSource:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from winml.modelkit.errors import UsageError, spell
+from winml.modelkit.errors import UsageError, opt, spell
 from winml.modelkit.models.caches import inputs
 from winml.modelkit.models.caches.finding import find_cache, is_of_tokens, no_cache_hint
 from winml.modelkit.models.caches.layout import CacheLayout
@@ -32,7 +32,7 @@ CACHED_TASKS = ("text-generation",)
 
 def no_cache_note() -> str:
     """Return the note on a request without a cache."""
-    return "The graph has no cache (--no-cache): every run reads all tokens."
+    return f"The graph has no cache ({opt.no_cache}): every run reads all tokens."
 
 
 _LAST_ONLY = "logits_to_keep"
@@ -122,8 +122,8 @@ def cached_keywords(model: torch.nn.Module, request: ModelRequest) -> dict[str, 
     if request.logits == "last":
         if _LAST_ONLY not in forward_parameters(model):
             raise UsageError(
-                f"--logits last: {type(model).__name__} computes the logits of all tokens",
-                hint="Remove --logits, and use the last logits of the output.",
+                f"{opt.logits} last: {type(model).__name__} computes the logits of all tokens",
+                hint=f"Remove {opt.logits}, and use the last logits of the output.",
             )
         keywords[_LAST_ONLY] = 1
     return keywords
@@ -184,4 +184,4 @@ def _as_described(decision: InputDecision, request: ModelRequest) -> InputDecisi
 
 def _refuse_logits(request: ModelRequest, reason: str) -> None:
     if request.logits == "last":
-        raise UsageError(f"--logits last: {reason}", hint="Remove --logits.")
+        raise UsageError(f"{opt.logits} last: {reason}", hint=f"Remove {opt.logits}.")

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.models.caches.arguments import (
     DECODER_TOKENS,
     cache_of,
@@ -203,7 +203,7 @@ def _window_masks(model: nn.Module) -> Iterator[set[int]]:
 
 def no_cache_hint() -> str:
     """Return the hint for a cache that a graph cannot represent."""
-    return "--no-cache exports a graph that reads all tokens in every run."
+    return f"{opt.no_cache} exports a graph that reads all tokens in every run."
 
 
 _HeldStates = tuple[tuple[Way, CacheState], ...]

@@ -15,7 +15,6 @@ from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.models.caches.finding import MASK, no_cache_hint, streams_of
 from winml.modelkit.models.caches.layout import EMBEDDED, CacheLayout, CacheState
 from winml.modelkit.models.inputs.decision import AxisMeanings, InputDecision
-from winml.modelkit.models.inputs.options import ShapeConfig
 from winml.modelkit.models.inputs.sizes import SizeBounds, first_int
 from winml.modelkit.onnx.specs import InputTensorSpec, OpenSize
 
@@ -237,7 +236,7 @@ def refuse_several_rows(inputs: Sequence[InputTensorSpec], layout: CacheLayout) 
         raise UsageError(
             f"{several[0].name} of {several[0].shape[0]} rows: with a cache, the code of the model mixes up the tokens "
             "of several rows; expected 1",
-            hint=f"Remove the number of rows (--batch-size, {opt.shape_config}). {no_cache_hint()}",
+            hint=f"Remove the number of rows ({opt.batch_size}, {opt.shape_config}). {no_cache_hint()}",
         )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.errors import CheckpointError, ModelPathError, UsageError
+from winml.modelkit.errors import CheckpointError, ModelPathError, UsageError, opt
 from winml.modelkit.models.checkpoints.weight_files import StoredEntry, check_safetensors, stored_entries
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.onnx.files.named_paths import named_path
@@ -92,7 +92,7 @@ class NamedAdapter:
     @property
     def words(self) -> str:
         """The option as it was written, for messages."""
-        return f"--adapter {self.folder}" if self.name is None else f"--adapter {self.name}={self.folder}"
+        return f"{opt.adapter} {self.folder}" if self.name is None else f"{opt.adapter} {self.name}={self.folder}"
 
 
 @dataclass(frozen=True)
@@ -144,11 +144,11 @@ def named_adapter(text: str) -> NamedAdapter:
     name, sign, path = text.partition("=")
     if not sign or named_path(text).is_dir() or {*name} & {"/", "\\"}:
         if not text.strip():
-            raise UsageError("--adapter: empty path", hint="Pass the folder that peft saved, or NAME=FOLDER.")
+            raise UsageError(f"{opt.adapter}: empty path", hint="Pass the folder that peft saved, or NAME=FOLDER.")
         return NamedAdapter(named_path(text).absolute())
     if not _NAME.match(name) or not path.strip():
         raise UsageError(
-            f"--adapter {text}: expected PATH or NAME=PATH, with a NAME of letters, digits, '_', '-' and '.'",
+            f"{opt.adapter} {text}: expected PATH or NAME=PATH, with a NAME of letters, digits, '_', '-' and '.'",
             hint="Pass the folder that peft saved; with a NAME, the adapter remains swappable.",
         )
     return NamedAdapter(named_path(path).absolute(), name)
@@ -165,7 +165,9 @@ def read_adapters(requested: Sequence[str]) -> tuple[Adapter, ...]:
     items = [named_adapter(text) for text in requested]
     names = [item.name.lower() for item in items if item.name is not None]
     if repeated := next((name for name in names if names.count(name) > 1), None):
-        raise UsageError(f"--adapter {repeated}=…: two adapters have this name", hint="Use a separate name for each.")
+        raise UsageError(
+            f"{opt.adapter} {repeated}=…: two adapters have this name", hint="Use a separate name for each."
+        )
     return tuple(_read_adapter(item) for item in items)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.errors import CheckpointError, RemoteCodeError, UsageError, failed_import, first_line
+from winml.modelkit.errors import CheckpointError, RemoteCodeError, UsageError, failed_import, first_line, opt
 from winml.modelkit.file_names import MODEL_CARD_NAME
 from winml.modelkit.models.checkpoints.quantized.formats import quantization_of, without_quantization
 from winml.modelkit.models.checkpoints.task import tasks_for
@@ -68,13 +68,15 @@ def load_config(path: Path, name: str, *, trust_remote_code: bool) -> Checkpoint
     if own and not trust_remote_code:
         raise RemoteCodeError(
             f"{name}: needs custom code ({', '.join(sorted(set(own.values())))}), which was not run",
-            hint="Read that code; if you trust it, add --trust-remote-code.",
+            hint=f"Read that code; if you trust it, add {opt.trust_remote_code}.",
         )
     if references and not trust_remote_code:
         notes.append(f"the code in {name} was not run: transformers has the same classes")
     if references and trust_remote_code:
         own = references
-        notes.append(f"running code of {name}, as --trust-remote-code allows: {', '.join(sorted(set(own.values())))}")
+        notes.append(
+            f"running code of {name}, as {opt.trust_remote_code} allows: {', '.join(sorted(set(own.values())))}"
+        )
     quantization = quantization_of(content)
     content, dropped = _without_foreign_references(without_quantization(content), path)
     notes += dropped
@@ -95,10 +97,10 @@ def default_config(model_type: str) -> CheckpointConfig:
     if model_type not in CONFIG_MAPPING:
         guess = nearest(model_type, CONFIG_MAPPING.keys())
         raise UsageError(
-            f"--model-type {model_type}: unknown to transformers {transformers.__version__}",
+            f"{opt.model_type} {model_type}: unknown to transformers {transformers.__version__}",
             hint=f"Did you mean {guess!r}?" if guess else "Pass a model type such as bert, vit or whisper.",
         )
-    return CheckpointConfig(_built_or_refused(CONFIG_MAPPING[model_type], f"--model-type {model_type}"), None, {})
+    return CheckpointConfig(_built_or_refused(CONFIG_MAPPING[model_type], f"{opt.model_type} {model_type}"), None, {})
 
 
 def with_config_of_class(checkpoint: CheckpointConfig, model_class: object) -> CheckpointConfig:
@@ -127,13 +129,14 @@ def model_type_of_class(name: str) -> str:
 
     if name.startswith("Auto") and hasattr(transformers, name):
         raise UsageError(
-            f"--model-class {name}: is not specific to an architecture", hint="Pass --model-type as well, or a model."
+            f"{opt.model_class} {name}: is not specific to an architecture",
+            hint=f"Pass {opt.model_type} as well, or a model.",
         )
     model_type = getattr(getattr(getattr(transformers, name, None), "config_class", None), "model_type", None)
     if not isinstance(model_type, str):
         guess = nearest(name, dir(transformers))
         raise UsageError(
-            f"--model-class {name}: transformers {transformers.__version__} has no model class of this name",
+            f"{opt.model_class} {name}: transformers {transformers.__version__} has no model class of this name",
             hint=f"Did you mean {guess!r}?" if guess else "Pass a class such as BertForMaskedLM.",
         )
     return model_type

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from winml.modelkit.errors import opt
 from winml.modelkit.models.checkpoints.adapters import Adapter, LoraPair
 from winml.modelkit.models.checkpoints.deferred_tensors import DeferredTensor, deferred_entries
 from winml.modelkit.onnx.coded_weights import CodedTensor
@@ -254,7 +255,7 @@ def _check_replaced(adapter: Adapter, model: nn.Module, name: str, tensor: str) 
     if not isinstance(own, torch.Tensor):
         raise adapter.error(
             f"tensor {tensor!r} is not a LoRA, and {type(model).__name__} has no parameter {name!r} to replace",
-            "The adapter was trained on another model, or for another --task.",
+            f"The adapter was trained on another model, or for another {opt.task}.",
         )
     shape = adapter.tensors[tensor].shape
     if tuple(own.shape) != shape:
@@ -266,7 +267,7 @@ def _check_replaced(adapter: Adapter, model: nn.Module, name: str, tensor: str) 
 
 def _refuse_swapping(adapter: Adapter, model: nn.Module) -> None:
     """Refuse what only a merged adapter can change."""
-    merging = f"Merge it: --adapter {adapter.requested.folder}."
+    merging = f"Merge it: {opt.adapter} {adapter.requested.folder}."
     if adapter.replaced:
         name = next(iter(adapter.replaced))
         raise adapter.error(f"replaces the parameter {name}, which cannot be switched at run time", merging)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from winml.modelkit.errors import TaskError, UsageError
+from winml.modelkit.errors import TaskError, UsageError, opt
 from winml.modelkit.options import nearest
 
 WITH_PAST = "-with-past"
@@ -143,7 +143,7 @@ def canonical_task(name: str) -> str:
     guess = nearest(word, [*task_names, *TASK_ALIASES])
     hint = f"Did you mean {guess!r}? " if guess else ""
     raise TaskError(
-        f"--task {name}: unknown task", hint=f"{hint}Tasks: {', '.join(task_names)}.", candidates=task_names
+        f"{opt.task} {name}: unknown task", hint=f"{hint}Tasks: {', '.join(task_names)}.", candidates=task_names
     )
 
 
@@ -242,7 +242,7 @@ def resolve_custom_task(
         }
         if not references:
             raise UsageError(
-                f"--model-class {model_class}: the code of the checkpoint has no such class", hint=f"It has: {own}."
+                f"{opt.model_class} {model_class}: the code of the checkpoint has no such class", hint=f"It has: {own}."
             )
     offered = {name: tuple(references[auto] for auto in _auto_classes(name) if auto in references) for name in TASKS}
     offered = {name: classes for name, classes in offered.items() if classes}
@@ -258,7 +258,7 @@ def resolve_custom_task(
         return TaskDecision(name, "from the auto_map of the config", offered[name][0], tuple(offered))
     raise TaskError(
         f"the code of the checkpoint serves {len(offered) or 'no known'} tasks, and no architecture determines which",
-        hint=f"Choose with --task: {', '.join(offered)}." if offered else "Pass the model as file.py:factory.",
+        hint=f"Choose with {opt.task}: {', '.join(offered)}." if offered else "Pass the model as file.py:factory.",
         candidates=tuple(offered),
     )
 
@@ -310,14 +310,14 @@ def _requested_decision(
         task = str(later)
     if task not in accepted:
         raise TaskError(
-            f"--task {name}: {model_type} models have no {task} task",
+            f"{opt.task} {name}: {model_type} models have no {task} task",
             hint=f"This architecture has: {', '.join(accepted) or 'none'}.",
             candidates=tuple(accepted),
         )
     alias = "" if name == task else f" ({name!r} is {task!r})"
     # The checkpoint's own class first: a task may have several, and its weights fit that one.
     own = [name for name in architectures if name in accepted[task]]
-    return TaskDecision(task, f"from --task{alias}", (own or accepted[task])[0], tuple(accepted))
+    return TaskDecision(task, f"from {opt.task}{alias}", (own or accepted[task])[0], tuple(accepted))
 
 
 def _decide_by_class(
@@ -333,14 +333,14 @@ def _decide_by_class(
         serving = {"feature-extraction" if task is None else canonical_task(task): (model_class,)}
     if task is not None and canonical_task(task) not in serving:
         raise UsageError(
-            f"--model-class {model_class}: does not serve --task {task}",
+            f"{opt.model_class} {model_class}: does not serve {opt.task} {task}",
             hint=f"It serves: {', '.join(serving)}. Remove one of the two.",
         )
     word = canonical_word(task) if task is not None else next(iter(serving))
     name = word if word in TASK_VARIANTS else canonical_task(word)
     classes = serving[canonical_task(word)]
     own = [architecture for architecture in architectures if architecture in classes]
-    passed = "--model-class" if task is None else "--task and --model-class"
+    passed = opt.model_class if task is None else f"{opt.task} and {opt.model_class}"
     return TaskDecision(name, f"from {passed}", (own or classes)[0], tuple(offered))
 
 
@@ -363,7 +363,7 @@ def _refuse_foreign_class(model_class: str, model_type: str, offered: Mapping[st
     names = sorted({name for classes in offered.values() for name in classes})
     guess = nearest(model_class, names)
     raise UsageError(
-        f"--model-class {model_class}: {model_type} models have no such class",
+        f"{opt.model_class} {model_class}: {model_type} models have no such class",
         hint=f"{f'Did you mean {guess!r}? ' if guess else ''}Their classes: {', '.join(names) or 'none'}.",
     )
 
@@ -380,7 +380,7 @@ def _decide_by_architecture(
         candidates = tuple(dict.fromkeys(task for tasks in class_tasks.values() for task in tasks))
         raise TaskError(
             f"the config lists {len(class_tasks)} architectures ({', '.join(class_tasks)}), for different tasks",
-            hint=f"Choose with --task: {', '.join(candidates)}.",
+            hint=f"Choose with {opt.task}: {', '.join(candidates)}.",
             candidates=candidates,
         )
     for name, listed in class_tasks.items():
@@ -415,7 +415,8 @@ def _decide_outside_the_tables(
             return TaskDecision("feature-extraction", rule, name, tuple(offered))
     raise TaskError(
         f"the architecture {architectures[0]!r} in the config is unknown to transformers {transformers.__version__}",
-        hint=f"Choose the task of the weights with --task; {model_type} models have: {', '.join(offered) or 'none'}.",
+        hint=f"Choose the task of the weights with {opt.task}; {model_type} models have: "
+        f"{', '.join(offered) or 'none'}.",
         candidates=tuple(offered),
     )
 
@@ -442,7 +443,7 @@ def _decide_by_model_type(model_type: str, offered: Mapping[str, tuple[str, ...]
         return TaskDecision(task, f"{rule}, and this is its only task", classes[0], tuple(offered))
     raise TaskError(
         f"the config states no architecture, and {model_type} models have {len(offered) or 'no'} tasks",
-        hint=f"Choose with --task: {', '.join(offered)}." if offered else "Pass the model as file.py:factory.",
+        hint=f"Choose with {opt.task}: {', '.join(offered)}." if offered else "Pass the model as file.py:factory.",
         candidates=tuple(offered),
     )
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from winml.modelkit.errors import CheckpointError
+from winml.modelkit.errors import CheckpointError, opt
 from winml.modelkit.models.checkpoints.deferred_tensors import (
     DeferredTensor,
     NotDeferrableError,
@@ -207,8 +207,8 @@ def _check_missing(
         raise CheckpointError(
             f"{_listed_files(weights.files)}: lacks {len(needed)} of the {total} tensors of {type(model).__name__}, "
             f"which would be random: {_first_names(needed)}",
-            hint=f"{_why_missing(type(model).__name__, config.architectures or ())}; or --random-weights if values do "
-            "not matter.",
+            hint=f"{_why_missing(type(model).__name__, config.architectures or ())}; or {opt.random_weights} if values "
+            "do not matter.",
         )
     if optional:
         return [f"the checkpoint has no weights for the {_OPTIONAL_PART}: the pooled output is random (seed {seed})"]
@@ -221,8 +221,8 @@ def _why_missing(class_name: str, architectures: Sequence[str]) -> str:
     if class_name in architectures:
         return f"It was saved from {class_name}, so {incomplete}"
     if architectures:
-        return f"It was saved from {', '.join(architectures)}: choose a --task of that; or {incomplete}"
-    return f"Either it was saved from another class: choose another --task; or {incomplete}"
+        return f"It was saved from {', '.join(architectures)}: choose a {opt.task} of that; or {incomplete}"
+    return f"Either it was saved from another class: choose another {opt.task}; or {incomplete}"
 
 
 def _notes_on_casts(model: torch.nn.Module, weights: WeightFiles) -> list[str]:

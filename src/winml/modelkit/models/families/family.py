@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from winml.modelkit.errors import UsageError, spell
+from winml.modelkit.errors import UsageError, opt, spell
 from winml.modelkit.models.checkpoints.config import CheckpointConfig
 from winml.modelkit.models.inputs.axis_names import AxisKeys
 from winml.modelkit.models.inputs.decision import (
@@ -225,6 +225,6 @@ def open_keys(
 
 def unused_size_notes(request: ModelRequest) -> tuple[str, ...]:
     """Return a note on sizes that a manifest of the inputs makes useless, if there are any."""
-    passed = {"--shape-config": request.shape_config, "--batch-size": request.batch_size}
+    passed = {opt.shape_config: request.shape_config, opt.batch_size: request.batch_size}
     names = [name for name, value in passed.items() if value is not None]
     return (f"{spell(request.specs_origin)} determines the inputs; {' and '.join(names)} ignored",) if names else ()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.file_names import DECODER, ONLY_PART, PROMPT
 from winml.modelkit.models.caches.arguments import arguments_with_cache, forward_with_states
 from winml.modelkit.models.caches.decision import cached_keywords, decision_with_cache
@@ -60,7 +60,7 @@ def _decoder_parts(
     if request.prompt_length is None:
         return family.FoundParts((part,))
     if decision.dimensions:
-        note = "--prompt-length has no effect: a graph with dynamic sizes reads a prompt of any length in one run."
+        note = f"{opt.prompt_length} has no effect: a graph with dynamic sizes reads a prompt of any length in one run."
         return family.FoundParts((replace(part, notes=(*part.notes, note)),))
     sized = request.with_sizes({"sequence_length": request.prompt_length})
     longer = decision_with_cache(model, checkpoint, task, sized)
@@ -229,11 +229,11 @@ def refuse_unknown_parts(requested: Sequence[str], parts: Sequence[ModelPart], n
     for part in requested:
         if len(names) == 1:
             raise UsageError(
-                f"--submodel {part}: {name} is exported as one graph, without parts", hint="Remove --submodel."
+                f"{opt.submodel} {part}: {name} is exported as one graph, without parts", hint=f"Remove {opt.submodel}."
             )
         if part not in names:
             guess = nearest(part, names)
             raise UsageError(
-                f"--submodel {part}: {name} has no such part",
+                f"{opt.submodel} {part}: {name} has no such part",
                 hint=f"{f'Did you mean {guess!r}? ' if guess else ''}It has {', '.join(names)}.",
             )

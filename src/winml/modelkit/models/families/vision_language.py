@@ -179,7 +179,7 @@ def _undivided_notes(model: Any, task: str, request: ModelRequest) -> tuple[str,
         return ()
     note = (
         f"Exported as one graph without KV cache: {type(model).__name__} has no {FEATURES_METHOD}() and no inner "
-        "decoder with cross-attention. Every run reads the images and all tokens; winml generate takes no --image "
+        f"decoder with cross-attention. Every run reads the images and all tokens; winml generate takes no {opt.image} "
         "with it."
     )
     return (note,)
@@ -402,8 +402,8 @@ class _Found:
         passed = self.request.fixed_sizes
         if self.kinds is not None and _SEQUENCE_KEY in passed:
             raise UsageError(
-                f"{opt.shape_config}: {_SEQUENCE_KEY} {passed[_SEQUENCE_KEY]}: the tokens of an image attend to "
-                f"each other in {type(self.model).__name__}, so each run takes any number of tokens",
+                f"{opt.shape_config}: {_SEQUENCE_KEY} {passed[_SEQUENCE_KEY]}: the tokens of an image attend to each "
+                f"other in {type(self.model).__name__}, so each run takes any number of tokens",
                 hint=f"Remove {_SEQUENCE_KEY}. {no_cache_hint()}",
             )
 

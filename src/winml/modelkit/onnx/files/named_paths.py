@@ -15,7 +15,7 @@ from pathlib import Path
 
 import platformdirs
 
-from winml.modelkit.errors import ModelPathError, UsageError
+from winml.modelkit.errors import ModelPathError, UsageError, opt
 
 _DISPLAYED_CHARACTERS = 80
 """Chosen: enough of a name to find it in a command."""
@@ -136,4 +136,4 @@ def refuse_missing_values(path: Path | None) -> None:
         UsageError: names it.
     """
     if path is not None and not path.exists():
-        raise UsageError(f"--input-data {path}: no such file", hint="Pass a file of numpy.savez.")
+        raise UsageError(f"{opt.input_data} {path}: no such file", hint="Pass a file of numpy.savez.")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays, numpy_dtype
-from winml.modelkit.errors import InputError, UsageError, WinMLError
+from winml.modelkit.errors import InputError, UsageError, WinMLError, opt
 from winml.modelkit.file_names import GENAI_CONFIG_NAME
 from winml.modelkit.metadata_keys import PART_KEY
 from winml.modelkit.onnx.bundle import TextTokens, model_record
@@ -359,7 +359,7 @@ class DecoderGraph:
         if rest and past and self.length != 1:
             raise UsageError(
                 f"got {count} tokens after {past} in the KV cache, but {self.name} reads {step} in every run",
-                hint=f"Pass a multiple of {step} tokens, or build the model with --prompt-length {step}.",
+                hint=f"Pass a multiple of {step} tokens, or build the model with {opt.prompt_length} {step}.",
             )
         alone = [(place, place + 1, self) for place in range(rest if past else 0)]
         first = [(0, rest, longest)] if rest and not past else []
@@ -376,7 +376,7 @@ class DecoderGraph:
             raise UsageError(
                 f"the text has {count} tokens, but {self.name} was built for {room}: {self.held} in the KV "
                 f"cache and {self.length} per run",
-                hint="Shorten the text, or build the model with a longer past_sequence_length (--shape-config).",
+                hint=f"Shorten the text, or build the model with a longer past_sequence_length ({opt.shape_config}).",
             )
 
     @property
@@ -428,7 +428,7 @@ class DecoderGraph:
         if count > filled:
             raise UsageError(
                 f"got {count} tokens, but {self.name} was built for {filled}",
-                hint="Build the model with a dynamic sequence length: --dynamic-seq-len.",
+                hint=f"Build the model with a dynamic sequence length: {opt.dynamic_seq_len}.",
             )
         mask = np.ones((rows, past + count), np.int64) if mask is None else np.asarray(mask)
         if mask.shape != (rows, past + count):
@@ -500,7 +500,7 @@ class DecoderGraph:
             raise InputError(
                 f"{self.name} takes {other[0]!r}, and the values for it are unknown",
                 hint="If it is one part of a model, pass the folder. An encoder-decoder requires a KV cache to "
-                "generate: build it without --no-cache.",
+                f"generate: build it without {opt.no_cache}.",
             )
 
 

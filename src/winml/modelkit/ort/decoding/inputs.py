@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.errors import InputError, UsageError, opt
 from winml.modelkit.metadata_keys import PART_KEY
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.options import load_metadata
@@ -144,7 +144,7 @@ def decoder_tokens(inputs: Sequence[InputTensorSpec], requested: Mapping[str, in
         return max(min(TOKENS, limit, *(size for size in limits if size is not None)), 1)
     if positions is not None and length > limit:
         raise UsageError(
-            f"--shape-config: {axes.tokens if tokens is not None else axes.past[0]} {length}: the model has "
+            f"{opt.shape_config}: {axes.tokens if tokens is not None else axes.past[0]} {length}: the model has "
             f"{limit + 1} positions, but a step after {length} tokens needs {length + 1}",
             hint=f"Use {limit} or fewer.",
         )
@@ -207,7 +207,7 @@ def prompt_before(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int
     axes = _open_axes(inputs)
     if axes is None:
         raise UsageError(
-            f"--step {steps}: the model has no KV cache, or takes a fixed number of tokens",
+            f"{opt.step} {steps}: the model has no KV cache, or takes a fixed number of tokens",
             hint="Compare a decoder that was exported with a KV cache and dynamic sizes.",
         )
     passed = sizes_by_key(inputs, requested)
@@ -216,9 +216,9 @@ def prompt_before(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int
     tokens = passed.get(axes.tokens, max(min(_PROMPT, room - steps), 1))
     if tokens + steps > room and positions is not None:
         raise UsageError(
-            f"--step {steps}: after a prompt of {tokens} tokens the text has {tokens + steps} tokens, but the "
+            f"{opt.step} {steps}: after a prompt of {tokens} tokens the text has {tokens + steps} tokens, but the "
             f"model has {room} positions",
-            hint=f"Use --step {max(room - tokens, 0)} or less.",
+            hint=f"Use {opt.step} {max(room - tokens, 0)} or less.",
         )
     return DecoderRun(tokens, 0)
 

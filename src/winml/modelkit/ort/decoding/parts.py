@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, ONLY_PART, PROMPT, VISION
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.decoding.decoder import DecoderGraph, GraphCache, feeds_between, text_tokens
@@ -206,7 +206,7 @@ class EncoderDecoder(DecoderGraph):
 
 def _other_length(name: str, length: int) -> str:
     key = _LENGTH_KEYS.get(name)
-    words = f" with --shape-config '{{\"{key}\": {length}}}'" if key else f" for {length}"
+    words = f" with {opt.shape_config} '{{\"{key}\": {length}}}'" if key else f" for {length}"
     return f", or build the model{words}"
 
 

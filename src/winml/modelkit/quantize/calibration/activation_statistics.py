@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.errors import QuantizeError
+from winml.modelkit.errors import QuantizeError, opt
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.graph_inputs import graph_inputs
 from winml.modelkit.ort.graph_sessions import GraphSessions
@@ -393,7 +393,7 @@ def _refuse_not_finite(model: ir.Model, session: Session, sample: Arrays, suspec
         raise QuantizeError(
             f"value {name} of {_maker_words(model, name)} is {what} at {count} of {values.size} positions "
             f"(sample {number} of the calibration data), so it has no range",
-            hint="Pass suitable data with --calibration-data, or --exclude the module.",
+            hint=f"Pass suitable data with {opt.calibration_data}, or {opt.exclude} the module.",
         )
 
 
@@ -408,7 +408,7 @@ def _refuse_missing_ranges(model: ir.Model, ranges: Ranges) -> None:
             raise QuantizeError(
                 f"no value of {name} of {_maker_words(model, name)} was recorded: its arrays are empty in every "
                 "calibration sample",
-                hint="Pass --calibration-data in which every dimension has at least one element.",
+                hint=f"Pass {opt.calibration_data} in which every dimension has at least one element.",
             )
 
 

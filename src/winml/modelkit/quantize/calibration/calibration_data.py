@@ -138,8 +138,8 @@ class Calibration:
         there = len(npz_files(self._path))
         if requested is not None and there < requested:
             raise UsageError(
-                f"{opt.calibration_data} {self._path}: {there} samples, but --samples requests {requested}",
-                hint="Add data, or reduce --samples.",
+                f"{opt.calibration_data} {self._path}: {there} samples, but {opt.samples} requests {requested}",
+                hint=f"Add data, or reduce {opt.samples}.",
             )
         return requested or min(there, MOST_SAMPLES)
 
@@ -159,9 +159,8 @@ class Calibration:
         if self.has_data:
             return self._sample_feeds.notes if self._sample_feeds is not None else ()
         note = (
-            f"The {self._found} come from {self.count} {_KINDS_OF_SAMPLES[self._kind]}, not from data: on real "
-            "data the loss may differ from this comparison. Use --calibration-data for a result that you "
-            "deploy."
+            f"The {self._found} come from {self.count} {_KINDS_OF_SAMPLES[self._kind]}, not from data: on real data "
+            f"the loss may differ from this comparison. Use {opt.calibration_data} for a result that you deploy."
         )
         return (note,)
 
@@ -347,7 +346,7 @@ class Calibration:
             for number in range(self.count):
                 yield dict(random_values(inputs, replace(run, seed=self.seed + number)).feeds)
         except UsageError as error:
-            hint = f"Pass values with {opt.calibration_data} FOLDER, or sizes with --shape-config."
+            hint = f"Pass values with {opt.calibration_data} FOLDER, or sizes with {opt.shape_config}."
             raise UsageError(f"random values for calibration: {error.message}", hint=hint) from error
 
 

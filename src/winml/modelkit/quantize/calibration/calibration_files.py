@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from winml.modelkit.errors import UsageError, opt
+from winml.modelkit.errors import UsageError, opt, spell
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.samples.columns import refuse_unknown_roles
 from winml.modelkit.samples.data_sources import find_source, refuse_missing_datasets, source_files
@@ -70,7 +70,9 @@ def refuse_missing_files(options: QuantizeOptions) -> None:
     """
     data = options.calibration_data
     kind = None if data is None else calibration_kind(data)
-    passed = f"--split {options.split}" if options.split is not None else "--columns" if options.columns else ""
+    passed = (
+        f"{opt.split} {options.split}" if options.split is not None else spell("columns" if options.columns else "")
+    )
     if passed and kind in (None, "arrays"):
         what = "random values" if kind is None else f"{opt.calibration_data} {data}, which contains arrays by input"
         raise UsageError(f"{passed} does not apply to {what}", hint="Omit it, or pass a dataset.")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.errors import InputError, UsageError, opt
 from winml.modelkit.evaluate.metrics import PERPLEXITY
 from winml.modelkit.evaluate.tasks.texts import predicted_text
 from winml.modelkit.options import Drop, drop_at
@@ -47,14 +47,14 @@ def held_out_evaluator(calibration: Calibration, session: Session, max_drop: Dro
     _refuse_others(session)
     if next(calibration.held_out_samples(graph_inputs(session)), None) is None:
         raise UsageError(
-            f"--max-drop perplexity: {calibration.words.partition(',')[0]} are too few to hold out a quarter",
-            hint="Pass at least four samples with --calibration-data.",
+            f"{opt.max_drop} perplexity: {calibration.words.partition(',')[0]} are too few to hold out a quarter",
+            hint=f"Pass at least four samples with {opt.calibration_data}.",
         )
     value = scores(session)[PERPLEXITY.name]
     if not math.isfinite(value):
         raise InputError(
             f"{session.name}: its perplexity on the data is {value}",
-            hint="Pass texts of several tokens in the language of the model with --calibration-data.",
+            hint=f"Pass texts of several tokens in the language of the model with {opt.calibration_data}.",
         )
     target = MetricTarget(PERPLEXITY.name, value + drop_at(max_drop, value), PERPLEXITY.is_higher_better)
     return VariantEvaluator(target, scores, {"max_drop": max_drop, "data": calibration.request()}), value
@@ -64,9 +64,9 @@ def _refuse_others(session: Session) -> None:
     inputs, outputs = session.inputs, session.outputs
     if TOKEN_IDS not in inputs or SCORES not in outputs:
         raise UsageError(
-            f"--max-drop perplexity: {session.name} takes {', '.join(inputs)} and returns {', '.join(outputs)}; "
+            f"{opt.max_drop} perplexity: {session.name} takes {', '.join(inputs)} and returns {', '.join(outputs)}; "
             f"perplexity requires {TOKEN_IDS} and {SCORES}",
-            hint="Use --budget smallest with --min-sqnr, such as 25.",
+            hint=f"Use {opt.budget} smallest with {opt.min_sqnr}, such as 25.",
         )
 
 
@@ -76,9 +76,9 @@ def _texts(session: Session, calibration: Calibration) -> Iterator[tuple[Array, 
         scores = session.run(feeds, [SCORES])[SCORES]
         if scores.shape[:2] != feeds[TOKEN_IDS].shape:
             raise UsageError(
-                f"--max-drop perplexity: {TOKEN_IDS} is {list(feeds[TOKEN_IDS].shape)}, and {SCORES} is "
+                f"{opt.max_drop} perplexity: {TOKEN_IDS} is {list(feeds[TOKEN_IDS].shape)}, and {SCORES} is "
                 f"{list(scores.shape)}; perplexity requires scores of every token",
-                hint="Export the model with --logits all, or use --budget smallest with --min-sqnr.",
+                hint=f"Export the model with {opt.logits} all, or use {opt.budget} smallest with {opt.min_sqnr}.",
             )
         yield from zip(*_without_padding(scores, feeds), strict=True)
 

@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.errors import QuantizeError, StageError
+from winml.modelkit.errors import QuantizeError, StageError, opt
 from winml.modelkit.onnx.cutting import Cut, Cutter, cut_model
 from winml.modelkit.onnx.files.resumable_results import OtherRequest, ResumableResults
 from winml.modelkit.onnx.specs import InputTensorSpec
@@ -388,7 +388,7 @@ class _LayerRun:
             reason = error.message.partition(f"{_LAYER}: ")[2] or error.message
             raise QuantizeError(
                 f"the model cannot run on the calibration data: {reason}",
-                hint="Pass values that are valid for the model with --calibration-data.",
+                hint=f"Pass values that are valid for the model with {opt.calibration_data}.",
             ) from error
 
 
@@ -484,7 +484,7 @@ class _LayerSolver:
                         raise QuantizeError(
                             f"an input of {_words(groups[names][0])} is NaN or infinite (sample {sample + 1} of the "
                             "calibration data)",
-                            hint="Pass suitable data with --calibration-data, or --exclude the module.",
+                            hint=f"Pass suitable data with {opt.calibration_data}, or {opt.exclude} the module.",
                         )
                     rows = _without_padding(arrays[name], run.mask(sample))
                     (sums.judged if is_judging else sums.fitted).add(rows)
@@ -586,7 +586,7 @@ def _matrix(weight: BlockWeight) -> Array:
     if not math.isfinite(float(np.abs(matrix).max(initial=0))):
         raise QuantizeError(
             f"{_words(weight)} has values that are NaN or infinite",
-            hint="Repair the checkpoint, or --exclude the module.",
+            hint=f"Repair the checkpoint, or {opt.exclude} the module.",
         )
     return matrix
 

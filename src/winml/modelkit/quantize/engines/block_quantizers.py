@@ -22,7 +22,7 @@ import onnx
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.errors import QuantizeError
+from winml.modelkit.errors import QuantizeError, opt
 from winml.modelkit.onnx.coded_weights import pack_codes, unpack_codes
 from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.quantize.declared_options import Algorithm
@@ -427,7 +427,7 @@ def factor_in_place(gram: Array) -> Array:
         except np.linalg.LinAlgError as error:
             raise QuantizeError(
                 "the Hessian of the inputs on the calibration data has no Cholesky factorization",
-                hint="Add calibration data, or use a different --algorithm.",
+                hint=f"Add calibration data, or use a different {opt.algorithm}.",
             ) from error
         gram[start:stop, start:stop] = corner
         gram[start:stop, :start] = 0

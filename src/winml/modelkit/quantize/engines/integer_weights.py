@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.errors import QuantizeError
+from winml.modelkit.errors import QuantizeError, opt
 from winml.modelkit.onnx.weights import computed_tensor, read_once
 from winml.modelkit.quantize.planning import PlannedNode, constant_weight
 from winml.modelkit.tags.tagging import read_tag
@@ -145,7 +145,7 @@ class WeightUse:
     def _error(self, fault: str) -> QuantizeError:
         return QuantizeError(
             f"weight {self.weight} {fault}: module {self.tag or '(unknown)'}, node {self.node}",
-            hint="Repair the checkpoint, or --exclude the module.",
+            hint=f"Repair the checkpoint, or {opt.exclude} the module.",
         )
 
 
@@ -185,7 +185,7 @@ def refuse_non_finite_weights(model: ir.Model, planned: Sequence[PlannedNode]) -
             raise QuantizeError(
                 f"{count} of {values.size} values of weight {weight.name} are NaN or infinite: module "
                 f"{item.tag or '(unknown)'}, node {item.name}",
-                hint="Repair the checkpoint, or --exclude the module.",
+                hint=f"Repair the checkpoint, or {opt.exclude} the module.",
             )
 
 

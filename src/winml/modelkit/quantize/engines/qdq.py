@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.errors import QuantizeError
+from winml.modelkit.errors import QuantizeError, opt
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx import weights
 from winml.modelkit.onnx.fresh_names import FreshNames
@@ -500,7 +500,7 @@ def _weight_scales(
         integers = _weight_range(task.precision, is_signed=is_signed, is_symmetric=is_symmetric)
         scales = measure_scales(tensor, axis, integers)
     except ValueError as error:
-        raise QuantizeError(str(error), hint="Check the checkpoint, or exclude its module (--exclude).") from error
+        raise QuantizeError(str(error), hint=f"Check the checkpoint, or exclude its module ({opt.exclude}).") from error
     if is_unit:
         # A scale of 1, which channels of zeros have, is far from the others.
         is_zero = (scales.scales == 1) & (scales.zero_points == 0)

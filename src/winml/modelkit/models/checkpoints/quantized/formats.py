@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.errors import CheckpointError
+from winml.modelkit.errors import CheckpointError, opt
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
 from winml.modelkit.models.checkpoints.weight_files import StoredEntry
 from winml.modelkit.options import JsonError, read_json_file
@@ -211,7 +211,8 @@ def _format_of(record: Mapping[str, Any], folder: Path) -> QuantizedFormat:
             raise CheckpointError(
                 f"{folder}: its quantization_config (AutoRound) has packing_format {packing!r}, expected "
                 f"{' or '.join(f'auto_round:{name}' for name in _PACKINGS)}",
-                hint="Save it from AutoRound again in such a format, or pass the original model and a --precision.",
+                hint="Save it from AutoRound again in such a format, or pass the original model and a "
+                f"{opt.precision}.",
             )
     name = method if isinstance(method, str) else None
     if name is None and ("load_in_4bit" in record or "load_in_8bit" in record):
@@ -220,12 +221,12 @@ def _format_of(record: Mapping[str, Any], folder: Path) -> QuantizedFormat:
         raise CheckpointError(
             f"{folder}: its quantization_config has quant_method {method!r}, which is not supported; expected "
             f"{', '.join(FORMATS)}",
-            hint="Pass a checkpoint in one of these formats, or the original model and a --precision.",
+            hint=f"Pass a checkpoint in one of these formats, or the original model and a {opt.precision}.",
         )
     form = FORMATS[name]
     if problem := form.refusal(record):
         raise CheckpointError(
             f"{folder}: its quantization_config ({form.words}) has {problem}",
-            hint="Pass a checkpoint in that form, or the original model and a --precision.",
+            hint=f"Pass a checkpoint in that form, or the original model and a {opt.precision}.",
         )
     return form

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.errors import CheckpointError
+from winml.modelkit.errors import CheckpointError, opt
 from winml.modelkit.models.checkpoints.weight_files import StoredEntry
 from winml.modelkit.onnx.coded_weights import CodedParts, CodedTensor, CodedWeight
 from winml.modelkit.onnx.files.stored_tensors import StoredValues
@@ -40,7 +40,7 @@ _DTYPES = {
 
 
 def _damaged_hint() -> str:
-    return "Download the checkpoint again, or pass the original model and a --precision."
+    return f"Download the checkpoint again, or pass the original model and a {opt.precision}."
 
 
 def stored_values(entry: StoredEntry, name: str) -> StoredValues:
