@@ -1,6 +1,6 @@
-"""How is a module identified, and which nodes belong to it?
+"""Tags: identification of modules and of the nodes that belong to them.
 
-Tags as text (``address``), the modules a forward pass calls (``torch_modules``), the module tree built from those calls
-(``tree``), tags on nodes and the share of tagged nodes (``tagging``), selectors (``selector``), and tags restored after
-foreign tools (``carry``). Knows no exporter and no model library.
+Tags as text (``address``), module calls of a forward pass (``torch_modules``), the module tree built from those calls
+(``tree``), tags on nodes and the share of tagged nodes (``tagging``), selectors (``selector``), and transfer of tags
+after foreign tools (``carry``). Depends on no exporter and no model library.
 """

@@ -1,7 +1,7 @@
-"""Parses, formats and compares tags.
+"""Parsing, formatting and comparison of tags.
 
-A tag (``/BertModel/BertEncoder/BertLayer.0``) is a path of segments, one for each hierarchy module from the root down.
-Treats tags and module paths as text only; which modules exist is decided in ``tree``.
+A tag (``/BertModel/BertEncoder/BertLayer.0``) is a path of segments, one per hierarchy module from the root down.
+Treats tags and module paths as text only; ``tree`` decides which modules exist.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 
 def parse_tag(tag: str) -> tuple[str, ...]:
-    """Return the segments of a tag; the empty text has none.
+    """Return the segments of a tag; ``()`` for the empty text.
 
     Raises:
         ValueError: the text is not a tag (no leading slash, or an empty segment).
@@ -37,7 +37,7 @@ def parse_tag(tag: str) -> tuple[str, ...]:
 
 
 def is_tag(text: str) -> bool:
-    """Say whether a text is a tag.
+    """Return True if a text is a tag.
 
     >>> is_tag("/BertModel/BertLayer.0"), is_tag("BertLayer")
     (True, False)
@@ -49,7 +49,7 @@ def is_tag(text: str) -> bool:
 
 
 def format_tag(segments: Iterable[str]) -> str:
-    """Return the tag made of these segments; the inverse of :func:`parse_tag`."""
+    """Join segments to a tag; the inverse of :func:`parse_tag`."""
     return "".join(SEPARATOR + segment for segment in segments)
 
 
@@ -91,7 +91,7 @@ def sort_key(tag: str) -> tuple[int, list[tuple[str, int]]]:
 
 
 def is_within(tag: str, ancestor: str) -> bool:
-    """Say whether ``tag`` is ``ancestor`` or lies below it.
+    """Return True if ``tag`` is ``ancestor`` or is below ``ancestor``.
 
     >>> is_within("/Model/Block.1", "/Model"), is_within("/Model/Block.10", "/Model/Block.1")
     (True, False)
@@ -100,7 +100,7 @@ def is_within(tag: str, ancestor: str) -> bool:
 
 
 def nearest_ancestor(tag: str, tags: Collection[str]) -> str:
-    """Return the nearest module above one that is among ``tags``; the empty text when there is none.
+    """Return the nearest ancestor of a tag that is in ``tags``; ``""`` if none is.
 
     >>> nearest_ancestor("/M/Layer.0/Attention", {"/M", "/M/Layer.0/Attention"})
     '/M'
@@ -112,7 +112,7 @@ def nearest_ancestor(tag: str, tags: Collection[str]) -> str:
 
 
 def common_ancestor(tags: Iterable[str]) -> str:
-    """Return the deepest tag that contains all of ``tags``; the empty text when there is none.
+    """Return the deepest tag that contains all of ``tags``; ``""`` if there is none.
 
     >>> common_ancestor(["/M/Layer.0/Attention", "/M/Layer.0/Output", "/M/Layer.0"])
     '/M/Layer.0'
@@ -129,14 +129,14 @@ def common_start(paths: Iterable[Sequence[_T]]) -> list[_T]:
 def sibling_segments(siblings: Sequence[tuple[str, str]]) -> list[str]:
     """Name the modules under one parent tag so that no two share a segment.
 
-    A segment is the class name, with ``.INDEX`` when the module's own name is a number. Where siblings share that, the
-    shortest suffix of the module path that separates them takes the place of the index.
+    A segment is the class name, with ``.INDEX`` when the module's own name is a number. If siblings share this segment,
+    the shortest suffix of the module path that separates them replaces the index.
 
     Args:
         siblings: ``(module path, class name)`` of each module; paths are distinct.
 
     Returns:
-        The segments, in the order given.
+        The segments, aligned with ``siblings``.
 
     >>> sibling_segments([("layer.0", "Layer"), ("query", "Linear"), ("key", "Linear")])
     ['Layer.0', 'Linear.query', 'Linear.key']
@@ -161,7 +161,7 @@ def assign_tags(
     parents: Mapping[str, str | None],
     name_family: Callable[[str | None, list[str]], list[str]],
 ) -> dict[str, str]:
-    """Return module path → tag: the tag of the parent and a segment that is unique among the parent's children.
+    """Return module path → tag: the parent's tag and a segment that is unique among the parent's children.
 
     Args:
         paths: The modules, each after its parent.
@@ -186,7 +186,7 @@ def _plain_segment(path: str, class_name: str) -> str:
 
 
 def _separating_suffixes(paths: list[str]) -> list[str]:
-    """Return for each path its last k parts, for the smallest k that makes them differ; k is 0 for a single path."""
+    """Return the last k parts of each path, for the smallest k that makes them differ; k is 0 for a single path."""
     if len(paths) == 1:
         return [""]
     split_paths = [path.split(".") for path in paths]
@@ -205,7 +205,7 @@ def _escaped_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class ModuleIdentity(Record):
-    """One call of one module."""
+    """Identity of one call of a module."""
 
     module: str
     """Dotted module path; ``""`` is the root."""
@@ -218,6 +218,6 @@ class ModuleIdentity(Record):
 
     @property
     def words(self) -> str:
-        """Its name in sentences: ``encoder.layer.0``, ``head, call 2 of 3``."""
+        """Display name: ``encoder.layer.0``, ``head, call 2 of 3``."""
         name = self.module or self.tag
         return name if self.calls == 1 else f"{name}, call {self.call} of {self.calls}"

@@ -1,7 +1,7 @@
-"""Selects modules by a glob over tags, module paths or class names.
+"""Selection of modules by a glob over tags, module paths or class names.
 
-Works on any objects that have those three. Does not decide what happens to the selected modules or to the modules
-inside them.
+Works on any objects with these three attributes. Does not decide how a command handles the selected modules or the
+modules inside them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from winml.modelkit.tags.address import SEPARATOR, parse_tag
 PATH_SEPARATOR = "."
 _ANY_PARTS = "**"
 _LEAST_SIMILAR = 0.4
-"""Chosen: below this share of common characters (difflib's ratio), an address is no likely meaning of a selector."""
+"""Chosen: minimum share of common characters (difflib's ratio) for an address to be suggested."""
 NEAREST = 5
-"""Chosen: how many addresses the error for a selector that matches nothing lists."""
+"""Chosen: number of addresses listed in the error for a selector without a match."""
 _MOST_CLASSES = 12
-"""Chosen: how many classes it lists; a transformer has about that many."""
+"""Chosen: number of classes listed in that error; a transformer has about as many."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class ModuleAddress:
     path: str
     """Dotted module path; ``""`` is the root."""
     tag: str
-    """Such as ``/BertModel/BertEncoder``."""
+    """Tag, such as ``/BertModel/BertEncoder``."""
     class_name: str
-    """``""`` if it is unknown."""
+    """Class name; ``""`` if unknown."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,9 @@ _AddressT = TypeVar("_AddressT", bound=ModuleAddress)
 class Selector:
     """A glob over module addresses.
 
-    With a slash it is matched against tags, without one against class names, module paths and the last segment of
-    tags, which is what a tree shows of a module: ``BertLayer.0``. The whole address has to match. The separator is the
+    A selector with a slash is matched against tags; a selector without a slash is matched against class names, module
+    paths and the last segment of tags, which a tree displays: ``BertLayer.0``. The whole address has to match. The
+    separator is the
     slash in a tag and the dot in a module path and a segment; a class name has none.
 
     =========  ===================================================================================
@@ -97,7 +98,7 @@ class Selector:
             raise UsageError("the selector is empty", hint=_SELECTOR_HINT)
 
     def matches(self, module: ModuleAddress) -> bool:
-        """Say whether the selector matches the module."""
+        """Return True if the selector matches the module."""
         if SEPARATOR in self.text:
             return _matches_glob(self.text, module.tag, SEPARATOR)
         segment = module.tag.rpartition(SEPARATOR)[2]
@@ -108,7 +109,7 @@ class Selector:
         )
 
     def _names_a_class(self) -> bool:
-        """Say whether the part before the first dot stands as it is; ``*.0`` means a path, of whatever class."""
+        """Return True if the part before the first dot has no wildcard; ``*.0`` means a path, of any class."""
         return not set(self.text.partition(PATH_SEPARATOR)[0]) & set("*?[")
 
 
@@ -119,16 +120,16 @@ _SELECTOR_HINT = (
 
 
 def select(modules: Iterable[_AddressT], selector: str, node_names: Iterable[str] = ()) -> list[_AddressT]:
-    """Return the modules a selector matches, in the order given.
+    """Return the modules that a selector matches, in the order of ``modules``.
 
     Args:
         modules: A module tree, or any records with path, tag and class name.
-        selector: As :class:`Selector` describes it.
+        selector: Text of a :class:`Selector`.
         node_names: Names of the nodes of the graph, such as ``/layer.0/dense/MatMul``. If they contain a selected
             module that has no tag, the error names the option that creates the tag.
 
     Raises:
-        UsageError: the selector is empty or matches none of them; the nearest addresses are listed.
+        UsageError: the selector is empty or matches no module; the nearest addresses are listed.
 
     >>> layers = [ModuleAddress(f"layer.{n}", f"/M/Layer.{n}", "Layer") for n in range(3)]
     >>> [module.path for module in select(layers, "layer.[02]")]
@@ -162,7 +163,7 @@ def _is_in_names(glob: Selector, node_names: Iterable[str]) -> bool:
 
 
 def nearest_paths(selector: str, modules: Iterable[ModuleAddress]) -> list[str]:
-    """Return the paths of the modules most similar to a selector, the most similar first; of a root its tag.
+    """Return the paths most similar to a selector, the most similar first; the root is listed by its tag.
 
     >>> nearest_paths("layer.7", [ModuleAddress("head", "/M/Head", "Head"), ModuleAddress("layer.1", "/M/L", "L")])
     ['layer.1', 'head']
@@ -172,7 +173,7 @@ def nearest_paths(selector: str, modules: Iterable[ModuleAddress]) -> list[str]:
 
 
 def escape(text: str) -> str:
-    """Return the selector that matches this text and nothing else.
+    """Return the selector that matches exactly this text.
 
     >>> escape("Block[0]")
     'Block[[]0]'
@@ -198,7 +199,7 @@ def _glob_pattern(pattern: str, separator: str) -> re.Pattern[str]:
             expression += joint + _part_expression(part, edge)
             joint = edge
         elif index < len(parts) - 1:
-            # Includes the separator behind it, so that ** can stand for no part at all.
+            # The expression includes the following separator, so that ** can match zero parts.
             expression += f"{joint}(?:.*{edge})?"
             joint = ""
         else:
@@ -234,7 +235,7 @@ def _set_expression(characters: str, *, negated: bool) -> str:
 
 
 def _class_words(selector: str, modules: Sequence[ModuleAddress]) -> str:
-    """Return the classes there are, those most similar to the selector first; empty where none is known."""
+    """Return a sentence that lists the model's classes, most similar to the selector first; ``""`` if unknown."""
     classes = list(dict.fromkeys(module.class_name for module in modules if module.class_name))
     last = re.split(r"[/.]", selector)[-1].lower()
     classes.sort(key=lambda name: -difflib.SequenceMatcher(None, last, name.lower()).ratio())
@@ -243,7 +244,7 @@ def _class_words(selector: str, modules: Sequence[ModuleAddress]) -> str:
 
 
 def _nearest_addresses(selector: str, modules: Sequence[ModuleAddress]) -> list[str]:
-    """Return the tags, or class names and paths, that are most similar to the selector, the most similar first."""
+    """Return the tags, or class names and paths, most similar to the selector, the most similar first."""
     if SEPARATOR in selector:
         addresses = [module.tag for module in modules]
     else:

@@ -1,6 +1,6 @@
-"""Writes tags into the metadata of nodes, and reads them back.
+"""Writing and reading of tags in the metadata of nodes.
 
-Works on any object with a ``metadata_props`` mapping, in place. Does not decide which tag a node gets. The keys are
+Works on any object with a ``metadata_props`` mapping, in place. Does not decide the tag of a node. The keys are
 spelled in ``metadata_keys``.
 """
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 Source = Literal["direct", "parent", "operation", "root", "merged", "inherited"]
-"""How the tag of a node was determined: the first four at export, in the order tried; the last two by later stages."""
+"""Origin of the tag of a node: the first four at export, in the order tried; the last two by later stages."""
 SOURCES: tuple[Source, ...] = get_args(Source)
 
 
 class HasMetadata(Protocol):
-    """Anything that carries serialized key–value metadata, such as ``onnx_ir.Node``."""
+    """Protocol of an object with serialized key–value metadata, such as ``onnx_ir.Node``."""
 
     @property
     def metadata_props(self) -> MutableMapping[str, str]:
@@ -39,11 +39,11 @@ class HasMetadata(Protocol):
 
 @dataclass(frozen=True)
 class NodeTag:
-    """The address of the module a node belongs to."""
+    """Address of the module of a node."""
 
     tag: str
     module: str
-    """Dotted path of the hierarchy module the tag stands for."""
+    """Dotted path of the tagged hierarchy module."""
     source: Source
 
 
@@ -60,7 +60,7 @@ def read_tag(node: HasMetadata) -> NodeTag | None:
     """Return the tag of a node, or None if it has none.
 
     Raises:
-        ValueError: the source is not one of FORMATS.
+        ValueError: the source is not in SOURCES.
     """
     props = node.metadata_props
     if not props.get(metadata_keys.TAG_KEY):
@@ -73,7 +73,7 @@ def read_tag(node: HasMetadata) -> NodeTag | None:
 
 
 def listed_modules(node: HasMetadata) -> list[str]:
-    """Return the paths of the modules that a node stands for, where they are several; else none.
+    """Return the paths of the modules of a merged node; ``[]`` if the node belongs to a single module.
 
     Raises:
         ValueError: the list in the file is damaged; names the key.
@@ -89,10 +89,10 @@ def listed_modules(node: HasMetadata) -> list[str]:
 
 
 def drop_damaged_tags(nodes: Iterable[HasMetadata]) -> int:
-    """Take tags that are none off nodes of a file, in place: nothing can be said of the module they mean.
+    """Remove damaged tags from nodes of a file, in place: they identify no module.
 
     Returns:
-        The number of nodes that lost one.
+        The number of nodes whose tag was removed.
     """
     known: dict[str, bool] = {}
     dropped = 0
@@ -132,7 +132,7 @@ class Coverage(Record):
     sources: Mapping[str, int] = field(metadata=entry(last=True))
     """Number of tagged nodes per source; sources without nodes are absent."""
     at_root: int = 0
-    """Number of nodes whose tag is that of the root, by whatever source."""
+    """Number of nodes tagged with the root, from any source."""
 
     @property
     @recorded(entry(before="at_root", digits=2))
@@ -143,22 +143,22 @@ class Coverage(Record):
     @property
     @recorded(entry(before="sources", digits=2))
     def at_root_percent(self) -> float:
-        """Share of the nodes that stand at the root, 0 to 100."""
+        """Share of the nodes tagged with the root, 0 to 100."""
         return 100.0 * self.at_root / self.nodes if self.nodes else 0.0
 
     @property
     def is_complete(self) -> bool:
-        """Whether every node carries a tag."""
+        """True if every node has a tag."""
         return self.tagged == self.nodes
 
 
 def measure_coverage(model: ir.Model) -> Coverage:
-    """Count the tagged nodes of a model, those of subgraphs and of functions included."""
+    """Count the tagged nodes of a model, including subgraphs and functions."""
     return count_coverage(all_nodes(model))
 
 
 def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
-    """Yield every node of a model, those of subgraphs and of functions included."""
+    """Yield every node of a model, including subgraphs and functions."""
     yield from model.graph.all_nodes()
     for function in model.functions.values():
         yield from function.all_nodes()
@@ -178,7 +178,7 @@ def node_graphs(node: ir.Node) -> Iterator[ir.Graph]:
 
 
 def operator_name(node: ir.Node) -> str:
-    """Return the operator of a node, with its domain where that is not ONNX itself."""
+    """Return the operator of a node, with its domain unless that is the ONNX domain."""
     return f"{node.domain}:{node.op_type}" if node.domain else node.op_type
 
 
@@ -195,7 +195,7 @@ def count_coverage(nodes: Iterable[ir.Node]) -> Coverage:
 
 
 def listed_names(text: str) -> list[str]:
-    """Parse a Python list, in which torch and onnxscript write scopes and classes; ``[]`` if it is none.
+    """Parse a Python list of scopes or classes as torch and onnxscript write it; ``[]`` for other text.
 
     >>> listed_names("['', 'encoder']"), listed_names("encoder")
     (['', 'encoder'], [])
@@ -209,14 +209,14 @@ def listed_names(text: str) -> list[str]:
 
 _COUNTER = re.compile(r"_\d+$")
 _FUSED_PREFIX = re.compile(r"^fused (?=/)")
-"""What ONNX Runtime puts before the name of the first node it fuses with an activation."""
+"""Prefix of ONNX Runtime on the name of the first node fused with an activation."""
 
 
 def name_scope(name: str, op_type: str) -> tuple[str, ...]:
-    """Return the segments of a node's name that stand for modules, outermost first; none where it is no path.
+    """Return the segments of a node's name that name modules, outermost first; ``()`` if the name is no path.
 
-    Exporters name a node after its scope and operator. A segment that names an operator stands for a node; the segments
-    after it were added by a tool that fuses nodes.
+    Exporters name a node after its scope and operator. A segment that names an operator identifies a node; later
+    segments were added by a tool that fuses nodes.
 
     Args:
         name: The node's name.

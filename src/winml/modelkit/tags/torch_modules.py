@@ -1,6 +1,6 @@
-"""Which modules does a forward pass call, and which of ``torch.nn`` are modules of the hierarchy?
+"""Recording of the module calls of a forward pass, and selection of the ``torch.nn`` modules in the hierarchy.
 
-Records the calls of a forward pass, and decides from them or from the scopes in a file.
+The selection uses the recorded calls or the scopes in a file.
 """
 
 from __future__ import annotations
@@ -19,32 +19,33 @@ if TYPE_CHECKING:
 
 TorchModuleRule = Literal["auto", "none", "all"]
 TorchModules = TorchModuleRule | tuple[str, ...]
-"""Which modules of ``torch.nn`` are in the hierarchy, beside the root: those with only the root above them (``auto``),
-``none``, ``all``, or those of the classes listed."""
+"""Selection of the ``torch.nn`` modules in the hierarchy, besides the root: modules with only the root above them
+(``auto``), ``none``, ``all``, or the listed classes.
+"""
 RULES: tuple[TorchModuleRule, ...] = get_args(TorchModuleRule)
 
 _DISPLAYED_CLASSES = 8
-"""Classes named in a note. Chosen: they fit on one line."""
+"""Maximum number of classes named in a note. Chosen: they fit on one line."""
 
 
 def comes_with_torch(package: str) -> bool:
-    """Say whether a class of this Python module comes with ``torch.nn``."""
+    """Return True if a class of this Python module comes with ``torch.nn``."""
     return f"{package}.".startswith("torch.nn.")
 
 
 def comes_with_transformers(package: str) -> bool:
-    """Say whether a class of this Python module comes with transformers, or with a checkpoint it loads."""
+    """Return True if a class of this Python module comes with transformers, or with a checkpoint's remote code."""
     return f"{package}.".startswith(("transformers.", "transformers_modules."))
 
 
 def normalized_torch_modules(value: Any) -> Any:
-    """Return a selection in one form: one of the three words, or a tuple of class names.
+    """Normalize a selection to ``auto``, ``none``, ``all`` or a tuple of class names.
 
     Args:
-        value: A word, class names separated by commas, or a list of either; anything else is returned as it is.
+        value: A word, class names separated by commas, or a list of either; any other value is returned unchanged.
 
     Raises:
-        ValueError: one of the words stands beside other names, or every name is empty.
+        ValueError: ``auto``, ``none`` or ``all`` is combined with other names, or every name is empty.
 
     >>> normalized_torch_modules("Linear, LayerNorm"), normalized_torch_modules(["all"]), normalized_torch_modules(())
     (('Linear', 'LayerNorm'), 'all', 'none')
@@ -63,11 +64,11 @@ def normalized_torch_modules(value: Any) -> Any:
 
 
 def hierarchy_paths(modules: Iterable[TracedModule], torch_modules: TorchModules) -> frozenset[str]:
-    """Return the paths of the modules that are in the hierarchy: the root, those of no torch class, and the selected.
+    """Return the paths of the hierarchy modules: the root, modules of no torch class, and the selected modules.
 
-    ``auto`` selects a module of ``torch.nn`` where nothing but the root and other modules of ``torch.nn`` is on its
-    call stack. Where the root is a wrapper, which calls one module and that once, that module counts as the root does.
-    Inside a class of transformers, which has classes for its parts, none is selected.
+    ``auto`` selects a module of ``torch.nn`` if only the root and other modules of ``torch.nn`` are on its call stack.
+    If the root is a wrapper that calls a single module once, the wrapped module counts as a root too. No module inside
+    a class of transformers is selected, because transformers has classes for its parts.
 
     Args:
         modules: The modules that ran.
@@ -96,7 +97,7 @@ def _selected_by(called: Sequence[TracedModule], torch_modules: TorchModules) ->
 
 
 def _wrapped_modules(by_path: Mapping[str, TracedModule]) -> set[str]:
-    """Return the path of the root, and where it is a wrapper, of the modules inside of it that stand for the model."""
+    """Return the path of the root and, if the root is a wrapper, the paths of the wrapped modules."""
     callees: dict[str, list[TracedModule]] = defaultdict(list)
     for module in by_path.values():
         for caller in module.callers:
@@ -109,7 +110,7 @@ def _wrapped_modules(by_path: Mapping[str, TracedModule]) -> set[str]:
 
 
 def torch_module_notes(modules: Iterable[TracedModule], torch_modules: TorchModules) -> tuple[str, ...]:
-    """Say which classes ``auto`` selected, and which listed classes needed no listing.
+    """Return notes on the classes that ``auto`` selected, and on listed classes that are not of ``torch.nn``.
 
     Raises:
         UsageError: a listed class did not run.
@@ -151,9 +152,10 @@ _WRAPPER_PACKAGE = "torch._dynamo"
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """Return the module inside a ``torch.compile`` wrapper, or ``model`` itself where it is no wrapper.
+    """Return the module inside a ``torch.compile`` wrapper, or ``model`` itself if not wrapped.
 
-    ``torch._dynamo`` is not imported, which takes two seconds: if it was not imported before, nothing was compiled.
+    ``torch._dynamo`` is not imported here, because importing takes two seconds; without an earlier import no module is
+    compiled.
     """
     inner = model._modules.get("_orig_mod") if type(model).__module__.startswith(_WRAPPER_PACKAGE) else None
     return model if inner is None else inner
@@ -161,7 +163,7 @@ def uncompiled(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def without_compilation(model: nn.Module) -> Iterator[None]:
-    """Replace every compiled module inside ``model`` by its uncompiled form for the time of the block.
+    """Replace every compiled module inside ``model`` by its uncompiled module inside the block.
 
     In place, undone at the end. Covers ``torch.compile(module)`` and ``module.compile()``.
     """
@@ -193,28 +195,28 @@ class TracedModule:
     """Dotted path as in ``named_modules()``; the first one for a module registered twice. ``""`` is the root."""
     class_name: str
     is_torch_nn: bool
-    """Whether the class comes with ``torch.nn``."""
+    """True if the class comes with ``torch.nn``."""
     parameters: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Shape of each parameter registered on the module itself, by name; a tied parameter belongs to its first owner."""
     trainable: frozenset[str] = frozenset()
     """Names in ``parameters`` that require a gradient."""
     is_leaf: bool = True
-    """Whether it has no child modules."""
+    """True if the module has no child modules."""
     execution_order: int | None = None
-    """Position among the modules by first call, from 0; None where it never ran."""
+    """Position among the modules by first call, from 0; None if the module never ran."""
     calls: int = 0
     """Number of calls; 0 if unknown."""
     stack: tuple[str, ...] = ()
-    """Paths of the modules on the call stack of its first call, outermost first, itself excluded."""
+    """Paths of the modules on the call stack of the first call, outermost first, without the module itself."""
     is_transformers: bool = False
-    """Whether the class comes with transformers, or is derived from one that does."""
+    """True if the class, or a base class, comes with transformers."""
     callers: frozenset[str] = frozenset()
-    """Paths of the modules that called it, in any of its calls."""
+    """Paths of the modules that called the module."""
 
 
 @dataclass
 class CallTrace:
-    """The module calls that :func:`record_calls` recorded; complete when its block ends."""
+    """Module calls recorded by :func:`record_calls`; complete when its block ends."""
 
     modules: list[TracedModule] = field(default_factory=list)
     """Every registered module, in registration order."""
@@ -233,7 +235,7 @@ class CallTrace:
 def record_calls(model: nn.Module) -> Iterator[CallTrace]:
     """Record every module call made inside the block.
 
-    Hooks are attached to ``model`` for the time of the block and always removed at its end.
+    Hooks are attached to ``model`` inside the block and always removed at its end.
 
     Args:
         model: The root; call it inside the block.
@@ -259,7 +261,7 @@ def record_calls(model: nn.Module) -> Iterator[CallTrace]:
         def leave(_module: object, _args: Any, _output: object) -> None:
             running.pop()
 
-        # First to enter and last to leave: what the user's own hooks compute counts as inside the module.
+        # First to enter and last to leave: computation in the user's own hooks counts as inside the module.
         yield module.register_forward_pre_hook(enter, prepend=True)
         yield module.register_forward_hook(leave, always_call=True)
 
@@ -294,7 +296,7 @@ def record_calls(model: nn.Module) -> Iterator[CallTrace]:
 
 
 def joined_traces(traces: Sequence[CallTrace]) -> CallTrace:
-    """Return the traces of several runs of one model as if they had been one run, in this order."""
+    """Join the traces of several runs of one model, in this order, as if from a single run."""
     joined = traces[0].by_path()
     for trace in traces[1:]:
         earlier_count = sum(module.execution_order is not None for module in joined.values())
@@ -311,7 +313,7 @@ def joined_traces(traces: Sequence[CallTrace]) -> CallTrace:
 
 
 def with_captured_modules(trace: CallTrace, scopes: Iterable[Sequence[str]]) -> CallTrace:
-    """Return a trace with the modules that ran in a capture only: one that asks for a number of rows has all branches.
+    """Add the modules that ran only in a capture; a capture with a symbolic number of rows contains all branches.
 
     Args:
         trace: A run of the model.

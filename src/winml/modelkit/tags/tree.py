@@ -1,7 +1,7 @@
-"""Builds the hierarchy of a model from a recorded forward pass, and assigns the tags.
+"""Construction of the module hierarchy from a recorded forward pass, and assignment of tags.
 
-A hierarchy module executed and is not of a plain ``torch.nn`` class, or ``torch_modules`` selects it; the root always
-is one. Pure records: no torch, no graph.
+A hierarchy module is an executed module that is not of a plain ``torch.nn`` class, or that ``torch_modules`` selects;
+the root is always included. Pure records: no torch, no graph.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class ModuleNode(ModuleAddress):
 
     is_torch_nn: bool
     parent: str | None
-    """Path of the innermost hierarchy module around its first call; None for the root."""
+    """Path of the innermost hierarchy module around the first call; None for the root."""
     execution_order: int
     """Position among the hierarchy modules by first call, from 0."""
     calls: int
     is_leaf: bool
-    """Whether no hierarchy module runs inside it."""
+    """True if no hierarchy module runs inside the module."""
     parameter_shapes: Mapping[str, tuple[int, ...]]
     """Shapes of the parameters that belong to no deeper hierarchy module, by name relative to ``path``."""
     parameter_count: int
-    """Number of parameter elements of the module and all modules below it; tied parameters count once."""
+    """Number of parameter elements in the module and its descendants; tied parameters count once."""
     trainable_count: int
 
     @property
@@ -53,9 +53,9 @@ class ModuleTree:
     def __init__(self, nodes: Iterable[ModuleNode], trace: CallTrace, notes: tuple[str, ...] = ()) -> None:
         self.nodes = tuple(nodes)
         self.notes = notes
-        """What the user should know of the choice of modules, one sentence each."""
+        """Notes for the user on the selected modules, one sentence each."""
         self.registered = len(trace.modules)
-        """Number of modules the model has, whether they ran or not."""
+        """Number of registered modules, executed or not."""
         self.execution_steps = trace.execution_steps
         """Number of module calls in the forward pass, plain ``torch.nn`` modules included."""
         self._called = {module.path: module.class_name for module in trace.modules if module.calls}
@@ -72,7 +72,7 @@ class ModuleTree:
 
     @property
     def root(self) -> ModuleNode:
-        """The root module, inside which all others run."""
+        """The root module, which contains all others."""
         return self._by_path[""]
 
     def get(self, path: str) -> ModuleNode | None:
@@ -124,8 +124,8 @@ def build_tree(
     Args:
         trace: The calls :func:`~winml.modelkit.tags.torch_modules.record_calls` recorded, the root's included.
         torch_modules: Which modules of ``torch.nn`` to include: ``auto``, ``none``, ``all``, or class names.
-        all_parts: The runs of all parts of the model, where ``trace`` is the run of one of several: modules and tags
-            are decided by it, so that a module has the same tag in each part.
+        all_parts: The runs of all parts of the model, if ``trace`` is the run of one part. Modules and tags are derived
+        from all runs, so that a module has the same tag in each part.
 
     Raises:
         UsageError: a class in ``torch_modules`` did not run in this model.
@@ -178,7 +178,7 @@ def _called_modules(trace: CallTrace) -> list[TracedModule]:
 
 
 def _calling_modules(executed: list[TracedModule]) -> dict[str, str | None]:
-    """Return, for the path of each module, the nearest of them that it was first called under."""
+    """Return module path → nearest module on the stack of its first call that is in ``executed``."""
     chosen = {module.path for module in executed}
     return {module.path: next((up for up in reversed(module.stack) if up in chosen), None) for module in executed}
 

@@ -1,1 +1,1 @@
-"""How do module tags survive a tool that drops node metadata?"""
+"""Transfer of module tags across tools that drop node metadata."""

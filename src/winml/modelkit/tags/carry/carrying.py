@@ -1,10 +1,9 @@
-"""Restores the module tag of every node after a tool that drops node metadata.
+"""Transfer of module tags to the graph written by a tool that drops node metadata.
 
 Compares the original graph with the graph the tool wrote and tags every node of the latter, in place. A node that
 replaced nodes of several modules gets the module of the product among them, else the deepest module that contains
-all of them. Knows no particular tool; which
-original nodes a node stands for is decided in ``matching``. Why it works by several anchors:
-docs/decisions/0007-carry-by-anchors.md.
+all of them. Depends on no particular tool; ``matching`` decides the original nodes of each node. Why several anchors
+are used: docs/decisions/0007-carry-by-anchors.md.
 """
 
 from __future__ import annotations
@@ -25,28 +24,29 @@ from winml.modelkit.tags.tagging import SOURCES, NodeTag, Source, measure_covera
 
 @dataclass(frozen=True)
 class CarryReport:
-    """How the nodes of a graph got their tags."""
+    """Result of a tag transfer: counts by rule, and notes."""
 
     nodes: int
     tagged: int
     by_way: Mapping[Way, int]
-    """Number of nodes by the way their place was found; ways that found none are absent."""
+    """Number of nodes by the rule that found their position; rules without nodes are absent."""
     notes: tuple[str, ...] = ()
     is_known: bool = True
-    """Whether there was anything to carry; False where the original has no tags."""
+    """False if the original has no tags to carry."""
     last_resort: tuple[str, ...] = ()
-    """Names of the nodes that got the root tag because nothing else was known."""
+    """Names of the nodes tagged with the root because no rule found their position."""
     matched: int = 0
-    """Number of nodes that prove that both graphs are the same model: nodes that are one original node, and nodes that
-    replaced several and produce an inner value of the original. A shared graph output alone proves nothing."""
+    """Number of nodes that prove that both graphs are the same model: nodes matched with an original node, and nodes
+    that replaced several and produce an inner value of the original. A shared graph output alone proves nothing.
+    """
 
 
 def carry_tags(original_model: ir.Model, carried_model: ir.Model) -> CarryReport:
-    """Give every node of ``carried_model`` a tag, in place; subgraphs and functions included.
+    """Tag every node of ``carried_model`` in place, including subgraphs and functions.
 
-    Metadata of other tools goes the same way: a node that survived keeps it, one that replaced several gets their
-    values, joined by ``;`` if they differ. ``original_model`` is not changed. If it has no tags, ``carried_model`` gets
-    none.
+    Metadata of other tools is transferred by the same rule: a surviving node keeps its metadata, a node that replaced
+    several gets their values, joined by ``;`` if they differ. ``original_model`` is not changed. If ``original_model``
+    has no tags, none are written.
 
     Args:
         original_model: The model before the tool.
@@ -65,7 +65,7 @@ def carry_tags(original_model: ir.Model, carried_model: ir.Model) -> CarryReport
     for node, match in matches.items():
         _write_matched(node, match, tag_metadata)
     for key, value in original_model.metadata_props.items():
-        # The stamp of a normalized graph as well: it names the graph it is valid for.
+        # Includes the stamp of a normalized graph, which names the graph it is valid for.
         if key.startswith(OUR_PREFIX):
             carried_model.metadata_props.setdefault(key, value)
     by_way = Counter(match.way for match in matches.values())
@@ -85,7 +85,7 @@ def _is_matched(node: ir.Node, match: Match, inside: Container[str | None]) -> b
 
 
 def _match_model(carried_model: ir.Model, original: OriginalModel) -> dict[ir.Node, Match]:
-    """Match the main graph, then the functions, each after those that call it."""
+    """Match the main graph, then the functions, each after its callers."""
     root = cache(original.places.root)
     matches = match_nodes(carried_model.graph, original.main, original, root)
     callers: dict[ir.OperatorIdentifier, list[ir.Node]] = defaultdict(list)
@@ -95,7 +95,7 @@ def _match_model(carried_model: ir.Model, original: OriginalModel) -> dict[ir.No
         for node in function_matches:
             if (called := node.op_identifier()) in carried_model.functions:
                 callers[called].append(node)
-        # Functions without a matched caller, or that call each other, come last, in the order of the file.
+        # Functions without a matched caller, or with circular calls, come last, in the order of the file.
         identifier = next(filter(callers.__contains__, waiting), next(iter(waiting)))
         names = original.functions.get(identifier, original.main)
         places = {matches[node].place for node in callers[identifier]}
@@ -123,8 +123,8 @@ def _write_matched(node: ir.Node, match: Match, tag_metadata: Callable[[Place, S
 
     Args:
         node: The node.
-        match: What is known of it.
-        tag_metadata: Returns the metadata of a node at a place.
+        match: Match of the node.
+        tag_metadata: Returns the metadata of a node at a position.
     """
     metadata = node.metadata_props
     survivor = match.survivor.metadata_props if match.survivor is not None else None
@@ -147,7 +147,7 @@ def _write_matched(node: ir.Node, match: Match, tag_metadata: Callable[[Place, S
 
 
 def _tag_metadata(place: Place, source: Source) -> Mapping[str, str]:
-    """Return the metadata of a node at a place."""
+    """Return the metadata of a node at a position."""
     example = ir.Node("", "", [])
     write_tag(example, NodeTag(place.tag, place.module, source))
     _write_namespace(example, place)
@@ -156,7 +156,7 @@ def _tag_metadata(place: Place, source: Source) -> Mapping[str, str]:
 
 @lru_cache
 def _owned_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Return those keys of a node that belong to a tag. Cached: few distinct sets of keys occur."""
+    """Return the keys of a node that belong to a tag. Cached: few distinct sets of keys occur."""
     return tuple(key for key in keys if not is_foreign(key))
 
 
@@ -169,14 +169,14 @@ def _tag_source(match: Match) -> Source:
 
 
 def _add_missing(metadata: MutableMapping[str, str], others: Mapping[str, str]) -> None:
-    """Add the keys of other tools that a node has lost, in place."""
+    """Add the missing keys of other tools to a node's metadata, in place."""
     for key, text in others.items():
         if is_foreign(key):
             metadata.setdefault(key, text)
 
 
 def _realign_tag(node: ir.Node, place: Place) -> None:
-    """Make the keys beside a kept tag agree with it, in place."""
+    """Rewrite the metadata beside a retained tag to agree with the position, in place."""
     metadata = node.metadata_props
     source = metadata.get(SOURCE_KEY)
     known_source: Source = next((known_source for known_source in SOURCES if known_source == source), "inherited")

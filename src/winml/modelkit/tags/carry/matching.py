@@ -1,7 +1,8 @@
 """Matches every node of a graph that a tool wrote with the corresponding nodes of the original graph.
 
-Works on one graph with its subgraphs, or on one function. Decides for every node its place in the hierarchy, the way
-that place was found, and which original nodes the node replaced. Writes nothing; ``carrying`` writes the tags. Why
+Works on one graph with its subgraphs, or on one function. Decides for every node its position in the hierarchy, the
+rule that found the position, and the original nodes that the node replaced. Writes nothing; ``carrying`` writes the
+tags. Why
 several anchors are tried, in this order: docs/decisions/0007-carry-by-anchors.md.
 """
 
@@ -29,28 +30,29 @@ from winml.modelkit.tags.carry.original_graph import (
 )
 
 _REORDERINGS = frozenset({"Identity", "Dropout", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Cast"})
-"""Operators that give values another place or form; where one is gone, nobody need do its work."""
+"""Operators that only reorder or convert values; no other node takes over the work of a removed one."""
 _LAYOUT_CHANGES = frozenset({"ReorderInput", "ReorderOutput"})
 """Operators of ONNX Runtime that change the layout of a value and compute nothing."""
 _LONGEST = 4
-"""Most operators on the way between two values of which a node reads one in place of the other. Chosen: scale, shift
-and two reorderings."""
+"""Maximum number of operators between two values for a node to read one in place of the other. Chosen: scale, shift
+and two reorderings.
+"""
 _LARGEST_REGION = 32
-"""Most original nodes that are looked through for the values they read. Chosen: more than a fused layer replaces."""
+"""Maximum number of original nodes searched for the values they read. Chosen: more than a fused layer replaces."""
 
 
 def _absorbed_work(
     matching: _Matching, known: Mapping[ir.Node, tuple[ir.Node | None, tuple[ir.Node, ...]]]
 ) -> dict[ir.Node, list[ir.Node]]:
-    """Return, for nodes after the tool, the original nodes whose work they took over.
+    """Return node after the tool → original nodes whose work the node absorbed.
 
-    A tool may fold a product with constants into the weights of a layer before or after it. The layer then reads, or
-    its reader then reads, an original value from further up. The nodes between belong to the layer now. If no weights
-    changed, they had no effect.
+    A tool may fold a product with constants into the weights of a layer before or after it. The layer, or its reader,
+    then reads an earlier original value. The nodes in between now belong to the layer. If no weights changed, the
+    removed nodes were no-ops.
 
     Args:
         matching: Both graphs, and the matches found so far.
-        known: Node after the tool → the same node before it, where it is one, and the original makers of its values.
+        known: Node after the tool → its surviving original node (or None), and the original producers of its outputs.
     """
     absorbed: dict[ir.Node, list[ir.Node]] = {}
     before = {after: original for original, after in matching.claimed.items()}
@@ -66,7 +68,7 @@ def _absorbed_work(
             work, source = _work_between(matching, name, further)
             if not work:
                 continue
-            # Into the layer before, as tools do it, unless that is as it was.
+            # The layer before absorbs the work, as tools do it, unless that layer is unchanged.
             takers = [] if name in matching.makers else _changed_before(matching, node, source, before)
             if not takers and (_has_other_weights(matching, node, survivor) or _is_new_with_factor(node, survivor)):
                 takers = [node]
@@ -83,7 +85,7 @@ def _reads_the_same(node: ir.Node, survivor: ir.Node) -> bool:
 
 
 def _values_before(matching: _Matching, makers: Iterable[ir.Node], *, is_same: bool) -> set[str]:
-    """Return the names of the values that original nodes read; with those that they replaced, unless ``is_same``."""
+    """Return the names of the values read by original nodes; unless ``is_same``, also by the nodes they replaced."""
     found: set[str] = set()
     pending, seen = list(makers), set(makers)
     while pending and len(seen) <= _LARGEST_REGION:
@@ -111,7 +113,7 @@ def _data_inputs(matching: _Matching, node: ir.Node) -> Iterator[ir.Value]:
 def _values_read(
     matching: _Matching, node: ir.Node, before: Mapping[ir.Node, ir.Node], depth: int = _LONGEST
 ) -> Iterator[str]:
-    """Yield the names of the original values that a node reads, through new nodes as well."""
+    """Yield the names of the original values that a node reads, directly or through new nodes."""
     for value in node.inputs:
         if value is None or value.is_initializer():
             continue
@@ -128,9 +130,9 @@ def _values_read(
 
 
 def _work_between(matching: _Matching, name: str, further: set[str]) -> tuple[list[ir.Node], str]:
-    """Return the original nodes from a value up to one of ``further`` that compute something, and that value.
+    """Return the computing original nodes from a value up to a value in ``further``, and the latter's name.
 
-    Empty where no way leads there.
+    ``([], "")`` if no path of single inputs leads to ``further``.
     """
     makers = matching.names.makers
     way: list[ir.Node] = []
@@ -143,7 +145,7 @@ def _work_between(matching: _Matching, name: str, further: set[str]) -> tuple[li
         work = [node for node in way if node.op_type not in _REORDERINGS]
         if name in further:
             return work, name
-        # An equal computation may have taken its place.
+        # An equal computation may have replaced the value.
         gone = makers.get(name)
         if gone is not None and name not in matching.makers:
             equal = (other for other in further if other in makers and makers[other].op_type == gone.op_type)
@@ -153,7 +155,7 @@ def _work_between(matching: _Matching, name: str, further: set[str]) -> tuple[li
 
 
 def _has_other_weights(matching: _Matching, node: ir.Node, survivor: ir.Node | None) -> bool:
-    """Say whether a node reads weights that the original has not."""
+    """Return True if a node reads floating-point weights that the original model does not have."""
     before = {value.name for value in survivor.inputs if value is not None} if survivor is not None else set()
     return any(
         value is not None
@@ -167,13 +169,13 @@ def _has_other_weights(matching: _Matching, node: ir.Node, survivor: ir.Node | N
 
 
 def _is_new_with_factor(node: ir.Node, survivor: ir.Node | None) -> bool:
-    """Say whether a node that the original has not keeps a number as an attribute, as the ``alpha`` of FusedMatMul."""
+    """Return True if a new node has a float attribute, such as the ``alpha`` of FusedMatMul."""
     kinds = (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS)
     return survivor is None and any(attribute.type in kinds for attribute in node.attributes.values())
 
 
 def _changed_before(matching: _Matching, node: ir.Node, name: str, before: Mapping[ir.Node, ir.Node]) -> list[ir.Node]:
-    """Return the nodes that make the value of this name for ``node``, up to the one with new weights that did more."""
+    """Return the nodes from the producer of this input of ``node`` up to the first node with new weights."""
     for value in node.inputs:
         if value is None or value.name != name:
             continue
@@ -191,41 +193,43 @@ def _changed_before(matching: _Matching, node: ir.Node, name: str, before: Mappi
 
 
 Way = Literal["kept", "name", "output", "fused", "replaced", "neighbours", "root"]
-"""How the place of a node was found, in the order tried.
+"""Rule that found the position of a node, in the order tried.
 
 * ``kept``: the node still carries its tag.
 * ``name``: an original node has the same name and operator.
 * ``output``: the node produces a value that one original node produced.
-* ``fused``: its name starts with the name of an original node.
-* ``replaced``: it stands for the original nodes between the values that still exist.
-* ``neighbours``: it is new, and takes the place of the nodes around it.
-* ``root``: nothing is known.
+* ``fused``: the node's name starts with the name of an original node.
+* ``replaced``: the node stands for the original nodes between the values that still exist.
+* ``neighbours``: the node is new and gets the position of the nodes around it.
+* ``root``: no other rule applies.
 """
 
 _UNRELATED_SUFFIX = re.compile(r"(_token)?_?\d")
-"""Suffix that makes another node's name of a name: ``MatMul`` → ``MatMul_1``, ``Cast`` → ORT's ``Cast_token_3``."""
+"""Suffix that derives another node's name from a name: ``MatMul`` → ``MatMul_1``, ``Cast`` → ORT's ``Cast_token_3``."""
 _FUSED_PREFIX = "fused "
-"""What ONNX Runtime puts before the name of the node it fuses an activation into."""
+"""Prefix of ONNX Runtime on the name of the node into which an activation is fused."""
 _LAYOUT_SUFFIX = re.compile(r"(_bn|_mul)?_nchwc$")
 """ONNX Runtime's NchwcTransformer names a node after the value it produces in blocked layout, with this suffix:
 ``Conv_output_0_nchwc``. The values of such nodes get new names: ``reorder_token_3``."""
 _LONGEST_FUSION = 8
-"""Most original nodes that one convolution in blocked layout may stand for. Chosen: a convolution absorbs a batch norm,
-a product, a sum and an activation."""
+"""Maximum number of original nodes that a convolution in blocked layout may replace. Chosen: a convolution absorbs a
+batch norm,
+a product, a sum and an activation.
+"""
 _SEPARATORS = re.compile(r"[/_:.]")
 
 
 class Match(NamedTuple):
-    """What is known of one node. A tuple for speed: one is created for every node."""
+    """Match of one node. A tuple for speed: one is created for every node."""
 
     way: Way
     place: Place
     survivor: ir.Node | None = None
-    """The original node, where the node is that node unchanged."""
+    """The original node, if the node is unchanged."""
     replaced: Replaced = NOTHING
-    """The original nodes it stands for, where it replaced them."""
+    """The original nodes that the node replaced."""
     upstream: Replaced = NOTHING
-    """The original nodes that new nodes feeding it may stand for."""
+    """The original nodes that new nodes before this node may replace."""
 
 
 def match_nodes(
@@ -237,7 +241,7 @@ def match_nodes(
         graph: The graph after the tool.
         names: The names of the same graph before the tool.
         original: The model before the tool.
-        outside: Returns the place of the graph as a whole; called where nothing in the graph tells more.
+        outside: Returns the position of the graph as a whole; called for nodes without any other match.
     """
     matching = _Matching(graph, names, original)
     _match_survivors(matching)
@@ -250,7 +254,7 @@ def match_nodes(
 
 
 class _Matching:
-    """The graph, the original, and the matches found so far. Every pass below adds to ``matches`` in place."""
+    """The graph, the original model, and the matches so far. The ``_match_*`` functions add to ``matches`` in place."""
 
     def __init__(self, graph: ir.Graph | ir.Function, names: GraphNames, original: OriginalModel) -> None:
         self.matches: dict[ir.Node, Match] = {}
@@ -261,11 +265,11 @@ class _Matching:
         self.claimed: dict[ir.Node, ir.Node] = {}
         """Original node → the same node after the tool."""
         self.absorbed_readers: dict[ir.Node, list[ir.Node]] = {}
-        """New node in another layout → original nodes after its value that it computes as well, in order."""
+        """New node in another layout → original nodes after its value that it also computes, in order."""
         self.copied_places: dict[ir.Node, Place] = {}
-        """New node with a value of the original → the place a tag on it names."""
+        """New node with a value of the original → position named by the tag on the node."""
         self.relaid_makers: set[ir.Node] = set()
-        """Original nodes whose work new nodes do in another layout."""
+        """Original nodes replaced by new nodes in another layout."""
 
     @cached_property
     def makers(self) -> dict[str, ir.Node]:
@@ -286,7 +290,7 @@ class _Matching:
 
     @cached_property
     def present(self) -> set[str]:
-        """Names of the values after the tool, those in another layout included."""
+        """Names of the values after the tool, including values in another layout."""
         present = self._named_values | set(self.provided_values.values())
         return present | self.graph.initializers.keys() if isinstance(self.graph, ir.Graph) else present
 
@@ -297,7 +301,7 @@ class _Matching:
 
     @cached_property
     def provided_values(self) -> dict[ir.Node, str]:
-        """New node → name of the original value it provides in another layout, what it absorbed included."""
+        """New node → name of the original value it provides in another layout, including absorbed operators."""
         provided = dict(self.relaid_values)
         for node in self.relaid_values:
             absorbed = self._absorbed_readers(node, provided)
@@ -307,9 +311,9 @@ class _Matching:
         return provided
 
     def _absorbed_readers(self, node: ir.Node, provided: Mapping[ir.Node, str]) -> list[ir.Node]:
-        """Return the original nodes after the value a node is named after that it computes as well.
+        """Return the original nodes after the named value of a node that the node also computes.
 
-        A convolution in blocked layout adds what it reads besides, and applies the activation an attribute names.
+        A convolution in blocked layout may add another input and apply the activation named by an attribute.
         """
         maker = self.names.makers[self.relaid_values[node]]
         inner = _fused_originals(self, node, maker, self._named_values)
@@ -333,7 +337,7 @@ class _Matching:
         return absorbed
 
     def _is_gone_into(self, original: ir.Node, node: ir.Node) -> bool:
-        """Say whether an original node does not exist, and its value at most as a copy of what ``node`` makes."""
+        """Return True if an original node is gone, and its value is gone or only a copy of the output of ``node``."""
         name = original.outputs[0].name or ""
         successor = self.makers.get(name)
         if original in self.claimed or (successor is None and name in self._named_values):
@@ -341,11 +345,11 @@ class _Matching:
         return successor is None or any(value is node.outputs[0] for value in successor.inputs)
 
     def gone_maker(self, value: ir.Value | None, present: Container[str] | None = None) -> ir.Node | None:
-        """Return the node that produced a value, where neither exists any more and the node worked on data.
+        """Return the producer of a value if neither exists any more and the producer is not static; otherwise None.
 
         Args:
             value: A value of the original.
-            present: Names of the values that exist, if others than all that the tool wrote.
+            present: Names of the existing values; default: all values the tool wrote.
         """
         if value is None or value.name in (self.present if present is None else present):
             return None
@@ -353,16 +357,16 @@ class _Matching:
         return None if maker is None or maker in self.claimed or maker in self.original.static else maker
 
     def replaced_by_maker_of(self, value: ir.Value | None) -> Replaced:
-        """Return the original nodes behind a value that no longer exists; nothing where it still exists."""
+        """Return the original nodes behind a value that no longer exists; ``NOTHING`` if it exists."""
         maker = self.gone_maker(value)
         return self.replaced_by(maker) if maker is not None else NOTHING
 
     def replaced_by(self, node: ir.Node) -> Replaced:
-        """Return the original nodes that one node producing the outputs of ``node`` stands for.
+        """Return the original nodes replaced by a node that produces the outputs of ``node``.
 
         These are ``node`` and all nodes that produced values it needed and that no longer exist. The walk stops at
-        values and nodes that still exist, and at nodes that depend on no model input: a tool may compute constants and
-        shapes ahead, so they say nothing about where the work is done.
+        values and nodes that still exist, and at nodes that depend on no model input: a tool may precompute constants
+        and shapes, so they do not indicate a module.
         """
         regions = self.original.regions
         pending, started = [node], set[ir.Node]()
@@ -373,7 +377,7 @@ class _Matching:
                 continue
             started.add(current)
             makers = [maker for value in current.inputs if (maker := self.gone_maker(value)) is not None]
-            # A node that was started and is not finished needs itself: the graph has a cycle.
+            # A started but unfinished node depends on itself: the graph has a cycle.
             unvisited = [maker for maker in makers if maker not in regions and maker not in started]
             pending += unvisited
             if not unvisited:
@@ -397,7 +401,7 @@ class _Matching:
 
 
 def _match_survivors(matching: _Matching) -> None:
-    """Match the nodes that kept their tag, or their name and operator."""
+    """Match the nodes that retain their tag, or their name and operator."""
     original = matching.original
     for node, _ in matching.nodes:
         survivor = _surviving_original(matching, node)
@@ -453,7 +457,7 @@ def _surviving_original(matching: _Matching, node: ir.Node) -> ir.Node | None:
 
 
 def _is_reordered(original: ir.Node, maker: ir.Node, node: ir.Node) -> bool:
-    """Say whether ``node`` makes another node's value only because a reordering of its own value is gone."""
+    """Return True if ``node`` produces another node's value only because a reordering of its own value was removed."""
     if node.op_type in _REORDERINGS:
         return False
     while maker is not original:
@@ -473,7 +477,7 @@ def _is_enclosed_by(names: GraphNames, node: ir.Node, outer: ir.Node) -> bool:
 
 
 def _match_by_layout_names(matching: _Matching) -> None:
-    """Match nodes whose names tell which value they produce in another layout."""
+    """Match nodes named after a value that they produce in another layout."""
     original = matching.original
     for node, value_name in matching.relaid_values.items():
         fused = _fused_originals(matching, node, matching.names.makers[value_name], matching.present)
@@ -502,7 +506,7 @@ def _provided_names(value: ir.Value | None, provided: Mapping[ir.Node, str]) -> 
     if maker is not None and maker in provided:
         yield provided[maker]
     elif maker is not None and len(maker.inputs) == 1 and maker.inputs[0] is not None:
-        # Brought into the layout by a node of its own.
+        # A separate node converts the value into the layout.
         yield maker.inputs[0].name or ""
 
 
@@ -539,7 +543,7 @@ def _match_by_values(matching: _Matching) -> None:
         if only is not None and only.op_type == node.op_type and only not in matching.claimed:
             matching.matches[node] = Match("output", original.place_of[only], only)
             continue
-        # Where new nodes feed it, they share the replaced region with it; the makers certainly belong to this node.
+        # New nodes before this node share the replaced region; the makers certainly belong to this node.
         maker_places = [place for maker in makers if (place := original.place_of.get(maker)) is not None]
         ends_region = bool(maker_places) and any(_is_new(matching, feeder) for feeder in _nodes_feeding(node))
         replaced = region
@@ -562,7 +566,7 @@ def _original_makers(matching: _Matching, node: ir.Node) -> list[ir.Node]:
 
 
 def _is_new(matching: _Matching, node: ir.Node) -> bool:
-    """Say whether a node works on data and produces none of the original's values."""
+    """Return True if a node depends on data and produces no value of the original."""
     if node in matching.matches or any(value.name in matching.names.makers for value in node.outputs):
         return False
     return any(value is not None and not value.is_initializer() for value in node.inputs)
@@ -576,7 +580,7 @@ def _region_before(matching: _Matching, maker: ir.Node, node: ir.Node) -> Replac
 
 
 def _match_by_readers(matching: _Matching) -> None:
-    """Match nodes whose values are new by their names, by the weights they read, and by what their readers needed."""
+    """Match nodes with new values by their names, by the weights they read, and by the inputs of their readers."""
     original = matching.original
     for node, _ in reversed(matching.nodes):
         if node in matching.matches:
@@ -595,7 +599,7 @@ def _match_by_readers(matching: _Matching) -> None:
 
 
 def _weight_owners(original: OriginalModel, node: ir.Node, region: Replaced) -> frozenset[Place]:
-    """Return where the weights a node reads are used in the original; narrows down what the node may have replaced."""
+    """Return the positions of the readers of a node's weights in the original, restricted to the replaced region."""
     owners: frozenset[Place] = frozenset()
     for value in node.inputs:
         if value is not None and value.name and value.is_initializer():
@@ -608,7 +612,7 @@ def _weight_owners(original: OriginalModel, node: ir.Node, region: Replaced) -> 
 
 
 def _needed_by_readers(matching: _Matching, node: ir.Node) -> Replaced:
-    """Return the original nodes that provided what the readers of ``node`` read."""
+    """Return the original nodes that produced the inputs of the readers of ``node``."""
     regions = []
     for output in node.outputs:
         for use in output.uses():
@@ -626,7 +630,7 @@ def _needed_by_readers(matching: _Matching, node: ir.Node) -> Replaced:
 
 
 def _original_in_name(names: GraphNames, name: str) -> ir.Node | None:
-    """Return the original node whose name is the longest prefix of ``name``: ``<original>/MatMulAddFusion``."""
+    """Return the original node with the longest prefix of ``name`` as its name: ``<original>/MatMulAddFusion``."""
     name = name.removeprefix(_FUSED_PREFIX)
     if name in names.by_name:
         return names.by_name[name]
@@ -638,7 +642,7 @@ def _original_in_name(names: GraphNames, name: str) -> ir.Node | None:
 
 
 def _add_absorbed_work(matching: _Matching) -> None:
-    """List the modules of nodes that took over the work of others, which values and weights show."""
+    """Add the modules of absorbed nodes to the matches of the nodes that absorbed them."""
     matches, original = matching.matches, matching.original
     known = {
         node: (match.survivor, makers)
@@ -661,9 +665,9 @@ def _add_absorbed_work(matching: _Matching) -> None:
 
 
 def _match_by_neighbours(matching: _Matching, outside: Callable[[], Place]) -> None:
-    """Give new nodes the place of the nodes that read them, or else of the nodes that feed them.
+    """Assign new nodes the position of the nodes that read them, or else of the nodes before them.
 
-    A node that only writes a value in other numbers has the place of who makes that value, whoever reads it.
+    (De)QuantizeLinear gets the position of its input's producer, regardless of its readers.
     """
     matches = matching.matches
     for node, _ in matching.nodes:

@@ -1,6 +1,6 @@
-"""Indexes the graph before a foreign tool: its nodes by name, by the values they produce and by place.
+"""Index of the graph before a foreign tool: its nodes by name, by the values they produce and by position.
 
-Does not look at the nodes after the tool; ``matching`` does.
+Does not read the nodes after the tool; ``matching`` does.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ MOST_PLACES = 64
 operators replace nodes of a handful of modules. The limit keeps the work linear in the size of the graph."""
 
 _JOINT = ";"
-"""Specified: stands between the values of merged nodes (docs/reference/formats.md)."""
+"""Separator of the values of merged nodes. Specified in docs/reference/formats.md."""
 _UNTAGGED = "/-"
-"""Begins the tags that stand for the modules of a model without tags while it is matched; no file has them."""
+"""Prefix of temporary tags for the modules of a model without tags during matching; never written to a file."""
 
 _COUNTS = frozenset({ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL, ir.DataType.STRING})
 """Types of shapes, axes and masks."""
@@ -51,9 +51,9 @@ Pairs = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """A position in the hierarchy: tag, module path, namespace, and the metadata of others that nodes there have.
+    """Position in the hierarchy: tag, module path, namespace, and metadata of other tools on the nodes there.
 
-    One object for each, compared by identity.
+    One object per position, compared by identity.
     """
 
     tag: str
@@ -62,7 +62,7 @@ class Place:
     foreign: Pairs = ()
     """Keys of other tools on the nodes, with their values."""
     index: int = 0
-    """Position among the places, in the order of the graph."""
+    """Index among the positions, in the order of the graph."""
 
 
 def is_foreign(key: str) -> bool:
@@ -86,7 +86,7 @@ def _levels(key: str, text: str) -> list[str]:
 
 
 def walk(graph: ir.Graph | ir.Function) -> Iterator[tuple[ir.Node, ir.Node | None]]:
-    """Yield every node in order, with the node whose subgraph it is in (None in the main graph)."""
+    """Yield every node in order, with the node that owns its subgraph (None in the main graph)."""
     pending: list[tuple[Iterator[ir.Node], ir.Node | None]] = [(iter(graph), None)]
     while pending:
         nodes, enclosing = pending[-1]
@@ -100,7 +100,7 @@ def walk(graph: ir.Graph | ir.Function) -> Iterator[tuple[ir.Node, ir.Node | Non
 
 
 class Places:
-    """Every place of the original hierarchy, by tag."""
+    """All positions of the original hierarchy, by tag."""
 
     def __init__(self, model: ir.Model) -> None:
         self._modules: dict[str, str] = {}
@@ -114,7 +114,7 @@ class Places:
         return tag in self._modules
 
     def add(self, tag: str, module: str, namespace: str, foreign: Pairs = ()) -> Place:
-        """Return the place with this tag, namespace and foreign metadata, added if it is new."""
+        """Return the position with this tag, namespace and foreign metadata; add it if new."""
         place = self._places.get((tag, namespace, foreign))
         if place is None:
             place = self._places[tag, namespace, foreign] = Place(tag, module, namespace, foreign, len(self._places))
@@ -124,7 +124,7 @@ class Places:
         return place
 
     def of_tag(self, tag: str) -> Place:
-        """Return the place of the module a tag stands for, or of the nearest known one above it."""
+        """Return the position of the module of a tag, or of its nearest known ancestor."""
         while tag and tag not in self._modules:
             tag = address.format_tag(address.parse_tag(tag)[:-1])
         place = self._of_tags.get(tag)
@@ -134,7 +134,7 @@ class Places:
         return place
 
     def root(self) -> Place:
-        """Return the place that contains all others, as far as the file tells."""
+        """Return the position that contains all others, as far as the file records them."""
         for tag, module in self._modules.items():
             if module == "" and address.depth(tag) == 1:
                 return self.of_tag(tag)
@@ -148,7 +148,9 @@ class Places:
         return self.of_tag(first_root)
 
     def common(self, places: Iterable[Place]) -> Place:
-        """Return the deepest place that contains all of ``places``; one that all share keeps its namespace."""
+        """Return the deepest position that contains all of ``places``; a single position is returned with its
+        namespace.
+        """
         distinct = set(places)
         if len(distinct) == 1:
             return distinct.pop()
@@ -157,7 +159,7 @@ class Places:
         return self.with_foreign(place if place.tag else self.root(), distinct)
 
     def with_foreign(self, place: Place, others: Iterable[Place]) -> Place:
-        """Return a place with the foreign metadata of several: of one key, the different values joined by ``;``."""
+        """Return a position with the foreign metadata of several; different values of a key are joined by ``;``."""
         values: dict[str, dict[str, None]] = {}
         for other in sorted(others, key=lambda other: other.index):
             for key, text in other.foreign:
@@ -176,19 +178,19 @@ def _enclosing_scopes(namespace: str) -> Iterator[tuple[str, str]]:
 
 
 class Replaced(NamedTuple):
-    """Original nodes that a node after the tool stands for. A tuple for speed: many are created."""
+    """Original nodes that a node after the tool replaces. A tuple for speed: many are created."""
 
     places: frozenset[Place]
     nodes: int
     """Number of nodes; a node reached on two paths may count twice."""
     only: ir.Node | None = None
-    """The node, where there is exactly one."""
+    """The replaced node, if there is exactly one."""
     owners: frozenset[Place] = frozenset()
-    """Places of the products among them, which do the work: see :data:`PRODUCTS`."""
+    """Positions of the products among the replaced nodes, which do the work: see :data:`PRODUCTS`."""
 
 
 def tags_of(places: Iterable[Place]) -> set[str]:
-    """Return the tags of places; those of one tag differ in the namespace."""
+    """Return the tags of positions; positions with equal tags differ in the namespace."""
     return {place.tag for place in places}
 
 
@@ -198,10 +200,12 @@ PRODUCTS = frozenset({
     "QLinearMatMul", "QGemm", "MatMulNBits", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "MultiHeadAttention",
     "GroupQueryAttention",
 })  # fmt: skip
-"""Operators that do the work of a node that replaces them: what is fused into a product (a bias, a batch norm, an
-activation, a transposition) costs little beside it. A node that replaced products of one module belongs to it."""
+"""Operators that determine the module of a fused node: operators fused into a product (a bias, a batch norm, an
+activation, a transposition) cost little compared with the product. A node that replaced products of one module belongs
+to that module.
+"""
 CONVERTING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
-"""Specified: ONNX's operators between floating point and integers; a value stays the same but for rounding."""
+"""Specified: ONNX's operators between floating point and integers; they change values by rounding only."""
 
 NOTHING = Replaced(frozenset(), 0)
 
@@ -218,22 +222,22 @@ class GraphNames:
 
 
 class OriginalModel:
-    """The original model, indexed by name and by value."""
+    """The original model, indexed by node name and by value."""
 
     def __init__(self, original: ir.Model) -> None:
         self.places = Places(original)
         self.place_of: dict[ir.Node, Place] = {}
         nodes = list(all_nodes(original))
         self.is_tagged = any(node.metadata_props.get(TAG_KEY) for node in nodes)
-        """Whether nodes have tags; else only the metadata of other tools is carried."""
+        """True if nodes have tags; otherwise only the metadata of other tools is carried."""
         self.dialects: dict[str, Pairs] = {}
-        """Of a model without tags: tag that stands for a module → keys of other exporters that name the module."""
+        """For a model without tags: temporary tag of a module → keys of other exporters that name the module."""
         self._has_metadata = any(node.metadata_props for node in nodes)
         self.main = self._read_names(original.graph)
         self.functions = {name: self._read_names(function) for name, function in original.functions.items()}
         self.initializers = original.graph.initializers
         self.regions: dict[ir.Node, Replaced] = {}
-        """Node → the original nodes that a node with its outputs stands for, as far as that was asked."""
+        """Node → the original nodes replaced by a node with the same outputs; filled on demand."""
         self._model = original
         self._readers: dict[str, frozenset[Place]] = {}
 
@@ -264,7 +268,7 @@ class OriginalModel:
         return tuple((key, text) for key, text in metadata.items() if is_foreign(key))
 
     def _untagged_place(self, metadata: Mapping[str, str]) -> Place:
-        """Return the place of a node of a model without tags: that of the module which other exporters name."""
+        """Return the position of a node of a model without tags, from the module named by other exporters."""
         dialect = tuple((key, text) for key, text in metadata.items() if _names_module(key))
         levels = next((_levels(key, metadata[key]) for key in _LEVEL_KEYS if metadata.get(key)), [])
         tag = _UNTAGGED + "".join(f"/{level.replace(address.SEPARATOR, '_') or '-'}" for level in levels)
@@ -273,21 +277,21 @@ class OriginalModel:
         return self.places.add(tag, "", "", foreign)
 
     def owner(self, replaced: Replaced) -> Place:
-        """Return the place of a node that replaced others: that of the products, else the common place of all."""
+        """Return the position of a node that replaced several: of the products if they share one tag, else of all."""
         if len(tags_of(replaced.owners)) != 1:
             return self.places.common(replaced.places)
         return self.places.with_foreign(self.places.common(replaced.owners), replaced.places)
 
     def owners_among(self, nodes: Iterable[ir.Node]) -> frozenset[Place]:
-        """Return the places of the products among original nodes."""
+        """Return the positions of the products among original nodes."""
         return self.places_among(node for node in nodes if node.op_type in PRODUCTS)
 
     def places_among(self, nodes: Iterable[ir.Node]) -> frozenset[Place]:
-        """Return the places of original nodes."""
+        """Return the positions of original nodes."""
         return frozenset(place for node in nodes if (place := self.place_of.get(node)) is not None)
 
     def readers_of_weight(self, name: str) -> frozenset[Place]:
-        """Return the places of the nodes that read the weight of this name.
+        """Return the positions of the nodes that read the weight of this name.
 
         Scalars and shapes do not count as weights: tools merge equal ones, so unrelated nodes read the same one.
         """
@@ -300,7 +304,7 @@ class OriginalModel:
 
     @cached_property
     def static(self) -> set[ir.Node]:
-        """Nodes that depend on no value of a model input: constants, shapes, and what is computed from those."""
+        """Nodes that depend on no value of a model input: constants, shapes, and nodes computed from them."""
         static: set[ir.Node] = set()
         for node in all_nodes(self._model):
             if _is_static(node, static):
