@@ -1,4 +1,4 @@
-"""Writes the adapters that a built graph takes beside it, in ONNX Runtime's format."""
+"""Writing of the run-time adapters of a built graph, in ONNX Runtime's format."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def write_adapters(adapters: Sequence[Adapter], model: Path, reserve: Callable[[
     """Write adapters for a graph that has inputs for them.
 
     Args:
-        adapters: Those that are switched at run time.
-        model: The file of the graph, which says what its inputs are called and of which type.
-        reserve: Takes the name of a file beside the model, and returns where it is written.
+        adapters: Adapters that are switched at run time.
+        model: The file of the graph, which defines the names and types of its inputs.
+        reserve: Maps the name of a file next to the model to the path to write.
 
     Returns:
         The names of the files.
 
     Raises:
         CheckpointError: an adapter does not fit the graph.
-        StageError: ONNX Runtime does not write it.
+        StageError: ONNX Runtime fails to write the file.
     """
     if not adapters:
         return ()

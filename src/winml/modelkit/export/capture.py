@@ -1,4 +1,4 @@
-"""One capture: the options of an exporter, the graph it returns, and the tags and names of its nodes."""
+"""One capture: options of an exporter, the returned graph, and the tags and names of its nodes."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from winml.modelkit.tags.tree import ModuleTree
 
 @dataclass(frozen=True)
 class CaptureOptions:
-    """How a prepared module is captured; the same record for both exporters."""
+    """Options of the capture of a prepared module; the same record for both exporters."""
 
     opset_version: int = DEFAULT_OPSETS["torchscript"]
     """Default opset of the graph. The dynamo exporter writes 18 at least."""
     dynamic_axes: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
-    """Input → axis → name, for the sizes that are left open; all others become fixed."""
+    """Input → axis → name of each dynamic size; all other sizes become fixed."""
     keep_stack_traces: bool = False
-    """Keep on every node the lines of Python it came from; these contain local paths."""
+    """Retain the Python source lines of each node; these contain local paths."""
     weights: Mapping[str, ir.TensorProtocol] | None = None
-    """Parameter or buffer → its values, for a model whose parameters are fake tensors."""
+    """Parameter or buffer → its values, for a model with fake parameters."""
     time_limit_s: float | None = None
     """Longest time torch may take; None: unlimited. dynamo only."""
     takes_example_values: bool = False
-    """Where the forward decides by values, go the way of the example inputs, as TorchScript does. dynamo only."""
+    """If the forward branches on values, follow the branch of the example inputs, as TorchScript does. dynamo only."""
 
 
 @dataclass(frozen=True)
 class Capture:
-    """One graph as an exporter returned it."""
+    """The graph returned by an exporter."""
 
     model: ir.Model
     """The graph, weights attached by reference."""
     scopes: Mapping[ir.Node, tuple[str, ...]]
-    """Paths of the modules each node ran in, outermost first; empty where the exporter recorded none."""
+    """Node → paths of the modules it ran in, outermost first; empty if the exporter recorded none."""
     unused_inputs: tuple[str, ...]
     """Names of the graph inputs that nothing reads."""
     assumed: tuple[Assumption, ...] = ()
     """Lines of the user's Python that read a tensor's value, or took a dynamic size for a number."""
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Open size → smallest and largest for which the graph was made, where the exporter knows that there are such."""
+    """Dynamic size → smallest and largest size the graph was made for, if the exporter reports bounds."""
     notes: tuple[str, ...] = ()
-    """What else is to be said of how it was made."""
+    """Further notes on the capture."""
 
 
 Scope = tuple[str, ...]
@@ -60,11 +60,11 @@ Scope = tuple[str, ...]
 
 @dataclass(frozen=True)
 class NodeTagger:
-    """Tags captured nodes by the scope that they were traced in; a node without one by its neighbours if requested."""
+    """Tags captured nodes by their traced scope; a node without a scope by its neighbours, if requested."""
 
     tree: ModuleTree
     operation_fallback: bool = False
-    """Give a node without scope the longest scope its neighbours share, instead of the root."""
+    """Assign a node without scope the longest scope shared by its neighbours, instead of the root."""
 
     def tag_nodes(self, scopes: Mapping[ir.Node, Scope]) -> None:
         """Write a tag and a namespace on every node, in place.
@@ -82,11 +82,11 @@ class NodeTagger:
             node.metadata_props[NAMESPACE_KEY] = self.namespace(known_scopes[node])
 
     def tag_for(self, scope: Scope, source: Literal["operation"] | None = None) -> NodeTag:
-        """Return the tag of a node that ran in ``scope``: that of the innermost hierarchy module on it.
+        """Return the tag of a node that ran in ``scope``: the tag of the innermost hierarchy module in it.
 
         Args:
             scope: The call stack.
-            source: How the scope was won, if not read from the trace.
+            source: Origin of the scope, if not read from the trace.
         """
         for path in reversed(scope):
             module = self.tree.get(path)
@@ -105,14 +105,14 @@ class NodeTagger:
 
 
 def neighbours(node: ir.Node) -> list[ir.Node]:
-    """Return the nodes that produce the inputs of ``node``, and those that read its outputs."""
+    """Return the nodes that produce the inputs of ``node`` and the nodes that read its outputs."""
     producers = (value.producer() for value in node.inputs if value is not None)
     readers = (use.node for output in node.outputs for use in output.uses())
     return [*(producer for producer in producers if producer is not None), *readers]
 
 
 def shared_scope(scopes: Mapping[ir.Node, Scope], nodes: Iterable[ir.Node]) -> Scope:
-    """Return the longest common scope of those of ``nodes`` that have one."""
+    """Return the longest common scope of the nodes that have a scope."""
     return tuple(common_start(scopes[node] for node in nodes if scopes.get(node)))
 
 
@@ -129,13 +129,13 @@ def accepted_names(names: Sequence[str], is_accepted: Callable[[str], bool]) -> 
 
 
 def place_operands(scopes: dict[ir.Node, Scope]) -> None:
-    """Give constants that the exporter added (axes, shapes) the scope shared by the nodes that read them, in place."""
+    """Assign constants added by the exporter (axes, shapes) the scope shared by their readers, in place."""
     for node in [node for node, scope in scopes.items() if not scope and not node.inputs]:
         scopes[node] = shared_scope(scopes, neighbours(node))
 
 
 def name_by_module(graph: ir.Graph, scopes: Mapping[ir.Node, Scope], tree: ModuleTree) -> None:
-    """Name nodes and their outputs after the module they ran in, ``/encoder/layer.0/MatMul_1``, in place."""
+    """Name nodes and their outputs after their module, ``/encoder/layer.0/MatMul_1``, in place."""
     fixed = {value.name for value in (*graph.inputs, *graph.outputs)} | set(graph.initializers)
     name_counts: Counter[str] = Counter()
     for node in graph.all_nodes():
@@ -151,7 +151,7 @@ def name_by_module(graph: ir.Graph, scopes: Mapping[ir.Node, Scope], tree: Modul
 def name_open_sizes(graph: ir.Graph, dynamic_axes: Mapping[str, Mapping[int, str]]) -> None:
     """Name the dynamic sizes of the inputs, and remove all other shapes, in place.
 
-    Exporters use their own names for sizes they could not compute (``Add_123_dim_0``, ``s77``), and may state some open
+    Exporters use internal names for sizes they cannot compute (``Add_123_dim_0``, ``s77``), and may state some dynamic
     sizes as fixed. Shape inference derives the inner shapes from the inputs again.
     """
     for value in graph.inputs:

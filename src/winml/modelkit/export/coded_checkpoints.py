@@ -1,6 +1,6 @@
-"""What becomes of the graph of a checkpoint whose weights are in few bits: their codes are carried over.
+"""Transfer of the integer codes of a quantized checkpoint to the exported graph.
 
-The graph is handed to this work in memory, so that no file holds the weights as floating-point numbers.
+The graph is processed in memory, so that no file holds the weights as floating-point numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _CodesWork(GraphWork[CarriedCodes]):
 
     config: WinMLExportConfig
     nearest: tuple[NearestWeight, ...] = ()
-    """Weights for whose codes there is no operator; none before the work."""
+    """Weights in the nearest supported format because no operator takes their codes; empty before the work."""
 
     @property
     def least_sqnr_db(self) -> float:
@@ -43,18 +43,18 @@ class _CodesWork(GraphWork[CarriedCodes]):
         return result
 
     def summary(self, result: CarriedCodes) -> str:
-        """Return how many nodes take codes."""
+        """Return the number of nodes that use codes, as text."""
         count = sum(module.quantized for module in result.modules)
         return f"{count} nodes use the quantized weights of the checkpoint"
 
     def late_notes(self, model: ir.Model) -> tuple[str, ...]:
-        """Say what was lost of weights in the nearest form."""
+        """Return notes on the loss of weights converted to the nearest format."""
         del model
         return loss_notes(self.nearest)
 
 
 def handover_of_codes(request: ModelRequest, config: WinMLExportConfig) -> GraphHandover:
-    """Return what is done to the graph of a checkpoint in few bits before it is written."""
+    """Return the processing of a quantized checkpoint's graph before it is written."""
 
     def works(path: Path, model: ir.Model) -> list[_CodesWork]:
         del path, model

@@ -1,8 +1,8 @@
-"""Lets a forward compute with complex numbers as pairs of real ones, which ONNX has operators for.
+"""Computation with complex numbers as pairs of real numbers, for which ONNX has operators.
 
 Rotary tables are made with ``torch.polar`` or ``torch.view_as_complex``, multiplied, and read with
-``torch.view_as_real``. While a graph is captured, such a tensor is a pair: real and imaginary part. An operator that is
-not known for pairs is given the complex tensor, and the exporter decides what becomes of it.
+``torch.view_as_real``. During a capture, such a tensor is a pair of real and imaginary part. An operator without a
+rule for pairs receives the complex tensor, and the exporter accepts or refuses it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from winml.modelkit.ort.shared_settings import attributes_replaced
 
 
 def complex_as_pairs() -> AbstractContextManager[None]:
-    """Make pairs in place of complex tensors inside the block; patches torch. Buffers of a module stay as they are."""
+    """Replace complex tensors by pairs inside the block; patches torch. Buffers of a module stay unchanged."""
     return attributes_replaced((torch, "polar", _polar_pair), (torch, "view_as_complex", _pair_of_parts))
 
 
@@ -28,7 +28,7 @@ _OPERATORS = (
 
 
 class _Pair:
-    """A complex tensor as its real and its imaginary part, which have the same shape."""
+    """A complex tensor as its real and imaginary part, of equal shape."""
 
     def __init__(self, real: torch.Tensor, imag: torch.Tensor) -> None:
         self.real, self.imag = real, imag
@@ -92,13 +92,13 @@ _SHARED: Mapping[str, Callable[[_Pair], Any]] = {
     "ndim": lambda pair: pair.real.ndim,
     "requires_grad": lambda pair: pair.real.requires_grad,
 }
-"""What both parts have alike."""
+"""Attributes that are equal for both parts."""
 
 _LAYOUT = frozenset({
     "unsqueeze", "squeeze", "reshape", "view", "transpose", "permute", "flatten", "unflatten", "expand", "contiguous",
     "clone", "detach", "repeat", "repeat_interleave", "index_select", "narrow", "size", "dim", "numel",
 })  # fmt: skip
-"""Operators that place values and compute none; the last three say the same of both parts."""
+"""Operators that only move values; the last three return the same for both parts."""
 
 
 def _apply(name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

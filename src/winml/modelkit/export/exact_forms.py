@@ -1,9 +1,8 @@
 """ONNX forms of operators that are accurate over the whole range of a float, for both exporters.
 
-The forms that torch writes are right for values near 1, such as those of random inputs: they lose all digits near 0, or
-overflow where the result does not (``log(exp(a) + exp(b))`` from 88 on). A form is written once, on a builder that each
-exporter provides. Which operator of torch gets which form is declared in ``torchscript/capturing.py`` and
-``dynamo/operator_forms.py``.
+The forms that torch writes are accurate for values near 1, such as random inputs: they lose all digits near 0, or
+overflow although the result does not (``log(exp(a) + exp(b))`` from 88 on). A form is written once, on a builder that
+each exporter provides. ``torchscript/capturing.py`` and ``dynamo/operator_forms.py`` map torch's operators to forms.
 """
 
 from __future__ import annotations
@@ -176,7 +175,7 @@ def floor_divide(builder: GraphBuilder, a: Any, b: Any) -> Any:
 
 
 def _rest(builder: GraphBuilder, a: Any, b: Any) -> tuple[Any, Any]:
-    """Return the remainder with the sign of ``a``, and whether it is not 0 and ``b`` has the other sign."""
+    """Return the remainder with the sign of ``a``, and True if it is not 0 and ``b`` has the other sign."""
     zero, rest = builder.number(0.0, a), builder.op("Mod", a, b, fmod=1)
     has_other_sign = builder.op("Xor", builder.op("Less", rest, zero), builder.op("Less", b, zero))
     return rest, builder.op("And", builder.op("Not", builder.op("Equal", rest, zero)), has_other_sign)

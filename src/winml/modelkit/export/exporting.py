@@ -1,7 +1,8 @@
-"""Exports a model to verified files that remember its modules: the eight steps of ``winml export``.
+"""Export of a model to verified files with tagged nodes: the eight steps of ``winml export``.
 
-Composes load, export, normalize, verify and report. Every file is written under a temporary name, and all parts of a
-model are put in place together at the end: a failure or an interruption leaves earlier files as they were.
+Composes load, export, normalize, verify and report. Every file is written under a temporary name, and the files of all
+parts of a model are moved to their final names together at the end: a failure or an interruption leaves earlier files
+unchanged.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ class HTPExporter:
     ) -> None:
         """Set the options of every export made with this object; see :func:`export_pytorch`.
 
-        ``on_parts`` is called with the names of the parts, once they are known and before anything is written.
-        ``handover`` says what is done to the graphs in memory, so that no file holds them as they are exported.
+        ``on_parts`` is called with the names of the parts, once they are known and before any file is written.
+        ``handover`` processes the graphs in memory, so that no file holds the unprocessed export.
         ``check`` is called with the model of a checkpoint before its weights are loaded, and may refuse it.
         """
         self.config = config or WinMLExportConfig()
@@ -148,8 +149,8 @@ class HTPExporter:
     ) -> ExportResult:
         """Load a model from a Hub id, a checkpoint, a config or a script, and export it.
 
-        ``with_companions`` copies config, tokenizer and processor files of a checkpoint beside the model, and
-        ``with_adapters`` writes the adapters beside it that are switched at run time; ``functions`` is as for
+        ``with_companions`` copies config, tokenizer and processor files of a checkpoint next to the model;
+        ``with_adapters`` writes run-time adapters next to the model; ``functions`` is as for
         :func:`export_pytorch`. A size that is dynamic by default and not supported by the graph is fixed, with a
         note; if it was requested, that is an error.
         """
@@ -167,7 +168,7 @@ class HTPExporter:
             parts = loaded.parts
             return replace(loaded, model_notes=(*notes, *loaded.model_notes)), use
 
-        # Each turn fixes a size that was open, so that there is a last one.
+        # Each iteration fixes a dynamic size, so that the loop ends.
         while True:
             try:
                 return self._export_parts(load, target, request=request)
@@ -191,7 +192,7 @@ class HTPExporter:
         live_module: nn.Module | None = None,
         request: ModelRequest | None = None,
     ) -> ExportResult:
-        """Load a model and export its parts, one at a time; what the forwards leave behind is put back."""
+        """Load a model and export its parts, one at a time; side effects of the forwards are undone."""
         started = datetime.now(timezone.utc)
         target.paths().refuse_existing(overwrite=target.overwrite)
         recover([target.paths().model])
@@ -202,7 +203,7 @@ class HTPExporter:
             left_as_found.enter_context(process_left_as_found())
             left_as_found.enter_context(restored_working_directory())
             with clock.step("model preparation") as step:
-                # Deciding the inputs of a live module may run it as well.
+                # Deciding the inputs of a live module may run the module as well.
                 if live_module is not None:
                     retained = left_as_found.enter_context(module_left_as_found(live_module))
                 loaded, exporter = load()
@@ -231,12 +232,12 @@ class HTPExporter:
         return result.in_folder(target.named_folder)
 
     def _refuse_options(self, loaded: LoadedModel, target: ExportTarget) -> None:
-        """Refuse options that do not fit what was loaded.
+        """Refuse options that do not fit the loaded model.
 
         Raises:
-            UsageError: a dynamic dimension where the provider takes none, functions of modules that there are not,
-                pictures of any size with dynamo, or one list of outputs for several parts.
-            OutputExistsError: a file of a part is there already.
+            UsageError: a dynamic dimension that the provider does not support, functions of unknown modules, images of
+            any size with dynamo, or one list of outputs for several parts.
+            OutputExistsError: a file of a part exists.
         """
         if target.functions is not None:
             refuse_unregistered(loaded.model, target.functions)
@@ -275,16 +276,16 @@ class HTPExporter:
 
 
 def frozen_by_default(names: Collection[str], parts: Sequence[ModelPart]) -> dict[str, int]:
-    """Return a size for each of the dynamic dimensions that no option asked for, by key of ``--shape-config``.
+    """Return key of ``--shape-config`` → size, for dynamic dimensions that are dynamic by default.
 
-    One row, one new token in a decoder, and as many tokens or frames as the first part that takes them is traced with.
+    One row, one new token in a decoder, and the traced number of tokens or frames of the first part that reads them.
 
     Args:
-        names: Dimensions that a graph does not follow.
+        names: Dimensions that the graph does not support as dynamic.
         parts: The parts of the model, in the order in which they run.
     """
     if any(part.open_by_default.get(name) == PAST_KEY for part in parts for name in names):
-        return {}  # a decoder whose cache has one length writes no text
+        return {}  # a decoder whose cache has a fixed length generates no text
     closing = closing_sizes(parts) or {}
     steps = ("batch_size", "decoder_sequence_length")
     sizes: dict[str, int] = {}
@@ -296,11 +297,11 @@ def frozen_by_default(names: Collection[str], parts: Sequence[ModelPart]) -> dic
 
 
 def _frozen_notes(sizes: Mapping[str, int], parts: Sequence[ModelPart]) -> list[str]:
-    """Return what to tell of sizes that were fixed since a graph does not follow them.
+    """Return notes on sizes that were fixed because the graph does not support them as dynamic.
 
     Args:
         sizes: By key of ``--shape-config``.
-        parts: The parts, in which they are open.
+        parts: The parts, with these sizes dynamic.
     """
     notes = []
     for key, size in sizes.items():

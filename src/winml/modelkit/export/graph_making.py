@@ -1,4 +1,4 @@
-"""Makes the tagged graph of one part: the steps of an export from the first inputs to the tags."""
+"""Construction of the tagged graph of one part: the steps of an export from the first inputs to the tags."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _capture_graph(
     config: WinMLExportConfig,
     use: ExporterUse,
 ) -> tuple[Capture, ExporterUse]:
-    """Capture a prepared part with the exporter chosen first, or with the other one where that fails.
+    """Capture a prepared part with the preferred exporter, or with the other exporter if the first fails.
 
     Args:
         prepared: The part; its forward was called before.
@@ -95,15 +95,15 @@ def _capture_graph(
         use: The first choice.
 
     Returns:
-        The graph, and which exporter made it.
+        The graph, and the exporter that made it.
 
     Raises:
-        ExportError: none of the exporters that may be used can; tells the reason of each.
+        ExportError: all permitted exporters failed; the error states the reason of each.
     """
     errors: dict[ExporterName, ExportError] = {}
     for name, has_values in _attempts(prepared.part, config, use):
         if has_values and (errors[name].operator is not None or (name == "dynamo" and not errors[name].is_by_value)):
-            # No value gives the operator a form, and dynamo asks for values only where the forward decides by them.
+            # Values do not help with an unsupported operator; dynamo needs values only if the forward branches on them.
             continue
         try:
             time_limit_s = use.time_limit_s if name == use.name else None
@@ -120,7 +120,7 @@ def _capture_graph(
 
 
 def _attempts(part: ModelPart, config: WinMLExportConfig, use: ExporterUse) -> list[tuple[ExporterName, bool]]:
-    """Return the exporters to try in turn, each with whether it may ask for values: of weights and example inputs."""
+    """Return the attempts in order: exporter, and True if it may read values of weights and example inputs."""
     attempts: list[tuple[ExporterName, bool]] = [(use.name, False)]
     if config.exporter == "auto" and part.open_grids is None:
         attempts.append((next(name for name in EXPORTER_ORDER if name != use.name), False))
@@ -158,7 +158,7 @@ def _capture_with(
         time_limit_s=time_limit_s,
         takes_example_values=has_values,
     )
-    # An attempt that fails half-way leaves nothing on the modules for the next.
+    # A failed attempt leaves no changes on the modules for the next attempt.
     with unchanged_attributes(model):
         if name == "torchscript":
             from winml.modelkit.export.torchscript.capturing import capture_torchscript
@@ -170,7 +170,7 @@ def _capture_with(
 
 
 def _named_failure(name: ExporterName, error: ExportError | ImportError | AttributeError) -> ExportError:
-    """Return why an exporter failed, where a name of a library is missing with that; raise any other error again."""
+    """Convert an exporter's failure to an ExportError, also for a missing library name; re-raise any other error."""
     missing = missing_name(error) or missing_name(error.__cause__ or error)
     if missing:
         other = spell("dynamo" if name == "torchscript" else "no_dynamo")
@@ -187,7 +187,7 @@ def _named_failure(name: ExporterName, error: ExportError | ImportError | Attrib
 
 
 def _failure_words(name: ExporterName, error: ExportError) -> str:
-    """Say in a few words why an exporter could not."""
+    """Summarize the failure of an exporter in a few words."""
     if error.operator:
         place = f" in module {error.module or '(the root)'}" if error.module is not None else ""
         return f"{error.operator}{place} has no {EXPORTER_WORDS[name]} form"
@@ -197,7 +197,7 @@ def _failure_words(name: ExporterName, error: ExportError) -> str:
 def _both_failed(first: ExportError, second: ExportError) -> ExportError:
     error = ExportError(
         f"neither exporter can make a graph of this model: {first.message}; {second.message}",
-        # What is said of an operator TorchScript lacks is to let dynamo try.
+        # The hint of an operator missing in TorchScript recommends dynamo.
         hint=second.hint if first.operator else first.hint,
         operator=first.operator,
         module=first.module,
@@ -215,7 +215,7 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class ExportTarget:
-    """Where an export goes."""
+    """Destination of an export."""
 
     output: str | os.PathLike[str]
     """The ``.onnx`` file; of a model of several parts, the stem of their names."""
@@ -223,13 +223,13 @@ class ExportTarget:
     with_sidecar: bool
     with_report: bool
     with_companions: bool = True
-    """Whether config, tokenizer and processor files of a checkpoint are copied beside it."""
+    """True if config, tokenizer and processor files of a checkpoint are copied next to the model."""
     with_adapters: bool = True
-    """Whether adapters that are switched at run time are written beside it."""
+    """True if run-time adapters are written next to the model."""
     functions: str | None = None
     """Modules to write as ONNX functions: ``all``, ``classes`` or a selector. None: none."""
     named_folder: Path = field(default_factory=Path)
-    """Its folder as the user wrote it, for what is told."""
+    """The folder as the user wrote it, for messages."""
 
     def paths(self) -> ExportPaths:
         """Return the files of a model of one part.
@@ -247,7 +247,7 @@ class ExportTarget:
 
 @dataclass(frozen=True)
 class ExportRun:
-    """What stays the same while the parts of one model are exported."""
+    """Settings and state shared by the exports of all parts of one model."""
 
     config: WinMLExportConfig
     seed: int
@@ -257,41 +257,41 @@ class ExportRun:
     files: OutputFiles
     """Everything that is written; put in place with the last part."""
     all_parts: CallTrace | None = None
-    """Which modules run in any of the parts; None where there is one part."""
+    """Module calls of all parts; None for a single part."""
     handover: GraphHandover | None = None
-    """What is done to each graph before it is written; None: nothing."""
+    """Processing of each graph before it is written; None: none."""
     draws: dict[str, InputDraws] = field(default_factory=dict)
-    """Part → what draws its inputs; filled as it is asked for."""
+    """Part → source of its inputs; filled on demand."""
 
     staged: dict[str, Path] = field(default_factory=dict)
-    """Part → its model file under the temporary name; filled as they are written."""
+    """Part → its model file under the temporary name; filled during the export."""
 
     def inputs(self, part: ModelPart) -> InputDraws:
-        """Return what draws the inputs of a part; it remembers what the model takes."""
+        """Return the cached input source of a part."""
         return self.draws.setdefault(part.name, InputDraws(part, self.seed))
 
 
 @dataclass(frozen=True)
 class TaggedGraph:
-    """The graph of one part as it will be written, and what it was made from."""
+    """Graph of one part as it will be written, with the traced inputs and findings."""
 
     model: ir.Model
     tree: ModuleTree
     coverage: Coverage
     draw: Draw
-    """What was traced."""
+    """Traced inputs and reference outputs."""
     proof: DynamicProof
-    """What the part answers at other sizes than the traced ones."""
+    """Outputs observed at other sizes than the traced sizes."""
     exporter: ExporterUse
     notes: tuple[str, ...]
     handed: HandedGraph | None = None
-    """What was done to it after the export; None: nothing."""
+    """Result of the processing after the export; None: no processing."""
     assumed: tuple[Assumption, ...] = ()
-    """What the trace took for granted; a comparison with PyTorch says which of it holds for other inputs."""
+    """Assumptions of the trace; a comparison with PyTorch shows which of them hold for other inputs."""
     dimensions: tuple[DynamicDimension, ...] = ()
-    """What is left open, within the bounds of what the graph follows."""
+    """Dynamic dimensions, within the bounds that the graph supports."""
     reads: ValueReads | None = None
-    """What Python read of the traced inputs; None where nobody watched."""
+    """Values of the traced inputs read by Python; None if not recorded."""
 
 
 _Shape = tuple[int | str, ...]
@@ -300,20 +300,19 @@ _Shape = tuple[int | str, ...]
 def _name_output_axes(
     proof: DynamicProof, requested: Sequence[OutputAxis], inputs: Sequence[str], dimensions: Sequence[str]
 ) -> DynamicProof:
-    """Return the proof with the requested names in the shapes of the outputs.
+    """Apply the requested names to the output shapes of a proof.
 
-    Open sizes of the inputs decide which axes of the outputs are open; what was asked for beyond that is noted. A name
-    of a dynamic size stays where the outputs follow it by an expression (``sequence//2``), unless the axis is asked to
-    bear a name of its own.
+    Dynamic sizes of the inputs decide the dynamic axes of the outputs; requests beyond these are noted. The name of a
+    dynamic size is retained in an expression (``sequence//2``), unless another name is requested for the axis.
 
     Args:
-        proof: The shapes of the outputs, as they were observed.
+        proof: The observed output shapes.
         requested: Axes and their names.
         inputs: Names of the inputs, for messages.
         dimensions: Names of the dynamic sizes of the inputs.
 
     Raises:
-        UsageError: there is no such output, or it has no such axis.
+        UsageError: the output or the axis does not exist.
     """
     shapes = dict(proof.output_shapes or {})
     notes = []
@@ -353,7 +352,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def calls_of_all_parts(loaded: LoadedModel, seed: int) -> CallTrace | None:
-    """Return which modules run in any part, so that each has the same tag in every part; None for a single part.
+    """Record the module calls of all parts, so that a module has the same tag in every part; `None` for a single part.
 
     Raises:
         ExportError: PyTorch refuses the inputs of a part.
@@ -376,7 +375,7 @@ def make_tagged_graph(
         run: The export.
         prepared: The part.
         exporter: The exporter to begin with.
-        normalizes: Normalize the graph; else it stays as the exporter wrote it.
+        normalizes: Normalize the graph; otherwise it stays as the exporter wrote it.
 
     Raises:
         ExportError: the part cannot be run, traced or converted.
@@ -387,7 +386,7 @@ def make_tagged_graph(
         inputs = run.inputs(part)
         step.summary = input_words(part.inputs)
     with clock.step("hierarchy building") as step:
-        # Without values there is nothing to read.
+        # Without values there are no reads to record.
         watches_reads = run.config.verify and run.handover is None and part.stored is None
         first = _trace_calls(prepared, inputs, watches_reads=watches_reads)
         trace, draw = first.calls, first.draw
@@ -469,14 +468,14 @@ def make_tagged_graph(
 def bounded_graph(
     run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph, most: Mapping[str, int], reason: str
 ) -> TaggedGraph:
-    """Return a graph whose dynamic dimensions are bounded to what it was found to follow; its metadata in place.
+    """Limit the dynamic dimensions of a graph to supported sizes; updates the graph's metadata in place.
 
     Args:
         run: The export.
         prepared: The part.
-        tagged_graph: Its graph.
+        tagged_graph: The graph of the part.
         most: Dimension → largest size.
-        reason: What was found.
+        reason: Reason of the limits, for the note.
     """
     bounds = {item.name: (item.min, most[item.name]) for item in tagged_graph.dimensions if item.name in most}
     dimensions, *_ = _bounded(tagged_graph.dimensions, bounds)
@@ -498,7 +497,7 @@ def _bounded(
     bounds: Mapping[str, tuple[int, int]],
     of_tables: Mapping[str, tuple[int, int]] = MappingProxyType({}),
 ) -> tuple[tuple[DynamicDimension, ...], list[str], list[Assumption]]:
-    """Return the dimensions within bounds, a note on each that was wider, and bounds of their sums.
+    """Return the bounded dimensions, a note on each narrowed dimension, and assumptions on bounds of their sums.
 
     Args:
         dimensions: The dynamic dimensions.
@@ -506,7 +505,7 @@ def _bounded(
         of_tables: Dimension → bounds set by the rows of tables.
 
     Raises:
-        ExportError: nothing but the traced size is left of one.
+        ExportError: only the traced size of a dimension remains.
     """
     bounded, notes = [], []
     for dimension in dimensions:
@@ -548,25 +547,25 @@ def _parameter_count(prepared: PreparedPart) -> int:
 
 @dataclass(frozen=True)
 class _FirstRun:
-    """What the first run of a part was."""
+    """Observations of the first run of a part."""
 
     calls: CallTrace
-    """Which modules ran."""
+    """Recorded module calls."""
     draw: Draw
     changes: tuple[str, ...]
-    """Attributes of modules that it left behind otherwise."""
+    """Attributes of modules that the run changed."""
     shared: tuple[str, ...]
-    """Globals and attributes of classes of the user's code that it left behind otherwise."""
+    """Globals and class attributes of the user's code that the run changed."""
     reads: ValueReads | None
-    """What Python read of the inputs; None where nobody watched."""
+    """Values of the inputs read by Python; None if not recorded."""
 
 
 def _trace_calls(prepared: PreparedPart, inputs: InputDraws, *, watches_reads: bool = False) -> _FirstRun:
-    """Run the part once, on its first inputs, and watch what Python reads of them, where that is asked for.
+    """Run the part once on its first inputs; optionally record the input values that Python reads.
 
-    Some models replace modules of theirs while they run, depending on their inputs: those stay, and run the next time.
-    Anything else is put back, so that the trace starts from what was found as well. References are
-    computed by the model as it was loaded, unless this run made parameters of it.
+    Some models replace modules during a run, depending on their inputs: the new modules are retained for the next run.
+    Any other change is undone, so that the trace starts from the loaded state. References are computed by the model as
+    loaded, unless this run created parameters.
     """
     model, sizes = prepared.model, prepared.part.trace_sizes
     runs: list[_FirstRun] = []
@@ -611,7 +610,7 @@ def _shared_state_written(name: str) -> Assumption:
 
 
 def _kinds(model: torch.nn.Module) -> list[tuple[int, type]]:
-    """Return which modules there are, and of what classes: those that get their shape with the first call change it."""
+    """Return identity and class of each module; modules that are initialized by the first call change their class."""
     return [(id(module), type(module)) for module in model.modules()]
 
 
@@ -622,7 +621,7 @@ def _parameter_kinds(model: torch.nn.Module) -> set[tuple[int, type]]:
 def _state_retained(
     prepared: PreparedPart, inputs: InputDraws, draw: Draw, changes: Sequence[str]
 ) -> tuple[Assumption, ...]:
-    """Return which attributes a forward keeps from call to call, where PyTorch answers a second call otherwise."""
+    """Return an assumption on state retained between calls, if PyTorch's outputs change in a later call."""
     if not changes or prepared.part.stored is not None:
         return ()
 
@@ -642,9 +641,9 @@ def _state_retained(
 
 
 def _differs_later(prepared: PreparedPart, draw: Draw, first: Draw) -> bool:
-    """Return True if PyTorch answers a sample otherwise after some calls than in the first one.
+    """Return True if PyTorch's outputs for a sample differ after further calls from the first call.
 
-    A forward that leaves nothing behind after a call, such as one whose table was made in the first, is not called on.
+    A model whose state no longer changes after a call, such as a table created in the first call, is not called again.
     """
     with unchanged_attributes(prepared.model):
         for _call in range(_LATER_CALLS):
@@ -673,10 +672,10 @@ def _draw_of_sizes(run: ExportRun, prepared: PreparedPart, sizes: Mapping[str, i
 
 
 def _suggest_axes(error: UsageError, prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Add to the hint of a refused size the fixed axes without which the model takes no other size, such as a mask's.
+    """Add to the hint of a refused size the fixed axes that must become dynamic too, such as a mask's.
 
-    Candidates are fixed axes of the same position and size. One of them, or all, is suggested if the model runs on
-    inputs of twice the size with it and not without it.
+    Candidates are fixed axes of the same position and size. A candidate, or all of them, is suggested if the model runs
+    on inputs of twice the size with it and fails without it.
     """
 
     def is_accepted(axes: Sequence[tuple[str, int]]) -> bool:
@@ -712,10 +711,10 @@ def _suggest_axes(error: UsageError, prepared: PreparedPart, tensors: Mapping[st
 
 
 def _with_output_names(draw: Draw, forward: FlatForward, config: WinMLExportConfig) -> Draw:
-    """Give the outputs the names of ``output_tensors``, where there is one; return the draw under those names.
+    """Rename the outputs as in ``output_tensors``, if stated; return the draw with the new names.
 
     Raises:
-        UsageError: there are more or fewer outputs than named, or one is of another shape or dtype.
+        UsageError: number, shape or dtype of the outputs differ from ``output_tensors``.
     """
     specs = config.output_tensors
     if specs is None:
@@ -735,7 +734,7 @@ def _with_output_names(draw: Draw, forward: FlatForward, config: WinMLExportConf
 
 
 def _plain_graph(model: ir.Model, config: WinMLExportConfig, used: ExporterUse) -> tuple[ir.Model, tuple[str, ...]]:
-    """Normalize a tagged graph and give it the requested opset; return it, and what the user should know."""
+    """Normalize a tagged graph and lower it to the requested opset; return the model and notes for the user."""
     options = NormalizeOptions(fold_constants=config.do_constant_folding)
     normalized = normalize(model, options)
     requested_opset = config.opset_for(used.name)
@@ -748,7 +747,7 @@ def _plain_graph(model: ir.Model, config: WinMLExportConfig, used: ExporterUse) 
 
 
 def _describe_model(model: ir.Model, run: ExportRun, part: ModelPart, tree: ModuleTree, used: ExporterUse) -> None:
-    """Write what the file says about itself, or remove every trace of the hierarchy; in place."""
+    """Write the model description to the metadata, or remove all tags without ``hierarchy``; in place."""
     if not run.config.hierarchy:
         for node in all_nodes(model):
             clear_tag(node)

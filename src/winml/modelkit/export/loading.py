@@ -1,6 +1,6 @@
-"""Loads a model for an export: with its weights where they are small, without them where they are large.
+"""Loading of a model for an export: small models with their weights, large models without.
 
-No exporter reads a weight where the forward reads none.
+No exporter reads a weight unless the forward reads it.
 """
 
 from __future__ import annotations
@@ -36,21 +36,20 @@ from winml.modelkit.ort.host import available_bytes
 
 
 def load_weightless(resolved: ResolvedModel, request: ModelRequest) -> LoadedModel:
-    """Build a resolved model whose parameters hold no values, and say where these lie.
+    """Build a resolved model with fake parameters that refer to their stored values.
 
-    transformers loads the checkpoint as usual, with tensors that know only their place in a file
-    (``checkpoints/deferred_tensors.py``). So the same code as with values decides names, merged experts, casts, ties
-    and what is missing. Afterwards the parameters are fake tensors, each with a reference into the files.
-
-    A factory, pickled weights and random ones have none to refer to: those are loaded for real, as are checkpoints that
-    transformers reads in a way that needs the values; a note says so.
+    transformers loads the checkpoint as usual, with tensors that hold only their position in a file
+    (``checkpoints/deferred_tensors.py``). The same code as for real values thus decides names, merged experts, casts,
+    ties and missing weights. Afterwards the parameters are fake tensors, each with a reference into the files. A
+    factory, pickled weights and random weights have no such reference: these are loaded with values, as are checkpoints
+    that transformers cannot load without values; a note reports it.
 
     Args:
-        resolved: What was decided about the model.
-        request: What the user asked for.
+        resolved: The resolved model.
+        request: The user's request.
 
     Raises:
-        CheckpointError: the weights cannot be read or are not those of the model.
+        CheckpointError: the weights cannot be read or do not belong to the model.
     """
     if resolved.checkpoint is None or not _reads_by_reference(resolved, request):
         return load_resolved(resolved, request)
@@ -102,7 +101,7 @@ def _reads_by_reference(resolved: ResolvedModel, request: ModelRequest) -> bool:
 def _load_weights(
     resolved: ResolvedModel, request: ModelRequest, *, deferred: bool, dtype: torch.dtype | None = None
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """Load the checkpoint, with values or with tensors that refer to them; return also what is to be said of it."""
+    """Load the checkpoint, with values or with tensors that refer to them; return also notes."""
     weights, checkpoint = resolved.source.weights, resolved.checkpoint
     # A checkpoint has both.
     assert weights is not None
@@ -136,8 +135,8 @@ def _stored_entries(model: nn.Module) -> dict[str, ir.TensorProtocol]:
 
 
 def _take_values_out(model: nn.Module) -> None:
-    """Make every parameter a fake tensor, and every buffer a real one; in place. What was shared is shared still."""
-    # As torch.export makes its own, which it goes on with then; its sizes may be left open.
+    """Make every parameter a fake tensor, and every buffer a real tensor; in place. Shared tensors stay shared."""
+    # Created as by torch.export, which then continues with this mode; its sizes may be dynamic.
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(tracked_fakes=[]), export=True)
     fakes: dict[int, nn.Parameter] = {}
     for module in model.modules():
@@ -163,27 +162,28 @@ ModelCheck = Callable[[ResolvedModel], None]
 """Refuses a resolved model by an error, before its weights are loaded."""
 
 LARGE_WEIGHTS_BYTES = 2**31
-"""Chosen: the largest protobuf file. Weights above it are not to be in memory."""
+"""Chosen: maximum size of a protobuf file. Larger weights are not held in memory."""
 
 _LARGE_UNREAD_BYTES = 2**27
-"""The same where no run in PyTorch reads them: the graph is changed in memory before it is written, or nothing is
-compared. Chosen: peak memory is to stay below 1.5 GB, of which 0.5 GB are the libraries; with half a gigabyte of
-weights held, a build peaked at 1.7 GB."""
+"""Limit for weights that no run in PyTorch reads: the graph is changed in memory before it is written, or no comparison
+is made. Chosen: peak memory is to stay below 1.5 GB, of which the libraries take 0.5 GB; with half a gigabyte of
+weights held, a build peaked at 1.7 GB.
+"""
 
 
 def resolve_for_export(
     request: ModelRequest, config: WinMLExportConfig, check: ModelCheck | None = None
 ) -> ResolvedModel:
-    """Resolve a model as an export does before it loads weights, to refuse what the export would refuse.
+    """Resolve a model as an export does before it loads weights, to raise the same errors early.
 
     Args:
         request: The model.
         config: Options of the export.
-        check: Called with the model; None: nothing else is refused.
+        check: Called with the model; None: no further check.
 
     Raises:
-        UsageError: the request is wrong, or states a task or size that the model does not have.
-        InputError: config files or the Hub did not deliver, the model needs its own code, or quantized weights are
+        UsageError: the request is invalid, or states a task or size that the model does not have.
+        InputError: config files cannot be read or downloaded, the model needs its own code, or quantized weights are
             missing.
     """
     resolved = resolve_model(configured_request(request, config))
@@ -199,23 +199,23 @@ def load_for_export(
     is_handed_over: bool = False,
     check: ModelCheck | None = None,
 ) -> tuple[LoadedModel, ExporterUse]:
-    """Load a model with its weights, or without them where they are large.
+    """Load a model, with its weights unless they are large.
 
     Args:
-        request: What the user asked for.
+        request: The user's request.
         config: Options of the export.
-        is_handed_over: Whether the graph gets fewer bits before it is written. Weights of 16 bits are then read as
-            float32, which the quantizers take and no file ever holds; and fewer weights count as large.
-        check: Called with the model before its weights are loaded; None: nothing else is refused.
+        is_handed_over: True if the graph is quantized before it is written. 16-bit weights are then read as float32,
+        which the quantizers read and no file ever holds; and the limit for large weights is lower.
+        check: Called with the model before its weights are loaded; None: no further check.
 
     Returns:
-        The model, and the exporter to begin with. Of a model with a cache, sizes that nobody asked to be open are fixed
-        where the execution provider needs that; a note says so.
+        The model, and the exporter to begin with. For a model with a cache, sizes that are dynamic only by default are
+        fixed if the execution provider requires it; a note reports it.
 
     Raises:
-        UsageError: the request is wrong.
-        InputError: files, the Hub, or the user's code did not deliver.
-        ExportError: the answer is to be compared with PyTorch's, and memory cannot hold the weights.
+        UsageError: the request is invalid.
+        InputError: files, the Hub, or the user's code failed.
+        ExportError: the outputs are to be compared with PyTorch's, and memory cannot hold the weights.
     """
     loaded, use = _load(request, config, is_handed_over=is_handed_over, check=check)
     takes_dynamic = config.ep is None or config.allow_dynamic or find_execution_provider(config.ep).takes_dynamic
@@ -264,12 +264,12 @@ def _load(
 
 
 def parameter_bytes(model: nn.Module) -> int:
-    """Return the size of the parameters in bytes, tied ones once; they need no storage."""
+    """Return the size of the parameters in bytes, tied parameters counted once; meta and fake tensors count too."""
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 def _refusal_without_values(part: ModelPart) -> ExportError | None:
-    """Return why a part cannot run without values, such as a forward that reads them; None where it can."""
+    """Return the error of running a part without values, such as of a forward that reads them; None if it runs."""
     with local_files_only(), reference_run.prepared_part(part) as prepared:
         try:
             reference_run.run_reference(prepared, InputDraws(part, seed=0).draw(0))
@@ -279,7 +279,7 @@ def _refusal_without_values(part: ModelPart) -> ExportError | None:
 
 
 _CACHED = 127
-"""Chosen: tokens in the cache, so that a mask over them and one more has 128."""
+"""Chosen: tokens in the cache, so that a mask over them and one more token has 128."""
 _KEYS = frozenset({
     "batch_size", "sequence_length", "past_sequence_length", "decoder_sequence_length", "num_choices",
     "height", "width", "num_channels", "num_frames", "num_mel_bins", "audio_length",
@@ -288,9 +288,9 @@ _KEYS = frozenset({
 
 
 def _closing_sizes_by_default(loaded: LoadedModel) -> dict[str, int]:
-    """Return the sizes with which a decoder runs where nothing may be open, by key of ``--shape-config``.
+    """Return the fixed sizes of a decoder for providers without dynamic sizes, by key of ``--shape-config``.
 
-    Empty where it has no cache, has no open size, or the user leaves one open.
+    ``{}`` if the model has no cache or no dynamic size, or if the user requested a dynamic size.
     """
     parts = loaded.requested_parts
     is_asked = any(item.name not in part.open_by_default for part in parts for item in part.dimensions)
@@ -300,9 +300,9 @@ def _closing_sizes_by_default(loaded: LoadedModel) -> dict[str, int]:
 
 
 def closing_sizes(parts: Sequence[ModelPart]) -> dict[str, int] | None:
-    """Return a size for every dynamic dimension, by key of ``--shape-config``: those of one step over a filled cache.
+    """Return a fixed size for every dynamic dimension, by key of ``--shape-config``: one step over a filled cache.
 
-    None where a dimension has no key.
+    None if a dimension has no key.
     """
     bounds: dict[str, list[DynamicDimension]] = {}
     for part in parts:
@@ -315,13 +315,13 @@ def closing_sizes(parts: Sequence[ModelPart]) -> dict[str, int] | None:
     requested = {**usual, step: 1, PAST_KEY: _CACHED}
     sizes = {name: _within(requested[name], usual[name], items) for name, items in bounds.items()}
     for item in bounds.get(PAST_KEY, ()):
-        if item.max is not None:  # which leaves room for one token of a step
+        if item.max is not None:  # which reserves space for one token of a step
             sizes[PAST_KEY] = max(1, min(sizes[PAST_KEY], item.max + 1 - sizes.get(step, 1)))
     return sizes
 
 
 def _within(requested: int, usual: int, bounds: Sequence[DynamicDimension]) -> int:
-    """Return the size that is wanted, or the usual one where a part takes no size as small, within what all take."""
+    """Return the requested size, or the usual size if a part's minimum is larger, within the bounds of all parts."""
     least = max(item.min for item in bounds)
     most = [item.max for item in bounds if item.max is not None]
     return min([requested if requested >= least else max(least, usual), *most])

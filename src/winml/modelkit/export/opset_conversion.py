@@ -1,7 +1,7 @@
-"""Converts an exported graph from opset 18 to an older one.
+"""Conversion of an exported graph from opset 18 to an older opset.
 
-torch's dynamo exporter writes opset 18 at least. From 18 to 17, nodes are rewritten here one by one, so that metadata
-and weights are kept. Below 17, onnx's own converter runs on a copy without weights, as far as every operator has an
+torch's dynamo exporter writes at least opset 18. From 18 to 17, nodes are rewritten here one by one, so that metadata
+and weights are retained. Below 17, onnx's converter runs on a copy without weights, as far as every operator has an
 older form.
 """
 
@@ -22,7 +22,7 @@ _LARGEST_HELD_ELEMENTS = 1024
 """Chosen: larger than any list of axes or sizes, which the converter reads, and smaller than weights."""
 
 _REFUSED_OPERATOR = re.compile(r"^No (?:Previous Version of|Adapter \w+ Version \$?\d+ for) (\w+)")
-"""How onnx's converter names an operator it cannot convert to an older opset."""
+"""Message of onnx's converter for an operator it cannot convert to an older opset."""
 
 
 def lower_opset(model: ir.Model, requested_opset: int) -> tuple[ir.Model, str]:
@@ -33,7 +33,7 @@ def lower_opset(model: ir.Model, requested_opset: int) -> tuple[ir.Model, str]:
         requested_opset: The opset to convert to.
 
     Returns:
-        The model, and a note on why it has a newer opset; empty where it has the requested one.
+        The model, and a note on the reason of a newer opset; ``""`` if the requested opset was reached.
     """
     nodes = [node for node in model.graph.all_nodes() if not node.domain]
     if form := next(filter(None, map(_missing_form, nodes)), ""):
@@ -48,7 +48,7 @@ def lower_opset(model: ir.Model, requested_opset: int) -> tuple[ir.Model, str]:
 
 
 def _missing_form(node: ir.Node) -> str:
-    """Return the words for a form of a node that opset 17 does not have; ``""`` if it has the form."""
+    """Describe the operator or attribute of a node that opset 17 lacks; ``""`` if opset 17 has it."""
     if node.op_type in _NEW_OPERATORS:
         return node.op_type
     forms = _NEW_FORMS.get(node.op_type, ())
@@ -56,7 +56,7 @@ def _missing_form(node: ir.Node) -> str:
 
 
 def _downgrade(node: ir.Node) -> None:
-    """Rewrite a node of opset 18 as one of opset 17, in place."""
+    """Rewrite a node of opset 18 for opset 17, in place."""
     if node.op_type in _REDUCTIONS:
         if axes := _constant_axes(node):
             node.attributes["axes"] = ir.AttrInt64s("axes", axes)
@@ -178,7 +178,7 @@ def _convert_further(model: ir.Model, requested_opset: int) -> tuple[ir.Model, s
 
 
 def _convert_stepwise(proto: onnx.ModelProto, requested_opset: int) -> tuple[onnx.ModelProto | None, str]:
-    """Return the model at the oldest opset reached, None where no step succeeded, and why no older was reached."""
+    """Return the model at the oldest opset reached (None if no step succeeded) and the reason for stopping there."""
     reached = None
     for version in range(_INTERMEDIATE_OPSET - 1, requested_opset - 1, -1):
         try:

@@ -1,4 +1,4 @@
-"""Exports one part: makes its graph, writes it, compares the file with PyTorch, and records what came of it."""
+"""Export of one part: capture, writing, comparison of the file with PyTorch, and record of the results."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ from winml.modelkit.words import size_words
 
 
 def export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter: ExporterUse) -> ExportResult:
-    """Export one part into the files of the run; the last one puts all of them in place.
+    """Export one part into the files of the run; the last part moves all of them to their final names.
 
     Args:
         run: The export.
-        result: What is exported already.
-        part: The part that comes next.
+        result: Result of the earlier parts.
+        part: The part to export.
         exporter: The exporter to begin with.
 
     Returns:
@@ -128,7 +128,7 @@ def _export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter
                     error.frozen = error.frozen or failed.frozen
                     if not failed.most:
                         tagged_graph, failed = retried_graph, error
-        # The file is wrong at large sizes only. Each turn bounds a size to less, so that there is a last one.
+        # The file is wrong at large sizes only. Each iteration lowers a bound, so that the loop ends.
         while failed.most:
             tagged_graph = bounded_graph(run, prepared, tagged_graph, failed.most, failed.message)
             try:
@@ -142,10 +142,10 @@ def _blame_normalization(
     run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph, failed: VerificationError
 ) -> None:
     """Reword the error of a wrong graph if the graph before normalization passes the same verification, in place."""
-    # A handed-over graph has other works as well, and a bound follows from sizes that are far from the traced one.
+    # A handed-over graph has further causes, and a bound follows from sizes that are far from the traced size.
     if not failed.is_graph_wrong or failed.most or run.handover is not None:
         return
-    # Draws, notes and steps of their own: those of the export stay as they are.
+    # Separate draws, notes and steps: those of the export stay unchanged.
     raw_run = replace(run, draws={}, clock=StepClock(STEPS))
     with temporary_folder() as folder:
         try:
@@ -168,9 +168,10 @@ def _blame_normalization(
 
 
 def _leaner(run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph) -> TaggedGraph:
-    """Return the graph of a part without weights of other parts: of dynamo, where that of TorchScript keeps some.
+    """Use the dynamo graph of a part if TorchScript's stores weights of other parts that are only read for shapes.
 
-    A part may run modules of another for sizes alone. TorchScript asks the values for their sizes; dynamo knows them.
+    A part may run modules of another part for sizes alone. TorchScript computes the sizes from values; dynamo knows
+    them.
     """
     can_be_other = prepared.part.name != ONLY_PART and prepared.part.open_grids is None
     idle = idle_weight_bytes(tagged_graph.model) if can_be_other else 0
@@ -182,10 +183,10 @@ def _leaner(run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph) -
 
 
 def _refuse_wrong_feeds(run: ExportRun, part: ModelPart, outputs: Sequence[str]) -> None:
-    """Refuse a part whose feeds name no output of it, or no input of a part.
+    """Refuse a part whose feeds name a missing output or a missing input of a part.
 
     Raises:
-        InternalError: who described the parts is mistaken.
+        InternalError: the description of the parts is wrong.
     """
     inputs = {taker.name: {spec.name for spec in taker.inputs} for taker in run.loaded.parts}
     for feed in part.feeds:
@@ -196,7 +197,7 @@ def _refuse_wrong_feeds(run: ExportRun, part: ModelPart, outputs: Sequence[str])
 def _write_part(
     run: ExportRun, result: ExportResult, prepared: PreparedPart, tagged_graph: TaggedGraph
 ) -> ExportResult:
-    """Write the files of a part and verify them; put everything in place after the last part."""
+    """Write the files of a part and verify them; after the last part, move all files to their final names."""
     part = prepared.part
     paths = run.target.part_paths(part)
     with run.clock.step("metadata and reports") as step, run.files.explained_errors():
@@ -216,7 +217,7 @@ def _write_part(
             name_first_wrong_module(error, prepared, staged)
             if tagged_graph.handed is not None:
                 error.hint = tagged_graph.handed.below_minimum_hint or error.hint
-            # Another exporter may be tried, which needs the room.
+            # Another exporter may be tried, which needs the disk space.
             for file in written:
                 file.unlink(missing_ok=True)
             raise
@@ -233,7 +234,7 @@ def _write_part(
             model_sha256=hash_file(staged) if paths.sidecar or paths.report else "",
             files=_written_files(paths, written, run.files.written_sizes()),
         )
-        # Of an earlier export, whether or not this one writes a sidecar, too.
+        # Files of an earlier export, also if this export writes no sidecar.
         owned = earlier_companions(sidecar_path(paths.model)) if run.target.overwrite else ()
         sources = run.loaded.info.companions if run.target.with_companions else {}
         companions = reserve_companions(run.files, paths.model.parent, sources, owned=owned)
@@ -256,10 +257,10 @@ def _write_part(
 def _with_functions(
     run: ExportRun, result: ExportResult, part: ModelPart, tagged_graph: TaggedGraph
 ) -> tuple[ir.Model, ModuleFunctions | None, tuple[str, ...]]:
-    """Return the model as it is written, which modules are functions of it, and notes.
+    """Return the model to write, the modules written as functions, and notes.
 
     Raises:
-        UsageError: no module of any part can become one.
+        UsageError: no module of any part can become a function.
     """
     if run.target.functions is None:
         return tagged_graph.model, None, ()
@@ -274,7 +275,7 @@ def _with_functions(
 
 
 def _handed_over(run: ExportRun, tagged_graph: TaggedGraph, path: Path) -> TaggedGraph:
-    """Return the graph after the works that it is handed to, if there are any."""
+    """Apply the handed-over works to the graph, if there are any."""
     if run.handover is None:
         return tagged_graph
     handed = run.handover.apply(tagged_graph.model, path)
@@ -290,10 +291,10 @@ def _handed_over(run: ExportRun, tagged_graph: TaggedGraph, path: Path) -> Tagge
 def _verify_adapters(
     run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph, staged: Path
 ) -> tuple[str, ...]:
-    """Compare a part with PyTorch once for each adapter that is switched at run time; return what to say of it.
+    """Compare a part with PyTorch once for each run-time adapter; return notes.
 
     Raises:
-        VerificationError: with an adapter, they disagree.
+        VerificationError: the outputs with an adapter differ.
     """
     adapters = prepared.part.adapters
     if not adapters or not run.config.verify:
@@ -334,7 +335,7 @@ def _verify_part(
     part = prepared.part
     written = _written_graph(part, tagged_graph, staged)
     if run.handover is not None:
-        assert tagged_graph.handed is not None  # done before it was written
+        assert tagged_graph.handed is not None  # applied before the file was written
         least, piece_bytes = tagged_graph.handed.least_sqnr_db, run.handover.piece_bytes
         samples = None if len(run.loaded.parts) > 1 else _samples(run, part)
         fidelity = measure_written_file(written, prepared, run.inputs(part), least, piece_bytes, samples)
@@ -357,7 +358,7 @@ def _verify_part(
         verification = replace(verified, on_drawn_weights=True)
     follows = partial(_follows_inputs, tagged_graph.model)
     if not verification.on_drawn_weights and any(map(follows, verification.constant)):
-        # One head of several may be zero, or a scale beside it.
+        # A head, or a neighbouring scale, may be zero.
         verified = _verified_on_copy(run, prepared, tagged_graph, advice)
         if verified is not None and len(verified.constant) < len(verification.constant):
             shown = {*verification.constant} - {*verified.constant}
@@ -368,9 +369,9 @@ def _verify_part(
 
 
 def _streams_weights(prepared: PreparedPart) -> bool:
-    """Say whether a comparison with PyTorch reads weights piece by piece.
+    """Return True if a comparison with PyTorch reads weights one by one.
 
-    So it does where they were not loaded for the trace, and all of them take more than half of the available memory.
+    True if the weights were not loaded for the trace and take more than half of the available memory.
     """
     return prepared.part.with_references is not None and 2 * verification_bytes(prepared.model) > available_bytes()
 
@@ -378,15 +379,15 @@ def _streams_weights(prepared: PreparedPart) -> bool:
 def _verified_on_copy(
     run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph, advice: str
 ) -> VerificationInfo | None:
-    """Compare the graph of the same model with drawn weights; None where that shows nothing, or is another graph.
+    """Compare the graph of the same model with random weights; None if that proves nothing or gives another graph.
 
     Raises:
-        VerificationError: the graph is not the model.
+        VerificationError: the graph does not match the model.
     """
     if tagged_graph.handed is not None:
         return None
     _refuse_other_weights(tagged_graph.model, prepared)
-    # Inputs, notes and steps of their own: those of the model stay as they are.
+    # Separate inputs, notes and steps: those of the model stay unchanged.
     copied_run = replace(run, draws={}, clock=StepClock(STEPS))
     with with_drawn_weights(prepared, run.seed) as drawn, temporary_folder() as folder:
         try:
@@ -411,16 +412,16 @@ def _verified_on_copy(
 
 
 def _follows_inputs(model: ir.Model, name: str) -> bool:
-    """Say whether the graph computes an output from its inputs."""
+    """Return True if the graph computes an output from its inputs."""
     output = next((value for value in model.graph.outputs if value.name == name), None)
     maker = None if output is None else output.producer()
     return maker is not None and not Cutter(model).is_constant(maker)
 
 
 def _refuse_other_weights(model: ir.Model, prepared: PreparedPart) -> None:
-    """Refuse a graph that holds other values than the model under the name of a parameter.
+    """Refuse a graph whose initializer differs from the model's parameter of the same name.
 
-    What no comparison of outputs shows, since nothing of it reaches them.
+    A comparison of outputs misses it if the initializer does not reach them.
 
     Raises:
         VerificationError: names the parameter.
@@ -441,9 +442,9 @@ def _refuse_other_weights(model: ir.Model, prepared: PreparedPart) -> None:
 
 
 def _samples(run: ExportRun, part: ModelPart) -> tuple[Sequence[Arrays], QualitySamples] | None:
-    """Return the samples that every verb judges quality on, as the processor of the checkpoint makes them.
+    """Return the samples on which every command measures quality, made by the processor of the checkpoint.
 
-    None where it has none, or makes nothing that the model takes.
+    None without a processor, or if its results do not fit the inputs of the model.
     """
     folder = None if run.handover is None else run.handover.processors
     if folder is None:
@@ -465,13 +466,13 @@ def _samples(run: ExportRun, part: ModelPart) -> tuple[Sequence[Arrays], Quality
 
 
 def _measured_text(run: ExportRun, prepared: PreparedPart, fidelity: FidelityInfo) -> FidelityInfo:
-    """Return the comparison of a part of few bits with that of all parts together, where this one comes last.
+    """Add the comparison of the text of all parts to the fidelity of a quantized decoder, which is exported last.
 
     Raises:
-        VerificationError: too little is left of what they answer together.
+        VerificationError: the quality of all parts together is below the minimum.
     """
     decoder, parts = prepared.part, run.loaded.parts
-    # The decoder comes last, and says what came of all parts; until then, each is compared alone.
+    # The decoder is exported last and reports the quality of all parts; earlier parts are compared alone.
     if not decodes_for_others(decoder, parts):
         return replace(fidelity, is_part_alone=True)
     sample = _text_sample(parts, decoder, None if run.handover is None else run.handover.processors, run.seed)
@@ -486,7 +487,7 @@ def _measured_text(run: ExportRun, prepared: PreparedPart, fidelity: FidelityInf
 
 
 def _verify_text(run: ExportRun, prepared: PreparedPart, verification: VerificationInfo) -> VerificationInfo:
-    """Return the verification with the text that the parts generate together, where this one decodes what others made.
+    """Add the comparison of the text generated by all parts, if this part decodes the outputs of others.
 
     Raises:
         VerificationError: PyTorch generates another text.
@@ -554,7 +555,7 @@ def _exported_part(
 
 
 def _with_part(result: ExportResult, part: ExportedPart, run: ExportRun) -> ExportResult:
-    """Return the result with one more part, to which the steps since the one before belong."""
+    """Append a part to the result, with the steps since the previous part."""
     timings = run.clock.timings()
     steps = timings[sum(len(earlier.steps) for earlier in result.parts) :]
     return replace(result, parts=(*result.parts, replace(part, steps=steps)))
@@ -582,7 +583,7 @@ def _written_files(paths: ExportPaths, written: Sequence[Path], sizes: Mapping[P
 
 
 def _text_sample(parts: Sequence[ModelPart], decoder: ModelPart, folder: Path | None, seed: int) -> TextSample | None:
-    """Return what encoder and decoder read where processor and tokenizer of the checkpoint make it; None: random."""
+    """Return sample inputs of encoder and decoder made by processor and tokenizer; None: use random inputs."""
     encoder = next((part for part in parts if part.name == ENCODER), None)
     if folder is None or encoder is None:
         return None
@@ -600,19 +601,19 @@ def _text_sample(parts: Sequence[ModelPart], decoder: ModelPart, folder: Path | 
 def words_of_text_together(
     request: ModelRequest, config: WinMLExportConfig, paths: Mapping[str, Path], least_sqnr_db: float
 ) -> str | None:
-    """Compare the text of all parts with that of the model they were made from, and say how near it is.
+    """Compare the text generated by all parts with the text of their source model; return the result as text.
 
     Args:
         request: The model, as it was exported.
         config: Options of its export.
-        paths: Name of the part → its file of few bits.
-        least_sqnr_db: Ratio in decibels that each part had to reach.
+        paths: Part → its quantized file.
+        least_sqnr_db: Minimum SQNR (dB) of each part.
 
     Returns:
-        How near it is, or why it was not compared; None where no part writes a text with others.
+        The result, or the reason for no comparison; None if no part generates text with others.
 
     Raises:
-        VerificationError: too little is left of the scores, or ONNX Runtime cannot run a file.
+        VerificationError: the quality of the scores is below the minimum, or ONNX Runtime cannot run a file.
         WinMLError: the model cannot be loaded.
     """
     request = configured_request(request, config)

@@ -1,6 +1,6 @@
-"""Writes an exported graph for programs: the ``<stem>_htp_metadata.json`` of FORMATS.
+"""The sidecar of an exported graph for programs: ``<stem>_htp_metadata.json`` of FORMATS.
 
-Its JSON Schema ships beside this file. Reads the result only.
+Its JSON Schema is next to this file. Reads only the export result.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from winml.modelkit.tags.tree import ModuleNode
 from winml.modelkit.words import json_printable
 
 _SIDECAR_VERSION = 2
-"""``schema_version``: raised when a key changes its name or meaning.
-
-Sidecars of version 1 have no ``verification.assumed``; those before have no version and are otherwise as 1.
+"""``schema_version``: raised when a key changes its name or meaning. Sidecars of version 1 have no
+``verification.assumed``; earlier sidecars have no version and are otherwise equal to version 1.
 """
 
 
@@ -33,18 +32,18 @@ class DescribedFile:
     """A file that a later stage made of an exported one."""
 
     sha256: str
-    """Of the model file."""
+    """SHA-256 of the model file."""
     files: tuple[tuple[str, int], ...]
     """Name and size in bytes, the model first."""
     nodes: Mapping[str, str]
     """Node → tag."""
     root_nodes: tuple[str, ...]
-    """Nodes whose tag is the root's for want of another."""
+    """Nodes tagged with the root because no other tag was found."""
     coverage: Coverage
 
 
 def adapted_sidecar_json(sidecar: Mapping[str, Any], file: DescribedFile) -> str:
-    """Return the sidecar of an export as JSON text, with what it says of the file as it is for another."""
+    """Return the sidecar of an export as JSON text, with its file facts replaced by those of another file."""
     note = f"Nodes, coverage and files are those of {file.files[0][0]}; all else was written down by the export."
     own = Counter(file.nodes.values())
     record = {
@@ -127,7 +126,7 @@ def _module_record(part: ExportedPart, node: ModuleNode) -> dict[str, object]:
 
 
 def _with_node_counts(module: Mapping[str, Any], own: Mapping[str, int]) -> dict[str, Any]:
-    """Return the record of a module and those inside it with the nodes of each, counted by tag."""
+    """Return the record of a module and its children with node counts updated by tag."""
     children = [_with_node_counts(child, own) for child in module["children"]]
     count = own.get(module["tag"], 0)
     nodes = {"total": count + sum(child["nodes"]["total"] for child in children), "own": count}

@@ -1,8 +1,8 @@
-"""Traces loops whose rounds depend on values: over the places of a tensor that are not zero.
+"""Tracing of loops with a value-dependent number of iterations: over the nonzero positions of a tensor.
 
-A trace keeps the rounds that were made while tracing, such as those of the experts that were chosen. Here a loop has
-a round for every place; one that nothing belongs to computes on no rows. Whether such a round adds nothing is for the
-comparison with PyTorch on other values to say.
+A trace records the iterations that ran, such as those of the selected experts. Here a loop has an iteration for every
+position; an iteration without elements computes on zero rows. The comparison with PyTorch on other values checks that
+such an iteration does not change the outputs.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ import torch
 from winml.modelkit.ort.shared_settings import attribute_replaced
 
 _ROUNDS, _COUNTED = "_winml_rounds", "_winml_counted"
-"""Attributes of tensors: how many rounds a loop over one has; that its length is the number of places not zero."""
+"""Attributes of tensors: number of iterations of a loop; mark that the length counts nonzero positions."""
 _INDEX = re.compile(r"\bindex (\d+)\b")
-"""How torch and its lists of modules name the index that lies past the end."""
+"""Format of an out-of-range index in the errors of torch and of its module lists."""
 _T = TypeVar("_T")
 
 
 @dataclass
 class ValueLoops(ABC):
-    """The loops of one trace, and how many rounds they have; each exporter counts places in its own way."""
+    """Loops of one trace and their number of iterations; each exporter counts positions differently."""
 
     _shortened: dict[int, tuple[int, int]] = field(default_factory=dict, kw_only=True)
-    """Which loop of the trace → how many places there are, and how many rounds can be made."""
+    """Index of a loop in the trace → number of positions, and number of possible iterations."""
     _loops: int = field(default=0, kw_only=True)
-    """How many loops the trace has begun."""
+    """Number of loops started in the trace."""
     _last_round: tuple[int, int, int] | None = field(default=None, kw_only=True)
-    """Which loop was in a round last, its places, and the one it was at; none once it came to its end."""
+    """The running loop, its number of positions and the current position; None after the loop's end."""
 
     @abstractmethod
     def place_count(self, values: torch.Tensor) -> int | None:
-        """Return how many places a tensor of one axis has; None where a loop over them stays as it is."""
+        """Return the number of positions of a one-dimensional tensor; None if a loop over them is not unrolled."""
 
     @abstractmethod
     def place(self, number: int, device: torch.device) -> torch.Tensor:
-        """Return the place of one round: a tensor of one number."""
+        """Return the position of one iteration as a tensor of one number."""
 
     @abstractmethod
     def size_if_filled(self, values: torch.Tensor) -> Any:
-        """Return the number of elements, at least 1, of what belongs to a place."""
+        """Return the number of elements at a position, at least 1."""
 
     def after_failure(self) -> None:  # noqa: B027  # nothing is left behind where it is not overridden
         """Remove what a failed trace leaves behind."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be said of loops that have fewer rounds than places."""
+        """Notes on loops that have fewer iterations than positions."""
         counts = Counter(self._shortened.values())
         return tuple(
             f"A loop over {places} places has {rounds} rounds in the graph{f' ({loops} times)' if loops > 1 else ''}: "
@@ -83,9 +83,10 @@ class ValueLoops(ABC):
             yield
 
     def call(self, trace: Callable[[], _T]) -> _T:
-        """Return what a trace returns, made with fewer rounds where a place lies past the end of what it chooses from.
+        """Run a trace, with fewer iterations if a position is beyond the end of an indexed list.
 
-        PyTorch would fail there as well: there is never such a place. Any other error of the trace comes out as it is.
+        PyTorch would fail there as well, so such a position never occurs. Any other error of the trace is raised
+        unchanged.
         """
         try:
             return trace()
@@ -96,14 +97,14 @@ class ValueLoops(ABC):
         return self.call(trace)
 
     def _shorten(self, error: str) -> bool:
-        """Leave out the place that the trace failed at, and those behind it; return whether it failed at one."""
+        """Drop the position at which the trace failed and all later ones; return True if it failed at a position."""
         index = _INDEX.search(error)
         if index is None or self._last_round is None:
             return False
         loop, places, place = self._last_round
         if not place or place != int(index[1]):
             return False
-        # Which loop comes after this one may change with its rounds.
+        # Later loops of the trace may change with the iterations of this loop.
         self._shortened = {other: sizes for other, sizes in self._shortened.items() if other < loop}
         self._shortened[loop] = (places, place)
         return True
@@ -131,17 +132,17 @@ class ValueLoops(ABC):
         self._last_round = around
 
     def _taken_as_filled(self, original: Callable[..., object], values: torch.Tensor) -> Any:
-        # Asked whether there is anything to do: a graph does it always, on no rows where there is nothing.
+        # A check for an empty loop body: the graph always runs it, on zero rows if empty.
         return self.size_if_filled(values) if getattr(values, _COUNTED, False) else original(values)
 
 
 def call_replaced(owner: object, name: str, patch: Callable[..., object]) -> AbstractContextManager[None]:
-    """Replace a function for the time of the block.
+    """Replace a function inside the block.
 
     Args:
-        owner: The class or module that has it.
+        owner: The class or module with the function.
         name: Its name.
-        patch: Called in its place, with it and the arguments.
+        patch: Called instead, with the original function and the arguments.
     """
     original = getattr(owner, name)
 
@@ -154,7 +155,7 @@ def call_replaced(owner: object, name: str, patch: Callable[..., object]) -> Abs
 
 def _counted(original: Callable[..., object], *args: object, **options: object) -> Any:
     found = original(*args, **options)
-    # Of two tensors it returns one, which holds no places.
+    # A call with two tensors returns a single tensor, which holds no positions.
     return found if isinstance(found, torch.Tensor) else _marked(found)
 
 

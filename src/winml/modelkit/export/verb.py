@@ -1,4 +1,4 @@
-"""What does ``winml export`` do with a request? Makes an ONNX file of a model, or fixes sizes of an ONNX file."""
+"""Command ``winml export`` as a library function: an ONNX file from a model, or fixed sizes in an ONNX file."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRequest:
-    """What is requested of ``winml export``, of a PyTorch model."""
+    """Request of ``winml export`` for a PyTorch model."""
 
     section: ClassVar[str] = "export"
     declaring: ClassVar[type] = ExportFields
 
     model: ModelRequest
     config: WinMLExportConfig
-    """How the graph is made."""
+    """Options of the export."""
     origin: str = "export.{}"
-    """Where a key of the config was stated, for messages."""
+    """Format of the name of a config key, for messages."""
 
     output: Path = declare(None, OUTPUT, short="-o", is_required=True, is_common=True)
     """ONNX file to write."""
@@ -53,20 +53,20 @@ class ExportRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportPlan(Plan):
-    """What an export would do."""
+    """Plan of an export."""
 
     request: ExportRequest
     model: ModelRequest
-    """With the inputs and dynamic dimensions of the config."""
+    """The model request, with the inputs and dynamic dimensions of the config."""
 
 
 def plan_export(request: ExportRequest) -> ExportPlan:
-    """Return what an export would do. Imports no model library before the request is found fit; fetches nothing.
+    """Plan an export. Imports no model library before the request is checked; downloads nothing.
 
     Raises:
-        UsageError: options do not go together, a path is wrong, or an output exists.
+        UsageError: options are incompatible, a path is wrong, or an output exists.
         ConfigError: an option has no valid value.
-        InputError: nothing usable stands at the path of the model, or its weights are damaged.
+        InputError: the path of the model holds no model, or its weights are damaged.
         WriteError: the output cannot be written.
     """
     from winml.modelkit.export.config import configured_request
@@ -112,9 +112,9 @@ def plan_export(request: ExportRequest) -> ExportPlan:
 
 
 def refuse_unloadable(plan: ExportPlan) -> None:
-    """Refuse a model that the export refuses before it loads weights, for a plan that is not run.
+    """Raise the errors of an export before it loads weights, for a plan that is not run.
 
-    A factory is not called. Of a Hub id that is not on this machine, the small files are fetched.
+    A factory is not called. For a Hub id without local files, the small files are downloaded.
 
     Raises:
         WinMLError: as :func:`run_export` raises.
@@ -132,11 +132,11 @@ def refuse_unloadable(plan: ExportPlan) -> None:
 
 
 def run_export(plan: ExportPlan, on_step: Callable[[StepEvent], None] | None = None) -> ExportResult:
-    """Recover what killed commands left, then export.
+    """Recover from killed commands, then export.
 
     Raises:
-        WinMLError: the model cannot be loaded, traced or converted, or ONNX Runtime and PyTorch disagree; nothing was
-            written.
+        WinMLError: the model cannot be loaded, traced or converted, or outputs of ONNX Runtime and PyTorch differ; no
+        file was written.
     """
     from winml.modelkit.export.exporting import HTPExporter
 
@@ -173,7 +173,7 @@ def _checkpoint_folder(source: ModelSource, model: ModelRequest) -> tuple[Path |
 def _companions(
     request: ExportRequest, paths: ExportPaths, folder: Path | None
 ) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Return the files of the checkpoint that are written beside the model, and those of an earlier export that go."""
+    """Return the checkpoint files written next to the model, and files of an earlier export to remove."""
     from winml.modelkit.models.checkpoints.companion_files import companion_files
     from winml.modelkit.onnx.files.companions import earlier_companions, outdated_companions
 
@@ -220,7 +220,7 @@ class PinRequest(FileRequest["Options", Any]):
 
     @classmethod
     def options_record(cls) -> type[Options]:
-        """Return the validated record of the options, of which there are none."""
+        """Return the validated record of the options, which is empty."""
         from winml.modelkit.options import Options
 
         return Options

@@ -1,7 +1,7 @@
-"""Captures a module's forward as a graph with torch's dynamo exporter.
+"""Capture of a module's forward as a graph with torch's dynamo exporter.
 
-Parameters are attached by reference, so capturing never copies a weight; the values of fake parameters are given by the
-caller. Every node comes with its exact module stack and a name after its module; ``node_tagger`` writes the tags.
+Parameters are attached by reference, so capturing never copies a weight; the caller passes the values of fake
+parameters. Every node comes with its exact module stack and a name after its module; ``node_tagger`` writes the tags.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from winml.modelkit.tags.torch_modules import module_of_error
 from winml.modelkit.tags.tree import ModuleTree
 
 _FIXED_AXIS = re.compile(r"(?:L\['(\w+)'\]\.size\(\)|inputs\['(\w+)'\]\.shape)\[(\d+)\]")
-"""How torch names a size in messages about constraints."""
+"""Format of a size in torch's messages about constraints."""
 _MISSING_OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.]+)'")
 _COMPLEX = re.compile(r"complex-valued|complex64|complex128")
 _DATA_DEPENDENT = re.compile(r"data-dependent|DataDependent|unbacked symint|GuardOnDataDependent", re.IGNORECASE)
@@ -69,7 +69,7 @@ _T = TypeVar("_T")
 _LEAST_TRACED, _LARGEST_SIZE = 2, 2**20
 """Specified: the smallest size that torch traces. Chosen: sizes beyond a million are limits of integers of 32 bits."""
 _LIBRARIES = frozenset({"torch", "winml", "onnxscript", "onnx_ir"})
-"""Packages whose lines are not reported, since the user cannot change them."""
+"""Packages whose source lines are not reported, because the user cannot change them."""
 _SIZE_HINT = "Fix the size (omit the dynamic option), or read sizes from x.shape only in the forward."
 
 
@@ -79,13 +79,13 @@ def export_error(
     stacks: ModuleStacks,
     axes: Mapping[tuple[str, int], tuple[str, str]],
 ) -> ExportError:
-    """Return an ExportError with operator and module for an exception of torch, read from its stack frames.
+    """Convert an exception of torch to an ExportError with operator and module, read from its stack frames.
 
     Args:
         error: The exception.
         model: The module that was exported.
         stacks: Reads the modules of torch's nodes.
-        axes: ``(argument, axis)`` → name of the dimension to leave open, and of the input.
+        axes: ``(argument, axis)`` → names of the dynamic dimension and of the input.
     """
     chain = tuple(error_chain(error, with_context=False))
     node = _first_not_none(_failed_node(link) for link in chain)
@@ -146,7 +146,7 @@ def _first_not_none(items: Iterable[_T | None]) -> _T | None:
 
 
 def _failed_node(error: BaseException) -> torch.fx.Node | None:
-    """Return the node torch was converting when it failed, or None if it failed elsewhere."""
+    """Return the node torch failed to convert, or None if the failure was elsewhere."""
     failed_node = None
     entry = error.__traceback__
     while entry is not None:
@@ -190,17 +190,17 @@ def _line_of(chain: Sequence[BaseException]) -> str:
 
 
 _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-"""Environment variable of torch that names the folder; torch sets it where nobody has."""
+"""Environment variable with the path of torch's cache folder; torch sets the variable if unset."""
 _NAME_START = "torchinductor_"
 """Start of the name that torch chooses; the user's follows."""
 
 
 @contextmanager
 def _without_empty_inductor_cache() -> Iterator[None]:
-    """Remove torch's cache folder after the block, where torch chose the place and nothing is in it.
+    """Remove torch's cache folder after the block, if torch chose its path and it is empty.
 
-    torch's compiler makes it among the temporary files when it is imported, and an export compiles nothing. A cache
-    that somebody uses is not empty, and torch makes the folder again when needed.
+    torch's compiler creates the folder among the temporary files on import, although an export compiles no code. A
+    cache in use is not empty, and torch recreates the folder when needed.
     """
     try:
         yield
@@ -217,10 +217,10 @@ class TimeIsUpError(BaseException):
 
 @contextmanager
 def time_limit(seconds: float | None) -> Iterator[None]:
-    """Raise :class:`TimeIsUpError` in the block when it takes longer than ``seconds``; None: no limit.
+    """Raise :class:`TimeIsUpError` in the block after ``seconds``; None: no limit.
 
     torch computes dynamic sizes by symbolic algebra, whose expressions can grow without bound. The block is stopped as
-    by Ctrl-C; a call into compiled code ends first.
+    by Ctrl-C; a running call into compiled code finishes first.
     """
     if seconds is None:
         yield
@@ -259,14 +259,15 @@ def capture_dynamo(
 
     Args:
         model: The module, its forward replaced by ``forward``; its parameters may be fake tensors.
-        inputs: Example tensors by input name, in order; their shapes become the graph's. Fake where the parameters are.
+        inputs: Example tensors by input name, in order; their shapes become the graph's. Fake if the parameters are
+        fake.
         forward: The flat forward, called at least once, so that its output names are known.
         tree: The modules of the model, for the names of nodes.
         options: Opset, dynamic sizes, weights and time limit.
 
     Raises:
-        ExportError: the module cannot be traced, a size cannot be left open, the exporter lacks an operator, or the
-            time limit is exceeded; names operator and module where known.
+        ExportError: the module cannot be traced, a size cannot be dynamic, the exporter lacks an operator, or the time
+        limit is exceeded; the error names operator and module if known.
     """
     stacks = ModuleStacks(model)
     assumed: dict[tuple[str, int], Assumption] = {}
@@ -309,7 +310,7 @@ def _export_with_torch(
     """Return the graph torch's dynamo exporter writes, with transformers' repairs applied, and bounds of open sizes."""
     with (
         _function_as_forward(model, forward, loops),
-        # torch traces in the fake mode of the parameters, and needs one that allows open sizes and contains none yet.
+        # torch traces in the fake mode of the parameters, which must allow dynamic sizes and contain none yet.
         fresh_shape_envs(model, are_sizes_open=True),
         stacks.patched_tracer(),
         shortcuts(keep_stack_traces=options.keep_stack_traces),
@@ -338,7 +339,7 @@ def _export_with_torch(
             optimize=False,
             verbose=False,
         )
-        assert converted is not None  # None only where a file is written
+        assert converted is not None  # None only after a file was written
         repairs.repair_graph(converted)
     return converted.model, bounds
 
@@ -346,10 +347,10 @@ def _export_with_torch(
 def _bounds_of_sizes(
     program: torch.export.ExportedProgram, forward: FlatForward, axes: Mapping[str, Mapping[int, str]]
 ) -> dict[str, tuple[int, int]]:
-    """Return the ranges of dynamic sizes for which torch made the graph, where they leave something out.
+    """Return the ranges of dynamic sizes for which torch made the graph, if they exclude sizes.
 
-    Beyond them the forward goes another way, or fails. From 2 on is everything: torch traces no size of 0 or 1. What a
-    graph answers to those is compared.
+    Beyond the range the forward branches differently or fails. A range from 2 on is unlimited: torch never traces a
+    size of 0 or 1. The outputs for these sizes are compared later.
     """
     names = program.graph_signature.user_inputs
     placeholders = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
@@ -385,9 +386,9 @@ def _as_capture(
 
 
 def _place_bodies(scopes: dict[ir.Node, tuple[str, ...]]) -> None:
-    """Set the scope of nodes inside of a loop or a branch that torch recorded none for to that of its node, in place.
+    """Copy the scope of a loop or branch node to inner nodes without a recorded scope, in place.
 
-    A node comes before the nodes of its graphs.
+    A node precedes the nodes of its subgraphs.
     """
     for node, scope in scopes.items():
         for attribute in node.attributes.values():
@@ -399,7 +400,7 @@ _cast, _embedding_bag = nn.Module.to, nn.functional.embedding_bag
 
 
 def _set_at(original: Callable[..., None], tensor: torch.Tensor, places: Any, values: Any) -> None:
-    """Write at places with one tensor for a row of single numbers, whose values torch would read (for: UDOP)."""
+    """Write at indices, stacking a list of scalar tensors to one tensor; torch would read their values (for: UDOP)."""
     if isinstance(places, tuple):
         places = tuple(
             torch.stack(list(item))
@@ -411,7 +412,7 @@ def _set_at(original: Callable[..., None], tensor: torch.Tensor, places: Any, va
 
 
 def _cast_if_other(module: nn.Module, *args: Any, **options: Any) -> nn.Module:
-    """Return a module that has the requested dtype as it is; torch swaps its parameters, which a trace refuses."""
+    """Return a module unchanged if it already has the dtype; a cast swaps parameters, which a trace refuses."""
     (requested, *others) = (*args, *options.values(), None)
     dtypes = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
     is_alike = isinstance(requested, torch.dtype) and others == [None] and dtypes <= {requested}
@@ -419,9 +420,9 @@ def _cast_if_other(module: nn.Module, *args: Any, **options: Any) -> nn.Module:
 
 
 def _sum_of_bags(indices: torch.Tensor, table: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
-    """Return the sums or means of rows of a table, of bags of one size as a sum of what is gathered.
+    """Return sums or means of table rows per bag; for bags of one size, as a sum of gathered rows.
 
-    onnxscript has a loop over a sequence of bags, which ONNX Runtime does not load for every model (for: Kimi K2.5).
+    onnxscript writes a loop over a sequence of bags, which ONNX Runtime does not load for every model (for: Kimi K2.5).
     """
     mode, weights = options.get("mode", "mean"), options.get("per_sample_weights")
     is_plain = indices.dim() == 2 and not args and options.keys() <= {"mode", "per_sample_weights"}
@@ -447,7 +448,7 @@ def _function_as_forward(model: nn.Module, forward: FlatForward, loops: Exported
 
 
 def _distinct_outputs(outputs: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Return the outputs, with copies of those that are returned twice or are inputs: an ONNX value has one name."""
+    """Return the outputs, with copies of repeated outputs and of inputs: an ONNX value has one name."""
     seen_ids = {id(tensor) for tensor in inputs}
     distinct = []
     for tensor in outputs:
@@ -471,7 +472,7 @@ def _named_axes(forward: FlatForward, axes: Mapping[str, Mapping[int, str]]) -> 
 
 
 def _dynamic_shapes(inputs: Mapping[str, torch.Tensor], axes: Mapping[str, Mapping[int, str]]) -> Any:
-    """Return the dynamic sizes in torch's form; torch finds itself which of them depend on each other."""
+    """Return the dynamic sizes in torch's format; torch itself finds dependencies among them."""
     if not axes:
         return None
     return tuple(dict.fromkeys(axes.get(name, {}), torch.export.Dim.DYNAMIC) or None for name in inputs)
@@ -503,7 +504,7 @@ def _attach_weights(graph: ir.Graph, model: nn.Module, weights: Mapping[str, ir.
 
 
 def _renamed_initializer(graph: ir.Graph, value: ir.Value, name: str) -> ir.Value:
-    """Rename an initializer, or replace it by the initializer of that name if there is one; return the result."""
+    """Rename an initializer, or replace it by an existing initializer of that name; return the result."""
     assert value.name is not None  # an initializer has a name
     del graph.initializers[value.name]
     if name in graph.initializers:
@@ -520,13 +521,13 @@ _CALL_COUNTER = re.compile(r"@\d+$")
 
 
 class ModuleStacks:
-    """Makes torch write stacks of module paths, and reads them; each module has one path, its first."""
+    """Makes torch record stacks of module paths, and decodes them; each module has one path, its first."""
 
     def __init__(self, model: nn.Module) -> None:
         self._first_paths: dict[nn.Module, str] = {}
         self._paths: dict[str, str] = {}
         for path, module in model.named_modules(remove_duplicate=False):
-            # A module registered twice has its first path, by whichever name it was called.
+            # A module registered twice has its first path, regardless of the name of the call.
             self._paths[path] = self._first_paths.setdefault(module, path)
 
     def patched_tracer(self) -> AbstractContextManager[None]:
@@ -543,7 +544,7 @@ class ModuleStacks:
         return attribute_replaced(_ModuleStackTracer, "path_of_module", first_path)
 
     def read(self, node: ir.Node) -> tuple[str, ...]:
-        """Return the paths of the modules a node ran in, outermost first; empty where the exporter recorded none."""
+        """Return the paths of the modules a node ran in, outermost first; `()` if the exporter recorded none."""
         text = node.metadata_props.get(SCOPES_KEY)
         return self.decode(ast.literal_eval(text)[:-1]) if text else ()
 
@@ -554,11 +555,11 @@ class ModuleStacks:
 
 
 def _drop_exporter_metadata(model: ir.Model, *, keep_stack_traces: bool) -> None:
-    """Remove torch's debugging metadata, in place; the scopes and classes of nodes are kept.
+    """Remove torch's debugging metadata, in place; scopes and classes of nodes are retained.
 
     Args:
-        model: A graph torch exported.
-        keep_stack_traces: Keep the lines of Python a node came from; these contain local paths.
+        model: A graph exported by torch.
+        keep_stack_traces: Retain the Python source lines of nodes; these contain local paths.
     """
     kept_keys = {SCOPES_KEY, CLASSES_KEY, *((STACK_TRACE_KEY, FX_NODE_KEY) if keep_stack_traces else ())}
     for graph in model.graphs():

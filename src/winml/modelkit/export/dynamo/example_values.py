@@ -1,13 +1,13 @@
-"""Answers from the example inputs where a forward decides by values, for the time of one export with dynamo.
+"""Values of the example inputs for forwards that branch on values, during one dynamo export.
 
-torch's exporter computes shapes and no values: a number that Python takes out of a tensor (``item``, ``tolist``,
-``if``) is unknown, and what depends on it is refused. Inside the block torch computes the values of the example inputs
-beside the shapes. Such a number is the one of the examples, as in a trace of TorchScript; a size that values decide,
-such as that of ``nonzero``, stays unknown until something depends on it. Which of it holds for other inputs is not
-known here: the comparison with PyTorch on other values says so.
+torch's exporter computes shapes and no values: a number that Python reads from a tensor (``item``, ``tolist``,
+``if``) is unknown, and torch refuses code that depends on it. Inside the block torch also computes the values of the
+example inputs. Such a number is the number of the examples, as in a TorchScript trace; a size that depends on values,
+such as the size of ``nonzero``, stays unknown until code depends on it. The comparison with PyTorch on other values
+checks whether the graph holds for other inputs.
 
 NOTE: values beside fake tensors are private in torch (docs/decisions/0004-private-seams.md).
-``tests/unit/export/dynamo/test_example_values.py`` fails when they move.
+``tests/unit/export/dynamo/test_example_values.py`` fails when this API changes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from winml.modelkit.ort.shared_settings import attribute_replaced
 _TAKES_A_NUMBER = torch.ops.aten._local_scalar_dense.default
 _INSTALLED = "site-packages"
 _PACKAGES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
-"""Folders of packages, torch's and this one, whose lines only pass on that a number is taken."""
+"""Folders of torch and of this package, whose frames are skipped when looking for the line that reads a number."""
 _SIZE_FILES = tuple(str(Path(torch.__file__).parent / name) for name in ("__init__.py", "fx/experimental"))
 """Files of torch that compute with sizes."""
 _ITERATION = torch.Tensor.__iter__.__code__
@@ -46,10 +46,10 @@ _ITERATION = torch.Tensor.__iter__.__code__
 
 @contextmanager
 def decided_by_examples(assumed: dict[tuple[str, int], Assumption]) -> Iterator[None]:
-    """Compute the values of the example inputs beside the shapes inside the block; patches torch.
+    """Also compute the values of the example inputs inside the block; patches torch.
 
     Args:
-        assumed: Line of the user's Python → that it reads a value; filled as the lines run.
+        assumed: Line of the user's Python → assumption that the line reads a value; filled during the block.
     """
     original = op_implementations_dict[_TAKES_A_NUMBER]
 
@@ -72,7 +72,7 @@ def decided_by_examples(assumed: dict[tuple[str, int], Assumption]) -> Iterator[
     try:
         with (
             config.patch(fake_tensor_propagate_real_tensors=True),
-            # Its recurrent layers return less than their rule says.
+            # oneDNN's recurrent layers return fewer outputs than their shape rule states.
             torch.backends.mkldnn.flags(enabled=False),
             attribute_replaced(torch, "tensor", _tensor_of_numbers),
             attribute_replaced(FakeTensorMode, "_maybe_infer_fake_kernel_from_pytree_out", _laid_out_alike),
@@ -88,7 +88,7 @@ _tensor = torch.tensor
 
 
 def _tensor_of_numbers(data: Any, *args: Any, **options: Any) -> torch.Tensor:
-    """Make a tensor of numbers some of which are tensors; torch takes their values from a storage that they lack."""
+    """Make a tensor of numbers, some of which are tensors; torch would read them from a storage that they lack."""
 
     def numbers(item: Any) -> Any:
         if isinstance(item, (list, tuple)):
@@ -99,15 +99,15 @@ def _tensor_of_numbers(data: Any, *args: Any, **options: Any) -> torch.Tensor:
 
 
 def _copy_values(target: torch.Tensor, source: torch.Tensor | None) -> None:
-    """Copy the values that stand beside a tensor; torch leaves those of parameters as they are in fresh memory."""
+    """Copy the values beside a fake tensor; torch leaves the values of parameters uninitialized."""
     if source is not None and type(source) in (torch.Tensor, torch.nn.Parameter):
         target.copy_(source.detach())
 
 
 def _laid_out_alike(_mode: FakeTensorMode, _operator: object, _inputs: object, _values: object, *out: Any) -> Any:
-    """Give values the strides of the tensor without values that they stand beside, in place; return the latter.
+    """Apply the strides of fake tensors to the values beside them, in place; return the fake tensors.
 
-    torch refuses where a kernel lays out its result, or chooses its integer type, in another way than the rule says.
+    torch refuses a kernel whose result has another layout or integer type than the shape rule states.
     """
     fakes, values = (item if isinstance(item, (list, tuple)) else (item,) for item in out)
     for fake, value in zip(fakes, values, strict=True):
@@ -120,7 +120,7 @@ def _laid_out_alike(_mode: FakeTensorMode, _operator: object, _inputs: object, _
 
 
 def _lay_out(value: torch.Tensor, fake: FakeTensor) -> None:
-    """Lay out a tensor as another one, in place: with its strides, in a storage of its size."""
+    """Lay out a tensor like a fake tensor, in place: with its strides, in a storage of its size."""
     with no_dispatch():
         count = fake.untyped_storage().nbytes() // fake.element_size()
         elements = torch.zeros(count, dtype=value.dtype)
@@ -129,9 +129,9 @@ def _lay_out(value: torch.Tensor, fake: FakeTensor) -> None:
 
 
 def _own_line(frame: FrameType | None) -> tuple[str, int] | None:
-    """Return file name and line of the user's Python that asks; None where an installed library does, or an assertion.
+    """Return file name and line of the user's Python that reads a value; None for libraries and assertions.
 
-    A library reads shapes for the most part, and the user cannot change it.
+    Libraries mostly read shapes, and the user cannot change them.
     """
     while frame is not None and frame.f_code.co_filename.startswith((*_PACKAGES, "<")):
         frame = frame.f_back
@@ -144,7 +144,7 @@ def _own_line(frame: FrameType | None) -> tuple[str, int] | None:
 
 
 def _line_reading_size(frame: FrameType | None) -> tuple[str, int] | None:
-    """Return file name and line of the user's Python that takes a size for a number; `None` if torch itself does."""
+    """Return file name and line of the user's Python that reads a size as a number; `None` if torch itself reads it."""
     is_asked_by_user, passing_on = True, (__file__, *_SIZE_FILES)
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGES):
         if frame.f_code is _ITERATION:
@@ -159,25 +159,27 @@ def _line_reading_size(frame: FrameType | None) -> tuple[str, int] | None:
 
 @dataclass
 class ExportedLoops(ValueLoops):
-    """The loops of one export: over all places whose number is unknown."""
+    """Loops of one export: over all positions whose number is unknown."""
 
     @contextmanager
     def in_trace(self) -> Iterator[None]:
-        """Trace a round for every place inside the block, also where a place is written into a name; patches torch."""
+        """Trace an iteration for every position inside the block; formatting a position into a name works too; patches
+        torch.
+        """
         with super().in_trace(), call_replaced(torch.Tensor, "__format__", _known_number):
             yield
 
     def place_count(self, values: torch.Tensor) -> int | None:
-        """Return how many places there are; None where that is a dynamic size, or outside of an export."""
+        """Return the number of positions; None for a dynamic size, or outside an export."""
         size: Any = values.shape[0]
         return size if isinstance(size, int) and torch.compiler.is_exporting() else None
 
     def place(self, number: int, device: torch.device) -> torch.Tensor:
-        """Return the place as a constant, whose value is known to Python."""
+        """Return the position as a constant tensor whose value Python knows."""
         return torch.tensor([number], device=device)
 
     def size_if_filled(self, values: torch.Tensor) -> Any:
-        """Return the number of elements, at least 1 of those that are not known."""
+        """Return the number of elements, or at least 1 for a dynamic number."""
         count: Any = math.prod(values.shape)
         return torch.sym_max(1, count) if isinstance(count, torch.SymInt) else count
 

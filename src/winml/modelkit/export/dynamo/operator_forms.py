@@ -1,10 +1,10 @@
-"""Has ONNX forms of operators that torch's dynamo exporter lacks or has wrong.
+"""ONNX forms of operators that torch's dynamo exporter lacks or converts wrongly.
 
-* Those of ``exact_forms.py`` are accurate over the whole range of a float; torch's own overflow or cancel.
-* ``conv3d`` without a bias: onnxscript's form adds one of zeros with a wrong shape, which ONNX Runtime refuses.
-* ``erf_inv`` and ``sym_numel``, the number of elements where values decide it, have no form in torch.
-* ``logcumsumexp``: torch's form subtracts one maximum of the whole axis, beside which smaller values vanish.
-* ``squeeze`` leaves an axis that is longer than 1; onnxscript's form removes it, which ONNX Runtime refuses.
+* Operators of ``exact_forms.py`` are accurate over the whole range of a float; torch's forms overflow or cancel.
+* ``conv3d`` without a bias: onnxscript adds a zero bias of wrong shape, which ONNX Runtime refuses.
+* ``erf_inv`` and ``sym_numel``, the number of elements if it depends on values, have no form in torch.
+* ``logcumsumexp``: torch subtracts one maximum of the whole axis, next to which smaller values vanish.
+* ``squeeze`` leaves an axis that is longer than 1; onnxscript removes it, which ONNX Runtime refuses.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _BodyBuilder:
 
 
 def operator_forms() -> dict[Any, Callable[..., Any]]:
-    """Return the forms, each in place of torch's own."""
+    """Return operator → ONNX form that replaces torch's."""
     from onnxscript import opset18 as op
     from onnxscript.function_libs.torch_lib.ops import core as torchlib
     from torch.onnx._internal.exporter._torchlib.ops.hop import call_op

@@ -1,12 +1,12 @@
-"""Skips work of torch's dynamo exporter that does not change the graph, for the time of one export.
+"""Omission of work of torch's dynamo exporter that does not change the graph, during one export.
 
 * torch traces the exported program a second time, to decompose operators. Most graphs of transformers write into no
-  tensor, and the few operators in them that ONNX has no form of are replaced one for one.
-* It parses the sources of all its ONNX forms, a thousand, of which a graph uses some thirty.
-* It reads the lines of Python of each node, which are dropped afterwards.
+  tensor, and their few operators without an ONNX form are replaced one by one.
+* torch parses the sources of all its thousand ONNX forms, of which a graph uses about thirty.
+* torch reads the Python source lines of each node, which are dropped afterwards.
 
-NOTE: these places are private in torch (docs/decisions/0004-private-seams.md).
-``tests/unit/export/dynamo/test_shortcuts.py`` fails when they move.
+NOTE: these functions are private in torch (docs/decisions/0004-private-seams.md).
+``tests/unit/export/dynamo/test_shortcuts.py`` fails when they change.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _Form = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
 def shortcuts(*, keep_stack_traces: bool) -> AbstractContextManager[None]:
-    """Skip it inside the block; patches torch.
+    """Skip this work inside the block; patches torch.
 
     Args:
-        keep_stack_traces: Read the lines of Python of each node all the same.
+        keep_stack_traces: Still read the Python source lines of each node.
     """
     record, decompose = _registration.OnnxDecompMeta, _fx_passes.decompose_with_registry
 
     def without_signature(**fields: Any) -> _registration.OnnxDecompMeta:
-        # Where a signature is missing, torch reads it when the form is called.
+        # torch reads a missing signature when the form is called.
         return record(**{**fields, "skip_signature_inference": True})
 
     def decompose_where_needed(program: Any, registry: Any) -> Any:
@@ -56,10 +56,10 @@ def shortcuts(*, keep_stack_traces: bool) -> AbstractContextManager[None]:
 
 
 def _is_replaced_alone(program: torch.export.ExportedProgram, registry: _registration.ONNXRegistry) -> bool:
-    """Return whether all operators have ONNX forms once some are replaced one for one.
+    """Return True if all operators have ONNX forms after replacing some one by one.
 
-    Not where the program writes into tensors, calls graphs inside, has an operator that is not replaced here, or a node
-    whose shape only a second trace finds.
+    False if the program writes into tensors, calls inner graphs, has an operator without a form or replacement, or a
+    node whose shape only a second trace finds.
     """
     if len(list(program.graph_module.modules())) > 1:
         return False
@@ -80,7 +80,7 @@ def _form_of(node: torch.fx.Node) -> _Form | torch.fx.Node | None:
 
 
 def _is_decomposed_always(target: Any) -> bool:
-    """Return whether an operator with an ONNX form is replaced by torch all the same."""
+    """Return True if an operator with an ONNX form is replaced by torch all the same."""
     if not isinstance(target, torch._ops.OpOverload):
         return False
     return target._schema.is_mutable or (_is_cia_op(target) and not _is_preservable_cia_op(target))
@@ -119,7 +119,7 @@ def _copy(x: torch.fx.Node, *_args: Any, **_options: Any) -> _Form:
 def _contiguous(x: torch.fx.Node, **_options: Any) -> _Form | torch.fx.Node:
     if is_contiguous_or_false(x.meta["val"]):
         return x
-    # What follows may view it, which torch checks once more.
+    # The next node may view the result, which torch checks again.
     return _aten.clone.default, (x,), {"memory_format": torch.contiguous_format}
 
 
@@ -153,4 +153,4 @@ _REPLACED: dict[Any, Callable[..., _Form | torch.fx.Node | None]] = {
     _aten.min.other: _other_name(_aten.minimum.default),
     _aten.max.other: _other_name(_aten.maximum.default),
 }
-"""Operator → what torch makes of it when it decomposes, or its operand; None where that depends on more."""
+"""Operator → its decomposition by torch, or its operand; None if the result depends on further conditions."""

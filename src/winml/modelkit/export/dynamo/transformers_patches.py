@@ -1,10 +1,11 @@
-"""Applies transformers' own repairs for exporting its models with dynamo.
+"""Application of transformers' own patches for exporting its models with dynamo.
 
-``transformers.exporters`` has repairs for single architectures and operators; they are applied for the time of one
-export. Models of other libraries are exported without, and so are all models with an older transformers.
+``transformers.exporters`` patches single architectures and operators; the patches are applied during one export.
+Models of other libraries, and all models with an older transformers, are exported without patches.
 
-NOTE: ``OnnxExporter``, its public class, accepts no prepared forward and returns no program, so its parts are used
-(docs/decisions/0004-private-seams.md). ``tests/unit/export/dynamo/test_transformers_patches.py`` fails when one moves.
+NOTE: ``OnnxExporter``, its public class, accepts no prepared forward and returns no program, so its internal functions
+are used (docs/decisions/0004-private-seams.md). ``tests/unit/export/dynamo/test_transformers_patches.py`` fails when
+they change.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class LibraryRepairs:
     """The repairs that the caller applies during the export."""
 
     translations: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
-    """ONNX forms of torch operators, in place of torch's own."""
+    """ONNX forms of torch operators that replace torch's."""
     repair_program: Callable[[torch.export.ExportedProgram], None] = _do_nothing
     """Rewrites operators without an ONNX form, in place."""
     repair_graph: Callable[[torch.onnx.ONNXProgram], None] = _do_nothing
@@ -45,10 +46,10 @@ class LibraryRepairs:
 
 @contextmanager
 def library_repairs(model: nn.Module) -> Iterator[LibraryRepairs]:
-    """Apply transformers' patches for the time of the block.
+    """Apply transformers' patches inside the block.
 
     Args:
-        model: The model; where no module of it is a transformers model, nothing is patched.
+        model: The model; without a transformers model in it, no patch is applied.
     """
     library_models = _transformers_models(model)
     exporters = import_exporters() if library_models else None
@@ -76,10 +77,10 @@ def library_repairs(model: nn.Module) -> Iterator[LibraryRepairs]:
 
 @contextmanager
 def _patches(shared: Any, backend: str) -> Iterator[None]:
-    """Apply transformers' patches for the time of the block, leaving out those of files that are not imported.
+    """Apply transformers' patches inside the block, except patches of files that are not imported.
 
     transformers imports the files of some 35 architectures to patch them, which takes longer than a small export.
-    Versions before 5.23 have no such function, so that all of them are imported.
+    Versions before 5.23 have no such function; then all files are imported.
     """
     import_path = getattr(shared, "import_dotted_path", None)
     if import_path is None:
@@ -100,9 +101,9 @@ def _patches(shared: Any, backend: str) -> Iterator[None]:
 
 @contextmanager
 def _fixes_keeping_stacks(exporter: Any) -> Iterator[Callable[[str, torch.fx.GraphModule], None]]:
-    """Let transformers' fixes of nodes give new nodes the modules of the node they replace, for the time of the block.
+    """Make transformers' node fixes copy the module stack of a replaced node to the new nodes, inside the block.
 
-    Most fixes leave out its metadata. The fixes also run inside torch's exporter, after the decompositions.
+    Most fixes drop this metadata. The fixes also run inside torch's exporter, after the decompositions.
     """
     apply_fixes = exporter.apply_fx_node_fixes
 
@@ -115,7 +116,7 @@ def _fixes_keeping_stacks(exporter: Any) -> Iterator[Callable[[str, torch.fx.Gra
 
 
 def _inherited_stacks() -> AbstractContextManager[None]:
-    """Give nodes inserted before or after another its module stack; patches torch for the time of the block."""
+    """Copy a node's module stack to nodes inserted before or after it; patches torch inside the block."""
     graph_class = torch.fx.Graph
     create_originally: Any = graph_class.create_node
     places: dict[torch.fx.Graph, torch.fx.Node | None] = {}
@@ -142,10 +143,10 @@ def _inherited_stacks() -> AbstractContextManager[None]:
 
 
 def _attention_over_low_values(original: Callable[..., torch.Tensor]) -> AbstractContextManager[None]:
-    """Restore torch's result for rows whose mask values are all very low; patches torch for the time of the block.
+    """Restore torch's result for rows whose mask values are all very low; patches torch inside the block.
 
-    With transformers' patch, such a row of a float mask gives zeros. torch gives zeros only where all values are minus
-    infinity, and otherwise the mean of the values. Padding outside a sliding window is such a row.
+    With transformers' patch, such a row of a float mask gives zeros. torch gives zeros only if all values are minus
+    infinity, and otherwise the mean of the values. Padding outside a sliding window leads to such rows.
 
     Args:
         original: torch's attention, without transformers' patch.
@@ -174,10 +175,10 @@ def _attention_over_low_values(original: Callable[..., torch.Tensor]) -> Abstrac
 
 
 def _masked_scatter(self: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """Write the elements of a source where a mask is set, in order.
+    """Write the elements of a source at the set positions of a mask, in order.
 
-    As transformers' patch does, which chooses the first element where nothing is set, also of a source that has none:
-    a text without images (for: Higgs Audio).
+    As in transformers' patch, unset positions select the first element; here also of an empty source: a text without
+    images (for: Higgs Audio).
     """
     is_set = mask.expand_as(self).reshape(-1)
     places = (is_set.to(torch.int64).cumsum(0) - 1).clamp(min=0)
@@ -186,7 +187,7 @@ def _masked_scatter(self: torch.Tensor, mask: torch.Tensor, source: torch.Tensor
 
 
 def _with_empty_sources(translations: Mapping[Any, Callable[..., Any]]) -> Mapping[Any, Callable[..., Any]]:
-    """Return ONNX forms of which that of writing where a mask is set takes a source of no elements, as above."""
+    """Extend the ONNX form of ``index_put`` with a mask by empty sources, as in ``_masked_scatter``."""
     from onnxscript import opset18 as op
 
     operator = torch.ops.aten.index_put.default
@@ -206,10 +207,10 @@ def _with_empty_sources(translations: Mapping[Any, Callable[..., Any]]) -> Mappi
 
 
 def _attention_with_norms(model: nn.Module) -> dict[type[nn.Module], Callable[..., Any]]:
-    """Return classes of attention that normalize queries and keys of one projection, each with its forward.
+    """Return attention class → its original forward, for classes that normalize queries and keys of one projection.
 
-    transformers' patch of the attention of vision encoders leaves these norms out (for: GLM-OCR); what the forward
-    decides by values is left to the example inputs.
+    transformers' patch of vision attention omits these norms (for: GLM-OCR); branches on values in the original forward
+    follow the example inputs.
     """
     return {
         type(module): type(module).forward
@@ -219,7 +220,7 @@ def _attention_with_norms(model: nn.Module) -> dict[type[nn.Module], Callable[..
 
 
 def _transformers_models(model: nn.Module) -> list[nn.Module]:
-    """Return the modules of a model that are transformers models, none inside another one."""
+    """Return the outermost transformers models among the modules of a model."""
     library = sys.modules.get("transformers.modeling_utils")
     if library is None:
         return []
@@ -232,10 +233,10 @@ def _transformers_models(model: nn.Module) -> list[nn.Module]:
 
 
 def import_exporters() -> tuple[Any, Any, Any] | None:
-    """Return the parts of ``transformers.exporters`` that are used; None where this transformers has none."""
+    """Return the used modules of ``transformers.exporters``; None if this transformers version has none."""
     try:
         with warnings.catch_warnings():
-            # What its model files say about torch as they are imported, such as that torch.jit.script will go.
+            # Model files of transformers warn about torch on import, such as about the removal of torch.jit.script.
             warnings.simplefilter("ignore", DeprecationWarning)
             from transformers.exporters import exporter_dynamo, exporter_onnx, utils
     except ImportError:

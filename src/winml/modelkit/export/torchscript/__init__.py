@@ -1,1 +1,1 @@
-"""How is a module's forward captured with torch's TorchScript exporter?"""
+"""Capture of a module's forward with torch's TorchScript exporter."""

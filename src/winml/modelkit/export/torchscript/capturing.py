@@ -1,4 +1,4 @@
-"""Captures a module's forward as a graph with torch's TorchScript exporter.
+"""Capture of a module's forward as a graph with torch's TorchScript exporter.
 
 Parameters are inputs of the trace and are attached by reference afterwards, so capturing never copies a weight. Every
 node comes with its exact module stack and a name after its module; ``node_tagger`` writes the tags. Operators that
@@ -72,21 +72,22 @@ from winml.modelkit.tags.tree import ModuleTree
 
 _RANDOM = RANDOM_OPERATORS | {"Dropout"}
 _APART = "winml_apart"
-"""Attribute by whose value nodes are kept apart, for the time of the pass."""
+"""Temporary attribute during the pass; only nodes with equal values may be merged."""
 
 
 def _merge_equal_nodes(
     model: ir.Model, scopes: Mapping[ir.Node, Scope], repeated_modules: Collection[str] = ()
 ) -> None:
-    """Let one node stand for all that compute the same of the same values in the same module, in place.
+    """Merge equal nodes with equal inputs within each module, in place.
 
-    Each module keeps its own work, so that equal modules have equal nodes and each can be cut out. torch's own pass
-    merges across modules and calls.
+    Nodes of different modules are not merged, so that equal modules have equal nodes and each module can be extracted.
+    torch's pass merges across modules and calls.
 
     Args:
         model: A captured graph.
         scopes: The scope of each node.
-        repeated_modules: Paths of modules that run more than once. Their nodes stay, so that each call has its own.
+        repeated_modules: Paths of modules that run more than once. Their nodes are not merged, so that each call has
+        separate nodes.
     """
     numbers: dict[Scope, int] = {}
     nodes = [node for node in model.graph if node.inputs]
@@ -105,7 +106,7 @@ def _merge_equal_nodes(
 _TracerWarning: type[Warning] = torch.jit.TracerWarning  # type: ignore[attr-defined]  # public, but not in its stub
 
 _TAKING_ALL = ("to a NumPy array", "to a Python list")
-"""What torch warns of where all values of a tensor are taken, which its dispatcher does not see."""
+"""Texts in torch's warnings when all values of a tensor are read, which torch's dispatcher does not see."""
 _COUNTER = re.compile(r"\.\d+$")
 
 _MINIMUM_IR_VERSION = 10
@@ -123,14 +124,15 @@ def capture_torchscript(
 
     Args:
         model: The module, its forward replaced by ``forward``; its parameters may be fake tensors.
-        inputs: Example tensors by input name, in order; their shapes become the graph's. Fake where the parameters are.
+        inputs: Example tensors by input name, in order; their shapes become the graph's. Fake if the parameters are
+        fake.
         forward: The flat forward, called at least once, so that its output names are known.
         tree: The modules of the model, for the names of nodes.
         options: Opset, dynamic sizes and weights; the time limit is not used.
 
     Raises:
         ExportError: the module cannot be traced, or needs values that its parameters do not have, or the exporter lacks
-            an operator; names operator and module where known.
+            an operator; the error names operator and module if known.
     """
     scopes = ModuleScopes(model)
     try:
@@ -211,9 +213,10 @@ def _export_with_torch(
 
 
 def _mend_bfloat16_casts(captured: ir.Model) -> None:
-    """Cast numbers beside bfloat16 tensors to bfloat16, in place.
+    """Replace casts to complex128 by casts to bfloat16, in place.
 
-    torch writes its own number of that type, which is ONNX's of complex numbers; a graph holds those as pairs.
+    torch writes its own type number of bfloat16, which is ONNX's number of complex128; a graph holds complex numbers as
+    pairs.
     """
     for node in captured.graph.all_nodes():
         target = node.attributes.get("to") if node.op_type == "Cast" else None
@@ -250,8 +253,8 @@ def _export_error(error: Exception, scopes: ModuleScopes, model: nn.Module, opse
 def _values_read(caught: Sequence[warnings.WarningMessage]) -> Iterator[Assumption]:
     """Yield the lines where the user's Python read a tensor's value during tracing.
 
-    Lines of installed libraries are left out: they mostly read shapes, and the user cannot change them. So are those
-    that only assert something: the answer is the same wherever there is one.
+    Lines of installed libraries are omitted: they mostly read shapes, and the user cannot change them. Lines that only
+    assert are omitted too: they do not change the outputs.
     """
     for warning in caught:
         if not issubclass(warning.category, _TracerWarning) or "site-packages" in Path(warning.filename).parts:
@@ -265,7 +268,7 @@ def _values_read(caught: Sequence[warnings.WarningMessage]) -> Iterator[Assumpti
 def _attach_parameters(
     captured: ir.Model, model: nn.Module, input_names: Sequence[str], weights: Mapping[str, ir.TensorProtocol] | None
 ) -> None:
-    """Turn the graph inputs that are parameters into initializers that refer to their values, in place."""
+    """Turn the graph inputs that are parameters into initializers that refer to the model's tensors, in place."""
     tensors = model.state_dict(keep_vars=True)
     graph = captured.graph
     for value in [value for value in graph.inputs if value.name not in input_names]:
@@ -287,7 +290,7 @@ def _names_for_torch(forward: FlatForward) -> list[str]:
 
 
 def _name_inputs(graph: ir.Graph, forward: FlatForward) -> None:
-    """Give the inputs their own names again, in place; a parameter of such a name gets another."""
+    """Restore the names of the inputs, in place; a parameter with the name of an input is renamed."""
     names = dict(zip(_names_for_torch(forward), forward.input_names, strict=True))
     for name in forward.input_names:
         if name in graph.initializers and "." in name:
@@ -301,7 +304,7 @@ def _name_inputs(graph: ir.Graph, forward: FlatForward) -> None:
 
 
 def _restore_unused_inputs(graph: ir.Graph, inputs: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
-    """Add the inputs that the exporter dropped because nothing reads them, in place; return their names."""
+    """Add the inputs that the exporter dropped as unused, in place; return their names."""
     present = {value.name: value for value in graph.inputs}
     unused = tuple(name for name in inputs if name not in present)
     for name in unused:
@@ -328,7 +331,7 @@ _AXIS_END = torch.iinfo(torch.int64).max
 
 @contextmanager
 def further_operators(opset_version: int) -> Iterator[None]:
-    """Register the forms below for the time of the block, except where the user registered one.
+    """Register the symbolics below inside the block, except for operators registered by the user.
 
     Args:
         opset_version: The opset of the export.
@@ -343,7 +346,7 @@ def further_operators(opset_version: int) -> Iterator[None]:
         for name in names:
             registry.unregister(name, opset_version)
             if name not in registered_names:
-                # torch would leave an entry without forms, on which its own error message fails.
+                # torch would leave an entry without symbolics, on which its own error message fails.
                 del registry._registry[name]
 
 
@@ -355,7 +358,7 @@ def _is_user_operator(name: str, opset_version: int) -> bool:
 
 @symbolic_helper.parse_args("v", "i", "i", "v", "v")
 def _diff_symbolic(graph: Any, values: object, times: int, axis: int, before: Any, after: object) -> Any:
-    """``torch.diff``: each value minus the one before it, ``times`` times; for booleans, whether they differ."""
+    """``torch.diff``: differences of neighbouring values, ``times`` times; XOR for booleans."""
     operands = [operand for operand in (before, values, after) if not symbolic_helper._is_none(operand)]
     differences = graph.op("Concat", *operands, axis_i=axis) if len(operands) > 1 else values
     operator = "Xor" if symbolic_helper._is_bool(values) else "Sub"
@@ -367,7 +370,7 @@ def _diff_symbolic(graph: Any, values: object, times: int, axis: int, before: An
 
 
 def _cumsum_symbolic(graph: Any, values: Any, axis: object, dtype: object = None) -> Any:
-    """Like torch's own form, but with sums of booleans and short integers in 64 bits, as torch computes them."""
+    """Torch's symbolic, with sums of booleans and short integers in 64 bits, as torch computes them."""
     kind = JitScalarType.from_value(values, JitScalarType.UNDEFINED)
     if (dtype is None or symbolic_helper._is_none(dtype)) and kind in _SHORT_INTEGERS:
         values = graph.op("Cast", values, to_i=JitScalarType.INT64.onnx_type())
@@ -394,7 +397,7 @@ class _TorchScriptBuilder:
 
 
 def _exact(form: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a form of operands that are floats of one dtype as torch calls it."""
+    """Adapt an exact form for float operands of one dtype to torch's symbolic signature."""
 
     def symbolic(graph: Any, *operands: Any) -> Any:
         return form(_TorchScriptBuilder(graph), *operands)
@@ -403,7 +406,7 @@ def _exact(form: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _log_symbolic(graph: Any, values: Any) -> Any:
-    """Like torch's own form, but of a sigmoid by its argument: the sigmoid itself is rounded to 0 from -18 on."""
+    """Torch's symbolic, except for the log of a sigmoid: the sigmoid itself is rounded to 0 from -18 on."""
     node = values.node()
     if node.kind() == "onnx::Sigmoid":
         return exact_forms.log_sigmoid(_TorchScriptBuilder(graph), node.inputsAt(0))
@@ -411,9 +414,9 @@ def _log_symbolic(graph: Any, values: Any) -> Any:
 
 
 def _unflatten_symbolic(graph: Any, values: Any, axis: Any, sizes: Any) -> Any:
-    """Like torch's own form, but with a 0 for each size before the axis, which ``Reshape`` copies.
+    """Torch's symbolic, with a 0 for each size before the axis, which ``Reshape`` copies.
 
-    torch's form slices the shape of the tensor, and its shape inference then takes dynamic sizes for constants.
+    torch slices the shape of the tensor, and its shape inference then treats dynamic sizes as constants.
     """
     rank, position = symbolic_helper._get_tensor_rank(values), symbolic_helper._maybe_get_const(axis, "i")
     if rank is None or not isinstance(position, int):
@@ -445,7 +448,7 @@ def _cross_entropy_symbolic(graph: Any, x: Any, target: Any, weight: Any, positi
 
 
 def _softplus_symbolic(graph: Any, values: Any, beta: Any, threshold: Any) -> Any:
-    """Like torch's own form, which has no threshold; from 20 on, the default, it changes nothing that float32 holds."""
+    """Torch's symbolic with a threshold; from the default of 20 on, the threshold has no effect in float32."""
     result = symbolic_opset9.softplus(graph, values, beta, threshold)
     factor, limit = (symbolic_helper._get_const(item, "f", "number") for item in (beta, threshold))
     if limit >= _SOFTPLUS_THRESHOLD:
@@ -462,7 +465,7 @@ _torch_prod = symbolic_helper._reduce_with_dtype_helper("ReduceProd", "prod", al
 
 
 def _prod_symbolic(graph: Any, values: Any, *options: Any) -> Any:
-    """Like torch's own form; of a known number of integers a product that wraps as torch's does."""
+    """Torch's symbolic; an integer product of known size wraps on overflow as torch's does."""
     axis = symbolic_helper._maybe_get_const(options[0], "i") if len(options) > 1 else None
     rank = symbolic_helper._get_tensor_rank(values)
     size = symbolic_helper._get_tensor_dim_size(values, axis) if rank and isinstance(axis, int) else None
@@ -476,7 +479,7 @@ def _prod_symbolic(graph: Any, values: Any, *options: Any) -> Any:
 
 @symbolic_helper.parse_args("v", "v", "i", "f")
 def _cosine_similarity_symbolic(graph: Any, first: object, second: object, axis: int, least: float) -> Any:
-    """The product of two vectors of length one; torch's own form compares the product of both lengths with ``eps``."""
+    """Product of two unit vectors; torch's symbolic compares the product of both norms with ``eps``."""
     units = []
     for values in (first, second):
         norm = graph.op(
@@ -487,15 +490,15 @@ def _cosine_similarity_symbolic(graph: Any, first: object, second: object, axis:
 
 
 _INTEGERS = (JitScalarType.UINT8, JitScalarType.INT8, JitScalarType.INT16, JitScalarType.INT, JitScalarType.INT64)
-"""By how many bits they have."""
+"""Ordered by number of bits."""
 
 
 def _exact_division(form: Callable[..., Any], of_integers: Callable[..., Any]) -> Callable[[Any, Any, Any], Any]:
-    """Return a form of two operands of any dtypes.
+    """Return a symbolic of two operands of any dtypes.
 
     Args:
-        form: Of two floats of one dtype.
-        of_integers: Of two integers.
+        form: Exact form for two floats of one dtype.
+        of_integers: Symbolic for two integers.
     """
 
     def symbolic(graph: Any, values: Any, divisor: Any) -> Any:
@@ -519,7 +522,7 @@ def _as_floats(graph: Any, *operands: Any) -> list[Any]:
 
 
 _FLOATS = (JitScalarType.BFLOAT16, JitScalarType.HALF, JitScalarType.FLOAT, JitScalarType.DOUBLE)
-"""By how many digits they have."""
+"""Ordered by precision."""
 
 
 def _floor_divide_integers(graph: Any, values: Any, divisor: Any) -> Any:
@@ -546,7 +549,7 @@ def _floor_divide_integers(graph: Any, values: Any, divisor: Any) -> Any:
 
 
 def _is_never_negative(value: Any) -> bool:
-    """Say whether a number is made of sizes and of constants that are not negative, by sums and products alone."""
+    """Return True if a number is made of sizes and of constants that are not negative, by sums and products alone."""
     node = value.node()
     kind = node.kind()
     if kind == "onnx::Constant":
@@ -586,7 +589,7 @@ def _as_strided_symbolic(graph: Any, values: Any, *places: object) -> Any:
     strides, sizes = values.type().strides(), values.type().sizes()
     if strides is None:
         return symbolic_opset9.as_strided(graph, values, *places)
-    # An axis of size 1 may have any place; sizes are unknown where the forward computes them.
+    # An axis of size 1 may have any position; sizes are unknown if the forward computes them.
     order = sorted(range(len(strides)), key=lambda axis: -strides[axis])
     if sizes is not None and not _fills_memory([(sizes[axis], strides[axis]) for axis in order]):
         raise UnsupportedOperatorError("aten::as_strided", graph.opset, None)
@@ -595,7 +598,7 @@ def _as_strided_symbolic(graph: Any, values: Any, *places: object) -> Any:
 
 
 def _fills_memory(axes: Sequence[tuple[int, int]]) -> bool:
-    """Say whether axes of ``(size, stride)``, outermost first, cover memory without gaps and overlaps."""
+    """Return True if axes of ``(size, stride)``, outermost first, cover memory without gaps and overlaps."""
     expected = 1
     for size, stride in reversed(axes):
         if size != 1 and stride != expected:
@@ -606,7 +609,7 @@ def _fills_memory(axes: Sequence[tuple[int, int]]) -> bool:
 
 @symbolic_helper.parse_args("v", "is")
 def _permute_symbolic(graph: object, values: object, axes: Sequence[int]) -> Any:
-    """Like torch's own form, which writes negative axes unchanged; ONNX does not allow them here."""
+    """Torch's symbolic with non-negative axes; ONNX does not allow negative axes in Transpose."""
     return symbolic_opset9.permute(graph, values, [axis % len(axes) for axis in axes])
 
 
@@ -621,7 +624,7 @@ def _reshape_symbolic(graph: Any, values: object, shape: Any) -> Any:
 
 
 def _repeat_interleave_symbolic(graph: Any, values: object, repeats: Any, axis: object = None, *size: Any) -> Any:
-    """Like torch's own form, which is wrong for negative axes: it changes every constant with that value."""
+    """Torch's symbolic, corrected for negative axes: torch's changes every constant with that value."""
     torch_symbolics = symbolic_opset13 if graph.opset >= 13 else symbolic_opset9
     number = None if axis is None or symbolic_helper._is_none(axis) else symbolic_helper._get_const(axis, "i", "dim")
     if (symbolic_helper._get_tensor_sizes(repeats) or [None])[0] not in (None, 1):
@@ -631,7 +634,7 @@ def _repeat_interleave_symbolic(graph: Any, values: object, repeats: Any, axis: 
 
 
 def _repeated_by_counts(graph: Any, values: object, counts: Any, axis: int | None) -> Any:
-    """Repeat each position by its count; torch's own form repeats a position of count 0 once."""
+    """Repeat each position by its count; torch's symbolic repeats a position of count 0 once."""
     integer = JitScalarType.INT64.onnx_type()
     zero, one = (graph.op("Constant", value_t=torch.tensor(number)) for number in (0, 1))
     counts = graph.op("Cast", counts, to_i=integer)
@@ -644,7 +647,7 @@ def _repeated_by_counts(graph: Any, values: object, counts: Any, axis: int | Non
 
 
 def _index_put_symbolic(graph: Any, values: object, places: Any, new_values: Any, adds: Any = None) -> Any:
-    """Like torch's own form, which crashes the process for empty values (it divides by the number of elements)."""
+    """Torch's symbolic, except for empty values, for which torch's crashes the process by a division by zero."""
     indices = symbolic_helper._unpack_list(places)
     if 0 not in (new_values.type().sizes() or ()):
         return symbolic_opset11.index_put(graph, values, places, new_values, *(() if adds is None else (adds,)))
@@ -656,8 +659,10 @@ def _index_put_symbolic(graph: Any, values: object, places: Any, new_values: Any
 
 
 def _attention_symbolic(graph: Any, query: Any, key: object, value: Any, *options: object) -> Any:
-    """Like torch's own form, which does not support grouped-query attention (``enable_gqa``), and makes float32 of
-    scores of 16 bits where it makes a mask of a boolean or causal one: what reads them then has weights of 16 bits.
+    """Torch's symbolic, extended by grouped-query attention (``enable_gqa``).
+
+    For 16-bit scores, masks stay in 16 bits: torch's symbolic converts a boolean or causal mask to float32, and so the
+    scores, while the weights that read them have 16 bits.
     """
     kind = JitScalarType.from_value(query, JitScalarType.UNDEFINED)
     if kind in (JitScalarType.HALF, JitScalarType.BFLOAT16):
@@ -739,7 +744,7 @@ def _grouped_product_symbolic(graph: Any, rows: Any, matrices: Any, ends: Any, *
 
 
 def _antialiased_resize_symbolic(kind: str) -> Callable[..., Any]:
-    """Return the form of torch's antialiased resizing between constant sizes.
+    """Return the symbolic of torch's antialiased resizing between constant sizes.
 
     Resizing is linear: a product with one matrix for the rows and one for the columns. torch computes each matrix by
     resizing the identity.

@@ -37,17 +37,17 @@ from winml.modelkit.progress import count_progress
 from winml.modelkit.tags.torch_modules import module_of_error
 
 _ASKED_FOR_NUMBERS = ("__bool__", "__float__", "__index__", "__int__", "__iter__", "__len__", "item")
-"""Methods of a tensor that return what Python decides by. Of those that take all values torch warns."""
+"""Methods of a tensor that return a Python value for control flow. torch warns of methods that read all values."""
 _OF_SHAPES = frozenset({"aten::size", "aten::numel", "aten::len", "aten::sym_size", "aten::sym_numel"})
 """Operators that ask for no value."""
 _UNTAGGED = frozenset({"aten::nonzero_numpy", "aten::repeat_interleave.self_Tensor", "aten::where"})
-"""Composite operators whose results have as many elements as their values say; torch tags the operators inside."""
+"""Composite operators whose result sizes depend on values; torch tags only the operators inside."""
 _COUNTED_ROWS = frozenset({"aten::index", "aten::nonzero", "aten::masked_select", "aten::argwhere"})
-"""Operators with one axis of such a size: the first, of ``index`` the one that flags select from."""
+"""Operators with one axis of value-dependent size: the first axis; for ``index``, the axis selected by a mask."""
 _PATCHES = (__file__, ValueLoops.call.__code__.co_filename)
-"""Files of what stands in for functions of torch."""
+"""Files with replacements of torch's functions."""
 _WRAPPERS = (*_PATCHES, torch.Tensor.__contains__.__code__.co_filename)
-"""Files whose frames stand between the line that asks and what answers."""
+"""Files whose frames are between the line that reads a value and the patched function."""
 
 
 @dataclass
@@ -59,9 +59,9 @@ class NumbersTaken:
     open_axes: Mapping[str, Mapping[int, str]]
     """Input → axis → name, of the sizes that are left open."""
     values: dict[Place, tuple[str, frozenset[str]]] = field(default_factory=dict)
-    """Place → the number and the inputs from whose values it was computed."""
+    """Source line → the number and the inputs from whose values it was computed."""
     sizes: dict[Place, tuple[str, frozenset[str]]] = field(default_factory=dict)
-    """Place → the number and names of dynamic sizes, where it was computed from sizes alone."""
+    """Source line → the number and the names of the dynamic sizes, if computed from sizes alone."""
 
     @contextmanager
     def in_trace(self) -> Iterator[None]:
@@ -81,11 +81,11 @@ class NumbersTaken:
         if name == "__index__" and _is_subscript(frame):
             return original(values)
         with warnings.catch_warnings():
-            # What torch warns of is noted here, with where it comes from.
+            # torch's warnings are replaced by notes here, with their source lines.
             warnings.simplefilter("ignore")
             number = original(values)
         file, line = frame.f_code.co_filename, frame.f_lineno
-        # What is a tensor still, the trace follows: torch has a ``len()`` of its own.
+        # The trace follows values that are still tensors: torch has its own ``len()``.
         if not isinstance(number, torch.Tensor) and not asserts_only_at(frame):
             self._note((Path(file).name, line), name, values, number)
         return number
@@ -102,11 +102,12 @@ class NumbersTaken:
             self.sizes[place] = (known[0], known[1] | sizes)
 
     def _sizes_of(self, value: Any, axis: int | None) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the inputs whose values decide the size of a traced value, and which dynamic sizes it may be.
+        """Return the inputs whose values decide the size of a traced value, and the dynamic sizes that the size may
+        equal.
 
         Args:
-            value: What has the size.
-            axis: Which one; None: any.
+            value: The traced value.
+            axis: The axis; None: any axis.
         """
         names = self._inputs()
         if value.unique() in names:
@@ -123,7 +124,7 @@ class NumbersTaken:
         return deciding, sizes
 
     def _origins(self, value: Any) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the inputs whose values a traced number comes from, and the open sizes that it comes from."""
+        """Return the inputs whose values a traced number depends on, and the dynamic sizes it depends on."""
         names = self._inputs()
         inputs, sizes = frozenset[str](), frozenset[str]()
         for item in _computed_from(value, until=_OF_SHAPES, follows_writes=True):
@@ -142,13 +143,13 @@ class NumbersTaken:
 
 
 def _traced_inputs(count: int) -> list[int]:
-    """Return the values of the inputs of the model; the exporter lists them first, and the weights after them."""
+    """Return the ids of the model's inputs in the trace; the exporter lists inputs first and weights after them."""
     tracing: Any = torch._C._get_tracing_state()
     return [value.unique() for value in list(tracing.graph().inputs())[:count]]
 
 
 def _computed_from(value: Any, until: Collection[str] = (), *, follows_writes: bool = False) -> Iterator[Any]:
-    """Yield a traced value and all that it is computed from, not past operators of these kinds.
+    """Yield a traced value and its ancestors, stopping at operators of the kinds in ``until``.
 
     Args:
         value: The traced value.
@@ -180,8 +181,8 @@ def _written_into(value: Any) -> Iterator[Any]:
 
 @functools.cache
 def _aliased_arguments(schema: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the positions of arguments that an operator writes into, and of those that its results are views of."""
-    if schema.startswith("("):  # nodes of TorchScript itself have none
+    """Return the positions of arguments that an operator writes into, and of arguments that results are views of."""
+    if schema.startswith("("):  # nodes of TorchScript itself have no schema
         return (), ()
     aliased = [
         (position, argument.alias_info.is_write)
@@ -192,7 +193,7 @@ def _aliased_arguments(schema: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _counting_operand(node: Any) -> Any:
-    """Return the operand whose values decide how many elements a traced operator returns; `None` if none does."""
+    """Return the operand whose values decide the number of elements a traced operator returns; `None` without one."""
     operands = list(node.inputs())
     kind, name = node.kind(), node.schema().partition("(")[0]
     if kind == "aten::index":
@@ -210,12 +211,12 @@ def _holds_flags(value: Any) -> bool:
 
 
 def _has_same_axis(counted: Any, value: Any, axis: int | None) -> bool:
-    """Return True if an axis of a traced value is one that an operator which counts rows does not change.
+    """Return True if an axis of a traced value is unchanged by an operator with a value-dependent number of rows.
 
     Args:
         counted: The result of that operator.
-        value: A value that is computed from it.
-        axis: The axis; None: any.
+        value: A value computed from the result.
+        axis: The axis; None: any axis.
     """
     node = counted.node()
     if axis is None or node.kind() not in _COUNTED_ROWS:
@@ -230,7 +231,7 @@ def _has_same_axis(counted: Any, value: Any, axis: int | None) -> bool:
 
 @functools.cache
 def _has_tagged_size(name: str) -> bool:
-    """Return True if torch says of an operator that the sizes of its results depend on values."""
+    """Return True if torch tags an operator as having results whose sizes depend on values."""
     namespace, _, operator = name.partition("::")
     if namespace != "aten":
         return False
@@ -241,7 +242,7 @@ def _has_tagged_size(name: str) -> bool:
 
 
 def is_noted_elsewhere(file: str) -> bool:
-    """Say whether a warning of the tracer comes from the patches of torch, which note by themselves."""
+    """Return True if a warning of the tracer comes from the patches of torch, which note by themselves."""
     return file in _PATCHES
 
 
@@ -250,7 +251,7 @@ def _is_library(frame: FrameType) -> bool:
 
 
 def _is_subscript(frame: FrameType) -> bool:
-    """Say whether a frame is at ``values[…]``: of tensors, a trace follows those."""
+    """Return True if a frame is at ``values[…]``: of tensors, a trace follows those."""
     name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
     return "SUBSCR" in name or "SLICE" in name
 
@@ -266,7 +267,7 @@ _NAMES_OF_NUMBERS = ("fill_value", "value")
 
 @contextmanager
 def booleans_as_numbers() -> Iterator[None]:
-    """Pass 1 and 0 instead of True and False to the functions above, for the time of the block; patches torch.
+    """Pass 1 and 0 instead of True and False to the functions above inside the block; patches torch.
 
     TorchScript's tracer records a bool as an operand of a signature that does not exist, and fails with an internal
     error.
@@ -296,10 +297,10 @@ _MAPPED, _INDEXING = "_vmap_expansion_sdpa", "TransformGetItemToIndex"
 
 
 def masks_without_vmap() -> AbstractContextManager[None]:
-    """Compute masks for all pairs of tokens at once, for the time of the block; patches transformers.
+    """Compute masks for all pairs of tokens at once inside the block; patches transformers.
 
-    transformers computes a mask with conditions of its own for one pair of tokens, and maps that over all pairs with
-    ``torch.vmap``, which the tracer cannot record.
+    transformers computes a mask by conditions on one pair of tokens and maps them over all pairs with ``torch.vmap``,
+    which the tracer cannot record.
     """
     module = sys.modules.get(_MODULE)
     replacements = ((module, _MAPPED, _mask_conditions), (module, _INDEXING, nullcontext))
@@ -307,7 +308,7 @@ def masks_without_vmap() -> AbstractContextManager[None]:
 
 
 def _mask_conditions(condition: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return what makes the mask of a condition from the numbers of rows, heads, tokens and tokens they may see."""
+    """Return a function from index ranges (batch, head, query token, key token) to the mask of a condition."""
 
     def mask(*numbers: torch.Tensor) -> torch.Tensor:
         placed = [
@@ -324,10 +325,10 @@ _DIGITS = 6
 
 
 def tensors_rounded_as_numbers() -> AbstractContextManager[None]:
-    """Let ``round()`` accept tensors of one element inside the block; patches torch.
+    """Make ``round()`` accept tensors of one element inside the block; patches torch.
 
-    In a trace a size is a tensor, and tensors have no ``__round__``. The result is a Python number, as without a
-    trace: it becomes a constant of the graph, as with ``int()``.
+    In a trace a size is a tensor, and tensors have no ``__round__``. The result is a Python number, as without a trace,
+    and becomes a constant of the graph, as with ``int()``.
     """
     has_own = hasattr(torch.Tensor, "__round__")
     return nullcontext() if has_own else attribute_replaced(torch.Tensor, "__round__", _round_tensor)
@@ -343,17 +344,17 @@ def _round_tensor(values: torch.Tensor, digits: int | None = None) -> int | floa
 
 @dataclass
 class TracedLoops(ValueLoops):
-    """The loops of one trace by TorchScript: over what is computed from an input, and not from weights alone.
+    """Loops over values of one TorchScript trace that depend on an input, not on weights alone.
 
-    NOTE: asks the tracer what a tensor is computed from (docs/decisions/0004-private-seams.md).
-    ``tests/unit/export/torchscript/test_traced_loops.py`` fails when that moves.
+    NOTE: queries the ancestors of a tensor from the tracer (docs/decisions/0004-private-seams.md).
+    ``tests/unit/export/torchscript/test_traced_loops.py`` fails when this API changes.
     """
 
     input_count: int
-    """How many inputs the model has."""
+    """Number of inputs of the model."""
 
     def place_count(self, values: torch.Tensor) -> int | None:
-        """Return how many places there are; None for places that no input decides."""
+        """Return the number of values, or `None` if they depend on no input."""
         return len(_values(values)) if self._depends_on_inputs(values) else None
 
     def place(self, number: int, device: torch.device) -> torch.Tensor:
@@ -361,18 +362,18 @@ class TracedLoops(ValueLoops):
         return torch.full((1,), number, dtype=torch.int64, device=device)
 
     def size_if_filled(self, values: torch.Tensor) -> Any:
-        """Return the number of those in the trace, or 1 where there are none."""
+        """Return the number of values in the trace, or 1 if there are none."""
         return max(1, len(_values(values)))
 
     def after_failure(self) -> None:
-        """Drop the index that torch keeps of a failed trace, and would put into the next one."""
+        """Reset the index that torch retains of a failed trace and would use in the next trace."""
         with suppress(RuntimeError), warnings.catch_warnings():
             # That it is outdated, as the exporter is.
             warnings.simplefilter("ignore")
             torch.jit.trace(lambda values: values[0], torch.zeros(1), check_trace=False)
 
     def _depends_on_inputs(self, values: torch.Tensor) -> bool:
-        """Say whether a tensor is computed from an input of the model, and not from weights and constants alone."""
+        """Return True if a tensor is computed from an input of the model, and not from weights and constants alone."""
         if torch._C._get_tracing_state() is None:
             return False
         inputs = _traced_inputs(self.input_count)
@@ -382,7 +383,7 @@ class TracedLoops(ValueLoops):
 
 
 def _values(values: torch.Tensor) -> list[Any]:
-    """Return the values of a tensor, none of which is kept in the graph."""
+    """Return the values of a tensor without recording the read in the graph."""
     tracing: Any = torch._C._get_tracing_state()
     torch._C._set_tracing_state(None)  # type: ignore[attr-defined]  # its stub misses it
     try:
@@ -403,11 +404,11 @@ _CONVOLUTION_BACKEND = (False, False, False, False)
 
 
 def untraced_shape_computation() -> AbstractContextManager[None]:
-    """Keep what torch does to find the shape of a fake tensor out of a trace, for the time of the block.
+    """Exclude torch's shape computation on fake tensors from a trace, inside the block.
 
-    torch's Python for it takes sizes of tensors, and in a trace a size is a tensor, for which there are no answers.
-    Of a convolution the tracer records the inner operator ``_convolution`` only, which fake tensors never reach: it is
-    called here, and recorded.
+    torch computes shapes in Python from sizes of tensors. In a trace a size is a tensor, which that code does not
+    support. For a convolution the tracer records only the inner operator ``_convolution``, which fake tensors never
+    reach: it is called here, and recorded.
     """
     dispatch = FakeTensorMode.dispatch
 
@@ -418,7 +419,7 @@ def untraced_shape_computation() -> AbstractContextManager[None]:
         function, _types, operands, *_ = args
         if function is torch.ops.aten.convolution.default:
             with _traced_inside_operator():
-                # Its operands are those of the operator that calls it.
+                # ``_convolution`` takes the operands of ``convolution``.
                 return torch._convolution(*operands, *_CONVOLUTION_BACKEND)  # type: ignore[call-overload]
         _set_tracing_state(None)
         try:
@@ -430,14 +431,14 @@ def untraced_shape_computation() -> AbstractContextManager[None]:
 
 
 def _set_tracing_state(state: object) -> None:
-    """Set what is traced, also inside an operator, which the tracer is kept out of: there torch refuses to set it."""
+    """Set the tracing state, also inside an operator, where torch excludes the tracer and refuses to set the state."""
     with _traced_inside_operator():
         torch._C._set_tracing_state(state)  # type: ignore[attr-defined]  # its stub misses it
 
 
 @contextmanager
 def _traced_inside_operator() -> Iterator[None]:
-    """Let the tracer record, and be set, inside an operator, where torch excludes it; for the time of the block."""
+    """Enable the tracer inside an operator, where torch excludes it; for the time of the block."""
     is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(_TRACER)
     torch._C._dispatch_tls_set_dispatch_key_excluded(_TRACER, False)
     try:
@@ -447,7 +448,7 @@ def _traced_inside_operator() -> Iterator[None]:
 
 
 def missing_value_error(error: Exception, model: nn.Module) -> ExportError | None:
-    """Return our error where a forward read a value there is not; None for other errors."""
+    """Convert an error of a forward that read a missing value to an ExportError; `None` for other errors."""
     if not isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
         return None
     path = module_of_error(error, model)
@@ -462,14 +463,14 @@ def missing_value_error(error: Exception, model: nn.Module) -> ExportError | Non
 def _refuse_missing_constants(graph: Any) -> None:
     """Refuse a traced graph that holds a constant without values.
 
-    torch records some operators by what they call only, such as a cell of an LSTM, and fake tensors end before that;
-    and a forward may use what was computed of weights before it was called.
+    torch records some operators, such as an LSTM cell, only by their inner operators, which fake tensors never reach. A
+    forward may also use tensors that were computed from weights before the call.
 
     Args:
-        graph: What TorchScript traced.
+        graph: The graph traced by TorchScript.
 
     Raises:
-        ExportError: there is one.
+        ExportError: the graph holds a constant without values.
     """
     for node in graph.nodes():
         has_tensor = node.kind() == "prim::Constant" and node.hasAttribute("value") and node.kindOf("value") == "t"
@@ -488,7 +489,7 @@ _SEGMENT = re.compile(r"m(\d+)(?:_\d+)?")
 
 
 class ModuleScopes:
-    """Gives every module of a model a unique scope, and reads scopes from node names."""
+    """Unique scopes of the modules of a model, and decoding of scopes from node names."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules: dict[nn.Module, str] = {}
@@ -501,7 +502,7 @@ class ModuleScopes:
 
     @contextmanager
     def patched_exporter(self) -> Iterator[None]:
-        """Patch torch's exporter, so that an export inside the block writes these scopes and prints nothing."""
+        """Patch torch's exporter, so that an export inside the block writes these scopes and prints no messages."""
         trace_graph = torch.jit._get_trace_graph  # type: ignore[attr-defined]
         infer_shapes = torch._C._jit_pass_onnx_graph_shape_type_inference
         was_inlining = torch._C._jit_get_inline_everything_mode()
@@ -531,7 +532,7 @@ class ModuleScopes:
                 attribute_replaced(torch.jit, "_get_trace_graph", trace_with_scopes),
                 attribute_replaced(exporter, "_run_symbolic_function", operators),
                 attribute_replaced(torch._C, "_jit_pass_onnx_graph_shape_type_inference", infer_without_weights),
-                # Equal computations are merged later, where their scopes can be kept.
+                # Equal computations are merged later, where their scopes can be preserved.
                 attribute_replaced(torch._C, "_jit_pass_cse", lambda _graph: False),
                 _silence_exporter_log(),
                 _scopes_around_hooks(self._modules),
@@ -558,14 +559,14 @@ class ModuleScopes:
 
 
 class _CountedScopes(dict[nn.Module, str]):
-    """Counts the modules whose scope a trace has asked for, as the first half of an export."""
+    """Counter of the modules whose scope a trace has requested: the first half of the export's progress."""
 
     def __init__(self, scopes: Mapping[nn.Module, str]) -> None:
         super().__init__(scopes)
         self._begun: set[nn.Module] = set()
 
     def __getitem__(self, module: nn.Module) -> str:
-        """Return the scope of a module that begins; torch asks this way or the other, by its version."""
+        """Return the scope of a module; depending on its version, torch calls this method or ``get``."""
         self._count(module)
         return super().__getitem__(module)
 
@@ -584,21 +585,21 @@ class _ConvertedOperators:
 
     def __init__(self, convert: Callable[..., Any]) -> None:
         self.of = 0
-        """How many there are, once they are traced."""
+        """Number of operators, once traced."""
         self._convert = convert
         self._done = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Convert one."""
         self._done += 1
-        if self._done < self.of:  # constants inside of others make more of them
+        if self._done < self.of:  # constants inside operators increase the count
             count_progress(self.of + self._done, 2 * self.of, f"operator {self._done} of {self.of} converted")
         return self._convert(*args, **kwargs)
 
 
 @contextmanager
 def _scopes_around_hooks(scopes: Mapping[nn.Module, str]) -> Iterator[None]:
-    """Open the scope of a module before its hooks, and close it after them, where torch has it for the forward only."""
+    """Open the scope of a module before its hooks and close it after them; torch opens it for the forward only."""
     entered: list[nn.Module] = []
 
     def enter(module: nn.Module, _args: object) -> None:
@@ -669,7 +670,7 @@ def operator_of_error(error: BaseException, scopes: ModuleScopes) -> tuple[str, 
     """Return ``(operator, module path)`` of the node the exporter could not convert, or None for other errors.
 
     Args:
-        error: What the exporter raised.
+        error: The error raised by the exporter.
         scopes: The scopes of the export.
     """
     failed_operator = None
