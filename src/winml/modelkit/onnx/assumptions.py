@@ -1,4 +1,4 @@
-"""What a graph assumes of its inputs: each assumption is one record with a message."""
+"""Assumptions of a graph on its inputs: one record with a message each."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class Assumption(Record):
 
     kind: AssumptionKind
     input: str = field(default="", metadata=entry(omit_empty=True))
-    """Names of the inputs that it depends on, of a size those of dynamic dimensions; empty where they are not known."""
+    """Names of the inputs it depends on, for a size the names of dynamic dimensions; ``""`` if unknown."""
     value: str | None = None
-    """What was found in the trace, in words; None where it is not known."""
+    """The traced value, as text; None if unknown."""
     file: str | None = None
-    """Name of the Python file; None where no line of it is known."""
+    """Name of the Python file; None if no line is known."""
     line: int | None = None
     message: str = ""
-    """One sentence, which is the note as well."""
+    """One sentence, also used as the note."""
 
     @property
     def place(self) -> str:
-        """The line: ``net.py:8``; empty where none is known."""
+        """The source line: ``net.py:8``; ``""`` if unknown."""
         return f"{self.file}:{self.line}" if self.file is not None else ""
 
     @property
@@ -45,7 +45,7 @@ class Assumption(Record):
 
 
 def branch_taken(place: Place) -> Assumption:
-    """Return the assumption of a line that reads a value, of which a trace contains what was read."""
+    """Create the assumption of a line that reads a value, which the trace fixes."""
     file, line = place
     words = f"{file}:{line} reads the value of a tensor: the graph contains the branch taken for the traced inputs."
     return Assumption("branch", file=file, line=line, message=words)
@@ -59,12 +59,12 @@ def values_taken(place: Place) -> Assumption:
 
 
 def size_taken(place: Place, value: str | None = None, sizes: Iterable[str] = ()) -> Assumption:
-    """Return the assumption of a line that takes a dynamic size for a number, or decides by one.
+    """Create the assumption of a line that converts a dynamic size to a number, or branches on it.
 
     Args:
         place: The line.
-        value: What was taken.
-        sizes: Names of the dynamic sizes it may come from.
+        value: The traced value.
+        sizes: Names of the dynamic sizes it may depend on.
     """
     file, line = place
     names = ", ".join(sorted(sizes))

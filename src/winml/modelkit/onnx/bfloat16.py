@@ -21,17 +21,17 @@ _DTYPE_ATTRIBUTES = ("dtype", "output_dtype", "stash_type", "to")
 
 
 def computes_in_bfloat16(model: ir.Model) -> bool:
-    """Say whether an input or the result of a node is bfloat16, stored constants not included."""
+    """Return True if an input or the result of a node is bfloat16, stored constants not included."""
     inputs = (value for graph in model.graphs() for value in graph.inputs)
     results = (value for node in all_nodes(model) if node.op_type != "Constant" for value in node.outputs)
     return any(value.dtype == _BFLOAT16 for values in (inputs, results) for value in values)
 
 
 def widen_bfloat16(model: ir.Model) -> bool:
-    """Compute in float32 where a graph computes in bfloat16, in place; say whether it does.
+    """Convert a graph that computes in bfloat16 to float32, in place; return True if it was converted.
 
-    Weights, inputs and outputs become float32 as well. The values of a weight are read and cast whenever they are asked
-    for, and not held.
+    Weights, inputs and outputs become float32 as well. The values of a weight are read and cast on each access, and not
+    held.
     """
     if not computes_in_bfloat16(model):
         return False

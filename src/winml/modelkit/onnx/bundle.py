@@ -1,7 +1,7 @@
-"""Which files are the parts of one model, and which output of one feeds which input of another?
+"""Parts of one model in several files, and the outputs of a part that feed inputs of another.
 
-Reads and describes the ``winml.part`` metadata of FORMATS, and reads ``winml.model``. A file without it is a model of
-its own. Knows nothing of how the parts were made, and runs none.
+Reads and describes the ``winml.part`` metadata of FORMATS, and reads ``winml.model``. A file without ``winml.part`` is
+a separate model. Does not know how the parts were made, and does not run them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from winml.modelkit.records import Record, entry
 
 
 class _NamedPart(Protocol):
-    """What the records of a part have in common."""
+    """Common fields of the records of a part."""
 
     @property
     def name(self) -> str:
@@ -40,7 +40,7 @@ class PartFeed(Record):
 
 @dataclass(frozen=True)
 class TextTokens(Record):
-    """How a text begins and ends, where the files beside a model do not say it."""
+    """Start and end tokens of a text, if the files next to a model do not state them."""
 
     first: int
     """The token that is given to the first run."""
@@ -50,36 +50,36 @@ class TextTokens(Record):
 
 @dataclass(frozen=True)
 class PartDescription(Record):
-    """What a file says about the part it holds."""
+    """Description of the part that a file holds."""
 
     name: str
     part_names: tuple[str, ...] = field(metadata=entry("of"))
     """All parts of the model, in the order in which they run."""
     feeds: tuple[PartFeed, ...] = ()
-    """Where the outputs of this part go."""
+    """Targets of the outputs of this part."""
     positions: int | None = field(default=None, metadata=entry(omit_none=True))
-    """Tokens per row that it has positions for, those in the cache included; None: any number, or nobody knows."""
+    """Maximum tokens per row, including tokens in the cache; None: unlimited or unknown."""
     text: TextTokens | None = field(default=None, metadata=entry(omit_none=True))
-    """How a text begins and ends; None: the files beside the model say it."""
+    """Start and end tokens of a text; None: stated by the files next to the model."""
 
     @property
     def is_one_of_several(self) -> bool:
-        """Whether the model has other parts."""
+        """True if the model has other parts."""
         return len(self.part_names) > 1
 
 
 @dataclass(frozen=True)
 class ModelBundle:
-    """The files of one model of several parts, in the order in which they run."""
+    """The files of one model of several parts, in execution order."""
 
     paths: Mapping[str, Path]
     """Name of the part → its file."""
     feeds: Mapping[str, tuple[PartFeed, ...]]
-    """Name of the part → where its outputs go."""
+    """Part → targets of its outputs."""
 
     @classmethod
     def read(cls, paths: Sequence[Path]) -> ModelBundle:
-        """Put together the parts of one model from their files, given in any order.
+        """Assemble the parts of one model from their files, in any order.
 
         Raises:
             InputError: a file is no part of a model, or the files are not all the parts of one model.
@@ -103,12 +103,12 @@ class ModelBundle:
 
 
 def described_model(path: Path) -> dict[str, Any]:
-    """Return what a file says about the model it was made from (``winml.model``); empty where it says nothing.
+    """Read the description of the source model in a file (``winml.model``); ``{}`` without one.
 
     Raises:
-        WinMLError: there is no such file, or it is no ONNX file.
+        WinMLError: the file does not exist, or is no ONNX file.
     """
-    # onnx is loaded by those who read files only.
+    # Only readers of files import onnx.
     from winml.modelkit.onnx.files.reading import read_structure
 
     return model_record({entry.key: entry.value for entry in read_structure(path).metadata_props})
@@ -119,7 +119,7 @@ _FIELD_TYPES = {"adapters": list, "random_weights": bool, "seed": int}
 
 
 def model_record(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Return ``winml.model`` of the metadata of a file, without fields of another type; empty if it is damaged."""
+    """Return ``winml.model`` from the metadata of a file, without fields of a wrong type; ``{}`` if damaged."""
     try:
         record = load_metadata(metadata.get(MODEL_KEY, "{}"))
     except JsonError:
@@ -129,13 +129,13 @@ def model_record(metadata: Mapping[str, str]) -> dict[str, Any]:
 
 
 def read_part_description(path: Path) -> PartDescription | None:
-    """Return which part of a model a file holds; None where it holds a model of its own.
+    """Read the description of the part in a file; None if the file holds a whole model.
 
     Raises:
-        WinMLError: there is no such file, or it is no ONNX file.
-        InputError: what it says about the part cannot be read.
+        WinMLError: the file does not exist, or is no ONNX file.
+        InputError: the description cannot be read.
     """
-    # onnx is loaded by those who read files only.
+    # Only readers of files import onnx.
     from winml.modelkit.onnx.files.reading import read_structure
 
     text = next((entry.value for entry in read_structure(path).metadata_props if entry.key == PART_KEY), None)
@@ -154,7 +154,7 @@ def read_part_description(path: Path) -> PartDescription | None:
 
 
 def is_one_of_several(metadata: Mapping[str, str]) -> bool:
-    """Return True if the metadata of a model state that it is one of several parts."""
+    """Return True if the metadata of a model state that the file is one of several parts."""
     try:
         return len(load_metadata(metadata.get(PART_KEY, "{}")).get("of", ())) > 1
     except (ValueError, AttributeError, TypeError):
@@ -162,10 +162,10 @@ def is_one_of_several(metadata: Mapping[str, str]) -> bool:
 
 
 def only_part(parts: Sequence[PartT]) -> PartT:
-    """Return the one part of a model.
+    """Return the only part of a model.
 
     Raises:
-        UsageError: there are several, or none.
+        UsageError: the model has several parts, or none.
     """
     if len(parts) != 1:
         names = f" ({', '.join(part.name for part in parts)})" if parts else ""

@@ -1,8 +1,8 @@
-"""Quantized weights: codes, scales and zero points, read from a file when needed.
+"""Quantized weights: codes, scales and zero points, read from a file on demand.
 
-A coded weight knows how it is stored and how its codes become floating-point numbers. In a graph it stands as a tensor
-of these numbers, by reference, until a step replaces its readers by operators that take the codes themselves. Knows no
-format of checkpoints and no operator.
+A coded weight defines its storage and the conversion of its codes to floating-point numbers. In a graph it is a tensor
+of these numbers, by reference, until a step replaces its readers by operators that read the codes. Independent of
+checkpoint formats and operators.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.onnx.files.stored_tensors import ReferringTensor
 
 CodeKind = Literal["integer", "number", "nf4", "bnb_fp4", "float4_e2m1", "float8_e4m3fn", "float8_e5m2"]
-"""What a code stands for: an integer (minus its zero point), an entry of a table of 16, or a small float; a ``number``
-is a float32 for itself, of codes that none of these are."""
+"""Meaning of a code: an integer (minus its zero point), an entry of a table of 16, or a small float; ``number`` is a
+float32 value, for codes of any other meaning.
+"""
 
 CODE_TABLES: dict[str, tuple[float, ...]] = {
     "nf4": (
@@ -52,19 +53,19 @@ class CodedParts:
     scales: Array
     """float32, rows × blocks of a row."""
     zero_points: Array | None = None
-    """uint8, rows × blocks of a row, one in each byte; or float32; None: 2 to the power of bits - 1."""
+    """uint8, rows × blocks per row, one per byte; or float32; None: 2 to the power of bits - 1."""
 
 
 @dataclass(frozen=True, eq=False)
 class CodedWeight:
-    """A weight in few bits, as a checkpoint has it.
+    """A quantized weight as stored in a checkpoint.
 
-    Its rows are output channels: rows × depth, or for experts experts × rows × depth, read as all rows one below the
-    other. A row is divided into blocks of equal size, of which the last may be shorter.
+    Rows are output channels: rows × depth, or for experts experts × rows × depth, read as one sequence of rows. A row
+    is divided into blocks of equal size, of which the last may be shorter.
     """
 
     source_format: str
-    """Name of the format it comes from, such as ``gptq``."""
+    """Name of its source format, such as ``gptq``."""
     key: str
     """Name of its parameter in the checkpoint, for messages."""
     shape: tuple[int, ...]
@@ -76,13 +77,13 @@ class CodedWeight:
     """Reads all of it."""
     has_zero_points: bool = False
     has_float_zero_points: bool = False
-    """Whether zero points lie between the steps: float32."""
+    """True if zero points lie between the steps: float32."""
     stored_type: str = ""
-    """What the format calls its type, such as ``Q4_K``; empty where it has no names."""
+    """Name of the type in the format, such as ``Q4_K``; ``""`` if the format has no type names."""
     read_order: Callable[[], Array] | None = None
-    """Reads which input channel each stored position of a row belongs to (int64); None: as they come."""
+    """Reads the input channel of each stored position of a row (int64); None: stored in order."""
     members: tuple[CodedWeight, ...] = ()
-    """Of experts, the weight of each."""
+    """For experts, the weight of each expert."""
 
     @property
     def dtype(self) -> ir.DataType:
@@ -96,7 +97,7 @@ class CodedWeight:
 
     @property
     def precision(self) -> str:
-        """What a code is, for people and programs: ``int4``, ``nf4``, ``fp4``, ``float8_e4m3fn``, ``Q4_K`` …"""
+        """Name of the code type: ``int4``, ``nf4``, ``fp4``, ``float8_e4m3fn``, ``Q4_K`` …"""
         if self.stored_type:
             return self.stored_type
         return f"int{self.bits}" if self.kind == "integer" else self.kind.removeprefix("bnb_")
@@ -119,7 +120,7 @@ class CodedWeight:
 
     @property
     def stored_bytes(self) -> int:
-        """What the codes alone take."""
+        """Number of bytes of the codes alone."""
         return self.rows * math.ceil(self.depth * self.bits / 8)
 
     def dequantized(self) -> Array:
@@ -132,11 +133,11 @@ class CodedWeight:
         return values.reshape(self.shape)
 
     def values_of_rows(self, parts: CodedParts, rows: slice | Array) -> Array:
-        """Return the numbers that the codes of some rows stand for, float32.
+        """Return the dequantized values of rows, float32.
 
         Args:
-            parts: What was read.
-            rows: Which rows, of all experts together.
+            parts: Codes, scales and zero points.
+            rows: Row indices, over all experts.
         """
         values = _values_of(parts.codes[rows], self.kind, self.bits, self.depth)
         if self.kind == "integer":
@@ -197,7 +198,7 @@ def pack_codes(codes: Array, bits: int, fill: int = 0) -> Array:
 
 
 def stacked(members: Sequence[CodedWeight]) -> CodedWeight | None:
-    """Return the weights of experts as one; None where they are not stored alike."""
+    """Stack the weights of experts to one weight; None if they are stored differently."""
     first = members[0]
     if any(len(member.shape) != 2 or member.shape != first.shape for member in members) or not _are_alike(members):
         return None
@@ -207,7 +208,7 @@ def stacked(members: Sequence[CodedWeight]) -> CodedWeight | None:
 
 
 def joined(weights: Sequence[CodedWeight]) -> CodedWeight | None:
-    """Return weights with their rows below each other, those of each expert; None where they are not stored alike."""
+    """Concatenate the rows of weights, per expert; None if they are stored differently."""
     first = weights[0]
     if any(weight.depth != first.depth or len(weight.members) != len(first.members) for weight in weights):
         return None
@@ -221,7 +222,7 @@ def joined(weights: Sequence[CodedWeight]) -> CodedWeight | None:
 
 
 def _are_alike(weights: Sequence[CodedWeight]) -> bool:
-    """Say whether the codes of weights mean the same, in the same order of input channels."""
+    """Return True if the codes of weights mean the same, in the same order of input channels."""
     forms = {
         (weight.source_format, weight.kind, weight.bits, weight.block_size, weight.has_zero_points)
         for weight in weights
@@ -240,7 +241,7 @@ def _read_below_each_other(weights: Sequence[CodedWeight]) -> CodedParts:
 
 
 class CodedTensor(ReferringTensor[CodedWeight]):
-    """The numbers that a coded weight stands for, computed when they are read."""
+    """Dequantized values of a coded weight, computed on each read."""
 
     @property
     def weight(self) -> CodedWeight:

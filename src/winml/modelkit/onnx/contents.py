@@ -1,4 +1,4 @@
-"""Collects what an ONNX file contains: nodes and weights, those of subgraphs included, and the types of values."""
+"""Collection of the content of an ONNX file: nodes and weights, including subgraphs, and the types of values."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from winml.modelkit.errors import first_line
 from winml.modelkit.records import Record, entry
 
 Shape = tuple[int | str | None, ...]
-"""Sizes; a name or None where a dimension is not static."""
+"""Sizes; a name or None for a dimension that is not static."""
 ShapeTable = Mapping[str, Shape]
 """Shape of each value by its name; a value that is absent has an unknown rank."""
 Place = Literal["graph", "subgraph", "function"]
-"""Where a node is; how often a node in a subgraph runs is unknown from the file."""
+"""Location of a node; the file does not state how often a node in a subgraph runs."""
 
 _NUMPY_NAMES = {"float": "float32", "double": "float64"}
 """ONNX's names of two types → numpy's, which FORMATS uses; the other names are equal."""
 
 
 _NUMBERS_OF_WEIGHTS = ("float", "bfloat", "complex", "int4", "uint4", "int2", "uint2", "int8", "uint8")
-"""How the names of the types begin in which weights are kept. Constants of other types are shapes, axes and masks."""
+"""Prefixes of the type names that weights have. Constants of other types are shapes, axes and masks."""
 
 
 @dataclass(frozen=True)
@@ -50,33 +50,34 @@ class DataLocation:
 
 @dataclass(frozen=True)
 class Weight(Record):
-    """One initializer or constant, as its header describes it."""
+    """One initializer or constant, as described by its header."""
 
     name: str
-    """Of a constant: that of the value its node makes."""
+    """Name; for a constant, the name of its node's output."""
     dtype: str
     shape: tuple[int, ...]
     elements: int = field(metadata=entry(skip=True))
     """Number of stored values; for a sparse tensor the nonzero ones."""
     size_bytes: int | None
-    """None where the installed onnx does not know the type."""
+    """None if the installed onnx does not know the type."""
     location: DataLocation | None = field(metadata=entry("file", attribute="file"))
     """None: inside the file."""
     parameters: int = field(default=0, metadata=entry(before="size_bytes"))
-    """Number of parameters of the floating-point model it stands for: 0 for the scales of a quantized weight, and more
-    than the stored values where one holds several."""
+    """Number of parameters of the floating-point model that the weight represents: 0 for the scales of a quantized
+    weight, and more than the stored values if values are packed.
+    """
     kind: str = field(default="", metadata=entry(skip=True))
     """Type of a parameter in a quantized weight; of others empty."""
 
     @property
     def has_parameters(self) -> bool:
-        """Whether it is a weight or its scales, rather than a shape, an index or a mask."""
+        """True for a weight or its scales, False for a shape, an index or a mask."""
         return bool(self.kind) or not self.parameters or self.dtype.startswith(_NUMBERS_OF_WEIGHTS)
 
 
 @dataclass(frozen=True)
 class PlacedNode:
-    """One node, its place, and the weights it reads."""
+    """One node, its location, and the weights it reads."""
 
     proto: onnx.NodeProto
     place: Place
@@ -89,17 +90,17 @@ class PlacedNode:
 
     @property
     def weights(self) -> tuple[int, ...]:
-        """Positions in ``Contents.weights`` of the weights among its inputs."""
+        """Positions in ``Contents.weights`` of the weights that the node reads."""
         return tuple(index for _, index in self.weight_inputs)
 
     @property
     def callee(self) -> tuple[str, str]:
-        """Domain and name of the function it calls, if it is a call."""
+        """Domain and name of the called function, if the node is a call."""
         return self.proto.domain, self.proto.op_type
 
     @property
     def operator(self) -> str:
-        """Operator with its domain, where that is not ONNX's own: ``com.microsoft.FusedMatMul``."""
+        """Operator with its domain, unless that is ONNX's: ``com.microsoft.FusedMatMul``."""
         return qualified_name(self.proto.domain, self.proto.op_type)
 
 
@@ -168,7 +169,7 @@ def _is_constant(node: onnx.NodeProto) -> bool:
 
 
 def _held_weight(node: onnx.NodeProto) -> Weight | None:
-    """Return what a ``Constant`` holds where that is a weight: more than one value, in a type that weights have."""
+    """Return the weight in a ``Constant``: more than one value, of a type that weights have; otherwise None."""
     weight = None
     for attribute in node.attribute:
         if attribute.name == "value_floats":
@@ -228,7 +229,7 @@ def qualified_name(domain: str, name: str) -> str:
 
 
 def dtype_name(data_type: int) -> str:
-    """Return numpy's name of an element type; ``type 99`` for one the installed onnx does not know."""
+    """Return numpy's name of an element type; ``type 99`` for a type unknown to the installed onnx."""
     try:
         name: str = onnx.TensorProto.DataType.Name(data_type).lower()
     except ValueError:
@@ -276,7 +277,7 @@ def read_value_types(
     Args:
         model: The model, with or without the values of its weights.
         needed: Names of values; shapes are inferred if the file does not declare all of them.
-        consequence: What a failed inference means, for the note.
+        consequence: Consequence of a failed inference, for the note.
     """
     declared = _declared_types(model.graph)
     if needed <= declared.shapes.keys():
@@ -304,10 +305,10 @@ def _declared_types(graph: onnx.GraphProto) -> ValueTypes:
 
 
 def declared_shape(declared: onnx.TypeProto) -> Shape | None:
-    """Return the shape of a tensor type: sizes, names of open dimensions, None for an open dimension without a name.
+    """Return the shape of a tensor type: sizes, names of dynamic dimensions, None for an unnamed dynamic dimension.
 
     Returns:
-        The shape; None where the rank is unknown, or it is no tensor.
+        The shape; None if the rank is unknown, or the type is no tensor type.
     """
     kind = declared.WhichOneof("value")
     tensor = declared.sparse_tensor_type if kind == "sparse_tensor_type" else declared.tensor_type
@@ -320,7 +321,7 @@ def declared_shape(declared: onnx.TypeProto) -> Shape | None:
 
 
 def node_signature(node: PlacedNode) -> str:
-    """Return the operator with a digest of its attributes; graphs count by the nodes in them, defaults not at all."""
+    """Return the operator with a digest of its attributes; subgraphs count by their nodes, defaults are ignored."""
     digest = hashlib.blake2b(digest_size=8)
     defaults = _default_attributes(node.proto.op_type, node.proto.domain)
     for attribute in sorted(node.proto.attribute, key=lambda item: item.name):
@@ -333,7 +334,7 @@ def node_signature(node: PlacedNode) -> str:
 
 @functools.cache
 def _default_attributes(operator: str, domain: str) -> Mapping[str, bytes]:
-    """Return the attributes of an operator that may be left out, as they are then."""
+    """Return the default values of an operator's optional attributes."""
     try:
         schema = onnx.defs.get_schema(operator, domain=domain)
     except onnx.defs.SchemaError:

@@ -1,7 +1,7 @@
-"""Which nodes contain what an execution provider compiled, and in which files is it?
+"""Nodes with compiled content of an execution provider, and its files.
 
-Specified by ONNX Runtime: ``com.microsoft:EPContext``, whose attribute ``ep_cache_context`` holds what was compiled
-(``embed_mode`` 1) or names a file beside the model (0). The nodes of subgraphs and functions count as well.
+Specified by ONNX Runtime: ``com.microsoft:EPContext``, whose attribute ``ep_cache_context`` holds the compiled content
+(``embed_mode`` 1) or names a file next to the model (0). Nodes of subgraphs and functions are included.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _CACHE, _EMBEDS = "ep_cache_context", "embed_mode"
 
 
 def is_context(node: ir.Node | onnx.NodeProto) -> bool:
-    """Say whether a node stands for what a provider compiled."""
+    """Return True if a node holds compiled content of a provider."""
     return bool(node.op_type == _OPERATOR and node.domain == _DOMAIN)
 
 
 def context_nodes(model: ir.Model) -> list[ir.Node]:
-    """Return the nodes that stand for what a provider compiled."""
+    """Return the nodes with compiled content of a provider."""
     return [node for node in all_nodes(model) if is_context(node)]
 
 
@@ -61,23 +61,23 @@ def context_file_attributes(model: onnx.ModelProto) -> Iterator[onnx.AttributePr
 
 
 def context_file_names(model: ir.Model) -> tuple[str, ...]:
-    """Return the files of what was compiled, as the nodes of a model name them."""
+    """Return the files of compiled content, as named by the nodes of a model."""
     named = (node for node in context_nodes(model) if not node.attributes.get_int(_EMBEDS, 1))
     return tuple(dict.fromkeys(filter(None, (node.attributes.get_string(_CACHE, "") for node in named))))
 
 
 def rename_context_files(model: ir.Model, names: dict[str, str]) -> None:
-    """Let the nodes of a model name other files, in place: name → new name; names that are not given stay."""
+    """Rename files of compiled content in the nodes of a model, in place: name → new name; other names stay."""
     for node in context_nodes(model):
         if not node.attributes.get_int(_EMBEDS, 1) and (name := node.attributes.get_string(_CACHE, "")) in names:
             node.attributes.add(ir.AttrString(_CACHE, names[name]))
 
 
 def refuse_compiled(model: ir.Model) -> None:
-    """Refuse a model that was compiled before: it can only be run.
+    """Refuse a compiled model: it can only be run.
 
     Raises:
-        InputError: it was.
+        InputError: the model is compiled.
     """
     reported, nodes = model.metadata_props.get(COMPILE_KEY), context_nodes(model)
     if reported is None and not nodes:
@@ -90,14 +90,15 @@ def refuse_compiled(model: ir.Model) -> None:
 
 
 def refuse_compiled_modules(model: onnx.ModelProto, path: Path) -> None:
-    """Refuse to look into the modules of a file parts of which a provider compiled: no node of theirs is left.
+    """Refuse a partly compiled file for work on modules: compiled modules have no nodes.
 
     Args:
-        model: The file; no weight is read.
-        path: Where it is, for the message, which names the file that it was made from where that is known.
+        model: The model; no weight is read.
+        path: The model file, for the message, which also names the source file if
+        known.
 
     Raises:
-        UsageError: it was compiled.
+        UsageError: the file is compiled.
     """
     contexts = [node for node in proto_nodes(model) if is_context(node)]
     if not contexts:
@@ -112,7 +113,7 @@ def refuse_compiled_modules(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _source_of(record: str, path: Path) -> str:
-    """Return the file that a compiled one was made from, as far as it says; empty where that is unknown."""
+    """Return the source file of a compiled file, if recorded; ``""`` if unknown."""
     name = _value_in(record, "source")
     # A layout may have moved the compiled file into a folder of its own.
     problems = {place: name_problem(place, name) for place in (path.parent, path.parent.parent)}
@@ -123,7 +124,7 @@ def _source_of(record: str, path: Path) -> str:
 
 
 def _value_in(record: str, key: str) -> str:
-    """Return what a file says of how it was compiled; empty where that is damaged, or says nothing."""
+    """Return a value of the compile record of a file; ``""`` if the record is damaged or lacks the key."""
     try:
         value = load_metadata(record)[key]
     except (ValueError, KeyError, TypeError):

@@ -1,9 +1,8 @@
-"""Extracts a part of a graph as a separate model.
+"""Extraction of a part of a graph as a separate model.
 
-A part is a set of nodes of the main graph. Its inputs are the values it reads from outside, its outputs the values it
-produces that are read outside. Nodes that depend on no model input are constants: they are copied into the part that
-reads them instead of becoming inputs. Weights are shared by reference and never read. Which nodes make up a module is
-decided in ``module_parts``.
+A part is a set of nodes of the main graph. Its inputs are the values read from outside, its outputs the values that are
+read outside. Nodes that depend on no model input are constants: they are copied into the part that reads them instead
+of becoming inputs. Weights are shared by reference and never read. ``module_parts`` decides the nodes of a module.
 """
 
 from __future__ import annotations
@@ -40,11 +39,12 @@ _ELEMENTWISE = frozenset(
         "Mul", "Neg", "Not", "Or", "Sub", "Where", "Xor",
     }
 )  # fmt: skip
-"""Operators that cost one pass over their values, such as those that compute masks and positions."""
+"""Operators that cost one pass over their values, such as operators of masks and positions."""
 
 FEW = 0.25
-"""Largest share of its nodes that a part may leave outside. Chosen: an optimizer shares a node or two between modules;
-leaving out more would make it a different part."""
+"""Maximum share of its nodes that a part may omit. Chosen: an optimizer shares a node or two between modules; omitting
+more would make it a different part.
+"""
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
@@ -54,28 +54,28 @@ class Cut:
     """A part of a graph and its boundary; values and nodes are those of the whole graph."""
 
     nodes: tuple[ir.Node, ...]
-    """All nodes computed in the part, in graph order: its own nodes, those drawn in, constants."""
+    """All nodes computed in the part, in graph order: its own nodes, nodes drawn in, and constants."""
     drawn_in: tuple[ir.Node, ...]
     """Nodes from outside that lie between two of its own and are cheap to compute."""
     left_out: tuple[ir.Node, ...]
     """Nodes of its own that outside nodes need before the part can run; their outputs become inputs of the part."""
     inputs: tuple[ir.Value, ...]
-    """In the order they are first read."""
+    """In the order of first use."""
     outputs: tuple[ir.Value, ...]
-    """In the order they are produced."""
+    """In the order of their producers."""
     initializers: tuple[ir.Value, ...]
-    """In the order they are first read."""
+    """In the order of first use."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why something cannot be cut out."""
+    """Reason why a part cannot be extracted."""
 
     reason: str
 
 
 class Cutter:
-    """Cuts parts out of one graph; indexes it once for any number of parts.
+    """Extracts parts of one graph; indexes the graph once for any number of parts.
 
     Attributes:
         position: Index of each node of the main graph.
@@ -98,7 +98,7 @@ class Cutter:
         reads = dict.fromkeys(value for value in node.inputs if value is not None)
         for inner in (inner for graph in node_graphs(node) for inner in graph.all_nodes()):
             self.owners[inner] = node
-            # A subgraph reads its own values and those of the graphs around it.
+            # A subgraph reads its own values and values of the enclosing graphs.
             captured = (value for value in inner.inputs if value is not None and value.graph is self.graph)
             reads.update(dict.fromkeys(captured))
             if inner.op_type in RANDOM_OPERATORS:
@@ -121,7 +121,7 @@ class Cutter:
         return producer in changing if producer is not None else not value.is_initializer()
 
     def is_constant(self, node: ir.Node) -> bool:
-        """Say whether the result of a node of the main graph is independent of the inputs of the model."""
+        """Return True if the result of a node of the main graph is independent of the inputs of the model."""
         return node not in self._changing
 
     def between(self, first_node: ir.Node, last_node: ir.Node) -> Sequence[ir.Node]:
@@ -129,7 +129,7 @@ class Cutter:
         return self._nodes[self.position[first_node] : self.position[last_node] + 1]
 
     def reads(self, node: ir.Node) -> tuple[ir.Value, ...]:
-        """Return the values of the main graph a node reads, those its subgraphs capture included."""
+        """Return the values of the main graph that a node reads, including values captured by its subgraphs."""
         return self._reads[node]
 
     def readers(self, value: ir.Value) -> Iterator[ir.Node]:
@@ -138,7 +138,7 @@ class Cutter:
             yield self.owners.get(use.node, use.node)
 
     def crossing(self) -> list[int]:
-        """Return for each node how many values that it or nodes before it make are read after it."""
+        """Return, per node, the number of values made up to this node that are read after it."""
         change = [0] * (len(self._nodes) + 1)
         for place, node in enumerate(self._nodes):
             for value in node.outputs:
@@ -151,13 +151,13 @@ class Cutter:
         """Find the boundary of a part.
 
         Args:
-            part_nodes: Its nodes, of the main graph, in graph order. Constants among them belong to the part that reads
-                them.
-            may_join: Nodes that may be drawn in although they are not cheap.
+            part_nodes: Nodes of the part, of the main graph, in graph order. Constants belong to the part that reads
+            them.
+            may_join: Expensive nodes that may be drawn in.
 
         Returns:
-            The cut, or why there is none: an outside node that is not cheap lies between two of its own, the part draws
-            random values, or nothing reads its outputs.
+            The cut, or a refusal: an expensive outside node lies between two nodes of the part, the part draws random
+            values, or no node reads its outputs.
         """
         core = {node for node in part_nodes if node in self._changing}
         if not core:
@@ -181,9 +181,9 @@ class Cutter:
         return self._with_boundary(core, inside, tuple(between), tuple(left_out))
 
     def cut_exactly(self, part_nodes: Iterable[ir.Node]) -> Cut:
-        """Return the boundary of these nodes and no others, whatever lies between them.
+        """Return the boundary of exactly these nodes, regardless of nodes between them.
 
-        What they read of others is an input, constants included.
+        Values read from other nodes are inputs, including constants.
 
         Args:
             part_nodes: Nodes of the main graph.
@@ -219,7 +219,7 @@ class Cutter:
         return [node for node in self._in_graph_order(needed_nodes) if node in core]
 
     def _nodes_between(self, core: set[ir.Node]) -> list[ir.Node]:
-        """Return the outside nodes on a path from one node of the core to another, in graph order.
+        """Return the outside nodes on a path between two nodes of the core, in graph order.
 
         All of them lie between the first and the last core node in graph order, so only that window is searched.
         """
@@ -271,16 +271,16 @@ class Cutter:
 
 
 def cut_model(model: ir.Model, cut: Cut, *, keeps_sizes: bool = False) -> ir.Model:
-    """Return a cut as a model of its own; the original model is not changed.
+    """Build a separate model from a cut; the original model is not changed.
 
-    Nodes, values and their metadata are copied under their own names; tensors are shared. Dynamic dimensions keep their
-    names. An expression such as ``height - 2`` is a free size of the new model, so it becomes a name, ``height_2``.
-    Called functions are copied. The metadata of the model is not: the caller writes it.
+    Nodes, values and their metadata are copied under the same names; tensors are shared. Dynamic dimensions retain
+    their names. An expression such as ``height - 2`` is an independent size of the new model and becomes a name,
+    ``height_2``. Called functions are copied. The caller writes the metadata of the model.
 
     Args:
         model: The whole model.
         cut: A part of it.
-        keeps_sizes: Leave expressions as they are, for a part that is put back.
+        keeps_sizes: Retain expressions, for a part that is inserted into the model again.
     """
     view = ir.GraphView(
         cut.inputs,
@@ -295,7 +295,7 @@ def cut_model(model: ir.Model, cut: Cut, *, keeps_sizes: bool = False) -> ir.Mod
         _name_dimensions(graph)
     return ir.Model(
         graph,
-        # Before version 4 an initializer had to be an input as well.
+        # Before IR version 4 an initializer also had to be an input.
         ir_version=max(model.ir_version, 4),
         producer_name=model.producer_name,
         producer_version=model.producer_version,
@@ -309,12 +309,12 @@ def node_words(node: ir.Node) -> str:
 
 
 def _is_light(node: ir.Node) -> bool:
-    """Say whether a node costs at most one pass over its values."""
+    """Return True if a node costs at most one pass over its values."""
     return _is_cheap(node) or is_operator(node, *_ELEMENTWISE)
 
 
 def _is_cheap(node: ir.Node) -> bool:
-    """Say whether a node moves values or computes indices: shapes, positions, conditions."""
+    """Return True if a node moves values or computes indices: shapes, positions, conditions."""
     if is_operator(node, *_DATA_MOVEMENT):
         return True
     dtypes = [value.dtype for value in node.outputs]
@@ -322,7 +322,7 @@ def _is_cheap(node: ir.Node) -> bool:
 
 
 def _name_dimensions(graph: ir.Graph) -> None:
-    """Give every dynamic dimension of the boundary a valid name, in place."""
+    """Name every dynamic dimension of the boundary with a valid identifier, in place."""
     names: dict[str, str] = {}
     for value in graph.inputs:
         if value.shape is not None:
@@ -347,7 +347,7 @@ def _as_identifier(text: str) -> str:
 
 
 def _called_functions(model: ir.Model, graph: ir.Graph) -> list[ir.Function]:
-    """Return the functions a graph calls, and those they call."""
+    """Return the functions that a graph calls, directly or through other functions."""
     functions: dict[ir.OperatorIdentifier, ir.Function] = {}
     pending = list(graph.all_nodes()) if model.functions else []
     while pending:
@@ -374,7 +374,7 @@ class Signature(NamedTuple):
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """One call of a module: its cut, or why it cannot be cut out."""
+    """One call of a module: its cut or refusal."""
 
     call: int
     """Number of the call, from 1."""
@@ -385,13 +385,13 @@ class ModuleCall:
 
 @dataclass(frozen=True)
 class GraphModules:
-    """Which module each node belongs to, from tags or, where there are none, from node names."""
+    """Module of each node, read from tags or, without tags, from node names."""
 
     modules: Sequence[ModuleAddress]
     tag_of: Mapping[str, str]
-    """Node name to the tag of its module; ``""`` where nothing says it."""
+    """Node name → tag of its module; ``""`` if unknown."""
     source: str = "winml tags"
-    """What says it, in words."""
+    """Source of the tags, for messages."""
     contained_tags: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Name of a node that operators of several modules were fused into → their tags."""
 
@@ -399,7 +399,7 @@ class GraphModules:
         """Return the tags of the modules that a selector names.
 
         Raises:
-            UsageError: it names none; the nearest addresses are listed.
+            UsageError: no module matches; the nearest addresses are listed.
         """
         if not self.modules:
             raise UsageError(
@@ -409,22 +409,22 @@ class GraphModules:
         return frozenset(module.tag for module in select(self.modules, selector, self.tag_of))
 
     def does_work_of(self, name: str, tags: Collection[str]) -> bool:
-        """Return True if a node does work of a module with one of these tags, or of a module inside one."""
+        """Return True if a node computes for a module with one of these tags, or for a module inside it."""
         return any(_is_within_any(tag, tags) for tag in self._working_tags(name))
 
     def works_only_for(self, name: str, tags: Collection[str]) -> bool:
-        """Return True if a node does work of no module outside those with these tags."""
+        """Return True if a node computes only for modules with these tags, or for modules inside them."""
         return all(_is_within_any(tag, tags) for tag in self._working_tags(name))
 
     def contains_any(self, name: str, tags: Collection[str]) -> bool:
-        """Return True if operators of a module with one of these tags were fused into a node."""
+        """Return True if a node contains fused operators of a module with one of these tags."""
         return any(_is_within_any(tag, tags) for tag in self.contained_tags.get(name, ()))
 
     def owners_of_fused(self, tags: Collection[str], names: Iterable[str] | None = None) -> list[str]:
         """Return the paths of the modules whose nodes contain operators of other modules.
 
         Args:
-            tags: Tags of these other modules.
+            tags: Tags of the fused modules.
             names: Names of the nodes; None: all nodes.
         """
         nodes = self.contained_tags if names is None else names
@@ -434,8 +434,8 @@ class GraphModules:
     def _working_tags(self, name: str) -> Collection[str]:
         """Return the tags of the modules whose weights a node may have.
 
-        A node that contains its own module and none inside that is owned by it, as a convolution with its batch norm.
-        Else each module that it contains counts, as query, key and value in an Attention.
+        A node that contains its own module, and no module inside it, belongs to its module, as a convolution with a
+        fused batch norm. Otherwise each contained module counts, as query, key and value in an Attention node.
         """
         owner, contained = self.tag_of.get(name, ""), self.contained_tags.get(name, frozenset())
         is_owned = owner in contained and not any(address.is_within(tag, owner) for tag in contained - {owner})
@@ -443,11 +443,11 @@ class GraphModules:
 
 
 def fused_error(option: str, owners: Sequence[str]) -> UsageError:
-    """Return the error for a selector of a module whose operators are fused into nodes of others.
+    """Return the error for a selector of a module whose operators are fused into nodes of other modules.
 
     Args:
         option: The option with the selector.
-        owners: Paths of these others.
+        owners: Paths of the other modules.
     """
     return UsageError(
         f"{option}: this module is fused into {', '.join(owners)}",
@@ -460,15 +460,15 @@ def _is_within_any(tag: str, tags: Collection[str]) -> bool:
 
 
 class ModuleParts:
-    """The modules of one graph, ready to be cut out.
+    """The modules of one graph, ready for extraction.
 
-    Nodes are selected by tag, those of the modules inside included. All calls of a module share one tag, so the nodes
-    are divided into calls: by the number of calls in the model's metadata, else by sequences that repeat with the same
+    Nodes are selected by tag, including nodes of inner modules. All calls of a module share one tag, so the nodes are
+    divided into calls: by the number of calls in the model's metadata, else by sequences that repeat with the same
     weights.
     """
 
     def __init__(self, model: ir.Model) -> None:
-        """Look at the graph once.
+        """Index the graph once.
 
         Args:
             model: A tagged model; its weights are not read.
@@ -491,11 +491,11 @@ class ModuleParts:
         self._tags_below = _tags_within([*self._nodes_by_tag, *self._inner_owners])
 
     def cut(self, tag: str) -> tuple[ModuleCall, ...]:
-        """Cut out every call of the module with this tag.
+        """Extract every call of the module with this tag.
 
         Returns:
-            One entry per call, in execution order; none where the graph has no node of the module. A single entry with
-            a refusal where the calls cannot be separated.
+            One entry per call, in execution order; ``()`` if the graph has no node of the module. A single entry with a
+            refusal if the calls cannot be separated.
         """
         call_parts = self.calls(tag)
         if isinstance(call_parts, Refusal):
@@ -507,10 +507,10 @@ class ModuleParts:
         )
 
     def calls(self, tag: str) -> list[Part] | Refusal:
-        """Return the nodes of every call of the module with this tag, in the order of the graph.
+        """Return the nodes of every call of the module with this tag, in graph order.
 
-        Of a module that is called once, constants are included. No calls where the graph has no node of the module; a
-        refusal where they cannot be separated, or the module runs inside a node of another one.
+        For a module with one call, constants are included. ``[]`` if the graph has no node of the module; a refusal if
+        the calls cannot be separated, or if the module runs inside a node of another module.
         """
         module_nodes = self._nodes_of(tag)
         if hidden := self._hidden_part(tag, set(module_nodes)):
@@ -526,7 +526,7 @@ class ModuleParts:
         return sorted(nodes, key=self._cutter.position.__getitem__)
 
     def _hidden_part(self, tag: str, module_nodes: set[ir.Node]) -> Refusal | None:
-        """Return why a module that runs inside a node of another module cannot be cut out, or None."""
+        """Return a refusal if a module runs inside a node of another module, or None."""
         for below in self._tags_below.get(tag, ()):
             owner = self._inner_owners.get(below)
             if owner is None or owner in module_nodes:
@@ -541,7 +541,7 @@ class ModuleParts:
         return None
 
     def _shared_nodes(self, tag: str) -> Part:
-        """Return the nodes of other modules that are called more than once: this module may call them too."""
+        """Return the nodes of other modules with several calls: this module may call them too."""
         return [
             node
             for other_tag, nodes in self._nodes_by_tag.items()
@@ -576,13 +576,13 @@ class ModuleParts:
         return Signature(node.domain, node.op_type, tag.tag if tag else "", len(node.inputs), weights)
 
     def _common_content(self, nodes: Part) -> frozenset[object]:
-        """Return what any two calls of one module share: its weights, or where it has none its operators."""
+        """Return the content shared by any two calls of one module: its weights, or without weights its operators."""
         signatures = [self._signature_of(node) for node in nodes]
         weights = frozenset(name for signature in signatures for name in signature.weights)
         return weights or frozenset(Counter(signature[:2] for signature in signatures).items())
 
     def _split_at_gaps(self, nodes: Part) -> list[Part]:
-        """Divide where nodes of other modules lie between, in graph order; constants do not divide."""
+        """Divide at nodes of other modules, in graph order; constants do not divide."""
         call_parts: list[Part] = []
         members = set(nodes)
         in_run = False
@@ -616,7 +616,7 @@ class ModuleParts:
 
 
 def _tags_within(tags: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-    """Return tag → tags within it, itself included; also for the tags above the given ones."""
+    """Return tag → tags within it, including itself; ancestors of the tags are keys too."""
     tags_within: dict[str, dict[str, None]] = defaultdict(dict)
     for tag in tags:
         segments = address.parse_tag(tag)
@@ -626,7 +626,7 @@ def _tags_within(tags: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
 
 
 def _equal_parts(nodes: Part, signatures: Sequence[Signature], count: int) -> list[Part]:
-    """Divide into ``count`` parts of equal length whose nodes match one by one; no parts where they do not."""
+    """Divide into ``count`` parts of equal length whose nodes match one by one; `[]` if they do not match."""
     if count < 2 or len(nodes) % count:
         return []
     length = len(nodes) // count
@@ -636,6 +636,6 @@ def _equal_parts(nodes: Part, signatures: Sequence[Signature], count: int) -> li
 
 
 def _repetition_count(signatures: Sequence[Signature]) -> int:
-    """Return how often every node that reads weights occurs; 1 where they differ, or no node reads weights."""
+    """Return the number of occurrences of every node that reads weights; 1 if they differ or no node reads weights."""
     counts = [count for signature, count in Counter(signatures).items() if signature.weights]
     return math.gcd(*counts) if counts else 1

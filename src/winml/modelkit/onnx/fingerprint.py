@@ -18,8 +18,9 @@ from winml.modelkit.options import load_metadata
 from winml.modelkit.tags.tagging import all_nodes
 
 OPERAND_LIMIT_ELEMENTS = 16
-"""Integer initializers of rank 0 or 1 up to this size count with their values: they are axes, shapes and bounds, which
-older opsets hold as attributes. Chosen: more than any rank, less than any lookup table."""
+"""Maximum size of integer initializers of rank 0 or 1 that count with their values: axes, shapes and bounds, which
+older opsets hold as attributes. Chosen: more than any rank, less than any lookup table.
+"""
 
 
 def fingerprint(model: ir.Model) -> str:
@@ -89,7 +90,7 @@ class _LineWriter:
         if value is None:
             return None
         if value not in self._numbers:
-            # An initializer is numbered where it is first used, so their order does not count.
+            # An initializer is numbered at its first use, so the order of initializers does not count.
             self._numbers[value] = len(self._numbers)
             return f"{self._numbers[value]} {_initializer_text(value)}"
         return str(self._numbers[value])
@@ -142,7 +143,7 @@ def _without_trailing_gaps(values: Iterable[ir.Value | None] | Iterable[str | No
 
 
 NORMALIZER_VERSION = 5
-"""Counts up when the plain form changes, so that graphs in an older one are normalized again."""
+"""Increased when the normalized format changes, so that graphs in an older format are normalized again."""
 
 
 def stamp(model: ir.Model) -> None:
@@ -151,7 +152,7 @@ def stamp(model: ir.Model) -> None:
 
 
 def is_normalized(model: ir.Model) -> bool:
-    """Say whether the model carries a stamp of this version, and structure and names are still the stamped ones."""
+    """Return True if the model has a stamp of this version, and structure and names are unchanged since."""
     try:
         record = load_metadata(model.metadata_props.get(NORMALIZED_KEY, "null"))
     except ValueError:
@@ -164,7 +165,7 @@ def _record(model: ir.Model) -> dict[str, str | int]:
 
 
 def _digest_of_names(model: ir.Model) -> str:
-    """Return a digest of what the plain form promises and the structure leaves out: unique names, no unused weight."""
+    """Return a digest of properties of a normalized graph that the structure omits: unique names, no unused weight."""
     names = [node.name or "" for node in all_nodes(model)]
     unused = sorted(
         name

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 
 class FreshNames:
-    """The names of one graph, and those given since."""
+    """The names in use in one graph, including newly reserved names."""
 
     def __init__(self, taken: Iterable[str | None], *, first_number: int = 2) -> None:
         """Hold the names that are taken.
@@ -22,11 +22,11 @@ class FreshNames:
 
     @classmethod
     def of_graph(cls, graph: ir.Graph, *, without: Collection[ir.Node] = ()) -> FreshNames:
-        """Return the names of the values and nodes of a graph and of its subgraphs, without those of some nodes."""
+        """Collect the names of the values and nodes of a graph and its subgraphs, except the nodes in ``without``."""
         return cls(_names_of(graph, without))
 
     def take(self, wish: str) -> str:
-        """Return a name that nothing bears, and keep it taken: the wish, or the wish with a number."""
+        """Reserve and return an unused name: the wish, or the wish with a number."""
         name, number = wish, self._first_number
         while name in self._taken:
             name, number = f"{wish}_{number}", number + 1
@@ -37,13 +37,13 @@ class FreshNames:
 def cast_node(
     value: ir.Value, dtype: ir.DataType, owner: ir.Node, fresh: FreshNames, name: str | None = None
 ) -> ir.Node:
-    """Return a Cast of a value, in no graph yet, that belongs to the module of a node.
+    """Create a Cast of a value, not yet in a graph, that belongs to the module of a node.
 
     Args:
-        value: What is cast.
+        value: The value to cast.
         dtype: The type of the result.
-        owner: Whose metadata the Cast bears.
-        fresh: Names of the graph; those of the Cast are taken.
+        owner: The node whose metadata is copied.
+        fresh: Names of the graph; the new names are reserved.
         name: Name of the result; None: a fresh one.
     """
     output = name or fresh.take(f"{value.name}_as_{dtype.name.lower()}")

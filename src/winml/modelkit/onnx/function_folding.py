@@ -1,7 +1,7 @@
-"""Converts modules to functions: one node for each call, the nodes of the module inside.
+"""Conversion of modules to functions: one node per call, with the nodes of the module inside.
 
-Works on a copy of the graph. The result is inlined once in memory and compared with the graph it was made of; what
-inlining alone does not give back is recorded in the file, so that reading it gives the graph back exactly.
+Works on a copy of the graph. The result is inlined once in memory and compared with the original graph; differences
+are recorded in the file, so that reading the file restores the graph exactly.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _BETWEEN = "{} of another module lies between its nodes: it reads their outputs 
 
 @dataclass(eq=False)
 class FunctionPart:
-    """One call of a module that becomes one call of a function."""
+    """One call of a module that becomes a call of a function."""
 
     module: ModuleAddress
     nodes: frozenset[ir.Node]
     parent: FunctionPart | None
-    """The function it lies in; None for the main graph."""
+    """The enclosing function; None for the main graph."""
     outside: tuple[ir.Node, ...] = ()
     """Nodes of the module that are not in the function, in graph order."""
     children: list[FunctionPart] = field(default_factory=list)
@@ -49,24 +49,24 @@ class NotAFunction:
 
 @dataclass(frozen=True)
 class FunctionPlan:
-    """What becomes of the modules that were asked for."""
+    """Decision for the requested modules."""
 
     parts: tuple[FunctionPart, ...]
-    """Those in the main graph."""
+    """Parts in the main graph."""
     all_parts: tuple[FunctionPart, ...]
-    """All of them, each after the one it lies in."""
+    """All parts, each after its enclosing part."""
     left_out: tuple[NotAFunction, ...]
 
 
 def _plan_functions(model: ir.Model, modules: Iterable[ModuleAddress]) -> FunctionPlan:
     """Decide which calls of modules become functions.
 
-    A function is a set of nodes that one node can stand for: no other node lies between two of them. Functions lie
-    inside one another or apart.
+    A function is a set of nodes that one node can replace: no other node lies between two of them. Functions are nested
+    or disjoint.
 
     Args:
         model: A tagged model in topological order.
-        modules: The modules that are asked for. The root is the graph itself, and left out.
+        modules: The requested modules. The root is the graph itself and is omitted.
     """
     parts = ModuleParts(model)
     planner = _Planner(Cutter(model))
@@ -82,7 +82,7 @@ def _plan_functions(model: ir.Model, modules: Iterable[ModuleAddress]) -> Functi
             planner.leave_out(module, "it has no nodes: fused into another, or a container only")
         else:
             wished += [(module, nodes) for nodes in calls]
-    # A function is found before those in it: it has more nodes, or as many and stands above.
+    # A function is found before its inner functions: it has more nodes, or as many and a shorter path.
     wished.sort(key=lambda wish: (-len(wish[1]), address.depth(wish[0].tag)))
     for module, nodes in wished:
         planner.add(module, nodes)
@@ -104,7 +104,7 @@ class _Planner:
         self._left_out.append(NotAFunction(module, reason))
 
     def add(self, module: ModuleAddress, nodes: Sequence[ir.Node]) -> None:
-        """Make a function of these nodes, or of most of them; else say why there is none."""
+        """Make a function of these nodes, or of most of them; otherwise record the reason to omit the module."""
         parents = {self._innermost.get(node) for node in nodes}
         if len(parents) != 1:
             self.leave_out(module, "its nodes lie inside and outside of another function")
@@ -141,14 +141,14 @@ class _Planner:
         return any(value.producer() not in nodes for node in nodes for value in self._cutter.reads(node))
 
     def _between(self, nodes: frozenset[ir.Node], parent: FunctionPart | None) -> set[ir.Node]:
-        """Return the nodes outside on a way from one of the nodes to another, functions taken as one node each."""
+        """Return the outside nodes on a path between two of the nodes, with each function treated as one node."""
         after = self._reached(nodes, self._readers, parent, apart=nodes)
         return after & self._reached(nodes, self._makers, parent, apart=nodes) if after else after
 
     def _without_blocked(
         self, nodes: frozenset[ir.Node], between: set[ir.Node], parent: FunctionPart | None
     ) -> frozenset[ir.Node]:
-        """Return the most nodes that have none between: without those before the ones between, or those after."""
+        """Return the larger set without the nodes before, or without the nodes after, the nodes in between."""
         needed = self._reached(between, self._makers, parent, apart=between)
         fed = self._reached(between, self._readers, parent, apart=between)
         return max(nodes - needed, nodes - fed, key=len)
@@ -161,7 +161,7 @@ class _Planner:
         *,
         apart: Collection[ir.Node],
     ) -> set[ir.Node]:
-        """Return all nodes of the parent that are reached; those of a function in it all at once."""
+        """Return all nodes of the parent that are reachable; the nodes of a function are reached together."""
         reached: set[ir.Node] = set()
         pending = list(start)
         while pending:
@@ -192,7 +192,7 @@ FIRST_IR_VERSION = 10
 """Specified: the first version of the format in which the nodes and values of functions have metadata and shapes."""
 
 Sharing = Literal["none", "class"]
-"""Which modules share a function where their graphs are equal: the calls of one module alone, or those of a class."""
+"""Modules that share a function if their graphs are equal: the calls of one module only, or modules of one class."""
 
 
 @dataclass(frozen=True)
@@ -202,21 +202,21 @@ class FoldedModel:
     model: ir.Model
     plan: FunctionPlan
     functions: Mapping[str, int]
-    """Name → calls of modules it stands for."""
+    """Function name → number of module calls."""
     written_nodes: int
-    """Nodes in the file: those of the graph and those of functions."""
+    """Nodes in the file, including nodes of functions."""
 
 
 def fold_modules(model: ir.Model, modules: Iterable[ModuleAddress], sharing: Sharing = "none") -> FoldedModel:
-    """Return a model with functions for modules; the one given is not changed, and shares its weights.
+    """Convert modules of a model to functions; the original model is not changed and shares its weights.
 
-    The result is inlined once in memory and compared with the graph it was made of. The metadata records the
+    The result is inlined once in memory and compared with the original graph. The metadata records the
     differences, so that reading the file restores the graph exactly.
 
     Args:
         model: A tagged model.
-        modules: The modules that become functions, as far as they can.
-        sharing: Which modules may share one.
+        modules: The modules to convert, as far as possible.
+        sharing: Modules that may share a function.
     """
     folded = model.clone()
     folder = _Folder(folded, _plan_functions(folded, modules), sharing)
@@ -234,7 +234,7 @@ def fold_modules(model: ir.Model, modules: Iterable[ModuleAddress], sharing: Sha
 
 @dataclass(frozen=True)
 class _Anchors:
-    """What metadata and names of a call's nodes may be relative to."""
+    """Reference values of a call that metadata and names of its nodes may be relative to."""
 
     name: str
     tag: str
@@ -252,7 +252,7 @@ class _Anchors:
                 text = text.replace(self.namespace, function_inlining.NAMESPACE, 1)
             if key != metadata_keys.TAG_KEY and self.module:
                 text = text.replace(self.module, function_inlining.MODULE)
-            # Other inliners give a node what its call has: the depth belongs to the tag.
+            # Other inliners copy the metadata of the call to a node; the depth belongs to the tag.
             if text != value or key == metadata_keys.DEPTH_KEY:
                 relative[key] = text
         return relative
@@ -262,14 +262,14 @@ class _Anchors:
         return name.removeprefix(f"{self.module}.") if self.module and name.startswith(f"{self.module}.") else ""
 
     def relative_name(self, name: str) -> str:
-        """Return what follows the name of the call, where a name begins with it."""
+        """Return the remainder of a name that begins with the name of the call; else the name."""
         rest = name.removeprefix(self.name)
         return rest if self.name and rest != name and rest.startswith(function_inlining.SCOPE_START) else name
 
 
 @dataclass(eq=False)
 class _Function:
-    """A function, and the calls of modules it stands for."""
+    """A function, and the module calls that it implements."""
 
     name: str
     signature: object
@@ -308,7 +308,7 @@ class _Folder:
             self._model.opset_imports[metadata_keys.FUNCTION_DOMAIN] = 1
 
     def inlined_positions(self) -> list[int]:
-        """Return for the nodes in the order they have once inlined the positions they had."""
+        """Return the original positions of the nodes, in the order after inlining."""
         return [self._position[node] for node in self._expanded(list(self._graph))]
 
     def _expanded(self, nodes: Sequence[ir.Node]) -> Iterator[ir.Node]:
@@ -319,7 +319,7 @@ class _Folder:
                 yield node
 
     def _fold_part(self, part: FunctionPart) -> ir.Node:
-        """Replace the nodes of a part by a call, which is returned; functions inside it come first."""
+        """Replace the nodes of a part by a call, inner functions first; return the call."""
         inner = [self._fold_part(child) for child in part.children]
         folded = {node for child in part.children for node in child.nodes}
         body = self._ordered([*(node for node in part.nodes if node not in folded), *inner])
@@ -348,7 +348,7 @@ class _Folder:
         )
 
     def _replace_outside(self, old: ir.Value, new: ir.Value, members: set[ir.Node]) -> None:
-        """Let what is outside a part read the output of its call."""
+        """Make readers outside a part read the output of its call."""
         new.name, new.type, new.doc_string = old.name, old.type, old.doc_string
         new.shape = None if old.shape is None else old.shape.copy()
         for use in list(old.uses()):
@@ -359,7 +359,7 @@ class _Folder:
                 self._graph.outputs[index] = new
 
     def _with_own_inputs(self, body: Sequence[ir.Node], outer: Sequence[ir.Value]) -> list[ir.Value]:
-        """Let the nodes of a part read inputs of its own in place of values from outside; return these inputs."""
+        """Replace outside values by new inputs in the nodes of a part; return these inputs."""
         own = {
             value: ir.Value(name=value.name, type=value.type, shape=None if value.shape is None else value.shape.copy())
             for value in outer
@@ -378,7 +378,7 @@ class _Folder:
         inputs: list[ir.Value],
         outputs: list[ir.Value],
     ) -> _Function:
-        """Return the function a call stands for: one that is there already, or a new one."""
+        """Return the function of a call: an existing equal function, or a new one."""
         tag, class_name = part.module.tag, part.module.class_name or address.parse_tag(part.module.tag)[-1]
         key = class_name if self._sharing == "class" else tag
         signature = _signature(body, inputs, outputs)
@@ -411,7 +411,7 @@ class _Folder:
         return ordered
 
     def _define(self, function: _Function) -> None:
-        """Add a function to the model, relative to its call where it stands for several."""
+        """Add a function to the model; relative to its call if it has several calls."""
         if len(function.instances) > 1:
             _make_relative(function)
         domains = {node.domain for node in function_inlining.walk_nodes(function.body)} - {
@@ -426,7 +426,7 @@ class _Folder:
 
 
 def _reads(node: ir.Node) -> list[ir.Value]:
-    """Return the values a node reads, those its subgraphs capture included."""
+    """Return the values a node reads, including values captured by its subgraphs."""
     nodes = list(function_inlining.walk_nodes([node]))
     own = {value for inner in nodes[1:] for value in inner.outputs}
     for graph in (graph for inner in nodes for graph in node_graphs(inner)):
@@ -445,7 +445,7 @@ def _scope(path: str, names: Iterable[str]) -> str:
 
 
 def _namespace(path: str, body: Sequence[ir.Node]) -> str:
-    """Return the namespace of a module, read from that of a node inside; empty where none says it."""
+    """Return the namespace of a module, from the namespace of an inner node; ``""`` if unknown."""
     for node in body:
         segments = node.metadata_props.get(metadata_keys.NAMESPACE_KEY, "").split("/")
         for number, segment in enumerate(segments, start=1):
@@ -455,7 +455,7 @@ def _namespace(path: str, body: Sequence[ir.Node]) -> str:
 
 
 def _make_relative(function: _Function) -> None:
-    """Write names and metadata of the nodes of a function relative to its call, in place."""
+    """Write names and metadata of a function's nodes relative to its call, in place."""
     for node in function_inlining.walk_nodes(function.body):
         relative = function.anchors.relative_metadata(node.metadata_props)
         for key in relative:
@@ -472,7 +472,7 @@ def _make_relative(function: _Function) -> None:
 
 
 def _signature(body: Sequence[ir.Node], inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> object:
-    """Return what two parts have in common that are the same function."""
+    """Return a key that is equal for parts that can share a function."""
     places: dict[ir.Value | None, object] = {value: number for number, value in enumerate(inputs)}
     nodes = []
     for index, node in enumerate(body):
@@ -490,7 +490,7 @@ def _described(value: ir.Value) -> tuple[Any, ...]:
 
 
 def _record_rest(original: ir.Model, folded: ir.Model, positions: Sequence[int]) -> None:
-    """Write down what inlining alone does not give back, in place."""
+    """Record differences between the original graph and the inlined graph in the metadata, in place."""
     flat = folded.clone()
     flat.metadata_props.pop(metadata_keys.FUNCTIONS_KEY, None)
     function_inlining.inline_calls(flat)

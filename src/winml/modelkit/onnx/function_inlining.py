@@ -1,7 +1,7 @@
-"""Inlines functions of modules into the graph, with the original names, tags and order of nodes.
+"""Inlining of module functions into the graph, with the original names, tags and order of nodes.
 
-onnx_ir's inliner does the work. What it does not know is in the file: metadata relative to the call where several calls
-share a function, and the record of what is left. Functions of other domains stay.
+onnx_ir's inliner does the work. The file adds metadata relative to the call, for functions with several calls, and a
+record of the remaining differences. Functions of other domains stay.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from winml.modelkit.options import JsonError, load_metadata
 from winml.modelkit.tags.tagging import node_graphs
 
 TAG, MODULE, NAMESPACE = "{tag}", "{module}", "{namespace}"
-"""Stand for what the call says of itself in metadata relative to it."""
+"""Placeholders for values of the call in relative metadata."""
 _DIGITS = 16
-"""Hexadecimal digits of a digest. Chosen: it tells a changed graph, and is no protection."""
+"""Hexadecimal digits of a digest. Chosen: enough to detect a changed graph, no protection."""
 SCOPE_START = "/"
-"""The name of a node or value of a shared function begins with it where the name of the call goes before."""
+"""Prefix of names of nodes and values in a shared function that are appended to the name of the call."""
 
 
 def module_functions(model: onnx.ModelProto) -> list[onnx.FunctionProto]:
@@ -43,10 +43,10 @@ def module_functions(model: onnx.ModelProto) -> list[onnx.FunctionProto]:
 
 
 def inline_module_functions(model: onnx.ModelProto) -> int:
-    """Inline the modules that are functions, in place; weights and all else of the file stay untouched.
+    """Inline the modules written as functions, in place; weights and the rest of the file stay unchanged.
 
     Returns:
-        How many functions there were.
+        The number of inlined functions.
 
     Raises:
         ValueError: the functions are damaged. Other errors of onnx_ir about a graph occur as well.
@@ -91,10 +91,10 @@ def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def inline_calls(model: ir.Model) -> None:
-    """Inline every function of our domain, in place, the outermost first.
+    """Inline every function of the domain ``winml.module``, in place, outermost first.
 
     Raises:
-        ValueError: functions call themselves, or are of other opsets than the model.
+        ValueError: functions call themselves, or import other opsets than the model.
     """
     while True:
         ours = {key: function for key, function in model.functions.items() if key[0] == FUNCTION_DOMAIN}
@@ -122,7 +122,7 @@ def _inline(model: ir.Model, functions: Mapping[ir.OperatorIdentifier, ir.Functi
             node.metadata_props[FUNCTION_NODE_KEY] = json.dumps([node.name, names, list(node.metadata_props)])
     InlinePass(criteria=lambda function: function.identifier() in functions)(model)
     for key in functions:
-        model.functions.pop(key, None)  # those that nothing calls
+        model.functions.pop(key, None)  # functions without a call
     nodes = list(model.graph.all_nodes())
     inlined = [node for node in nodes if FUNCTION_CALL_KEY in node.metadata_props]
     free_names = _Names(model.graph, nodes, inlined)
@@ -131,7 +131,7 @@ def _inline(model: ir.Model, functions: Mapping[ir.OperatorIdentifier, ir.Functi
 
 
 class _Names:
-    """Gives back the names that nodes and values had in their function, unless they are taken."""
+    """Restores the names of nodes and values from their function, unless a name is in use."""
 
     def __init__(self, graph: ir.Graph, nodes: Sequence[ir.Node], inlined: Collection[ir.Node]) -> None:
         passed_through = set(inlined)
@@ -148,7 +148,7 @@ def _renamed_values(node: ir.Node) -> list[ir.Value]:
 
 
 def _settle(node: ir.Node, names: _Names) -> None:
-    """Pass an inlined node its names and its metadata."""
+    """Set names and metadata of an inlined node."""
     props = node.metadata_props
     renamed = _renamed_values(node)
     scope, *anchors = json.loads(props.pop(FUNCTION_CALL_KEY))
@@ -171,10 +171,10 @@ def _settle(node: ir.Node, names: _Names) -> None:
 
 
 def _relative(text: str) -> dict[str, str]:
-    """Return the metadata of a node of a function, in which names of its call are left out.
+    """Parse the metadata of a function's node that is relative to its call.
 
     Raises:
-        ValueError: the file holds none; names the key.
+        ValueError: the text is invalid; names the key.
     """
     try:
         relative = load_metadata(text)
@@ -186,7 +186,7 @@ def _relative(text: str) -> dict[str, str]:
 
 
 def walk_nodes(nodes: Sequence[ir.Node]) -> Iterator[ir.Node]:
-    """Yield nodes, each before those of its subgraphs."""
+    """Yield nodes, each before the nodes of its subgraphs."""
     for node in nodes:
         yield node
         for graph in node_graphs(node):
@@ -194,9 +194,9 @@ def walk_nodes(nodes: Sequence[ir.Node]) -> Iterator[ir.Node]:
 
 
 def restore_recorded(model: ir.Model) -> None:
-    """Pass an inlined graph what the record of its file says of names, metadata and order, in place.
+    """Apply the recorded names, metadata and order to an inlined graph, in place.
 
-    A record that does not fit, since another tool changed the graph, is not used; nor is one that is damaged.
+    A damaged record, or a record of another graph because another tool changed it, is ignored.
     """
     text = model.metadata_props.pop(FUNCTIONS_KEY, "")
     nodes = list(model.graph)
@@ -247,7 +247,7 @@ def _checked_changes(changes: object, walked: Sequence[ir.Node]) -> dict[ir.Node
 
 
 def _check_names(graph: ir.Graph, changes: Mapping[ir.Node, Mapping[str, Any]]) -> None:
-    """Raise a ValueError where two values of the graph would have one name."""
+    """Raise a ValueError if two values of the graph would have the same name."""
     names = list({*_value_names(graph.inputs), *graph.initializers})
     for node in graph:
         names += filter(None, changes.get(node, {}).get("outputs", _value_names(node.outputs)))
@@ -256,7 +256,7 @@ def _check_names(graph: ir.Graph, changes: Mapping[ir.Node, Mapping[str, Any]]) 
 
 
 def _checked_places(runs: object, nodes: Sequence[ir.Node]) -> list[int]:
-    """Return the place of each node from the recorded runs; a ValueError says that the record is damaged."""
+    """Compute the position of each node from the recorded runs; raise a ValueError for a damaged record."""
     count = len(nodes)
     pairs: list[Any] = runs if isinstance(runs, list) and len(runs) <= count else [None]
     if not all(isinstance(pair, list) and [int, int] == [type(number) for number in pair] for pair in pairs):

@@ -1,16 +1,17 @@
-"""LoRA as a branch beside a module: what it is, and how a graph gets it.
+"""LoRA as a branch beside a module: definition, and addition to a graph.
 
-A branch is there where an adapter cannot be merged: over a weight that stays in its codes, and where adapters are
-switched at run time. The base weight stays as it is. Before / After::
+A branch is used if an adapter cannot be merged: for a weight that stays quantized, and for adapters that are switched
+at run time. The base weight is unchanged. Before / After::
 
     x, weight → MatMul → y             x, weight → MatMul ──────────────────────→ Add → y
                                        x, lora_A → MatMul → · , lora_B → MatMul ──┘
     ids, table → Gather → y            the same, with ids, lora_A → Gather in place of the first product
 
-``lora_A`` is input channels × rank, ``lora_B`` rank × output channels, and holds the scaling. Of a swappable adapter
-both are graph inputs with a default of rank 0, so that the graph without an adapter answers as the base model.
+``lora_A`` is input channels × rank, ``lora_B`` rank × output channels, and holds the scaling. For a swappable adapter
+both are graph inputs with a default of rank 0, so that the graph without an adapter returns the outputs of the base
+model.
 
-Tags: creates. New nodes belong to the module of the node that they stand beside.
+Tags: creates. New nodes belong to the module of the parallel node.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class LoraBranch:
     outputs: int
     """Output channels, or columns of a table."""
     is_table: bool
-    """Whether the module is an embedding."""
+    """True if the module is an embedding."""
     a: ir.TensorProtocol | None = None
-    """Input channels × rank; None where adapters are switched at run time."""
+    """Input channels × rank; None if adapters are switched at run time."""
     b: ir.TensorProtocol | None = None
     """Rank × output channels, scaled."""
 
@@ -55,16 +56,16 @@ def lora_names(path: str) -> tuple[str, str]:
 
 
 def add_branches(model: ir.Model, branches: Sequence[LoraBranch], names: Sequence[str], *, is_whole: bool) -> None:
-    """Add branches to a tagged graph in its plain form, in place.
+    """Add branches to a tagged, normalized graph, in place.
 
     Args:
         model: The model.
-        branches: One for each module and adapter that is merged; one for each module that swappable adapters change.
+        branches: One per module and merged adapter; one per module changed by swappable adapters.
         names: Names of the swappable adapters.
-        is_whole: Whether the graph is all of the model. A part lacks modules of other parts.
+        is_whole: True if the graph is the whole model. A part lacks modules of other parts.
 
     Raises:
-        ExportError: a module is not computed by a product of its own, so that nothing can be added to it.
+        ExportError: a module has no product of its own to which a branch can be added.
     """
     adder = _BranchAdder(model.graph)
     adder.reserve(name for branch in branches if branch.a is None for name in lora_names(branch.path))
@@ -104,7 +105,7 @@ class _BranchAdder:
             self._fresh.take(name)
 
     def has_module(self, path: str) -> bool:
-        """Say whether the graph holds a node of a module."""
+        """Return True if the graph holds a node of a module."""
         return bool(self._nodes.get(path))
 
     def products(self, branch: LoraBranch) -> Iterator[ir.Node]:
@@ -118,7 +119,7 @@ class _BranchAdder:
                 yield node
 
     def add(self, branch: LoraBranch, nodes: Sequence[ir.Node]) -> None:
-        """Add a branch beside each of these nodes of its module."""
+        """Add a branch in parallel to each of these nodes of its module."""
         dtype = nodes[0].outputs[0].dtype or ir.DataType.FLOAT
         a, b = self._weights(branch, dtype)
         for node in nodes:
@@ -172,7 +173,7 @@ class _BranchAdder:
 
 
 def _is_constant(value: ir.Value | None) -> bool:
-    """Say whether a value is a weight, as it is or transposed."""
+    """Return True if a value is a weight, as it is or transposed."""
     maker = value.producer() if value is not None else None
     if maker is not None and maker.op_type == "Transpose":
         value = maker.inputs[0]

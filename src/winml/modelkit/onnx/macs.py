@@ -1,12 +1,11 @@
-"""Counts the multiply-accumulate operations of a node.
+"""Number of multiply-accumulate operations of a node.
 
 Counts matrix products, convolutions and recurrent cells from static shapes, as is customary; additions, activations,
 normalizations and data movement count as zero. If a dimension or the operator is unknown, the result is unknown, never
-zero. Runs nothing.
+zero. Does not run the graph.
 
 Formulas follow from the definitions of the operators (https://onnx.ai/onnx/operators and
-https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md): one operation for each product that is
-accumulated.
+https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md): one operation per accumulated product.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class _UnknownError(Exception):
 
 
 def count_macs(node: onnx.NodeProto, shapes: ShapeTable) -> int | None:
-    """Return the multiply-accumulate operations of one run of a node; None where they are unknown.
+    """Return the multiply-accumulate operations of one run of a node; None if unknown.
 
     Args:
         node: The node.
@@ -39,7 +38,7 @@ def count_macs(node: onnx.NodeProto, shapes: ShapeTable) -> int | None:
 
 
 def is_counted(node: onnx.NodeProto) -> bool:
-    """Say whether a node may take multiply-accumulate operations; False where the count is zero for all shapes."""
+    """Return True if a node may take multiply-accumulate operations; False where the count is zero for all shapes."""
     return _formula_for(node) is not _no_macs
 
 
@@ -138,7 +137,7 @@ def _recurrence_macs(operands: _Operands) -> int:
 
 
 def _einsum_macs(operands: _Operands) -> int:
-    """One product for every combination of all indices; unknown for more than two operands, whose order is open."""
+    """One product per combination of all indices; unknown for three or more operands, whose order is undefined."""
     terms = operands.text("equation").replace(" ", "").partition("->")[0].split(",")
     if len(terms) > 2 or len(terms) != operands.input_count or any("." in term for term in terms):
         raise _UnknownError
@@ -173,10 +172,11 @@ def _multi_head_attention_macs(operands: _Operands) -> int:
 
 
 def _projected_attention_formula(past: int) -> _Formula:
-    """com.microsoft: the projection of the input to queries, keys and values, and :func:`_attention_macs` on these.
+    """com.microsoft: the projection of the input to queries, keys and values, and :func:`_attention_macs` of the
+    projections.
 
     Args:
-        past: Position of the cached keys and values among the inputs; with them the operations are unknown.
+        past: Position of the cached keys and values among the inputs; with cached inputs the operations are unknown.
     """
 
     def formula(operands: _Operands) -> int:
@@ -235,11 +235,11 @@ _MICROSOFT: Mapping[str, _Formula | None] = {
 }  # fmt: skip
 _FORMULAS: Mapping[str, Mapping[str, _Formula | None]] = {"": _ONNX, "com.microsoft": _MICROSOFT}
 _ORT_STANDARD = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
-"""Operators ONNX Runtime keeps in ONNX's own domain without ONNX knowing them at every opset."""
+"""Operators of ONNX Runtime in ONNX's domain that ONNX does not define at every opset."""
 
 
 def _formula_for(node: onnx.NodeProto) -> _Formula | None:
-    """Return the formula of a node's operator; None where it is unknown."""
+    """Return the formula of a node's operator; None if unknown."""
     formulas = _FORMULAS.get(node.domain, {})
     if node.op_type in formulas:
         return formulas[node.op_type]

@@ -29,19 +29,19 @@ def output_specs(graph: ir.Graph) -> tuple[OutputTensorSpec, ...]:
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """What a file says about the model it holds."""
+    """Description of the model in a file."""
 
     tree: ModuleTree
     info: Mapping[str, Any]
-    """What it was made from."""
+    """Facts about the source model."""
     inputs: Sequence[InputTensorSpec]
     outputs: Sequence[OutputTensorSpec]
     export: Mapping[str, Any]
-    """Who made it, and how."""
+    """Exporter and its settings."""
     part: PartDescription | None = None
-    """Which part it is; None for a model of one part."""
+    """Description of the part; None for a model of one part."""
     bounds: Sequence[DynamicDimension] = ()
-    """Those of dynamic dimensions."""
+    """Bounds of the dynamic dimensions."""
 
     def as_metadata(self) -> dict[str, object]:
         """Return each metadata key with its JSON value."""
@@ -58,7 +58,7 @@ class ModelDescription:
 
 
 def write_model_metadata(model: ir.Model, description: ModelDescription) -> None:
-    """Write who made the file, from what, its inputs and outputs, the module tree, and which part it is; in place."""
+    """Write exporter, source model, inputs, outputs, module tree and part to the metadata, in place."""
     model.metadata_props.pop(metadata_keys.DIMENSIONS_KEY, None)
     for key, record in description.as_metadata().items():
         model.metadata_props[key] = json.dumps(record, ensure_ascii=False, separators=(",", ":"))

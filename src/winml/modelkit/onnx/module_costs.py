@@ -1,8 +1,8 @@
-"""Sums nodes, parameters, bytes and operations by module.
+"""Sums of nodes, parameters, bytes and operations by module.
 
-Nodes count for the module they belong to. A weight is charged once: to the module of the node that reads it, or where
-several read it, to the deepest module that contains all of them. Nodes and weights of no module are summed apart, so
-that the sums add up to the whole file.
+Nodes count for the module they belong to. A weight is charged once: to the module of the node that reads it, or with
+several readers, to the deepest module that contains all of them. Nodes and weights of no module are summed separately,
+so that the sums add up to the whole file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Cost(Record):
     weights those of the floating-point model, so that scales count 0."""
     size_bytes: int = 0
     macs: int | None = 0
-    """Multiply-accumulate operations of one run; None where those of any node are unknown."""
+    """Multiply-accumulate operations of one run; None if the operations of any node are unknown."""
     weight_parameters: int = field(default=0, metadata=entry(skip=True))
     """Parameters without shapes, indices and masks."""
     weight_bytes: int = field(default=0, metadata=entry(skip=True))
@@ -39,7 +39,7 @@ class Cost(Record):
 
     @property
     def bits(self) -> float | None:
-        """Bits a parameter takes, its share of scales and zero points included; None where there are no weights."""
+        """Bits per parameter, including its share of scales and zero points; None without weights."""
         return 8 * self.weight_bytes / self.weight_parameters if self.weight_parameters else None
 
     def __add__(self, added: Cost) -> Cost:
@@ -61,17 +61,17 @@ class ModuleCost(ModuleAddress, Record):
     own: Cost
     """Without the modules below it."""
     total: Cost
-    """With all modules below it."""
+    """Cost including all modules below it."""
 
     @property
     @recorded(entry(before="own"))
     def bits(self) -> float | None:
-        """Bits a parameter takes; None where there are no weights."""
+        """Bits per parameter; None without weights."""
         return self.total.bits
 
 
 def read_shapes(model: onnx.ModelProto, nodes: Iterable[PlacedNode]) -> tuple[ShapeTable, tuple[str, ...]]:
-    """Return the shapes that the operations of the main graph are counted from, and a note if inference failed.
+    """Return the shapes needed to count the operations of the main graph, and a note if inference failed.
 
     Args:
         model: The model, with or without the values of its weights.
@@ -84,9 +84,9 @@ def read_shapes(model: onnx.ModelProto, nodes: Iterable[PlacedNode]) -> tuple[Sh
 
 
 def count_node_macs(contents: Contents, shapes: ShapeTable) -> list[int | None]:
-    """Return the operations of each node in one run of the model; None where they are unknown.
+    """Return the operations of each node in one run of the model; None if unknown.
 
-    Nodes in subgraphs and functions, and calls of functions, are unknown unless they are zero: the file does not tell
+    Nodes in subgraphs and functions, and calls of functions, are unknown unless they are zero: the file does not state
     how often they run.
 
     Args:
@@ -104,7 +104,7 @@ def count_node_macs(contents: Contents, shapes: ShapeTable) -> list[int | None]:
 
 
 def _counted_functions(contents: Contents) -> dict[tuple[str, str], bool]:
-    """Return for each function whether its body, or a function it calls, may take operations."""
+    """Return function → True if its body, or a function it calls, may have operations."""
     bodies: dict[tuple[str, str], list[PlacedNode]] = defaultdict(list)
     for node in contents.nodes:
         if node.function is not None:
@@ -149,7 +149,7 @@ def charge_modules(tree: OnnxTree, contents: Contents, macs: Sequence[int | None
 
 
 def weights_cost(contents: Contents) -> Cost:
-    """Return the cost of all weights of a graph together, as the modules and what is in none add up to it."""
+    """Return the total cost of all weights of a graph, including weights of no module."""
     return sum(map(_weight_cost, contents.weights), Cost())
 
 
@@ -168,7 +168,7 @@ def weight_owners(tree: OnnxTree, contents: Contents) -> list[str]:
             if tag:
                 readers[index].add(tag)
     for node, tag in zip(contents.nodes, tree.tags, strict=True):
-        # What leaves a subgraph right away has no reader there; the constant itself says where it belongs.
+        # A constant that directly leaves a subgraph has no reader there; its own tag gives its module.
         if node.held_weight is not None and tag and not readers[node.held_weight]:
             readers[node.held_weight].add(tag)
     return [address.common_ancestor(tags) for tags in readers]

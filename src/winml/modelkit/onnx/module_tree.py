@@ -1,8 +1,8 @@
-"""Reads the module tree of an ONNX file, and the module of each node.
+"""Reading of the module tree of an ONNX file, and of the module of each node.
 
-Tries, in this order: our tags, the metadata of torch's dynamo exporter, that of onnxscript's builder, the namespace,
-the scopes in node names. The first that any node has is used for the whole file and named in the result. A node without
-it belongs to no module; nothing is guessed.
+Tries, in this order: our tags, the metadata of torch's dynamo exporter, of onnxscript's builder, the namespace, the
+scopes in node names. The first source found on any node is used for the whole file and named in the result. A node
+without it belongs to no module; modules are never guessed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ TreeSource = Literal[
 
 
 Scope = tuple[tuple[str, str], ...]
-"""Module path and class of the modules a node ran in, outermost first. A class has its package before its name where
-that is known, and is ``""`` where it is unknown itself."""
+"""Module path and class of the modules a node ran in, outermost first. A class name includes its package if known, and
+is ``""`` if the class is unknown.
+"""
 Metadata = Mapping[str, str]
 
 
@@ -38,12 +39,13 @@ class OnnxTree:
     source: TreeSource
     modules: tuple[ModuleAddress, ...]
     """Parents before children; in the execution order stored in the file, else in the order of the nodes. A path is
-    empty for the root, and for a module of which only the tag is known; a class is empty if the tree is read from node
-    names, which do not contain it."""
+    ``""`` for the root, and for a module of which only the tag is known; a class is ``""`` if the tree is read from
+    node names.
+    """
     tags: tuple[str, ...]
-    """Tag of each node, in the order the nodes were given; ``""`` where it has none."""
+    """Tag of each node, aligned with the nodes; ``""`` without a tag."""
     coverage: Coverage
-    """By source of our tags; for any other tree by the tree's source."""
+    """By source of our tags; for another tree by the tree's source."""
     notes: tuple[str, ...] = ()
 
 
@@ -53,7 +55,7 @@ def read_tree(nodes: Sequence[onnx.NodeProto], metadata: Metadata, root: str) ->
     Args:
         nodes: Every node.
         metadata: The model's metadata.
-        root: Name of the root where the tree is read from node names.
+        root: Name of the root of a tree read from node names.
     """
     properties = [{item.key: item.value for item in node.metadata_props} for node in nodes]
     if any(metadata_keys.TAG_KEY in node_metadata for node_metadata in properties):
@@ -98,7 +100,7 @@ def _tagged_tree(properties: Sequence[Metadata], metadata: Metadata) -> OnnxTree
 
 
 def _add_module(modules: dict[str, ModuleAddress], module: ModuleAddress) -> None:
-    """Add a module, after the missing ones above it."""
+    """Add a module, after its missing ancestors."""
     for above in address.lineage(module.tag)[:-1]:
         modules.setdefault(above, ModuleAddress("", above, _class_of(above)))
     modules.setdefault(module.tag, module)
@@ -135,7 +137,7 @@ def _scoped_tree(tree_source: TreeSource, scopes: Sequence[Scope], root: str) ->
     for scope in scopes:
         above = None
         for path, class_name in scope:
-            # The first call decides, as in a trace; a parent always comes before its children.
+            # The first call decides, as in a trace; a parent always precedes its children.
             classes.setdefault(path, class_name)
             parents.setdefault(path, above)
             above = path
@@ -160,17 +162,17 @@ def _count_at_root(tags: Iterable[str]) -> int:
 
 
 def _torch_scope(metadata: Metadata) -> Scope:
-    """Read torch's two lists; the last entry is the node itself."""
+    """Parse torch's lists of scopes and classes; the last entry is the node itself."""
     scope = _listed_scope(metadata, metadata_keys.SCOPES_KEY, metadata_keys.CLASSES_KEY)[:-1]
     return tuple(level for level in scope if level[0] != _NO_MODULE)
 
 
 _NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
-"""Specified: what torch's passes write where the module of a node is unknown (torch/_export/passes)."""
+"""Specified: placeholder of torch's passes for an unknown module of a node (torch/_export/passes)."""
 
 
 def _onnxscript_scope(metadata: Metadata) -> Scope:
-    """Read the two lists of onnxscript's builder: the name of each module inside the one before, and its class."""
+    """Parse the lists of onnxscript's builder: the name of each module relative to its parent, and its class."""
     return _listed_scope(metadata, metadata_keys.BUILDER_SCOPES_KEY, metadata_keys.BUILDER_CLASSES_KEY)
 
 
@@ -208,13 +210,13 @@ def _namespace_scopes(namespaces: Sequence[str]) -> list[Scope]:
 
 
 def _namespace_level(text: str) -> tuple[str | None, str]:
-    """Return name and class of a level such as ``encoder: BertEncoder``; the name is `None` if there is none."""
+    """Split a level such as ``encoder: BertEncoder`` into name and class; the name is `None` without a colon."""
     name, separator, class_name = text.partition(": ")
     return (name, class_name) if separator else (None, text)
 
 
 def _namespace_scope(levels: Sequence[tuple[str | None, str]]) -> Scope:
-    """Read ``BertModel/encoder: BertEncoder``, or torch's ``: package.BertModel/…``, whose last level is the node."""
+    """Parse ``BertModel/encoder: BertEncoder``, or torch's ``: package.BertModel/…``, whose last level is the node."""
     scope = tuple((path, class_name) for path, class_name in levels if path is not None)
     if not levels or levels[0][0] == "":
         return tuple(level for level in scope[:-1] if level[0] != _NO_MODULE)

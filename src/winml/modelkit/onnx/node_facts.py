@@ -1,4 +1,4 @@
-"""Reads what decides of each node whether a provider runs it: operator, element types, dynamic sizes, module."""
+"""Properties of each node that decide whether a provider runs it: operator, element types, dynamic sizes, module."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What is known of one node."""
+    """Properties of one node."""
 
     name: str
     op_type: str
     domain: str
     """Empty for ONNX's own."""
     module: str
-    """Dotted path of its module; its tag where the path is unknown, and empty where both are."""
+    """Dotted path of its module; its tag if the path is unknown, ``""`` if both are."""
     inputs: tuple[str | None, ...]
-    """Element types as numpy calls them; None where one is unknown."""
+    """Element types with numpy's names; None if unknown."""
     outputs: tuple[str | None, ...]
     open_names: frozenset[str]
     """Dynamic dimensions of the inputs of the graph that its values depend on."""
     has_unknown_size: bool = False
-    """Whether a size of its values follows from no dimension of the inputs: from data, as far as is known."""
+    """True if a size of its values follows from no input dimension, as far as known: it depends on data."""
 
     @property
     def operator(self) -> str:
-        """Operator, with its domain where that is not ONNX's own."""
+        """Operator with its domain, unless that is ONNX's."""
         return f"{self.domain}.{self.op_type}" if self.domain else self.op_type
 
 
@@ -48,9 +48,9 @@ class GraphFacts:
 
     nodes: tuple[NodeFacts, ...]
     open_places: Mapping[str, Sequence[str]]
-    """Dynamic dimension of the inputs → where they have it, ``input:axis``."""
+    """Dynamic dimension of the inputs → its axes, as ``input:axis``."""
     sums: frozenset[str]
-    """Those of them that follow from others."""
+    """Dynamic dimensions that follow from others."""
     opsets: Mapping[str, int]
     """Domain (ONNX's own: empty) → version."""
     module_of_scope: Mapping[str, str]
@@ -58,7 +58,7 @@ class GraphFacts:
     notes: tuple[str, ...]
 
     def node_called(self, name: str, op_type: str, domain: str) -> NodeFacts:
-        """Return a node as ONNX Runtime names it; one that is not of the file, or has no name of its own, is made."""
+        """Return a node by its name in ONNX Runtime; unknown or unnamed nodes get a new record."""
         if (node := self._by_name.get((name, op_type))) is not None:
             return node
         domain = "" if domain == "ai.onnx" else domain
@@ -70,7 +70,7 @@ class GraphFacts:
         return {(node.name, node.op_type): node for node in self.nodes if node.name and counts[node.name] == 1}
 
     def module_of_name(self, name: str, op_type: str) -> str:
-        """Return the module of a node that ONNX Runtime made, by its name; empty where that says nothing."""
+        """Return the module of a node made by ONNX Runtime, from its name; ``""`` if the name has none."""
         if not name:
             return ""
         path = scope_path(name_scope(name, op_type))
@@ -130,7 +130,7 @@ def _open_places(graph: onnx.GraphProto) -> dict[str, list[str]]:
 
 
 def _open_names(shapes: Iterable[Shape | None], places: Mapping[str, Sequence[str]]) -> tuple[set[str], bool]:
-    """Return the dynamic dimensions that shapes depend on, all of them where a size is unknown; and whether one is."""
+    """Return the dynamic dimensions that shapes depend on, all for an unknown size; and True if a size is unknown."""
     names: set[str] = set()
     is_unknown = False
     for shape in shapes:

@@ -15,7 +15,7 @@ def nodes_against_schema(model: ir.Model) -> dict[ir.Node, str]:
     some of them.
 
     Args:
-        model: The model; its functions and subgraphs are checked, too.
+        model: The model; functions and subgraphs are included.
     """
     violations: dict[ir.Node, str] = {}
     scopes: list[tuple[Iterator[ir.Node], Mapping[str, int]]] = [(model.graph.all_nodes(), model.opset_imports)]

@@ -13,7 +13,7 @@ _MOVING = frozenset(
 
 
 def probability_outputs(graph: ir.Graph) -> frozenset[str]:
-    """Return the names of the outputs whose values are between 0 and 1 by the operator that makes them."""
+    """Return the names of the outputs whose values are between 0 and 1, by the operator that produces them."""
     return frozenset(value.name or "" for value in graph.outputs if _is_probability(value))
 
 
@@ -28,11 +28,11 @@ def _is_probability(value: ir.Value | None) -> bool:
 
 
 def is_operator(node: ir.Node, *operators: str) -> bool:
-    """Return True if a node is one of these operators of ONNX itself."""
+    """Return True if a node is one of these operators of the ONNX domain."""
     return node.op_type in operators and not node.domain
 
 
 def producer_of(value: ir.Value | None, *operators: str) -> ir.Node | None:
-    """Return the node that makes a value if it is one of these operators of ONNX itself, else None."""
+    """Return the producer of a value if it is one of these operators of the ONNX domain, else None."""
     node = value.producer() if value is not None else None
     return node if node is not None and is_operator(node, *operators) else None

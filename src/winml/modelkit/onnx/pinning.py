@@ -14,14 +14,14 @@ from winml.modelkit.onnx.specs import resolve_names
 
 
 def open_dimensions(graph: ir.Graph) -> dict[str, list[str]]:
-    """Return name of a dynamic dimension → places at which the inputs have it, ``input:axis``.
+    """Return name of a dynamic dimension → axes of the inputs that have it, ``input:axis``.
 
-    A dimension the file does not name is called by its place.
+    A dimension without a name is named by its axis.
     """
     places_by_name: dict[str, list[str]] = {}
     for value in graph.inputs:
         if value.name in graph.initializers:
-            continue  # a weight; files of IR version 3 list them as inputs as well
+            continue  # a weight; files of IR version 3 list weights as inputs too
         for axis, size in enumerate(value.shape or ()):
             if isinstance(size, ir.SymbolicDim):
                 place = f"{value.name}:{axis}"
@@ -30,14 +30,14 @@ def open_dimensions(graph: ir.Graph) -> dict[str, list[str]]:
 
 
 def sizes_of_dimensions(graph: ir.Graph, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return sizes by the name of the dynamic dimension in the graph.
+    """Resolve sizes to the names of the dynamic dimensions in the graph.
 
     Args:
-        graph: Whose inputs have the dimensions.
+        graph: The graph with the dimensions.
         sizes: By name, by ``input:axis``, or by key of ``--shape-config``.
 
     Raises:
-        UsageError: the graph has no such dimension, or two sizes are given for one.
+        UsageError: a dimension is unknown, or has two sizes.
     """
     dimensions = open_dimensions(graph)
     places = {place: name for name, at_places in dimensions.items() for place in at_places}
@@ -47,7 +47,7 @@ def sizes_of_dimensions(graph: ir.Graph, sizes: Mapping[str, int]) -> dict[str, 
 def pin_dimensions(model: ir.Model, sizes: Mapping[str, int]) -> None:
     """Fix dimensions of the inputs, in place, and remove the inner shapes, which depend on them.
 
-    Expressions on outputs (``(samples - 80)//320``) are computed where every name in them is fixed.
+    Expressions on outputs (``(samples - 80)//320``) are computed if every name in them is fixed.
 
     Args:
         model: The model; subgraphs included.

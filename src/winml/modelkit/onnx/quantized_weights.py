@@ -1,7 +1,7 @@
-"""Finds the weights of few bits in a file, and how many parameters of the floating-point model they stand for.
+"""Quantized weights in a file, and the number of parameters of the floating-point model they represent.
 
-A weight of 4 bits may be stored as bytes that hold two values, beside scales and zero points that are no parameters of
-the model. Which input of an operator is which is specified: https://onnx.ai/onnx/operators and
+A 4-bit weight may be stored as bytes that hold two values, beside scales and zero points that are no parameters of the
+model. The inputs of the operators are specified: https://onnx.ai/onnx/operators and
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md.
 """
 
@@ -15,12 +15,12 @@ import onnx
 from winml.modelkit.onnx.contents import Contents, PlacedNode, Weight
 
 FLOATS = ("float", "bfloat", "complex")
-"""How the names of floating-point types begin."""
+"""Prefixes of the names of floating-point types."""
 
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What the inputs of an operator hold, by position."""
+    """Roles of an operator's inputs, by position."""
 
     weights: tuple[int, ...] = ()
     scales: tuple[int, ...] = ()
@@ -53,7 +53,7 @@ _INPUTS: Mapping[str, Mapping[str, _Inputs]] = {"": _ONNX, "com.microsoft": _MIC
 
 
 def count_parameters(contents: Contents) -> None:
-    """Say of every weight how many parameters it stands for, and of which type, in place."""
+    """Set number and type of the represented parameters on every weight, in place."""
     range_makers = {
         node.proto.output[1] for node in contents.nodes if node.proto.op_type == "DynamicQuantizeLinear"
     }  # the scales of activations, with which those of weights are multiplied
@@ -63,7 +63,7 @@ def count_parameters(contents: Contents) -> None:
         for position, index in node.weight_inputs
         if node.proto.op_type == "Reshape" and position == 0
     }  # a table and a product may share packed values, in two shapes
-    first_packed: dict[int, int] = {}  # scales → the weight of a block operator that is read with them first
+    first_packed: dict[int, int] = {}  # scales → the weight of the first block operator that reads them
     for node in contents.nodes:
         inputs = _INPUTS.get(node.proto.domain, {}).get(node.proto.op_type, _Inputs())
         for position, name in enumerate(node.proto.input):
@@ -82,21 +82,21 @@ def count_parameters(contents: Contents) -> None:
 
 
 def _is_block_operator(node: PlacedNode) -> bool:
-    """Say whether a node reads a weight with scales of blocks.
+    """Return True if a node reads a weight with scales of blocks.
 
-    A table that is a product's weight as well, in a shape of its own, is stored twice where an execution provider takes
-    constants only: one weight of the model, recognized by the scales that both read.
+    A table that is also a product's weight, in another shape, is stored twice if an execution provider requires
+    constants: one weight of the model, recognized by the shared scales.
     """
     return node.proto.domain == "com.microsoft" and node.proto.op_type in ("GatherBlockQuantized", "MatMulNBits")
 
 
 def _is_scale(node: PlacedNode, range_makers: set[str]) -> bool:
-    """Say whether a node multiplies the scale of an activation with that of a weight."""
+    """Return True if a node multiplies the scale of an activation with that of a weight."""
     return node.proto.op_type == "Mul" and any(name in range_makers for name in node.proto.input)
 
 
 def _quantized(weight: Weight, node: onnx.NodeProto) -> Weight:
-    """Return the weight of a quantized operator: of packed values, which type they have and how many there are."""
+    """Return the weight of a quantized operator, with type and number of its packed values."""
     if weight.dtype.startswith(FLOATS):
         return weight
     numbers = {item.name: item.i for item in node.attribute}

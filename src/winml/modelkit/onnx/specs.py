@@ -26,19 +26,19 @@ DTYPES = (
 """Names accepted for ``dtype``: numpy's, plus ``bfloat16``."""
 
 OPEN_SIZE = -1
-"""In place of a size, as in the shapes of other tools: left open, and named by the export."""
+"""Placeholder for a size, as in the shapes of other tools: dynamic, and named by the export."""
 
 
 Dimension = Annotated[int, pydantic.Field(ge=OPEN_SIZE)] | Annotated[str, pydantic.Field(pattern=r"^[A-Za-z_]\w*$")]
 
 
 def is_open(size: int | str) -> bool:
-    """Say whether a size of a shape is left open."""
+    """Return True if a size of a shape is left open."""
     return isinstance(size, str) or size == OPEN_SIZE
 
 
 def summed_sizes(sums: Mapping[str, Sequence[int | str]], sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return the sizes that are sums of others, as far as these are known.
+    """Return the sizes that are sums of other sizes, if all terms are known.
 
     >>> summed_sizes({"total": ("past", "tokens"), "other": ("unknown", 1)}, {"past": 7, "tokens": 2})
     {'total': 9}
@@ -167,7 +167,7 @@ class InputTensorSpec(_TensorSpec):
 
 
 def input_records(metadata: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Return the entries of ``winml.io.inputs`` in the metadata of a file, by name; none where it is damaged."""
+    """Return the entries of ``winml.io.inputs`` in the metadata of a file, by name; ``{}`` if damaged."""
     try:
         records = load_metadata(metadata.get(INPUTS_KEY, "[]"))
         return {record["name"]: record for record in records if isinstance(record["name"], str)}
@@ -226,7 +226,7 @@ def stated_inputs(metadata: Mapping[str, str]) -> dict[str, InputTensorSpec]:
 
 
 def stated_sums(metadata: Mapping[str, str]) -> dict[str, tuple[int | str, ...]]:
-    """Return the sizes that are sums of others, as the metadata of a file states them."""
+    """Return the sizes that are sums of other sizes, as stated in the metadata of a file."""
     return {name: terms for item in stated_inputs(metadata).values() for name, terms in item.sums.items()}
 
 
@@ -234,7 +234,9 @@ class OutputTensorSpec(_TensorSpec):
     """One graph output: name, shape and element type."""
 
     def disagreement(self, actual: OutputTensorSpec) -> str:
-        """Return how the actual output differs from this specification, or ``""``; a dynamic size agrees with any."""
+        """Describe how the actual output differs from this specification; ``""`` if equal. A dynamic size matches any
+        size.
+        """
         agrees = len(self.shape) == len(actual.shape) and all(
             isinstance(expected_size, str) or expected_size in (OPEN_SIZE, size)
             for expected_size, size in zip(self.shape, actual.shape, strict=False)
@@ -264,8 +266,8 @@ _OLDER_NAMES: Mapping[str, str] = {
     "mel_bins": "num_mel_bins",
     "samples": "audio_length",
 }
-"""Name of a dimension in files of winml 0.2 → its name today: that of optimum and transformers.js, which is its key in
-``--shape-config`` where it has one.
+"""Dimension name in files of winml 0.2 → current name: the name in optimum and transformers.js, and its key in
+``--shape-config`` if it has one.
 """
 
 _NAME = r"^[A-Za-z_]\w*$"
@@ -317,7 +319,7 @@ class DynamicDimension(OpenSize):
         return max(self.min, size if self.max is None else min(size, self.max))
 
     def refusal(self, size: int) -> str:
-        """Return why a size is not possible; ``""`` if it is.
+        """Return the reason to refuse a size; ``""`` if it is within the bounds.
 
         >>> DynamicDimension(name="T", max=64).refusal(65)
         'T 65: the graph was made for sizes 1 to 64'
@@ -369,11 +371,11 @@ def damaged_bounds_notes(metadata: Mapping[str, str]) -> tuple[str, ...]:
 
 
 UNNAMED = ""
-"""In place of the name of an axis: left open, and named by the export."""
+"""Placeholder for the name of an axis: dynamic, and named by the export."""
 
 
 def _with_names(axes: object) -> Any:
-    """Return axes in one form; torch also takes a list of axes, for names of its own choice."""
+    """Convert axes to a mapping of axis to name; torch also accepts a list of axes, to be named automatically."""
     if not isinstance(axes, Mapping):
         return axes
     return {name: _axis_names(passed) for name, passed in axes.items()}
@@ -384,7 +386,7 @@ def _axis_names(passed: Any) -> Any:
         # Keys of JSON are text.
         numbers = {axis: int(axis) if re.fullmatch(r"-?\d+", str(axis)) else axis for axis in passed}
         return {numbers[axis]: UNNAMED if symbol is None else symbol for axis, symbol in passed.items()}
-    # Of anything but numbers, the reader says what it expected.
+    # For other items than numbers, the validator reports the expected type.
     is_list = isinstance(passed, (list, tuple)) and all(isinstance(axis, (int, str)) for axis in passed)
     return dict.fromkeys(passed, UNNAMED) if is_list else passed
 
@@ -438,11 +440,11 @@ class DynamicRequest(Options):
 
     @property
     def is_empty(self) -> bool:
-        """Whether no dimension is requested to be open."""
+        """True if no dimension is requested to be open."""
         return not (self.batch or self.sequence or self.image_size or self.axes)
 
     def joined(self, defaults: DynamicRequest) -> DynamicRequest:
-        """Return the union of both requests; where both name an axis, the name in this request is used."""
+        """Return the union of both requests; if both name an axis, the name of this request is used."""
         inputs = dict.fromkeys([*self.axes, *defaults.axes])
         return DynamicRequest(
             batch=self.batch or defaults.batch,
@@ -454,10 +456,10 @@ class DynamicRequest(Options):
         )
 
     def requested_by(self, place: str) -> DynamicRequest:
-        """Return the same request with the words for where it was said.
+        """Return the same request with its origin, for messages.
 
         Args:
-            place: With ``{}`` for the key: ``export.{}``.
+            place: Origin with ``{}`` for the key: ``export.{}``.
         """
         flags = {"dynamic_batch": self.batch, "dynamic_sequence": self.sequence, "dynamic_image_size": self.image_size}
         origins = {key: place.format(key) for key, is_not_default in flags.items() if is_not_default}
@@ -474,18 +476,18 @@ class _AxesOption(Options):
 
 
 def parse_dynamic_axes(texts: Sequence[str]) -> dict[str, dict[int, str]]:
-    """Read ``--dynamic-axes``, given any number of times.
+    """Parse the values of ``--dynamic-axes``, a repeatable option.
 
     Args:
         texts: Each ``input_ids:0=batch_size,1=sequence_length`` (several inputs separated by spaces or semicolons), or
             a JSON object ``{"input_ids": {"0": "batch_size", "1": "sequence_length"}, "pixel_values": [0]}``, or the
-            path of a file that holds one.
+            path of a file that holds such an object.
 
     Returns:
-        Input or output → axis → name; ``UNNAMED`` where only the axis is given.
+        Input or output → axis → name; ``UNNAMED`` if only the axis is stated.
 
     Raises:
-        ConfigError: a text in none of these forms, an axis that is not a number or is negative, an invalid name, or an
+        ConfigError: a text in another format, an axis that is not a number or is negative, an invalid name, or an
             axis with two names.
     """
     merged: dict[str, dict[int, str]] = {}
@@ -519,7 +521,7 @@ def _check_axis_numbers(value: object, label: str) -> Any:
     """Return ``value`` if it is an object of lists of axes, or of objects whose keys are axis numbers.
 
     Raises:
-        ConfigError: it is not; names the input and the axis.
+        ConfigError: another value; names the input and the axis.
     """
     if not isinstance(value, dict) or not all(isinstance(axis_names, (dict, list)) for axis_names in value.values()):
         raise ConfigError(
@@ -559,7 +561,7 @@ def _parse_inline_axes(text: str) -> list[tuple[str, int, str]]:
 
 
 def current_name(name: str) -> str:
-    """Return what a dimension is called today; files of winml 0.2 call some of them otherwise.
+    """Return the current name of a dimension; files of winml 0.2 use other names for some.
 
     >>> current_name("batch"), current_name("height")
     ('batch_size', 'height')
@@ -568,14 +570,15 @@ def current_name(name: str) -> str:
 
 
 def counts_rows(name: str) -> bool:
-    """Say whether a dimension is the number of rows: of all inputs, or of texts, images or recordings."""
+    """Return True if a dimension is the number of rows: of all inputs, or of texts, images or recordings."""
     return current_name(name) == "batch_size" or name in ROWS_OF_ONE_KIND
 
 
 def names_among(name: str, names: Collection[str]) -> tuple[str, ...]:
-    """Return what a dimension is called among names; the name itself where it is none of them.
+    """Return the names in ``names`` of a dimension; the name itself if there is none.
 
-    Its name may be the older or the newer one. Rows in general are those of texts and of images where these are apart.
+    The name may be the older or the newer name. ``batch_size`` also matches separate row dimensions of texts and
+    images.
     """
     if name in names:
         return (name,)
@@ -587,15 +590,15 @@ def names_among(name: str, names: Collection[str]) -> tuple[str, ...]:
 def resolve_names(
     sizes: Mapping[str, int], graph_names: Iterable[str], places: Mapping[str, str] | None = None
 ) -> dict[str, int]:
-    """Return sizes by the names in the graph.
+    """Resolve sizes to the names in the graph.
 
     Args:
-        sizes: Sizes by name, which may be the older or the newer of two for one dimension, or by place.
+        sizes: Sizes by older or newer dimension name, or by ``input:axis``.
         graph_names: Names in the graph.
         places: ``input:axis``, counted from 0 → name in the graph.
 
     Raises:
-        UsageError: a name the graph does not have (suggests the nearest), or two sizes for one name.
+        UsageError: an unknown name (suggests the nearest), or two sizes for one name.
     """
     names, places = list(graph_names), places or {}
     resolved_sizes: dict[str, int] = {}
@@ -610,7 +613,7 @@ def resolve_names(
             )
         for resolved in meant:
             if len(meant) > 1 and resolved in sizes:
-                continue  # rows in general are those that nothing else is said of
+                continue  # ``batch_size`` applies to row dimensions without a size of their own
             if resolved_sizes.setdefault(resolved, size) != size:
                 raise UsageError(
                     f"{opt.shape_config}: {resolved} has two sizes, {resolved_sizes[resolved]} and {size}",
@@ -620,7 +623,7 @@ def resolve_names(
 
 
 def _dimension_words(names: Sequence[str], places: Mapping[str, str]) -> str:
-    """Return every name with the places it stands at, for people."""
+    """List every name with its axes, for messages."""
     words = []
     for name in names:
         others = [place for place, at_place in places.items() if at_place == name != place]

@@ -1,7 +1,7 @@
-"""The contract of every graph stage, and the runner that checks what each pass of a stage declares.
+"""Contract of graph stages, and the runner that checks the declared effect of each pass of a stage.
 
-A stage takes a model and frozen options, and returns a :class:`StageResult` or a subclass of it. Knows no pass and no
-file.
+A stage takes a model and frozen options, and returns a :class:`StageResult` or a subclass of it. Independent of passes
+and files.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from winml.modelkit.onnx.operator_schemas import nodes_against_schema
 from winml.modelkit.tags.tagging import Coverage, NodeTag, all_nodes, read_tag
 
 TagPolicy = Literal["keeps", "merges", "creates", "drops"]
-"""What a pass does to tags. ``keeps``: nodes stay or go, none is new and none changes its tag. ``merges``: a new node
-gets the common ancestor of what it replaced. ``creates``: a new node inherits from its neighbours. ``drops``: nothing
-is promised."""
+"""Effect of a pass on tags. ``keeps``: nodes are unchanged or removed; no node is new and no tag changes. ``merges``: a
+new node gets the common ancestor of the replaced nodes. ``creates``: a new node inherits from its neighbours.
+``drops``: tags may be lost.
+"""
 
 
 _NEW = object()
@@ -33,30 +34,30 @@ class StageResult:
 
     model: ir.Model
     changed: bool
-    """Whether the model differs from the one that came in."""
+    """True if the stage changed the model."""
     notes: tuple[str, ...]
-    """Sentences for the user: what could not be done, and why that is all right."""
+    """Sentences for the user: skipped work, and the reason why that is acceptable."""
     coverage: Coverage
     """Tags of the model as it is now."""
 
 
 class GraphPass(ir.passes.InPlacePass):
-    """A pass that declares on its class what it does to tags, and works in place.
+    """A pass that works in place and declares its effect on tags on its class.
 
     Subclasses define ``tags`` and ``call(model)``, which returns an ``onnx_ir.passes.PassResult``.
     """
 
     tags: ClassVar[TagPolicy]
-    """What it promises about tags; checked after it ran."""
+    """Declared effect on tags; checked after the pass."""
 
 
 @dataclass(frozen=True)
 class DeclaredPass:
-    """A pass, and what it promises; for those of libraries, which do not declare it."""
+    """A pass with its declared effect on tags; for library passes, which do not declare it."""
 
     effect: ir.passes.PassBase
     tags: TagPolicy
-    """What the pass promises about tags; checked after it ran."""
+    """Declared effect on tags; checked after the pass."""
 
     @property
     def name(self) -> str:
@@ -73,11 +74,11 @@ def run_passes(model: ir.Model, passes: Sequence[DeclaredPass], failure: type[St
         failure: The error of the stage they belong to.
 
     Returns:
-        Whether some pass changed the model.
+        True if a pass changed the model.
 
     Raises:
-        StageError: of type ``failure``: a pass failed, or did not keep its promise. Names the pass and those already
-        done.
+        StageError: of type ``failure``: a pass failed, or violated its declaration. Names the pass and the completed
+        passes.
     """
     changed = False
     before = _Promise.of(model)
@@ -112,7 +113,7 @@ def _failure_words(passes: Sequence[DeclaredPass], position: int, what: str) -> 
 
 @dataclass(frozen=True)
 class _Promise:
-    """What a pass must not change, as it was before."""
+    """State before a pass that the pass must not change."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -128,11 +129,11 @@ class _Promise:
         )
 
     def broken_by(self, after: _Promise, policy: TagPolicy) -> str | None:
-        """Return how a pass broke the promise, in words, or None.
+        """Describe the violation of the declared effect by a pass, or return None.
 
         Args:
             after: The model after the pass.
-            policy: What it does to tags.
+            policy: Declared effect on tags.
         """
         for kind, old, new in (("inputs", self.inputs, after.inputs), ("outputs", self.outputs, after.outputs)):
             if old != new:
@@ -140,7 +141,7 @@ class _Promise:
         if policy == "drops":
             return None
         lost = [node for node, tag in after.tags.items() if tag is None and self.tags.get(node, _NEW) is not None]
-        # A graph that came without tags has none to lose.
+        # A graph without tags has none to lose.
         if lost and any(self.tags.values()):
             return (
                 f"left {len(lost)} nodes without a tag, {lost[0].op_type} {lost[0].name or ''} first, but {policy} tags"
@@ -156,8 +157,8 @@ def restore_description(rewritten: ir.Model, original: ir.Model) -> None:
     """Restore the metadata and description that a foreign tool changed, and remove unused opsets; in place.
 
     Args:
-        rewritten: What the tool made.
-        original: What it was given.
+        rewritten: The model made by the tool.
+        original: The model before the tool.
     """
     rewritten.metadata_props.clear()
     rewritten.metadata_props.update(original.metadata_props)

@@ -1,7 +1,7 @@
-"""Refuses graphs that read undefined values, have cycles or state no opset.
+"""Refusal of graphs that read undefined values, have cycles or state no opset.
 
-Checks the structure as stored in the file, since libraries fill in what is missing when they read it. Does not check
-the inputs of operators.
+Checks the structure as stored in the file, because libraries add missing parts when they read it. Does not check the
+inputs of operators.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Item = TypeVar("_Item", bound=Hashable)
 
 
 def cycle_words(model: onnx.ModelProto) -> str | None:
-    """Return a phrase that names the nodes of a cycle, and their modules where the file says them; None without one.
+    """Describe the nodes of a cycle, with their modules if recorded in the file; None without a cycle.
 
     Subgraphs are included, and functions that call themselves.
     """
@@ -48,7 +48,7 @@ def cycle_words(model: onnx.ModelProto) -> str | None:
 def find_loop(
     items: Iterable[_Item], needed: Callable[[_Item], Iterator[_Item]], done: dict[_Item, None] | None = None
 ) -> list[_Item]:
-    """Return items each of which needs the next, and the last the first; ``[]`` without a loop.
+    """Return the items of a dependency cycle, each followed by an item it needs; ``[]`` without a cycle.
 
     Iterative, since graphs are deeper than Python's stack.
 
@@ -77,7 +77,7 @@ def find_loop(
 
 
 def _loop_and_free_names(nodes: Sequence[onnx.NodeProto]) -> tuple[list[onnx.NodeProto], set[str]]:
-    """Return the nodes of a cycle, if there is one, and the names that are read and made outside."""
+    """Return the nodes of a cycle (``[]`` without a cycle) and the names that are read but produced outside."""
     makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     reads: list[set[str]] = []
     for node in nodes:
@@ -118,11 +118,11 @@ def refuse_invalid(model: onnx.ModelProto, path: Path) -> None:
 
     Args:
         model: The structure of the model; values of weights are not read.
-        path: Its file, for the message.
+        path: The model file, for the message.
 
     Raises:
-        InputError: a node or an output reads a value that nothing produces, nodes need their own result, or the file
-            does not state the opset of ONNX's operators it uses.
+        InputError: a node or an output reads an undefined value, nodes form a cycle, or the file does not state the
+        opset of its ONNX operators.
     """
     _refuse_unknown_opset(model, path)
     problem = next(_undefined_reads(model.graph, frozenset()), None)
@@ -166,7 +166,7 @@ def _refuse_unknown_opset(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _undefined_reads(graph: onnx.GraphProto, outer: frozenset[str]) -> Iterator[str]:
-    """Yield a phrase for each read of a value that nothing produces; nodes may be in any order."""
+    """Yield a phrase for each read of an undefined value; nodes may be in any order."""
     known_names = {
         *outer,
         *(value.name for value in graph.input),

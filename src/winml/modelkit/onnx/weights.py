@@ -1,7 +1,7 @@
-"""Weights of a graph: what reads them as integers, copies for transposed ones, and idle ones, of which only the sizes
-matter.
+"""Weights of a graph: weights read by integer operators, copies of transposed weights, and idle weights, of which only
+the sizes are read.
 
-Tools that take protos get one without the weights.
+Tools that need protos get a proto without the weights.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ QUANTIZED_OPERATORS = frozenset({
 })  # fmt: skip
 """Operators that only a quantized graph has."""
 ROUNDING_OPERATORS = QUANTIZED_OPERATORS - {"DequantizeLinear", "GatherBlockQuantized", "MatMulNBits", "QMoE"}
-"""Operators that round activations or take rounded ones; the others have weights alone in few bits."""
+"""Operators that round activations or read rounded activations; the remaining operators have quantized weights only."""
 
 
 _PRODUCTS = ("MatMul", "Gemm")
 
 
 def add_initializer(graph: ir.Graph, tensor: ir.TensorProtocol, name: str | None = None) -> ir.Value:
-    """Add a tensor to the initializers of a graph, under its own name unless another is passed; return its value."""
+    """Add a tensor to the initializers of a graph, under ``name`` or the tensor's name; return its value."""
     value = ir.Value(
         name=name or tensor.name,
         type=ir.TensorType(tensor.dtype),
@@ -44,14 +44,14 @@ def add_initializer(graph: ir.Graph, tensor: ir.TensorProtocol, name: str | None
 
 
 def drop_unused_initializers(graph: ir.Graph, values: Iterable[ir.Value]) -> None:
-    """Remove those of the values that are initializers which nothing reads, in place."""
+    """Remove unused initializers among the values, in place."""
     for value in values:
         if value.is_initializer() and not (value.uses() or value.is_graph_input() or value.is_graph_output()):
             graph.initializers.pop(value.name or "", None)
 
 
 def computed_tensor(read: Callable[[], Array], dtype: ir.DataType, shape: Iterable[int], name: str) -> ir.LazyTensor:
-    """Return a tensor whose values are computed each time that it is read, and are not held."""
+    """Return a tensor whose values are computed on each read, and not held."""
 
     def compute() -> ir.TensorProtocol:
         return ir.Tensor(np.asarray(read(), order="C"), dtype=dtype, name=name)
@@ -60,14 +60,14 @@ def computed_tensor(read: Callable[[], Array], dtype: ir.DataType, shape: Iterab
 
 
 def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """Return the tensor of an initializer that no run replaces; `None` for any other value."""
+    """Return the tensor of an initializer that is no graph input; `None` for any other value."""
     if value is None or not value.is_initializer() or value.is_graph_input():
         return None
     return value.const_value
 
 
 def transposed_weight(node: ir.Node) -> ir.Value | None:
-    """Return the initializer of two dimensions that a product reads transposed on its right; None where it has none."""
+    """Return the 2-D initializer that a product reads as its transposed right operand; None without one."""
     value = node.inputs[1] if node.op_type in _PRODUCTS and not node.domain else None
     maker = value.producer() if value is not None else None
     if maker is None or maker.op_type != "Transpose" or maker.domain:
@@ -78,17 +78,17 @@ def transposed_weight(node: ir.Node) -> ir.Value | None:
 
 
 def give_products_own_weights(model: ir.Model, names: Container[str | None]) -> None:
-    """Let the named products read initializers instead of what a Transpose makes of one, in place.
+    """Replace the Transpose of a weight before the named products by a transposed initializer, in place.
 
     Before and after::
 
         w → Gather,  w → Transpose → MatMul (named)      →      w → Gather,  wᵀ → MatMul
 
-    A transposed weight is computed when it is read, so the table is not copied before.
+    A transposed weight is computed on each read, so the table is not copied.
 
     Args:
         model: The model.
-        names: Names of nodes of the main graph; others stay, and so does a Transpose that others read.
+        names: Names of nodes of the main graph; other nodes stay, and so does a Transpose with other readers.
     """
     graph = model.graph
     fresh: FreshNames | None = None
@@ -113,7 +113,7 @@ def give_products_own_weights(model: ir.Model, names: Container[str | None]) -> 
 
 
 def transposed_tensor(tensor: ir.TensorProtocol, name: str) -> ir.LazyTensor:
-    """Return a tensor of two dimensions with its axes exchanged, computed when it is read."""
+    """Return the transpose of a 2-D tensor, computed on each read."""
     return computed_tensor(lambda: read_once(tensor).T, tensor.dtype, tensor.shape.numpy()[::-1], name)
 
 
@@ -127,9 +127,9 @@ def weight_bytes(model: ir.Model) -> int:
 
 
 def idle_weight_bytes(model: ir.Model) -> int:
-    """Return the size of the weights whose values reach no output of the graph, other than as sizes.
+    """Return the size of the weights whose values reach no output of the graph, except as sizes.
 
-    A graph may compute values only to ask for their sizes.
+    A graph may compute values only to read their sizes.
     """
     read: set[str] = set()
     seen: set[ir.Node] = set()
@@ -144,33 +144,32 @@ def idle_weight_bytes(model: ir.Model) -> int:
             waiting += [item for item in node.inputs if item is not None]
             waiting += _captured(node)
     tensors = (value.const_value for name, value in model.graph.initializers.items() if name not in read)
-    # Shapes and axes are small numbers beside them.
+    # Shapes and axes are small compared with weights.
     return sum(tensor.nbytes for tensor in tensors if tensor is not None and tensor.dtype.is_floating_point())
 
 
 def _captured(node: ir.Node) -> list[ir.Value]:
-    """Return what the branches of a node read, all of which may be answered."""
+    """Return the values read by the subgraphs of a node, all of which may reach its outputs."""
     inner_nodes = (inner for graph in node_graphs(node) for inner in graph.all_nodes())
     return [value for inner in inner_nodes for value in inner.inputs if value is not None]
 
 
 SMALLEST_BYTES = 4096
-"""Tensors from this size on travel without values. Chosen: shapes, scales and biases, which libraries read, are
-smaller or no burden."""
+"""Minimum size of tensors omitted from protos. Chosen: shapes, scales and biases, which libraries read, are smaller."""
 
 _ELSEWHERE = "elsewhere"
 
 
 class WeightlessProto(NamedTuple):
-    """A serialized model whose large initializers have no values, and the tensors that have them."""
+    """A serialized model whose large initializers have no values, and the omitted tensors."""
 
     proto: onnx.ModelProto
     weights: Mapping[str, ir.TensorProtocol]
-    """By name, the tensors of the initializers without values."""
+    """Name → tensor of each initializer without values."""
 
 
 def to_weightless(model: ir.Model, *, reads_none: bool = False) -> WeightlessProto:
-    """Return a model as a protobuf without the values of its large initializers; the model is not changed.
+    """Serialize a model without the values of its large initializers; the model is not changed.
 
     Args:
         model: The model.

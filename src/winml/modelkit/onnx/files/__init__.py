@@ -1,1 +1,1 @@
-"""How are ONNX files read and written?"""
+"""Reading and writing of ONNX files."""

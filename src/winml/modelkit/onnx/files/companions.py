@@ -1,6 +1,6 @@
-"""Copies the files that readers expect to a model: config, tokenizer, processors.
+"""Copies of the files that readers expect next to a model: config, tokenizer, processors.
 
-A file of somebody else keeps its place. Standard library only.
+Files of other origin are never replaced. Standard library only.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from winml.modelkit.onnx.files.output_files import OutputFiles
 
 @dataclass(frozen=True)
 class Companions:
-    """What stands beside a model, by name with ``/`` between parts."""
+    """Files next to a model, by name with ``/`` between parts."""
 
     names: tuple[str, ...] = ()
     """Files that were put there, now or by the run before."""
     size_bytes: int = 0
-    """Of all of them."""
+    """Total size."""
     kept: tuple[str, ...] = ()
-    """Files of somebody else that have one of the names, and were left as they are."""
+    """Files of other origin with one of the names, left unchanged."""
     sha256: Mapping[str, str] = field(default_factory=dict)
-    """Of each of ``names``: by it the next run sees which of them the user changed since."""
+    """Name → SHA-256; the next run compares it to detect the user's changes."""
     damaged: tuple[str, ...] = ()
-    """Those of ``names`` that are called ``.json`` and are no JSON."""
+    """Files of ``names`` with the suffix ``.json`` that are not JSON."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """One sentence about files of somebody else, and one about damaged files."""
+        """A sentence about existing files of other origin, and a sentence about damaged files."""
         notes = []
         if self.kept:
             names = ", ".join(self.kept)
@@ -56,15 +56,14 @@ class Companions:
 def reserve_companions(
     files: OutputFiles, directory: Path, sources: Mapping[str, Path], *, owned: Collection[str] = ()
 ) -> Companions:
-    """Copy files beside a model that is about to be put in place.
+    """Copy files next to a model before its commit.
 
     Args:
-        files: The transaction they become part of.
-        directory: Where the model goes.
+        files: The transaction.
+        directory: The folder of the model.
         sources: Name in ``directory``, ``/`` between parts → file to copy.
-        owned: Names that an earlier run put there; those are replaced, others never.
-
-    A file that appears before the commit stays as well: :func:`settled_companions` says so afterwards.
+        owned: Names of files of an earlier run; only these are replaced. A file that appears before the commit
+            also stays: :func:`settled_companions` reports it.
 
     Raises:
         InternalError: a name leads out of the directory.
@@ -91,7 +90,7 @@ def reserve_companions(
 
 
 def _may_be_json(path: Path) -> bool:
-    """Return False for a file that is cut off, or of another kind; large files are not parsed for this."""
+    """Return False for a truncated file or another format; large files are not parsed for this."""
     content = path.read_bytes().strip()
     return (content[:1], content[-1:]) in ((b"{", b"}"), (b"[", b"]"))
 
@@ -115,13 +114,13 @@ def _can_be_ours(directory: Path, name: str, owned: Collection[str]) -> bool:
 def settled_companions(
     companions: Companions, directory: Path, sources: Mapping[str, Path], gave_way: Collection[Path]
 ) -> Companions:
-    """Return what stands beside the model now that it is in place.
+    """Return the files next to a committed model.
 
     Args:
-        companions: What was reserved.
-        directory: Where the model is.
-        sources: As they were reserved.
-        gave_way: Files of the transaction in whose place another one appeared.
+        companions: The reserved files.
+        directory: The folder of the model.
+        sources: Name → copied file.
+        gave_way: Files of the transaction that were skipped because another file appeared.
     """
     lost = [name for name in companions.names if (directory / name).absolute() in gave_way]
     if not lost:
@@ -137,14 +136,14 @@ def settled_companions(
 
 
 def remove_companions(directory: Path, names: Collection[str], models: Collection[Path]) -> None:
-    """Remove files that an earlier run put beside a model and this one did not.
+    """Remove companion files of an earlier run that the current run did not write.
 
-    They stay where another model is in the directory, which may be read with them.
+    They stay if the directory holds another model, which may be read with them.
 
     Args:
-        directory: Where the model is.
-        names: What to remove.
-        models: The models of this run.
+        directory: The folder of the model.
+        names: The files to remove.
+        models: The models of the current run.
     """
     own_names = {path.name for path in models}
     if any(path.name not in own_names for path in directory.glob(f"*{MODEL_SUFFIX}")):
@@ -156,11 +155,11 @@ def remove_companions(directory: Path, names: Collection[str], models: Collectio
         with contextlib.suppress(OSError):
             path.unlink()
             if path.parent != directory:
-                path.parent.rmdir()  # where it is empty now
+                path.parent.rmdir()  # if empty now
 
 
 def is_in_the_way(directory: Path, name: str) -> bool:
-    """Say whether something that is no file, or no folder above it, has one of the names a companion needs."""
+    """Return True if a companion's name is used by an irregular file, or a parent name by a file that is no folder."""
     target = directory / name
     if os.path.lexists(target) and (target.is_symlink() or not target.is_file()):
         return True
@@ -169,9 +168,9 @@ def is_in_the_way(directory: Path, name: str) -> bool:
 
 
 def earlier_companions(sidecar: Path) -> tuple[str, ...]:
-    """Return the names that the export before this one put beside its model, as its sidecar says; empty without one.
+    """Return the companion files of the previous export, from its sidecar; ``()`` without a sidecar.
 
-    Files that were changed since are left out: they are the user's.
+    Files changed since then are omitted: they belong to the user.
     """
     try:
         outputs = json.loads(sidecar.read_text(encoding="utf-8"))["outputs"]

@@ -14,23 +14,25 @@ from types import TracebackType
 from typing import TypeVar
 
 _PIECE_BYTES = 1 << 24
-"""Bytes digested by one thread at a time. Part of what the digest means."""
+"""Bytes digested at a time by one thread. Part of the definition of the digest."""
 _BLOCK_BYTES = 1 << 20
 _MOST_THREADS = 8
 """Chosen: from there on reading takes longer than computing."""
 REMEMBERED_BYTES = 1 << 26
-"""Files from this size on are not read again to hash them. Chosen: hashing it takes longer than the coarsest tick of a
-clock of file times that is in use, 16 ms, within which a change would not show."""
+"""Minimum size of files whose hash is remembered. Chosen: hashing takes longer than the coarsest clock tick of file
+times in use, 16 ms, within which a change would not be visible.
+"""
 
 _WRITTEN: dict[tuple[int, int, int, int], str] = {}
-"""SHA-256 of large files that this process wrote: device, file, size and time of change → digest. Another name of the
-file, as a rename or a hard link gives it, changes none of these."""
+"""SHA-256 of large files that this process wrote: device, file, size and time of change → digest. A rename or a hard
+link changes no part of the key.
+"""
 
 
 def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file's content as it is now.
+    """Return the SHA-256 of a file's current content.
 
-    It is read, unless it is large and this process wrote it and nobody changed it since.
+    The file is read, unless it is large, was written by this process and is unchanged since.
 
     Raises:
         OSError: the file cannot be read.
@@ -61,7 +63,7 @@ _T = TypeVar("_T", bound="_InThreads")
 
 
 class _InThreads:
-    """Hashes in threads, which end with the block; what has not begun by then is not done."""
+    """Hashes in threads that end with the block; work not started by then is dropped."""
 
     def __init__(self, path: Path, threads: int) -> None:
         self._path = path
@@ -79,24 +81,24 @@ class _InThreads:
 
 
 class WrittenFileHash(_InThreads):
-    """The SHA-256 of a file that is written from its start to its end, computed meanwhile in a thread.
+    """SHA-256 of a file written sequentially, computed in a thread during writing.
 
-    Once the file is complete and closed, :func:`hash_file` knows it.
+    Once the file is complete and closed, :func:`hash_file` returns it without reading.
     """
 
     def __init__(self, path: Path) -> None:
-        """Read nothing yet; the file need not be there."""
+        """Prepare the hash without reading; the file need not exist yet."""
         super().__init__(path, threads=1)
         self._hasher = hashlib.sha256()
         self._hashed = 0
         self._runs: list[Future[None]] = []
 
     def complete_up_to(self, size: int) -> None:
-        """Hash the first ``size`` bytes, which do not change any more and have left the buffers of this process."""
+        """Hash the first ``size`` bytes, which are final and have left the buffers of this process."""
         self._runs.append(self._threads.submit(self._hash_up_to, size))
 
     def remember(self) -> None:
-        """Let :func:`hash_file` know the digest of the whole file, which is closed.
+        """Remember the digest of the complete, closed file for :func:`hash_file`.
 
         Raises:
             OSError: the file cannot be read.
@@ -116,9 +118,9 @@ class WrittenFileHash(_InThreads):
 
 
 def content_digest(path: Path) -> str:
-    """Return a digest of a file's content, for the name of large ones: 64 hexadecimal digits.
+    """Return a digest of a file's content, used in the names of data files: 64 hexadecimal digits.
 
-    It is the SHA-256 of the SHA-256s of its pieces, which are computed side by side.
+    The digest is the SHA-256 of the SHA-256s of its pieces, which are computed in parallel.
 
     Raises:
         OSError: the file cannot be read.
@@ -135,11 +137,11 @@ class GrowingDigest(_InThreads):
     """The :func:`content_digest` of a file that is still written; pieces that are complete are digested meanwhile."""
 
     def __init__(self, path: Path, *, threads: int | None = None) -> None:
-        """Read nothing yet; the file need not be there.
+        """Prepare the digest without reading; the file need not exist yet.
 
         Args:
             path: The file.
-            threads: How many digest at a time; None: on half of the processors, as others are writing.
+            threads: Number of threads; None: half of the processors, because other threads are writing.
         """
         # Measured on two processors: with two threads beside two that write, 14.5 GB take an eighth longer.
         count = max(1, _processors() // 2) if threads is None else threads
@@ -148,7 +150,7 @@ class GrowingDigest(_InThreads):
         self._pieces: list[Future[bytes]] = []
 
     def is_written_at(self, place: Path) -> None:
-        """Tell that the file has another path until it is complete."""
+        """Set the temporary path of the file until it is complete."""
         self._places = [place, self._path]
 
     def complete_up_to(self, size: int) -> None:
@@ -178,7 +180,7 @@ def _piece_digest(places: Sequence[Path], start: int) -> bytes:
 
 
 def _opened(places: Sequence[Path]) -> FileIO:
-    """Open a file at the first of its places where it is; it may be renamed from one to the next at any time."""
+    """Open a file at the first of its paths that exists; it may be renamed to the next path at any time."""
     for place in places[:-1]:
         with contextlib.suppress(FileNotFoundError):
             return place.open("rb", buffering=0)

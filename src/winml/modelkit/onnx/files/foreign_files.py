@@ -1,8 +1,9 @@
-"""Reads folders that somebody else made: which of their files may be opened, and how errors of parsers are reported.
+"""Reading of folders made by others: files that may be opened, and conversion of parser errors.
 
-Libraries such as transformers open files of a folder by names of their own. Each of these files has to pass
-:func:`check_library_files` before a library is given the folder: a link could lead to any file of the machine, and a
-pipe or a device would never end. Files that are copied out of a folder pass the same check. No other library is needed.
+Libraries such as transformers open files of a folder by fixed names. Each of these files has to pass
+:func:`check_library_files` before a library gets the folder: a link could lead to any file of the machine, and reading
+a pipe or a device would never end. Files that are copied out of a folder pass the same check. No other library is
+needed.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ _VOCABULARY_NAMES = frozenset(
         "word_shape.json",
     }
 )
-"""Every file name in ``vocab_files_names`` of transformers' tokenizers; a test compares them with those installed."""
+"""Every file name in ``vocab_files_names`` of transformers' tokenizers; a test compares them with the installed
+tokenizers.
+"""
 _TRANSFORMERS_NAMES = frozenset(
     {
         "added_tokens.json",
@@ -77,13 +80,14 @@ _SENTENCE_TRANSFORMERS_NAMES = frozenset(
     }
 )
 COMPANION_NAMES = _VOCABULARY_NAMES | _TRANSFORMERS_NAMES | _SENTENCE_TRANSFORMERS_NAMES
-"""Names of files at the top of a checkpoint that go beside its ONNX file."""
+"""Names of files at the top of a checkpoint that are copied next to its ONNX file."""
 _NOT_COPIED = frozenset({"adapter_config.json", "tekken.json", "tiktoken.model"})
 """Further names that transformers opens."""
 _OF_A_VERSION = re.compile(r"(config|tokenizer)\.\d+(\.\d+)*\.json")
-"""What transformers from that version on reads instead."""
+"""Files that transformers reads instead, from the version in the name on."""
 _VERSION_LISTS = {"config.json": "configuration_files", "tokenizer_config.json": "fast_tokenizer_files"}
-"""Specified by transformers: file → key that lists files for other versions, which it opens by whatever path is listed.
+"""Specified by transformers: file → key with the paths of files for other versions, which transformers opens at any
+listed path.
 """
 TEMPLATES_FOLDER = "additional_chat_templates"
 """Specified by transformers: folder of further chat templates, ``*.jinja``."""
@@ -92,12 +96,12 @@ _REMEDY = "Put a copy of the file there instead, or remove it."
 
 
 def is_companion_name(name: str) -> bool:
-    """Return True if files of this name go beside an ONNX file."""
+    """Return True if files of this name are copied next to an ONNX file."""
     return name in COMPANION_NAMES or _OF_A_VERSION.fullmatch(name) is not None
 
 
 def library_file(folder: Path, name: str, *, error: type[InputError] = InputError) -> Path | None:
-    """Return a file of a folder by its name; None if there is no such file.
+    """Return a file of a folder by its name; None if it does not exist.
 
     Args:
         folder: The folder.
@@ -123,8 +127,8 @@ def check_library_files(folder: Path, *, error: type[InputError] = InputError) -
     """Check the files of a folder that libraries open by their names, and return them, sorted.
 
     Raises:
-        InputError: one of them is a link to another folder, a pipe, a device or a socket; or a config lists a file for
-            another version of transformers outside of the folder.
+        InputError: a file is a link to another folder, a pipe, a device or a socket; or a config lists a file outside
+        of the folder for another version of transformers.
     """
     if not folder.is_dir():
         return ()
@@ -141,7 +145,7 @@ def check_library_files(folder: Path, *, error: type[InputError] = InputError) -
 
 
 def _listed_names(config: Path, key: str) -> list[str]:
-    """Return the file names that a config lists under a key; none if the config is damaged: its reader reports that."""
+    """Return the file names that a config lists under a key; `[]` for a damaged config, which its reader reports."""
     from winml.modelkit.options import JsonError, read_json_file  # imports pydantic
 
     try:
@@ -181,7 +185,7 @@ def foreign_parser(
         if not isinstance(failure, Exception) and not is_panic(failure):
             raise
         broken = import_error(failure)
-        # Modules of transformers fail for what a file asks of them, too.
+        # Modules of transformers also fail on the requests of a file.
         if broken is not None and failed_import(failure) != "transformers":
             raise broken from failure
         text = reason(failure)[:_LONGEST_REASON]

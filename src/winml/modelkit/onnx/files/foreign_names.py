@@ -1,8 +1,8 @@
-"""Which paths may a foreign file reference? Files and folders below its own folder.
+"""Paths that a foreign file may reference: files and folders below its own folder.
 
-Manifests, indices, states, configs, metadata tables and models name further files. Whoever made such a file chose the
-name, and not the user, so it must not reach the rest of the machine. Every reader of such a name asks here. Opens
-nothing. Standard library only.
+Manifests, indices, states, configs, metadata tables and models refer to further files. Such names were chosen by the
+author of the file, not by the user, so they must not reach the rest of the machine. Every reader of such a name uses
+these functions. Opens no file. Standard library only.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ from winml.modelkit.errors import InputError
 from winml.modelkit.file_names import stays_inside
 
 NameProblem = Literal["no name", "outside", "missing", "unusable", "not regular"]
-"""What is wrong with a name. ``no name``: it is no text, or empty. ``outside``: it leads out of the folder, by itself
-or by a link. ``missing``: nothing is there. ``unusable``: the system does not look it up. ``not regular``: it is a
-device, a pipe or of the other kind."""
+"""Problem of a name.
+
+``no name``: it is no text, or empty. ``outside``: it leads out of the folder, directly or by a link. ``missing``: the
+path does not exist. ``unusable``: the system cannot look it up. ``not regular``: it is a device, a pipe or of the other
+kind.
+"""
 Kind = Literal["file", "folder"]
 _KIND_WORDS = {"file": "regular file", "folder": "folder"}
 
 
 class ForeignNameError(ValueError):
-    """A name leads to nothing that may be read; the message says why, without the name.
+    """A name leads to no readable file; the message gives the reason, without the name.
 
     Attributes:
-        problem: What is wrong with it.
+        problem: Problem of the name.
     """
 
     def __init__(self, problem: NameProblem, words: str) -> None:
@@ -36,19 +39,18 @@ class ForeignNameError(ValueError):
 
 
 def file_below(folder: Path, name: object, *, kind: Kind = "file") -> Path:
-    """Return the regular file (or the folder) below ``folder`` that a name in another file leads to.
+    """Return the regular file (or the folder) below ``folder`` that a name in another file refers to.
 
-    The name may use the separators of any system. What leads out of the folder by itself is not looked up. Links are
-    followed as long as they stay below the folder, or lead from a snapshot to a blob of one repository of the Hub's
-    cache, which is how it is built.
+    The name may use the separators of any system. A name that leads out of the folder is not looked up. Links are
+    followed if they stay below the folder, or lead from a snapshot to a blob of the same repository in the Hub's cache.
 
     Args:
-        folder: What the name is relative to.
-        name: As the other file holds it, of whatever type.
-        kind: What is expected there.
+        folder: The folder that the name is relative to.
+        name: The value in the other file, of any type.
+        kind: The expected kind.
 
     Raises:
-        ForeignNameError: the name is no text, leads out of the folder, or nothing of the kind is there.
+        ForeignNameError: the name is no text, leads out of the folder, or leads to no path of the kind.
     """
     if not isinstance(name, (str, Path)) or not str(name).strip():
         raise ForeignNameError("no name", "is not a name")
@@ -77,18 +79,18 @@ def file_within(
     missing_ok: bool = False,
     error: type[InputError] = InputError,
 ) -> Path:
-    """Return what :func:`file_below` returns, or say which file holds the name.
+    """Resolve a name as :func:`file_below`; errors name the file that holds the name.
 
     Args:
-        folder: What the name is relative to.
-        name: As the other file holds it, of whatever type.
-        holder: The file that holds the name, with the key or the row where there are many; for the message.
-        kind: What is expected there.
-        missing_ok: Return the path also where nothing is there.
-        error: What to raise.
+        folder: The folder that the name is relative to.
+        name: The value in the other file, of any type.
+        holder: The file that holds the name, with the key or the row if there are many; for the message.
+        kind: The expected kind.
+        missing_ok: Return the path even if it does not exist.
+        error: Type of the error.
 
     Raises:
-        InputError: of the type ``error``; names the holder, the name, and what is expected.
+        InputError: of the type ``error``; names the holder, the name, and the expected kind.
     """
     try:
         return file_below(folder, name, kind=kind)
@@ -102,7 +104,7 @@ def file_within(
 
 
 def name_problem(folder: Path, name: object, *, kind: Kind = "file") -> NameProblem | None:
-    """Return what is wrong with a name that another file holds; None where :func:`file_below` finds the file."""
+    """Return the problem of a name in another file; None if :func:`file_below` finds the file."""
     try:
         file_below(folder, name, kind=kind)
     except ForeignNameError as error:
@@ -111,10 +113,10 @@ def name_problem(folder: Path, name: object, *, kind: Kind = "file") -> NameProb
 
 
 def refuse_special_file(path: Path) -> None:
-    """Refuse what is no regular file: opening a pipe that nobody writes to would wait for ever.
+    """Refuse an irregular file: opening a pipe without a writer would wait forever.
 
     Raises:
-        ForeignNameError: it is missing, a folder, a pipe, a socket or a device.
+        ForeignNameError: the path is missing, a folder, a pipe, a socket or a device.
     """
     try:
         mode = path.stat().st_mode
@@ -124,10 +126,10 @@ def refuse_special_file(path: Path) -> None:
 
 
 def lies_within(folder: Path, name: str) -> bool:
-    """Say whether a file of a name that another file holds may be written to a folder, or removed from it.
+    """Return True if a file with a name from another file may be written to, or removed from, a folder.
 
-    The name is one that this tool writes, with ``/`` between parts, and no folder in it leads out of this one by a
-    link. What the name itself leads to does not count: it is replaced or removed, never followed.
+    The name must be one that this tool writes, with ``/`` between parts, and no parent folder in it may lead out by a
+    link. The file of that name may be a link: it is replaced or removed, never followed.
     """
     above = str(PurePosixPath(name).parent)
     return stays_inside(name) and name_problem(folder, above, kind="folder") in (None, "missing")
@@ -140,12 +142,12 @@ def _refuse_other_kind(mode: int, kind: Kind) -> None:
 
 
 def _leads_out(name: str) -> bool:
-    """Say whether a name is absolute, names a drive or goes up, on any system."""
+    """Return True if a name is absolute, names a drive or goes up, on any system."""
     return any(path.anchor or ".." in path.parts for path in (PurePosixPath(name), PureWindowsPath(name)))
 
 
 def _is_hub_blob(place: Path, target: Path) -> bool:
-    """Say whether a file is a blob of the repository that a folder is a snapshot of, or lies in one."""
+    """Return True if a file is a blob of the repository that a folder is a snapshot of, or lies in one."""
     return any(
         above.parent.name == "snapshots" and target.parent == above.parent.parent / "blobs"
         for above in (place, *place.parents)

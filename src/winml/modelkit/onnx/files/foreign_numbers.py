@@ -1,7 +1,7 @@
-"""Refuses configs with numbers that no model has, before a library builds anything from them.
+"""Refusal of configs with absurd numbers, before a library builds anything from them.
 
-A wrong number would otherwise make a library build layers, name labels or resize images until the memory is full. Goes
-by the names of the keys; other values are refused by the class that is built.
+A wrong number would otherwise make a library build layers, name labels or resize images until the memory is full.
+Judges by the names of the keys; other values are refused by the class that is built.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from winml.modelkit.errors import CheckpointError, InputError
 from winml.modelkit.options import JsonError, read_json_file
 
 _REPEATED = re.compile(r"^(n_?|num_)?(\w+_)?(layers?|blocks?|stages|depths?)$")
-"""Keys that say how many modules are built one after another."""
+"""Keys with the number of modules built in sequence."""
 _SIZES = re.compile(
     r"(_size|_dim|_heads|_positions|_embeddings|_channels|_labels|_experts)$|^(d_\w+|n_\w+|dim|num_\w+)$"
 )
-"""Keys that say how large a tensor is, or how many of something there are."""
+"""Keys with the size of a tensor, or with a number of items."""
 _NEVER_NEGATIVE = re.compile(
     r"^((hidden|intermediate|vocab|patch)_size|(num_|encoder_|decoder_)?(hidden_)?layers|n_layers?|n_embd|d_model|dim"
     r"|(num_)?(attention_)?heads|n_heads?)$"
 )
-"""Keys without a use of -1; others have one, such as the layer whose output is taken."""
+"""Keys for which -1 has no meaning; it has for others, such as the layer whose output is used."""
 
 _LONGEST_STACK = 10_000
 """Chosen: a hundred times the layers of the deepest models known; even so many take seconds to build."""
@@ -37,11 +37,11 @@ _MOST_LABELS = 10**6
 def refuse_absurd_sizes(
     content: Mapping[str, object], path: Path, *, error: type[InputError] = CheckpointError
 ) -> None:
-    """Refuse a config that names sizes no model has.
+    """Refuse a config with absurd sizes.
 
     Args:
         content: The config, as read.
-        path: Where it was read from, for messages.
+        path: The config file, for messages.
         error: Type of the error to raise.
 
     Raises:
@@ -71,7 +71,7 @@ def _size_error(path: Path, name: str, value: int, expected: str, error: type[In
 
 
 def _named_numbers(content: Mapping[str, object]) -> Iterator[tuple[str, str, int]]:
-    """Yield every integer with its dotted name and its key; a list counts as the sum of its numbers."""
+    """Yield dotted name, key and value of every integer; a list counts as the sum of its numbers."""
     waiting: list[tuple[str, Mapping[str, Any]]] = [("", content)]
     while waiting:
         prefix, part = waiting.pop()
@@ -105,9 +105,9 @@ _LONGEST_CHUNK = 10**4
 
 
 def check_config_files(folder: Path, *, error: type[InputError] = InputError) -> None:
-    """Refuse numbers in the config and the processor files of a folder that no model has.
+    """Refuse absurd numbers in the config and the processor files of a folder.
 
-    Files that are damaged pass: the library that reads them says what is wrong.
+    Damaged files pass: the library that reads them reports the error.
 
     Raises:
         InputError: names the file, the key, its value and the limit.

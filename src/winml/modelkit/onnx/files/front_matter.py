@@ -1,7 +1,7 @@
-"""Reads one key of the facts in front of a ``README.md``: the YAML between its first two lines ``---``.
+"""Reading of one key of the front matter of a ``README.md``: the YAML between its first two lines ``---``.
 
-The rest of the facts is not parsed, and no more than a bounded number of bytes is: parsing YAML takes about a minute a
-megabyte. Aliases, tags and deep nesting, which a card has no use for, are refused before values are made.
+Other keys are not parsed, and only a bounded number of bytes is: parsing YAML takes about a minute per megabyte.
+Aliases, tags and deep nesting, which a model card does not need, are refused before values are made.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any
 from winml.modelkit.onnx.files.foreign_names import refuse_special_file
 
 _MOST_BYTES = 4 * 10**6
-"""Of a file; what is behind is not read. Chosen: cards are text of some thousand words."""
+"""Maximum number of bytes read of a file. Chosen: cards are text of some thousand words."""
 _DEEPEST = 32
 """Levels of lists and mappings. Chosen: features of data sets nest about ten."""
 _MARK = "---"
 _GOES_ON = (" ", "\t", "-", "#", "]", "}")
-"""How lines of a value begin that are not those of the next key."""
+"""Prefixes of lines that continue a value."""
 
 
 class FrontMatterError(ValueError):
-    """The facts cannot be read; the message says why, without the name of the file."""
+    """The front matter cannot be read; the message gives the reason, without the name of the file."""
 
 
 def front_matter_value(path: Path, key: str, most_bytes: int) -> Any:
-    """Return what a key of the facts in front of a file says; None where the file or the key is missing.
+    """Return the value of a front matter key; None if the file or the key is missing.
 
     Args:
         path: The file.
@@ -56,7 +56,7 @@ def front_matter_value(path: Path, key: str, most_bytes: int) -> Any:
 
 
 def _value_text(path: Path, key: str) -> str | None:
-    """Return the lines of a key, the last time it stands on the first level."""
+    """Return the lines of the last occurrence of a first-level key."""
     try:
         refuse_special_file(path)
         with path.open("rb") as file:

@@ -1,6 +1,6 @@
-"""Reads ONNX files as graphs; errors name the file.
+"""Reading of ONNX files as graphs; errors name the file.
 
-The one place where the errors of ``onnx_ir`` about a file become ours. Weights are left where they are.
+Errors of ``onnx_ir`` about a file are converted here only. Weights stay where they are.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from winml.modelkit.tags.tagging import all_nodes, drop_damaged_tags
 
 
 def graph_of(structure: onnx.ModelProto, path: Path) -> ir.Model:
-    """Return the graph of a structure that was read from ``path``.
+    """Convert a structure read from ``path`` to a graph.
 
     Raises:
-        InputError: it is no graph.
+        InputError: the structure is no valid graph.
     """
     return reading_graph(path, lambda: _checked_graph(ir.serde.deserialize_model(structure)))
 
 
 def _checked_graph(model: ir.Model) -> ir.Model:
-    """Return the model after a look at what is read lazily: a tensor fails there and not inside some pass.
+    """Check the lazily read tensors of a model, which would otherwise fail inside a pass.
 
-    In place, tags that are none are taken off.
+    Removes damaged tags in place.
 
     Raises:
-        ValueError: a tensor has a type or a size that no tensor has.
+        ValueError: a tensor has an invalid type or size.
     """
     nodes = list(all_nodes(model))
     for graph in model.graphs():
@@ -79,7 +79,7 @@ def _check_tensor(tensor: Any) -> None:
 
 
 class MergedKeys(NamedTuple):
-    """What was merged in a file; false where every key stood there once."""
+    """Merged duplicate keys of a file; false if there were none."""
 
     nodes: int
     """Number of nodes that had a key several times."""
@@ -87,22 +87,22 @@ class MergedKeys(NamedTuple):
     """Keys that the model had several times."""
 
     def __bool__(self) -> bool:
-        """Say whether anything was merged."""
+        """Return True if anything was merged."""
         return bool(self.nodes or self.model_keys)
 
     def notes(self) -> tuple[str, ...]:
-        """Say what was merged, in a sentence each."""
+        """Describe the merged keys, one sentence each."""
         nodes = (f"{self.nodes} node(s) had a metadata key several times: merged.",) if self.nodes else ()
         keys = ", ".join(self.model_keys)
         return (*nodes, f"The model had {keys} several times: the last was used.") if keys else nodes
 
 
 def load_foreign(path: str | os.PathLike[str]) -> ir.Model:
-    """Load a model another tool wrote, weights by reference, with every metadata key once.
+    """Load a model written by another tool, weights by reference, with unique metadata keys.
 
     Raises:
-        OSError: there is no such file.
-        ValueError: it is not an ONNX graph.
+        OSError: the file does not exist.
+        ValueError: the file is not an ONNX graph.
     """
     proto = onnx.load(path, load_external_data=False)
     inline_module_functions(proto)
@@ -118,14 +118,15 @@ def _graph_beside(proto: onnx.ModelProto, folder: Path) -> ir.Model:
 
 
 def load_by_reference(path: Path) -> ir.Model:
-    """Load a model another tool wrote; weights inside the file stay there until they are read, as those outside do.
+    """Load a model written by another tool; embedded weights also stay in the file until they are read.
 
-    The file has to stay as it is while the model is in use.
+    The file must not change while the model is in use.
 
     Raises:
-        ModelPathError: there is no such file.
-        InputError: it is no ONNX model.
-        ValueError: it is not an ONNX graph.
+        ModelPathError: the file does not exist.
+        InputError: the file is no ONNX model.
+        ValueError: the file is not an
+        ONNX graph.
     """
     model = _graph_beside(read_referring(path), path.parent)
     for graph in model.graphs():
@@ -137,10 +138,10 @@ def load_by_reference(path: Path) -> ir.Model:
 
 
 def _stored_in(path: Path, tensor: ir.ExternalTensor) -> ir.TensorProtocol:
-    """Return a tensor inside a model file as one that is read, not mapped: nothing there is aligned.
+    """Convert a tensor inside a model file to a tensor that is read, not mapped: its data is not aligned.
 
     Raises:
-        ValueError: it has another size than its shape needs.
+        ValueError: its size does not match its shape.
     """
     if tensor.length != tensor.nbytes:
         raise ValueError(
@@ -154,14 +155,14 @@ def _stored_in(path: Path, tensor: ir.ExternalTensor) -> ir.TensorProtocol:
 
 
 def read_foreign(path: Path) -> tuple[ir.Model, MergedKeys]:
-    """Read the structure of a model, no weights, with every metadata key once.
+    """Read the structure of a model without weights, with unique metadata keys.
 
     Returns:
-        The model, whose larger tensors have no values, and what was merged.
+        The model, whose larger tensors have no values, and the merged keys.
 
     Raises:
-        ModelPathError: there is no such file.
-        InputError: it is no ONNX model, or its graph has a cycle.
+        ModelPathError: the file does not exist.
+        InputError: the file is no ONNX model, or its graph has a cycle.
     """
     structure = read_structure(path)
     refuse_cycles(structure, path)
@@ -173,11 +174,10 @@ def merge_duplicate_keys(model: onnx.ModelProto) -> MergedKeys:
     """Merge the duplicate metadata keys of the model and of every node, in place.
 
     Some builds of ONNX Runtime copy the metadata of every node they fuse into the fused node, so that a key occurs
-    several times; readers then keep one of the values.
+    several times; readers then use one of the values.
 
-    Different tags become the tag of the common module, with source ``merged``, the list of modules, and the module
-    path where the file tells it. Of other keys the last value is kept; torch's keys are dropped where their values
-    differ.
+    Different tags become the tag of the common module, with source ``merged``, the list of modules, and the module path
+    if the file records it. For other keys the last value is used; torch's keys are dropped if their values differ.
     """
     model_counts = Counter(entry.key for entry in model.metadata_props)
     model_keys = tuple(key for key, count in model_counts.items() if count > 1)
@@ -223,7 +223,7 @@ def _merged_metadata(node: onnx.NodeProto, modules: Mapping[str, str]) -> dict[s
     for key in (metadata_keys.DEPTH_KEY, metadata_keys.MODULE_KEY, metadata_keys.NAMESPACE_KEY):
         merged.pop(key, None)
     if tag in modules:
-        # Where the file does not say it, carrying the tags writes it from the original model.
+        # If the file does not record it, the transfer of tags writes it from the original model.
         merged[metadata_keys.MODULE_KEY] = modules[tag]
         merged[metadata_keys.DEPTH_KEY] = str(address.depth(tag))
     return merged
@@ -231,11 +231,11 @@ def _merged_metadata(node: onnx.NodeProto, modules: Mapping[str, str]) -> dict[s
 
 @contextmanager
 def flat_file(path: Path) -> Iterator[Path]:
-    """Yield the file itself, or for the time of the block a copy without functions of modules; weights are copied, too.
+    """Yield the file itself, or a temporary copy with module functions inlined; weights are copied as well.
 
     Raises:
         InputError: the file is no ONNX model, or damaged.
-        WriteError: there is no room for the copy.
+        WriteError: the disk has no space for the copy.
     """
     if not any(
         function.domain == metadata_keys.FUNCTION_DOMAIN for function in read_structure(path, as_written=True).functions

@@ -1,7 +1,7 @@
-"""Locates the values of the initializers of an ONNX file, and compares them without loading them.
+"""Location of initializer values in an ONNX file, and comparison of them without loading.
 
-Memory does not grow with the weights; values in data files are found by what the model says of them. Values are read in
-pieces, two at a time at most.
+Memory does not grow with the weights; values in data files are located by the references of the model. Values are read
+in pieces, at most two at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StoredBytes:
     length: int = 0
     """Place of the values in the file."""
     inline: bytes = b""
-    """The values themselves if the file is not read for them."""
+    """The values themselves, if the file is not read for them."""
 
     @property
     def size_bytes(self) -> int:
@@ -59,13 +59,13 @@ class StoredBytes:
 
 
 def locate_initializers(path: Path) -> dict[str, StoredBytes]:
-    """Return where the values of every initializer of the main graph lie, by name.
+    """Return name → location of the values, for every initializer of the main graph.
 
     Args:
         path: The ONNX file.
 
     Raises:
-        InputError: a data file is missing, shorter than the model says, or outside of its folder.
+        InputError: a data file is missing, shorter than the model states, or outside of its folder.
     """
     return {
         tensor.name: stored_outside(path, tensor)
@@ -90,10 +90,10 @@ def _small_values(tensor: onnx.TensorProto) -> bytes:
 
 
 def stored_outside(path: Path, tensor: onnx.TensorProto) -> StoredBytes:
-    """Return where the values of a tensor lie that a model keeps in a data file.
+    """Return the location of the values of a tensor in a data file.
 
     Raises:
-        InputError: the data file is missing, shorter than the model says, or outside of its folder.
+        InputError: the data file is missing, shorter than the model states, or outside of its folder.
     """
     place = data_location(tensor)
     if place.file == path.name and place.length is not None:
@@ -109,9 +109,9 @@ def stored_outside(path: Path, tensor: onnx.TensorProto) -> StoredBytes:
 
 
 def _have_equal_bytes(left: StoredBytes, right: StoredBytes) -> bool:
-    """Say whether two initializers of one type and shape have the same values; stops at the first difference."""
+    """Return True if two initializers of one type and shape have the same values; stops at the first difference."""
     if left == right:
-        return True  # both models name one data file
+        return True  # both models refer to one data file
     if left.size_bytes != right.size_bytes:
         return False
     if not left.length or not right.length:
@@ -128,17 +128,17 @@ def _bytes_digest(place: StoredBytes) -> str:
 
 
 class WeightEquality:
-    """Says which weights of two files have the same values; of one whose name changed a digest is kept."""
+    """Compares the weights of two files; for renamed weights, digests are cached."""
 
     def __init__(self, before: Mapping[str, StoredBytes], after: Mapping[str, StoredBytes]) -> None:
-        """Take where the weights of both files lie, by name."""
+        """Store the locations of the weights of both files, by name."""
         self._before, self._after = before, after
         self._digests: dict[StoredBytes, str] = {}
         self._total = sum(place.size_bytes for places in (before, after) for place in places.values())
         self._compared = 0
 
     def are_equal(self, before: str, after: str) -> bool:
-        """Say whether two weights of one type and shape, by their names, have the same values."""
+        """Return True if two weights of one type and shape, by their names, have the same values."""
         left, right = self._before.get(before), self._after.get(after)
         if left is None or right is None:
             return left is right  # a weight of a subgraph or a constant: its node is compared

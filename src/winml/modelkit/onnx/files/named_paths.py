@@ -1,8 +1,8 @@
-"""Converts text of the user into a path, and refuses text that no file system accepts.
+"""Conversion of the user's text to a path, and refusal of text that no file system accepts.
 
-Too long, with a zero byte, of an unknown user, behind a folder that may not be looked into: pathlib raises a different
-error for each, at the first question about the path. Does not ask whether something is there. Also records which files
-this process read, put in place, or completed for a killed command.
+A text may be too long, contain a zero byte, name an unknown user, or lead into an unreadable folder: pathlib raises a
+different error for each at the first access. Does not check that the path exists. Also records the files that this
+process read, committed, or completed for a killed command.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ COPIES_FOLDER = "copies"
 
 
 def named_path(text: str | os.PathLike[str]) -> Path:
-    """Return the path a text names, with ``~`` resolved.
+    """Convert a text to a path, with ``~`` resolved.
 
     Raises:
-        ModelPathError: nothing can be there, whatever the file system holds; names the reason.
+        ModelPathError: no file system can hold such a path; names the reason.
     """
     try:
         path = Path(text).expanduser()
@@ -49,7 +49,7 @@ def named_path(text: str | os.PathLike[str]) -> Path:
 
 
 def cache_root() -> Path:
-    """Return the folder of the cache: ``WINML_CACHE``, else the platform's place for caches. It need not exist."""
+    """Return the cache folder: ``WINML_CACHE``, else the platform's cache folder. It need not exist."""
     chosen = os.environ.get(CACHE_VARIABLE)
     return Path(chosen).expanduser().absolute() if chosen else platformdirs.user_cache_path("winml", appauthor=False)
 
@@ -82,19 +82,19 @@ def record_committed(paths: Iterable[Path]) -> None:
 
 
 def record_settled(words: str) -> None:
-    """Note what was done with the files of a command that was killed."""
+    """Record a change made to the files of a killed command."""
     if _is_recorded.get():
         _settled[words] = None
 
 
 def record_read(path: Path) -> None:
-    """Note a file or folder that is read: the user is told of what a killed command left unfinished beside it."""
+    """Record a read file or folder: the user is told of unfinished work of killed commands beside it."""
     if _is_recorded.get():
         _read[path] = None
 
 
 def drop_read(folder: Path) -> None:
-    """Drop a folder and its files from those that were read: this command reports itself what it leaves there."""
+    """Drop a folder and its files from the recorded reads: the current command reports its own remains there."""
     own = folder.absolute()
     for path in [path for path in _read if own in (path.absolute(), path.absolute().parent)]:
         del _read[path]
@@ -108,7 +108,7 @@ def taken_read() -> tuple[Path, ...]:
 
 
 def taken_settled() -> tuple[str, ...]:
-    """Return what was done with the files of commands that were killed; each sentence once."""
+    """Return and clear the recorded changes to files of killed commands; each sentence once."""
     words = tuple(_settled)
     _settled.clear()
     return words
@@ -116,7 +116,7 @@ def taken_settled() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def unrecorded() -> Iterator[None]:
-    """Note nothing of the block: what it writes is kept for later runs, and nobody asked for it."""
+    """Record nothing inside the block: its files are for later runs, and the user did not request them."""
     token = _is_recorded.set(False)
     try:
         yield
@@ -125,15 +125,15 @@ def unrecorded() -> Iterator[None]:
 
 
 def committed_files() -> tuple[Path, ...]:
-    """Return the files that are in place for good, in the order they were put there."""
+    """Return the committed files, in the order of commits."""
     return tuple(_committed)
 
 
 def refuse_missing_values(path: Path | None) -> None:
-    """Refuse values for the inputs of a graph where there is no such file.
+    """Refuse a missing file of input values.
 
     Raises:
-        UsageError: names it.
+        UsageError: names the file.
     """
     if path is not None and not path.exists():
         raise UsageError(f"{opt.input_data} {path}: no such file", hint="Pass a file of numpy.savez.")

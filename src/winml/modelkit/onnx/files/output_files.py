@@ -1,9 +1,9 @@
-"""Writes several output files together, or none of them.
+"""Writing of several output files together, or none of them.
 
-A file is written under its own name in a hidden folder beside its target, so files that name one another (a model and
-its external data) are consistent before and after they are moved. What a kill between two moves leaves is completed by
-the next command that writes there (``journal``). Standard library only: output paths are checked before anything heavy
-is imported.
+A file is written under its final name in a hidden folder beside its target, so files that refer to one another (a model
+and its external data) are consistent before and after they are moved. After a kill between two moves, the next command
+that writes there completes the commit (``recovery``). Standard library only: output paths are checked before any heavy
+import.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from winml.modelkit.onnx.files.recovery import (
 )
 
 EARLIER = "earlier"
-"""Subfolder of the hidden folder that keeps the earlier files, linked, until all new ones are in place."""
+"""Subfolder of the hidden folder for hard links to the earlier files, until all new files are moved."""
 
 FULL_DISK_ERRORS = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 """Error numbers of a disk, or a quota, that is full."""
@@ -63,13 +63,13 @@ _REMEDIES = {
     errno.EPERM: "Correct its permissions",
     errno.ENOTDIR: "Move the file that has the name of a needed folder",
 }
-"""Error → remedy, where there is one besides another path."""
+"""Error number → remedy, unless the only remedy is another path."""
 
 
 def refuse_existing(paths: Iterable[Path], *, overwrite: bool) -> None:
-    """Refuse outputs that exist already or are no regular files, and directories that cannot be written.
+    """Refuse existing outputs, irregular files, and directories that cannot be written.
 
-    Changes nothing. What a killed command had finished counts as there: :func:`recover` puts it in place.
+    Changes nothing. Files finished by a killed command count as existing: :func:`recover` moves them.
 
     Args:
         paths: The files that may be written.
@@ -92,7 +92,7 @@ def refuse_existing(paths: Iterable[Path], *, overwrite: bool) -> None:
 
 
 def waiting_files(paths: Iterable[Path]) -> frozenset[Path]:
-    """Return which files beside these a killed command had finished and not put in place; changes nothing."""
+    """Return the files next to these paths that a killed command finished and did not move; changes nothing."""
     directories = dict.fromkeys(path.parent for path in paths)
     return frozenset(
         directory / name for directory in directories for found in interrupted_in(directory) for name in found.completes
@@ -100,32 +100,32 @@ def waiting_files(paths: Iterable[Path]) -> frozenset[Path]:
 
 
 def is_waiting(path: Path, outputs: Iterable[Path]) -> bool:
-    """Return True if recovery beside the outputs would put a file in place at a path before it is read."""
+    """Return True if recovery next to the outputs would move a file to a path before the path is read."""
     return path.absolute() in {found.absolute() for found in waiting_files(outputs)}
 
 
 def recover(paths: Iterable[Path]) -> None:
-    """Complete or remove what killed commands left in the directories of files that are about to be written.
+    """Complete or remove unfinished work of killed commands in the directories of files to write.
 
-    Whoever reads a file there as well does this first. What was done is reported to the user.
+    To be called first by readers of these directories too. Changes are reported to the user.
     """
     for directory in dict.fromkeys(path.parent for path in paths):
         settle_interrupted(directory)
 
 
 def refuse_special(paths: Iterable[Path]) -> None:
-    """Refuse outputs that are there and no regular files: replacing a device or a pipe would take it away.
+    """Refuse irregular output files: replacing a device or a pipe would remove it.
 
-    Links are refused as well. Written through, one name would change what another is; replaced, the link would be gone.
+    Links are refused as well: writing through a link changes another file, and replacing it destroys the link.
 
     Raises:
-        UsageError: names the output and what it is.
+        UsageError: names the output and its type.
     """
     for path in paths:
         try:
             mode = path.lstat().st_mode
         except OSError:
-            continue  # not there, or told when it is written
+            continue  # missing, or reported when it is written
         if stat.S_ISLNK(mode):
             raise UsageError(
                 f"output {path} is a symbolic link to {path.readlink()}",
@@ -137,7 +137,7 @@ def refuse_special(paths: Iterable[Path]) -> None:
 
 
 def refuse_inputs(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
-    """Refuse outputs that would replace one of the inputs, by whatever path.
+    """Refuse outputs that would replace an input, by any path.
 
     Args:
         outputs: The files that may be written.
@@ -157,7 +157,7 @@ def refuse_inputs(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
 
 
 def _is_same_entry(output: Path, input_path: Path) -> bool:
-    """Say whether replacing one path removes the other.
+    """Return True if replacing one path removes the other.
 
     Two hard links of one file under different names are different entries: the other name keeps its content.
     """
@@ -214,7 +214,7 @@ def write_error(path: Path, error: OSError) -> WriteError:
 
 
 def _link_aside(target: Path, aside: Path) -> bool:
-    """Pass a file a second name, and say whether that works here; a kill then finds it in its place."""
+    """Create a hard link to a file; False if links are not supported. After a kill, the file is still at its path."""
     try:
         aside.parent.mkdir(exist_ok=True)
         os.link(target, aside, follow_symlinks=False)
@@ -224,7 +224,7 @@ def _link_aside(target: Path, aside: Path) -> bool:
 
 
 def _put_aside(folder: Path, target: Path) -> Path:
-    """Keep an earlier file in a hidden folder until the commit is done, and return where."""
+    """Retain an earlier file in a hidden folder until the commit is complete; return its path there."""
     aside = folder / EARLIER / target.name
     if _link_aside(target, aside):
         return aside
@@ -238,14 +238,15 @@ def _put_aside(folder: Path, target: Path) -> Path:
 
 
 def _restore(folder: Path, target: Path, place: Path, aside: Path) -> None:
-    """Undo a move; a kill on the way is no deletion by the user, as the folder of the earlier file says.
+    """Undo a move.
 
-    An earlier file that cannot be put back stays in the hidden folder for the next command. No error is raised: the
-    reason why the commit is undone is reported.
+    The folder of the earlier file distinguishes a kill during the undo from a deletion by the user. An earlier file
+    that cannot be restored stays in the hidden folder for the next command. No error is raised: the reason of the undo
+    is reported.
     """
     with contextlib.suppress(OSError):
         if os.path.lexists(target) and aside.samefile(target):
-            aside.unlink()  # a second name of a file that is still in its place, which another program may have open
+            aside.unlink()  # second name of a file still at its path, which another program may have open
             return
         _put_back(folder, target, place, aside)
 
@@ -267,14 +268,14 @@ def _put_back(folder: Path, target: Path, place: Path, aside: Path) -> None:
 
 
 def _is_torn(folder: Path, directory: Path) -> bool:
-    """Say whether a file that was put aside is not in its place again."""
+    """Return True if a file that was moved away is not restored."""
     asides = [folder / name for name in (EARLIER, MOVED_ASIDE)]
     targets = {path: directory / path.name for aside in asides if aside.exists() for path in aside.iterdir()}
     return any(not target.exists() or not aside.samefile(target) for aside, target in targets.items())
 
 
 def _drop_outdone(places: Mapping[Path, Path], giving_way: Mapping[Path, State]) -> set[Path]:
-    """Remove written files whose place is not as it was when they were reserved; return their targets."""
+    """Remove written files whose target has changed since they were reserved; return their targets."""
     lost = {target for target, state in giving_way.items() if target in places and file_state(target) != state}
     for target in lost:
         places[target].unlink()
@@ -282,26 +283,25 @@ def _drop_outdone(places: Mapping[Path, Path], giving_way: Mapping[Path, State])
 
 
 class OutputFiles:
-    """A transaction over output files: :meth:`commit` puts all written files in place, or none.
+    """A transaction over output files: :meth:`commit` moves all written files to their targets, or none.
 
     Leaving the ``with`` block without a commit removes the written files and the directories created for them, and
-    leaves earlier files unchanged. Weights of a replaced model that no other model names are removed with it. After a
-    kill in the middle of a commit, the next transaction in the directory completes it; each model is whole meanwhile,
-    for its data is moved before it, under a name that no other data has. Files in several directories appear together
-    as far as errors go; a kill leaves each directory whole by itself.
+    leaves earlier files unchanged. Weights of a replaced model are removed with it unless another model refers to them.
+    After a kill during a commit, the next transaction in the directory completes it; each model is complete meanwhile,
+    because its data is moved before it, under a unique name. After an error, files in several directories are all
+    unchanged; after a kill, each directory is consistent by itself.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> with OutputFiles() as files:
-    ...     _ = files.reserve(folder / "new" / "report.md").write_text("done")
-    ...     [path.name for path in files.commit()]
-    ['report.md']
+    ...     _ = files.reserve(folder / "new" / "report.md").write_text("done") ...     [path.name for path in
+    files.commit()] ['report.md']
     """
 
     def __init__(self) -> None:
         """Start an empty transaction."""
         self._reserved: dict[Path, None] = {}
-        """In the order in which they were reserved."""
+        """In the order of reservation."""
         self._giving_way, self.gave_way = dict[Path, State](), set[Path]()
         self._kept: set[Path] = set()
         self._folders: dict[Path, OwnedFolder] = {}
@@ -316,14 +316,14 @@ class OutputFiles:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Remove what was not committed; errors are told as by :meth:`explained_errors`."""
+        """Remove uncommitted files; errors are reported as by :meth:`explained_errors`."""
         self._finish()
         if error is not None:
             self._explain(error)
 
     @contextlib.contextmanager
     def explained_errors(self) -> Iterator[None]:
-        """Let an error of the disk inside the block become a WriteError; all of these name the output.
+        """Convert disk errors inside the block to a WriteError that names the output.
 
         Raises:
             WriteError: a file could not be written.
@@ -335,7 +335,7 @@ class OutputFiles:
             raise
 
     def _explain(self, error: BaseException) -> None:
-        """Name the output in a WriteError, in place, and raise one for an error of the disk that is about an output."""
+        """Name the output in a WriteError, in place; convert a disk error about an output to a WriteError."""
         if isinstance(error, WriteError):
             # The message names the hidden folder, which no longer exists.
             for directory, folder in self._folders.items():
@@ -356,11 +356,11 @@ class OutputFiles:
         self.write_text(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
     def reserve(self, path: Path, *, gives_way: bool = False) -> Path:
-        """Return the temporary path to write the file for ``path`` to; the same for a path that was reserved before.
+        """Return the temporary path to write the file for ``path`` to; repeated calls return the same path.
 
-        It has the same file name in a hidden folder. Every other file written into that folder is put in place as well,
-        such as the external data of a model. With ``gives_way``, the commit leaves it out if something else has its
-        place by then; ``gave_way`` tells of it.
+        The path has the same file name in a hidden folder. Every other file written into that folder is moved as well,
+        such as the external data of a model. With ``gives_way``, the commit skips the file if another file exists at
+        ``path`` by then, and lists it in ``gave_way``.
 
         Raises:
             WriteError: the directory cannot be created or written to.
@@ -379,7 +379,7 @@ class OutputFiles:
         return self._folders[path.parent].path / STAGED / path.name
 
     def keep(self, paths: Iterable[Path]) -> None:
-        """Keep files that a replaced model names, such as the weights of what is read."""
+        """Retain files that a replaced model refers to, such as the weights of an input."""
         self._kept.update(path.absolute() for path in paths)
 
     def written_sizes(self) -> dict[Path, int]:
@@ -387,15 +387,15 @@ class OutputFiles:
         return {target: place.stat().st_size for target, place in self._reserved_places().items()}
 
     def commit(self, *, overwrite: bool = True) -> dict[Path, int]:
-        """Put all written files in place, and return them: final path → size in bytes.
+        """Move all written files to their targets; return target → size in bytes.
 
         Args:
-            overwrite: Replace files that exist by now.
+            overwrite: Replace existing files.
 
         Raises:
-            OutputExistsError: another process created one of them meanwhile, and it may not be replaced.
-            UsageError: one of them is a link, a device, a pipe or a socket by now.
-            WriteError: a file could not be put in place; all earlier files are unchanged.
+            OutputExistsError: another process has created a target, and ``overwrite`` is False.
+            UsageError: a target has become a link, a device, a pipe or a socket.
+            WriteError: a file could not be moved; all earlier files are unchanged.
         """
         self.gave_way |= _drop_outdone(self._reserved_places(), self._giving_way)
         reserved_places = self._reserved_places()
@@ -410,7 +410,7 @@ class OutputFiles:
                 for directory, folder in self._folders.items():
                     names = [path.name for path in reserved_places if path.parent == directory]
                     target = directory / names[-1] if names else target
-                    # One move is whole by itself, where links work.
+                    # A single move is atomic, if hard links are supported.
                     if len(names) + len(unused.get(directory, ())) > 1:
                         write_journal(folder.path, folder.path / STAGED, directory, names, unused.get(directory, ()))
                 for target, place in reserved_places.items():
@@ -427,18 +427,18 @@ class OutputFiles:
         return sizes
 
     def _move(self, target: Path, place: Path, undo: contextlib.ExitStack) -> None:
-        """Move a file to its place, and register what takes that back."""
+        """Move a file to its target, and register the undo."""
         is_there = os.path.lexists(target)
         if is_there and target in self._reserved:
             folder = self._folders[target.parent].path
             undo.callback(_restore, folder, target, place, _put_aside(folder, target))
         place.replace(target)
         if not is_there:
-            # Data is called after its content: what it replaced was the same.
+            # Data is named after its content: the replaced file was equal.
             undo.callback(_take_back, target, place)
 
     def _orphaned_data(self, targets: Iterable[Path]) -> dict[Path, list[str]]:
-        """Return by directory the weights that the models to be replaced name, and that may go with them."""
+        """Return directory → weight files of the replaced models that may be removed."""
         found: dict[Path, list[str]] = {}
         for target in targets:
             if target.suffix.lower() != file_names.MODEL_SUFFIX or not os.path.lexists(target):
@@ -466,7 +466,7 @@ class OutputFiles:
             self._made_directories.append(parent)
 
     def _target_of(self, error: OSError) -> Path | None:
-        """Return the output that a system error concerns, or None if it concerns something else."""
+        """Return the output that a system error concerns, or None."""
         # Of a copy, the second one is the file that is written.
         names = [name for name in (error.filename2, error.filename) if isinstance(name, (str, bytes))]
         if names:
@@ -476,7 +476,7 @@ class OutputFiles:
         return next(reversed(self._reserved), None) if error.errno in DISK_ERRORS else None
 
     def _finish(self) -> None:
-        """Remove what is no longer needed; done again where an interruption came in between."""
+        """Remove temporary files; repeated after an interruption."""
         for directory, names in self._unused.items():
             from winml.modelkit.onnx.files.placing import remove_unused
 
@@ -492,7 +492,7 @@ class OutputFiles:
             return
         for directory in reversed(self._made_directories):
             with contextlib.suppress(OSError):
-                # Only while it is empty: another process may have put a file there.
+                # Only if empty: another process may have written a file there.
                 directory.rmdir()
 
 
@@ -504,7 +504,7 @@ class ExportPaths:
     sidecar: Path | None
     """``<stem>_htp_metadata.json``; None without a hierarchy."""
     report: Path | None
-    """``<stem>_htp_export_report.md``; None where it was not asked for."""
+    """``<stem>_htp_export_report.md``; None if not requested."""
 
     @classmethod
     def for_output(cls, output: str | os.PathLike[str], *, with_sidecar: bool, with_report: bool) -> ExportPaths:
@@ -532,22 +532,22 @@ class ExportPaths:
         )
 
     def refuse_existing(self, *, overwrite: bool) -> None:
-        """Refuse to go on if a file is there already and may not be replaced, or its place cannot be written.
+        """Refuse existing files that may not be replaced, and directories that cannot be written.
 
         Raises:
             OutputExistsError: names the first file that exists.
-            UsageError: names the first that is no regular file.
+            UsageError: names the first irregular file.
         """
         outputs = (self.model, self.sidecar, self.report)
         refuse_existing([path for path in outputs if path], overwrite=overwrite)
 
 
 def files_of_model(path: Path) -> tuple[Path, ...]:
-    """Return the ONNX file, the data files it names, and where an export puts what goes with it, there or not."""
+    """Return the ONNX file, its data files, and the paths of sidecar and report, existing or not."""
     from winml.modelkit.onnx.files.placing import external_files
 
     try:
         data = external_files(path)
     except InputError:
-        data = ()  # whoever runs the model tells what is wrong with it
+        data = ()  # running the model reports the error
     return (path, *data, file_names.sidecar_path(path), file_names.report_path(path))

@@ -1,7 +1,7 @@
-"""Copies ONNX files with their external data.
+"""Copies of ONNX files with their external data.
 
-A copy is a reflink where the file system has them. Files of one build folder may be hard links, and may share data
-files: onnx refuses data files with more than one hard link. Does not look at what the graph computes.
+A copy is a reflink if the file system supports reflinks. Files of one build folder may be hard links, and may share
+data files: onnx refuses data files with more than one hard link. Does not interpret the graph.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _LOCATION = "location"
 
 
 def external_files(path: Path) -> tuple[Path, ...]:
-    """Return the data files a model names, in the order it first names them, those of compiled parts last.
+    """Return the data files of a model, in the order of first reference, files of compiled parts last.
 
     Raises:
-        ModelPathError: there is no such model file.
-        InputError: it is no ONNX file, or a data file is missing, too short or outside the model's folder.
+        ModelPathError: the model file does not exist.
+        InputError: the file is no ONNX file, or a data file is missing, too short or outside the model's folder.
     """
     files: dict[str, Path] = {}
     structure = read_structure(path)
@@ -53,11 +53,11 @@ def external_files(path: Path) -> tuple[Path, ...]:
 
 
 def data_names(path: Path) -> tuple[str, ...]:
-    """Return the data files a model names, as it names them; nothing is looked for.
+    """Return the names of a model's data files as written, without looking them up.
 
     Raises:
-        ModelPathError: there is no such model file.
-        InputError: it is no ONNX file.
+        ModelPathError: the model file does not exist.
+        InputError: the file is no ONNX file.
     """
     structure = read_structure(path)
     weights = (entry.value for entry in _location_entries(structure))
@@ -65,12 +65,12 @@ def data_names(path: Path) -> tuple[str, ...]:
 
 
 def name_data(data: Path, model: Path, digest: str | None = None) -> Path:
-    """Give weights that were written for a model the name that goes with their content; returns where they are.
+    """Rename the data file of a model after its content; return the new path.
 
     Args:
-        data: The weights.
+        data: The data file.
         model: The model.
-        digest: Their :func:`content_digest`; None: it is computed here.
+        digest: :func:`content_digest` of the data; None: computed here.
 
     Raises:
         OSError: the file cannot be read or renamed.
@@ -79,17 +79,17 @@ def name_data(data: Path, model: Path, digest: str | None = None) -> Path:
 
 
 def place_data(files: Iterable[Path], target: Path) -> dict[Path, Path]:
-    """Copy the data files of a model for another one.
+    """Copy the data files of a model for another model.
 
     Args:
         files: The data files.
-        target: The model that is to name them.
+        target: The model that will refer to the copies.
 
     Returns:
-        Data file → its copy beside the target, called after the target and its content.
+        Data file → its copy next to the target, named after the target and its content.
 
     Raises:
-        OSError: a file cannot be made.
+        OSError: a file cannot be created.
     """
     copies = {}
     for file in files:
@@ -100,7 +100,7 @@ def place_data(files: Iterable[Path], target: Path) -> dict[Path, Path]:
 
 
 def rename_locations(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
-    """Let the tensors of a model name other data files, in place: name → new name."""
+    """Rename data files in the references of a model, in place: name → new name."""
     for entry in _location_entries(model):
         entry.value = names[entry.value]
     for attribute in context_file_attributes(model):
@@ -111,24 +111,24 @@ def rename_locations(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
 def place_copy(original: Path, target: Path, *, share_data: bool = False, may_link: bool = False) -> tuple[Path, ...]:
     """Copy a model.
 
-    Weights kept outside are copied under names that go with the target and their content (``data_path``), unless they
-    are shared.
+    External weights are copied under names made of the target and their content (``data_path``), unless they are
+    shared.
 
     Args:
         original: The model; not changed.
         target: The copy; must not exist.
-        share_data: Let the target name the data files of the source. Valid only for a target in the folder of the
-            source, and as long as the source exists.
-        may_link: Allow a hard link, through which a later write into one of the two changes the other. Valid only
+        share_data: Reference the source's data files in the target. Valid only for a target in the folder of the
+        source, and as long as the source exists.
+        may_link: Allow a hard link, through which a later write into either file changes both. Valid only
             between files of one build folder.
 
     Returns:
-        The files made, the model first.
+        The new files, the model first.
 
     Raises:
-        ModelPathError: there is no such model file.
-        InputError: it is no ONNX file, or a data file is missing, too short or outside the model's folder.
-        OSError: a file cannot be made.
+        ModelPathError: the model file does not exist.
+        InputError: the file is no ONNX file, or a data file is missing, too short or outside the model's folder.
+        OSError: a file cannot be created.
     """
     data = external_files(original)
     if not data or share_data:
@@ -146,10 +146,10 @@ def place_copy(original: Path, target: Path, *, share_data: bool = False, may_li
 
 
 def link_or_copy(original: Path, target: Path) -> None:
-    """Pass a file another name by a hard link, or copy it where links fail. Not for data files: copy those.
+    """Create a hard link to a file, or a copy if links are not supported. Data files must be copied instead.
 
     Raises:
-        OSError: the file cannot be made.
+        OSError: the file cannot be created.
     """
     original = original.resolve()
     try:
@@ -161,17 +161,17 @@ def link_or_copy(original: Path, target: Path) -> None:
 
 
 def copy_data(original: Path, target: Path) -> None:
-    """Copy a data file; both share their blocks where the file system has reflinks, and nothing is held in memory.
+    """Copy a data file by reflink if supported, without holding its content in memory.
 
     Raises:
-        OSError: the file cannot be made.
+        OSError: the file cannot be created.
     """
     if not _copied_by_system(original, target):
         shutil.copyfile(original, target)
 
 
 def _copied_by_system(original: Path, target: Path) -> bool:
-    """Let the system copy a file, which makes a reflink where it can; say whether it did."""
+    """Copy a file by the system call that makes reflinks; return False if it is not supported."""
     if sys.platform != "linux":
         return False
     with original.open("rb") as read, target.open("wb") as written:
@@ -221,7 +221,7 @@ def _refuse_cut_off(model: Path, tensor: onnx.TensorProto) -> None:
 
 
 def stored_bytes(tensor: onnx.TensorProto) -> int:
-    """Return the bytes the values of a tensor take; 0 where this version of onnx_ir does not know the type."""
+    """Return the number of bytes of a tensor's values; 0 for a type unknown to this version of onnx_ir."""
     try:
         bits: int = math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth
         return -(-bits // 8)
@@ -230,7 +230,7 @@ def stored_bytes(tensor: onnx.TensorProto) -> int:
 
 
 def _context_files(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Return the files of what execution providers compiled, as the model names them."""
+    """Return the files compiled by execution providers, as named in the model."""
     return tuple(dict.fromkeys(item.s.decode(errors="replace") for item in context_file_attributes(model)))
 
 
@@ -241,7 +241,7 @@ def _location_entries(model: onnx.ModelProto) -> Iterator[onnx.StringStringEntry
 
 
 def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield the tensors whose values are in other files, in initializers and attributes, functions included."""
+    """Yield the tensors with external data, in initializers and attributes, including functions."""
     in_functions = (
         tensor for function in model.functions for node in function.node for tensor in _tensors_in_node(node)
     )
@@ -268,10 +268,10 @@ def _tensors_in_node(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
 
 
 def replaceable_data(model: Path) -> tuple[str, ...]:
-    """Return the names of the data files in its folder that may go when a file is replaced or removed, there or not.
+    """Return the names of the data files that may be removed with a model, existing or not.
 
-    These are what a model names and what is called after it. A file of another name may be what the model was made
-    from, such as the weights of a checkpoint. A file that is no model, whatever it is, has none.
+    These are referenced by the model and named after it. A file of another name may belong to the source of the model,
+    such as the weights of a checkpoint. ``()`` for a file that is no model.
     """
     if model.suffix.lower() != MODEL_SUFFIX:
         return ()
@@ -279,7 +279,7 @@ def replaceable_data(model: Path) -> tuple[str, ...]:
 
 
 def _named_data(model: Path) -> tuple[str, ...] | None:
-    """Return the data files a model names; None where it cannot be read as a model."""
+    """Return the data files of a model; None if the file cannot be read as a model."""
     try:
         return data_names(model) if stat.S_ISREG(model.stat().st_mode) else ()
     except Exception:
@@ -287,9 +287,9 @@ def _named_data(model: Path) -> tuple[str, ...] | None:
 
 
 def remove_unused(directory: Path, candidates: Iterable[str]) -> None:
-    """Remove data files that no model of their folder names. Those that cannot be removed stay and do no harm.
+    """Remove data files that no model of their folder refers to; files that cannot be removed are left.
 
-    Nothing is removed where a model of the folder cannot be read: it may name any of them.
+    No file is removed if a model of the folder cannot be read: it may refer to any of them.
     """
     unused = set(candidates)
     with contextlib.suppress(OSError):
@@ -313,10 +313,10 @@ def model_digest(model: Path) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """Return a digest of what a file holds: 64 hexadecimal digits.
+    """Return the digest of a file's content: 64 hexadecimal digits.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the file cannot be read.
     """
     try:
         return hash_file(path)

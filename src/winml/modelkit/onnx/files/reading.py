@@ -1,11 +1,11 @@
-"""Reads the structure of an ONNX file without the values of its weights.
+"""Reading of the structure of an ONNX file without the values of its weights.
 
 Walks the file field by field in its wire format and skips tensor data. Returns a ``ModelProto`` whose larger tensors
 have name, type and shape but no values; or whose larger initializers refer to their values in the file itself, in the
 form of external data. Neither memory nor time grows with the weights, and external data files are never opened.
 
-Modules that are functions (``winml.module``) are put back into the graph here, so that nothing else needs to know them.
-Else the model is not interpreted.
+Modules written as functions (``winml.module``) are inlined here, so that no other code needs to handle them. Otherwise
+the model is not interpreted.
 """
 
 from __future__ import annotations
@@ -31,19 +31,21 @@ from winml.modelkit.onnx.files.named_paths import record_read
 from winml.modelkit.onnx.files.wire_format import LENGTH_DELIMITED, WireError, varint, walk_fields
 
 RETAINED_BYTES = 4096
-"""Messages below this size are read completely, values included. Chosen: one page. Shapes and axes, which shape
-inference needs, are far smaller; weights worth skipping are far larger."""
+"""Messages below this size are read completely, including values. Chosen: one page. Shapes and axes, which shape
+inference needs, are far smaller; weights worth skipping are far larger.
+"""
 
 VALUE_FIELDS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
-"""Fields of a tensor that hold its values. Strings are kept: no other field gives their size."""
+"""Fields of a tensor that hold its values. Strings are always read: no other field states their size."""
 
 _T = TypeVar("_T")
 
 _GRAPH_ERRORS = (
     OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, AssertionError,
 )  # fmt: skip
-"""What onnx_ir raises at a message that is no graph: a SerdeError around the reason, or the reason alone. A graph that
-is nested too deeply ends in a RecursionError, which is a RuntimeError."""
+"""Errors of onnx_ir for an invalid graph: a SerdeError around the reason, or the reason alone. A graph that is nested
+too deeply raises a RecursionError, which is a RuntimeError.
+"""
 
 _DEEPEST = 100
 """Specified: protobuf's own limit on nested messages."""
@@ -53,7 +55,7 @@ _LFS_POINTER = b"version https://git-lfs"
 
 
 def required_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    """Return the inputs of a graph that have no default; those with one, such as adapters fill, may be left out."""
+    """Return the inputs of a graph without a default; inputs with a default, such as adapters, are optional."""
     stored = {tensor.name for tensor in graph.initializer}
     return [value for value in graph.input if value.name not in stored]
 
@@ -63,22 +65,24 @@ def read_structure(path: Path, *, as_written: bool = False) -> onnx.ModelProto:
 
     Args:
         path: An ONNX file.
-        as_written: Leave modules that are functions as they are; else their nodes are in the graph, as everywhere.
+        as_written: Do not inline modules written as functions.
 
     Returns:
-        The model; tensors of ``RETAINED_BYTES`` or more have every field but the values.
+        The model; tensors of ``RETAINED_BYTES`` or more have every field except the values.
 
     Raises:
         ModelPathError: the file is missing, is a directory or cannot be opened.
-        InputError: it is empty, cut off, or not an ONNX file.
+        InputError: the file is empty, cut off, or not an ONNX file.
     """
     return _read(path, lambda *_: b"", as_written=as_written)
 
 
 def read_referring(path: Path, *, initializers_only: bool = False) -> onnx.ModelProto:
-    """Read a model whose larger initializers refer to their bytes in the file, which bears its own name as location.
+    """Read a model whose larger initializers refer to their bytes in the model file itself.
 
-    All other tensors have their values, or refer to the data file they referred to.
+    The location of these references is the name of the model file.
+
+    All other tensors have their values, or refer to their data file.
 
     Args:
         path: An ONNX file.
@@ -86,7 +90,7 @@ def read_referring(path: Path, *, initializers_only: bool = False) -> onnx.Model
 
     Raises:
         ModelPathError: the file is missing, is a directory or cannot be opened.
-        InputError: it is empty, cut off, or not an ONNX file.
+        InputError: the file is empty, cut off, or not an ONNX file.
     """
 
     def refer(role: str, field: str, place: slice) -> bytes | None:
@@ -103,7 +107,7 @@ def read_referring(path: Path, *, initializers_only: bool = False) -> onnx.Model
 
 
 def refer_to_data(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
-    """Let a tensor name the place of its values in a data file, in place."""
+    """Replace the values of a tensor by a reference to a data file, in place."""
     tensor.data_location = onnx.TensorProto.EXTERNAL
     del tensor.external_data[:]
     for key, value in (("location", location), ("offset", offset), ("length", length)):
@@ -111,8 +115,9 @@ def refer_to_data(tensor: onnx.TensorProto, location: str, offset: int, length: 
 
 
 _Replacement = Callable[[str, str, slice], bytes | None]
-"""Takes the field a tensor stands in, the field of the tensor that holds its values, and where in the file they lie;
-returns what stands there instead, or None to keep them."""
+"""Maps the role of a tensor, the field with its values, and the byte range of that field to a replacement; None:
+unchanged.
+"""
 
 
 def _read(path: Path, replace: _Replacement, *, as_written: bool = False) -> onnx.ModelProto:
@@ -123,13 +128,13 @@ def _read(path: Path, replace: _Replacement, *, as_written: bool = False) -> onn
 
 
 def inline_functions(model: onnx.ModelProto, path: Path) -> int:
-    """Put modules that are functions back into the graph of a model that was read as written, in place.
+    """Inline modules written as functions in a model that was read as written, in place.
 
     Returns:
-        How many functions there were.
+        The number of inlined functions.
 
     Raises:
-        InputError: they are damaged.
+        InputError: the functions are damaged.
     """
     if not any(function.domain == FUNCTION_DOMAIN for function in model.functions):
         return 0
@@ -140,15 +145,15 @@ def inline_functions(model: onnx.ModelProto, path: Path) -> int:
 
 
 def reading_graph(path: Path, read: Callable[[], _T]) -> _T:
-    """Return what ``read`` returns, and blame ``path`` for what it raises.
+    """Return the result of ``read``; convert its errors to errors that name ``path``.
 
     Raises:
-        InputError: the file holds no graph, or one that cannot be used; names the reason.
+        InputError: the file holds no usable graph; names the reason.
     """
     try:
         return read()
     except _GRAPH_ERRORS as error:
-        # Each message around another one adds its wrapper, the innermost is the reason.
+        # Each outer message adds its wrapper; the innermost message is the reason.
         *_, reason = error_chain(error, with_context=False)
         words = "it is nested too deeply" if isinstance(reason, RecursionError) else first_line(reason)
         raise InputError(f"{path}: cannot be read as a graph: {words}", hint="Export it again.") from error
@@ -206,7 +211,7 @@ _LONG_DOMAIN = "ai.onnx"
 
 
 def _shorten_domain(model: onnx.ModelProto) -> None:
-    """Write ONNX's own domain as the empty text throughout a model, in place: its opset is looked up by this name."""
+    """Replace ONNX's long domain name by ``""`` throughout a model, in place: the opset is looked up by ``""``."""
     holders: list[Any] = [*model.opset_import, *(entry for item in model.functions for entry in item.opset_import)]
     graphs: list[Any] = [model.graph, *model.functions]
     while graphs:
@@ -243,15 +248,15 @@ def _not_onnx(data: mmap.mmap, path: Path) -> InputError:
 def _without_values(
     data: mmap.mmap, place: slice, message: object, replace: _Replacement, role: str = "", depth: int = 0
 ) -> bytes:
-    """Return the message at a place of the file, with the values of large tensors replaced.
+    """Return the message in a range of the file, with the values of large tensors replaced.
 
     Args:
         data: The file.
-        place: Where the message starts and ends.
+        place: Start and end of the message.
         message: Its protobuf descriptor.
-        replace: What stands in place of values.
-        role: Name of the field that the message is the value of.
-        depth: Number of messages around it.
+        replace: Returns the replacement of values.
+        role: Name of the field that contains the message.
+        depth: Number of enclosing messages.
     """
     start, end = place.start, place.stop
     if depth > _DEEPEST:
@@ -291,8 +296,11 @@ def _fields_of(message: Any) -> Mapping[int, Any]:
 
 
 DataProblem = Literal["outside", "missing", "cut off"]
-"""What is wrong with a data file. ``outside``: its name leads out of the folder of the model, by itself or by a link.
-``missing``: there is no such regular file. ``cut off``: it ends before the data does."""
+"""Problem of a data file.
+
+``outside``: its name leads out of the folder of the model, directly or by a link. ``missing``: there is no such regular
+file. ``cut off``: the file ends before the data does.
+"""
 
 
 @dataclass(frozen=True)
@@ -301,7 +309,7 @@ class DataFile:
 
     path: Path
     size_bytes: int | None
-    """Size of the file; None where it is missing or was not looked at."""
+    """Size of the file; None if it is missing or was not looked up."""
     problem: DataProblem | None
 
 
@@ -310,8 +318,8 @@ def check_data_file(folder: Path, name: str, needed_bytes: int = 0) -> DataFile:
 
     Args:
         folder: The folder of the model file.
-        name: The file as the model names it. A name that leads out of the folder is not looked up: it could name any
-            file of the machine.
+        name: File name as written in the model. A name that leads out of the folder is not looked up: it could be any
+        file of the machine.
         needed_bytes: Smallest size of the file that holds all the data.
     """
     path = folder / name

@@ -1,4 +1,4 @@
-"""What does a killed command leave, and how is it completed or removed? Journals, temporary folders, owners."""
+"""Completion or removal of the files of killed commands: journals, temporary folders, owners."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     import filelock
 
 MOVED_ASIDE = "moved"
-"""Subfolder of a hidden folder that holds earlier files that were taken from their places, where links fail."""
+"""Subfolder of a hidden folder for earlier files that were moved away, if hard links are not supported."""
 
 _VERSION = 1
 """Raised when a key changes its name or meaning."""
 
 State = tuple[int, int] | None
-"""Size and time of change of a file; None where there is none."""
+"""Size and modification time of a file; None if it does not exist."""
 
 
 def file_state(path: Path) -> State:
-    """Return what tells whether a file is still the same; None where there is none.
+    """Return size and modification time of a file to detect changes; None if it does not exist.
 
     Raises:
-        OSError: it cannot be looked at.
+        OSError: the file status cannot be read.
     """
     try:
         status = path.lstat()
@@ -51,28 +51,28 @@ def file_state(path: Path) -> State:
 
 @dataclass(frozen=True)
 class _Journal:
-    """What is to be done in one directory."""
+    """Planned changes of one directory."""
 
     moves: Mapping[str, tuple[int, State]]
-    """Name of a finished file → its size, and the state of what it replaces; in order."""
+    """Name of a finished file → its size, and the state of the file it replaces; in order."""
     removals: Mapping[str, State]
-    """Name of a file that goes afterwards → its state."""
+    """Name of a file to remove afterwards → its state."""
 
 
 def write_journal(folder: Path, staged: Path, directory: Path, moves: Sequence[str], removals: Sequence[str]) -> None:
-    """Write down what is about to be done; it is on the disk when this returns.
+    """Write the planned changes to a journal, flushed to disk.
 
-    Every file is complete then, and none was moved.
+    At this point every file is complete, and none was moved.
 
     Args:
-        folder: The hidden folder the journal goes to.
-        staged: Where the finished files are.
-        directory: Where they go.
-        moves: Their names, in order.
-        removals: Names of files of the directory that go afterwards.
+        folder: The hidden folder of the journal.
+        staged: The folder of the finished files.
+        directory: Their destination.
+        moves: Names of the finished files, in order.
+        removals: Names of files of the directory to remove afterwards.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the journal cannot be written.
     """
     record = {
         "version": _VERSION,
@@ -93,24 +93,24 @@ def write_journal(folder: Path, staged: Path, directory: Path, moves: Sequence[s
 
 @dataclass(frozen=True)
 class _Settled:
-    """What became of the files of an ended process, by name."""
+    """Changes made for an ended process, by file name."""
 
     placed: tuple[str, ...] = ()
-    """New files that were put in place, now or before it ended."""
+    """New files in their final location, moved now or before the process ended."""
     removed: tuple[str, ...] = ()
     """Weights that nothing names any more."""
 
 
 def _complete_journal(folder: Path, staged: Path, directory: Path) -> _Settled | None:
-    """Do what an ended process left to do, if there is anything.
+    """Complete the planned changes of an ended process.
 
-    Where a file that was to be replaced is no longer what it was, the user has gone on without us: nothing is done.
+    If a file to be replaced has changed since, the journal is dropped.
 
     Returns:
-        What was done; None where the journal is of a newer version, damaged or not ours, and must be left alone.
+        The changes made; None if the journal is of a newer version, damaged or not ours, and must not be touched.
 
     Raises:
-        OSError: a file cannot be put in place.
+        OSError: a file cannot be moved.
     """
     try:
         journal = _read_journal(folder / file_names.JOURNAL_NAME)
@@ -133,22 +133,22 @@ def _complete_journal(folder: Path, staged: Path, directory: Path) -> _Settled |
 
 
 def _is_still_meant(journal: _Journal, name: str, written_bytes: int, folder: Path, directory: Path) -> bool:
-    """Say whether a finished file is whole, and what it replaces is as it was.
+    """Return True if a finished file is complete, and the file it replaces is unchanged.
 
     Raises:
-        OSError: it cannot be looked at.
+        OSError: a file status cannot be read.
     """
     size_bytes, earlier = journal.moves[name]
     now = file_state(directory / name)
-    # Where links fail, a kill may come when the earlier file is moved aside. Else it was removed since then.
+    # Without hard links, a kill may occur when the earlier file is moved away. Otherwise it was removed later.
     is_untouched = now == earlier or (now is None and os.path.lexists(folder / MOVED_ASIDE / name))
     return is_untouched and written_bytes == size_bytes
 
 
 def _waiting_names(folder: Path, staged: Path, directory: Path) -> tuple[str, ...]:
-    """Return the files of a directory that are not what they are to be: new ones wait, or earlier ones are aside.
+    """Return the files of a directory that recovery would change: new files to move, or earlier files to restore.
 
-    Changes nothing. Empty where the journal is of a newer version, damaged or not ours.
+    Changes nothing. ``()`` if the journal is of a newer version, damaged or not ours.
     """
     try:
         journal = _read_journal(folder / file_names.JOURNAL_NAME)
@@ -165,10 +165,10 @@ def _waiting_names(folder: Path, staged: Path, directory: Path) -> tuple[str, ..
 
 
 def put_back(folder: Path, staged: Path, directory: Path) -> tuple[str, ...]:
-    """Put back earlier files whose places are empty since nothing new came there; returns their names.
+    """Restore earlier files whose replacements were never moved; return their names.
 
     Raises:
-        OSError: a file cannot be put back.
+        OSError: a file cannot be restored.
         ValueError: no command writes a file of such a name.
     """
     names = []
@@ -180,10 +180,10 @@ def put_back(folder: Path, staged: Path, directory: Path) -> tuple[str, ...]:
 
 
 def _waiting_files(journal: _Journal, staged: Path) -> dict[str, int]:
-    """Return the finished files that are not in place yet, in order, with their sizes.
+    """Return the finished files that are not yet moved, in order, with their sizes.
 
     Raises:
-        ValueError: one is no regular file, or their folder is a link: nothing this tool makes.
+        ValueError: a file is no regular file, or their folder is a link; this tool makes neither.
     """
     sizes = _regular_files(staged)
     for name in journal.moves:
@@ -193,10 +193,10 @@ def _waiting_files(journal: _Journal, staged: Path) -> dict[str, int]:
 
 
 def _regular_files(folder: Path) -> dict[str, int]:
-    """Return the names and sizes of the regular files of a folder; none where it is not there.
+    """Return the names and sizes of the regular files of a folder; `{}` if the folder does not exist.
 
     Raises:
-        ValueError: it is a link, or no folder.
+        ValueError: the path is a link, or no folder.
     """
     if not os.path.lexists(folder):
         return {}
@@ -207,17 +207,17 @@ def _regular_files(folder: Path) -> dict[str, int]:
 
 
 def remove_journal(folder: Path) -> None:
-    """Say that all is done."""
+    """Delete the journal."""
     (folder / file_names.JOURNAL_NAME).unlink(missing_ok=True)
 
 
 def _read_journal(path: Path) -> _Journal:
-    """Return the journal, which is empty where nothing was ready to be put in place.
+    """Read a journal; empty if it does not exist.
 
-    A downloaded folder may hold one as well: only names that commands write are accepted, within one folder.
+    A downloaded folder may also hold a journal: only names that commands write are accepted, within one folder.
 
     Raises:
-        ValueError, OverflowError: it is of another version, damaged, or removes what belongs to no model it replaces.
+        ValueError, OverflowError: the journal is of another version, damaged, or removes files of no replaced model.
     """
     if not os.path.lexists(path):
         return _Journal({}, {})
@@ -243,7 +243,7 @@ def _read_journal(path: Path) -> _Journal:
 
 
 def _output_name(name: object) -> str:
-    """Return the name of a file in a folder, as commands write them.
+    """Return a file name if commands write files of this name.
 
     Raises:
         ValueError: no command writes a file of this name.
@@ -262,7 +262,7 @@ _HELD = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") 
 
 @contextlib.contextmanager
 def interruptions_held() -> Iterator[None]:
-    """Let Ctrl-C and requests to end wait until the block is done. Other threads than the main one get none anyway."""
+    """Delay Ctrl-C and termination requests until the block ends. Other threads than the main thread receive none."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -271,7 +271,7 @@ def interruptions_held() -> Iterator[None]:
     def note(number: int, _frame: object) -> None:
         received.append(number)
 
-    # Those set from outside Python (None), or to be ignored, stay as they are.
+    # Handlers set outside Python (None) and ignored signals stay unchanged.
     handlers = {number: signal.getsignal(number) for number in _HELD}
     held = {number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
     for number in held:
@@ -286,32 +286,32 @@ def interruptions_held() -> Iterator[None]:
 
 
 _FORGOTTEN_SECONDS = 86_400
-"""Age from which what has no lock file is abandoned. Chosen: a day. Another version of this tool may be at work."""
+"""Age from which a folder without a lock file is abandoned. Chosen: a day, since another version may be at work."""
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL})
-"""How systems say that a file system has no locks."""
+"""Error numbers of file systems without locks."""
 
 
 class OwnedFolder:
     """A folder of this process, until it is removed or the process ends.
 
-    The owner holds a lock of the operating system on a file in its folder. The system releases it when the process
-    ends, however that happens, so that a folder whose lock is free has no owner.
+    The owner holds an operating system lock on a file in its folder. The system releases the lock when the process ends
+    in any manner, so a folder with a free lock has no owner.
 
     Attributes:
         path: The folder.
     """
 
     def __init__(self, path: Path, lock: filelock.BaseFileLock | None) -> None:
-        """Take a folder that is locked; use :meth:`make`."""
+        """Wrap a locked folder; use :meth:`make`."""
         self.path = path
         self._lock = lock
 
     @classmethod
     def make(cls, directory: Path, prefix: str) -> OwnedFolder:
-        """Make a new folder, which nobody else can read, in a directory that exists.
+        """Create a new folder, readable only by this user, in an existing directory.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: the folder cannot be created.
         """
         while True:
             path = Path(tempfile.mkdtemp(prefix=prefix, dir=directory))
@@ -319,15 +319,15 @@ class OwnedFolder:
                 lock = _acquire(path)
             except (OSError, NotImplementedError):
                 if path.exists():
-                    return cls(path, None)  # locks do not work here: nobody can tell that we ended
+                    return cls(path, None)  # locks are not supported here: no other process can detect our end
                 continue  # taken away before it was locked
             if lock is not None:
                 return cls(path, lock)
 
     def remove(self) -> None:
-        """Remove the folder with all that is in it.
+        """Remove the folder with its content.
 
-        The lock goes last, so that the next command can remove what a kill leaves here, or a file that is in use.
+        The lock is removed last, so that the next command can remove the remains of a kill, or a file in use.
         """
         with contextlib.suppress(OSError):
             for entry in list(os.scandir(self.path)):
@@ -353,7 +353,7 @@ class OwnedFolder:
         if self._lock is not None:
             self._unlock()
             with contextlib.suppress(OSError):
-                # filelock 3.29 takes the file away, without which nobody can tell that the owner is gone.
+                # filelock 3.29 removes the file, without which no other process can detect that the owner ended.
                 (self.path / file_names.OWNER_LOCK_NAME).touch()
 
     def _unlock(self) -> None:
@@ -362,13 +362,13 @@ class OwnedFolder:
 
 
 def abandoned_folders(directory: Path, prefix: str, *, with_unlocked: bool = False) -> Iterator[OwnedFolder]:
-    """Yield the folders of a prefix whose owner ended; they are ours then.
+    """Yield the folders of a prefix whose owner ended, locked by this process.
 
     Args:
-        directory: Where to look; nothing is found where it cannot be read.
+        directory: Directory to search; an unreadable directory yields nothing.
         prefix: Start of the names.
-        with_unlocked: Also take what was left without a lock, by versions of this tool that had none or on a file
-            system that has none, a day after it was changed last: yield folders, and remove files.
+        with_unlocked: Include entries without a lock, of older versions of this tool or on a file system without locks,
+            a day after their last change: yield folders, and remove files.
     """
     try:
         names = sorted(entry.name for entry in os.scandir(directory) if entry.name.startswith(prefix))
@@ -381,7 +381,7 @@ def abandoned_folders(directory: Path, prefix: str, *, with_unlocked: bool = Fal
 
 
 def _taken_over(path: Path, *, with_unlocked: bool) -> OwnedFolder | None:
-    """Return an abandoned folder, locked by us; None where it has an owner or is not for us to remove."""
+    """Return an abandoned folder, locked by this process; None if it has an owner or belongs to another user."""
     try:
         status = path.lstat()
         if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
@@ -393,23 +393,23 @@ def _taken_over(path: Path, *, with_unlocked: bool) -> OwnedFolder | None:
             return None
         if not _has_lock_file(path):
             with contextlib.suppress(OSError):
-                path.rmdir()  # where it is empty: whoever is about to lock it makes another
+                path.rmdir()  # if empty: a process about to lock it creates another folder
                 return None
             if not is_forgotten:
                 return None
         lock = _acquire(path)
     except (OSError, NotImplementedError) as error:
-        # Where no owner could take a lock either, age alone tells.
+        # If no owner could lock it either, only the age decides.
         has_no_locks = isinstance(error, NotImplementedError) or error.errno in _NO_LOCKS
         return OwnedFolder(path, None) if has_no_locks and is_forgotten else None
     return OwnedFolder(path, lock) if lock is not None else None
 
 
 def _has_lock_file(path: Path) -> bool:
-    """Say whether a folder has one; a link or a device of its name is none of ours.
+    """Return True if a folder has a lock file.
 
     Raises:
-        OSError: such a thing is there.
+        OSError: the lock file is a link, a device or another irregular file.
     """
     lock = path / file_names.OWNER_LOCK_NAME
     if not os.path.lexists(lock):
@@ -420,7 +420,7 @@ def _has_lock_file(path: Path) -> bool:
 
 
 def _acquire(path: Path) -> filelock.BaseFileLock | None:
-    """Return the lock of a folder, held by us; None where another has it.
+    """Acquire the lock of a folder; None if another process holds it.
 
     Raises:
         OSError, NotImplementedError: the folder is gone, or the file system has no locks.
@@ -436,17 +436,17 @@ def _acquire(path: Path) -> filelock.BaseFileLock | None:
 
 
 STAGED = "new"
-"""Subfolder of a hidden folder that holds the files to be put in place, under their own names."""
+"""Subfolder of a hidden folder for the new files, under their final names."""
 
 
 def settle_interrupted(directory: Path) -> tuple[Path, ...]:
-    """Put in place what ended commands had finished in a directory, and remove what they had not.
+    """Complete the finished changes of ended commands in a directory, and remove their unfinished files.
 
-    What belongs to a command that still runs is left alone, and so is what cannot be put in place. What was done is
-    noted for the user (``committed``).
+    Files of a running command, and files that cannot be moved, are left untouched. Changes are noted for the user
+    (``committed``).
 
     Returns:
-        The files put in place.
+        The files moved to their final location.
     """
     placed: list[Path] = []
     for folder in abandoned_folders(directory, file_names.PARTIAL_PREFIX, with_unlocked=True):
@@ -461,7 +461,7 @@ def settle_interrupted(directory: Path) -> tuple[Path, ...]:
 
 
 def unfinished_notes(paths: Iterable[Path]) -> tuple[str, ...]:
-    """Say what commands left unfinished in folders, or beside files: one sentence for each folder. Changes nothing."""
+    """Describe unfinished work of commands in or next to these paths: one sentence per folder. Changes nothing."""
     notes: dict[str, str] = {}
     for path in paths:
         with contextlib.suppress(OSError):
@@ -481,7 +481,7 @@ def _unfinished_words(directory: Path) -> str:
 
 
 def _unfinished_build_words(directory: Path) -> str:
-    """Return a sentence about a build whose manifest says that it did not finish; empty for any other folder."""
+    """Return a sentence about a build whose manifest records an unfinished build; ``""`` for any other folder."""
     path = directory / file_names.BUILD_MANIFEST_NAME
     if not path.is_file():
         return ""
@@ -505,12 +505,12 @@ def _unfinished_build_words(directory: Path) -> str:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """A hidden folder that a command which was killed left, or one that still runs works in."""
+    """A hidden folder of a killed or running command."""
 
     folder: Path
     """The hidden folder, which lies in the directory that is written to. Recovery removes it."""
     completes: tuple[str, ...]
-    """Names of files in that directory that recovery puts in place, or back in place; the journal lists them."""
+    """Names of files that recovery moves or restores in that directory, from the journal."""
 
     @property
     def directory(self) -> Path:
@@ -519,10 +519,10 @@ class Interrupted:
 
 
 def interrupted_in(directory: Path) -> tuple[Interrupted, ...]:
-    """Return what commands left unfinished in a directory; changes nothing and takes no lock.
+    """List the unfinished work of commands in a directory; changes nothing and takes no lock.
 
-    Whether a command still runs shows only when :func:`settle_interrupted` takes its lock, which leaves it alone then.
-    A directory that cannot be read holds nothing.
+    Only :func:`settle_interrupted`, which takes the lock, detects a running command and then leaves it alone. An
+    unreadable directory yields ``()``.
     """
     try:
         hidden = [entry for entry in os.scandir(directory) if entry.name.startswith(file_names.PARTIAL_PREFIX)]
@@ -533,7 +533,7 @@ def interrupted_in(directory: Path) -> tuple[Interrupted, ...]:
 
 
 def _settle(folder: Path, directory: Path) -> tuple[_Settled | None, tuple[str, ...]]:
-    """Return what was done with new files, None where the folder must be left alone, and the names put back."""
+    """Complete a hidden folder; return the changes, None if the folder must not be touched, and the restored names."""
     try:
         settled = _complete_journal(folder, folder / STAGED, directory)
         if settled is None:
@@ -552,15 +552,15 @@ def _note(directory: Path, settled: _Settled, earlier: tuple[str, ...]) -> None:
 
 @contextmanager
 def temporary_folder(beside: Path | None = None) -> Iterator[Path]:
-    """Yield a new folder, removed with all that is in it when the block ends.
+    """Yield a new folder, removed with its content when the block ends.
 
     Args:
-        beside: A file that is to be written; the folder is then on its file system, so that what is in it can be moved
-            there however large it is. It is hidden, and what a kill leaves goes with the next command that writes
-            there. None: among the system's temporary files.
+        beside: A file to write; the folder is then hidden on the same file system, so that large files can be moved.
+        The
+            next command that writes there removes the remains of a kill. None: among the system's temporary files.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be created.
     """
     if beside is None:
         directory, prefix = Path(tempfile.gettempdir()), file_names.TEMPORARY_PREFIX

@@ -1,7 +1,7 @@
-"""What does a long run store, so that it can be resumed?
+"""Stored results of a long run, for resuming.
 
-A JSON file with what its results depend on, and a lock on the folder it is in. Results of another request are never
-used. Knows no result.
+A JSON file with the results and the request they depend on, and a lock on its folder. Results of another request are
+never used. Independent of the kind of results.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _T = TypeVar("_T")
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a small file that is read while others write it: a reader finds the earlier content or this one, whole.
+    """Write a small file atomically: a concurrent reader finds the earlier or the new content, complete.
 
     Raises:
         WriteError: its folder cannot be written to.
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     with OutputFiles() as files:
         files.write_text(path, text)
@@ -36,32 +36,32 @@ def write_atomically(path: Path, text: str) -> None:
 
 @dataclass(frozen=True)
 class OtherRequest:
-    """Why the results in a file are of no use to a run."""
+    """Reason why the results in a file do not apply to a run."""
 
     changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Key of the request → its value then and now; empty where the file cannot be read."""
+    """Key of the request → its earlier and current value; empty if the file cannot be read."""
 
 
 class ResumableResults:
-    """The results of one run in a JSON file: ``schema_version``, ``request``, and what the run adds."""
+    """Results of one run in a JSON file: ``schema_version``, ``request``, and the results."""
 
     def __init__(self, path: Path, request: Mapping[str, Any], schema_version: int = 1) -> None:
-        """Look at nothing yet.
+        """Prepare the request without reading.
 
         Args:
             path: The file.
-            request: What the results depend on, JSON-ready.
+            request: Request that the results depend on, JSON-ready.
             schema_version: Raised when earlier results must not be used any more.
         """
         self.path = path
         self._head = {"schema_version": schema_version, "request": json.loads(json.dumps(request))}
 
     def read(self, parse: Callable[[dict[str, Any]], _T]) -> _T | OtherRequest | None:
-        """Return what an earlier run of the same request kept; None where there is no file.
+        """Return the stored results of the same request; None if the file does not exist.
 
         Args:
-            parse: Returns the results of the whole record. A ConfigError, ValueError, LookupError, TypeError or
-                AttributeError of it means that the file is damaged.
+            parse: Returns the results of the whole record. Its ConfigError, ValueError, LookupError, TypeError or
+            AttributeError marks a damaged file.
         """
         try:
             record = read_json_file(self.path)
@@ -78,10 +78,10 @@ class ResumableResults:
         return OtherRequest(changed) if changed else results
 
     def write(self, results: Mapping[str, Any], *, indent: int | None = None) -> None:
-        """Write the results; they are on disk, whole, when this returns.
+        """Write the results, completely on disk when this returns.
 
         Raises:
-            WriteError: they cannot be written.
+            WriteError: the file cannot be written.
         """
         try:
             write_atomically(self.path, f"{json.dumps({**self._head, **results}, indent=indent)}\n")
@@ -91,16 +91,17 @@ class ResumableResults:
 
 @contextmanager
 def locked_folder(folder: Path, lock_name: str, run: str) -> Iterator[None]:
-    """Hold a folder for one run; made if it is missing. The lock ends with the process.
+    """Lock a folder for one run; create it if missing. The lock ends with the process.
 
     Args:
         folder: The folder.
-        lock_name: Name of the file in it that is locked. It stays: a lock on a file that was removed holds off nobody.
-        run: What holds it, for messages: ``tuning``.
+        lock_name: Name of the file in it that is locked. The file stays: a lock on a removed file excludes no other
+        process.
+        run: Name of the run, for messages: ``tuning``.
 
     Raises:
-        UsageError: another run holds it.
-        WriteError: it cannot be made or written to.
+        UsageError: another run holds the lock.
+        WriteError: the folder cannot be created or written to.
     """
     lock = filelock.FileLock(folder / lock_name)
     try:

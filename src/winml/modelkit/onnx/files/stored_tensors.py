@@ -1,7 +1,8 @@
 """Tensors whose values remain in a file until they are read or written.
 
 A stored tensor holds a reference: file, offset, and a cast or transposition to apply. Values are read by plain reads in
-pieces, so that neither memory nor the page accounting of a memory map grows with the weights. Knows no file format.
+pieces, so that neither memory nor the page accounting of a memory map grows with the weights. Independent of file
+formats.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class StoredValues:
         return values
 
     def copy_to(self, file: BinaryIO) -> None:
-        """Write the bytes of all values to ``file``; the operating system copies them where it can.
+        """Write the bytes of all values to ``file``, copied by the operating system if supported.
 
         Raises:
             CheckpointError: the file became shorter.
@@ -113,7 +114,7 @@ class StoredValues:
                 yield piece
 
     def read_into(self, values: Array) -> None:
-        """Read all values into a flat array of their type, so that no new one is needed.
+        """Read all values into an existing flat array of their type.
 
         Raises:
             CheckpointError: the file became shorter.
@@ -138,12 +139,12 @@ class StoredValues:
 
 
 class ReferringTensor(ir.LazyTensor, Generic[_SourceT]):
-    """A tensor that reads its values from a source when they are needed, cast and with axes in another order.
+    """A tensor that reads its values from a source on demand, cast and with permuted axes.
 
     Args:
         source: The values.
-        dtype: Element type of the tensor; None: that of the source.
-        permutation: Order of the source's axes in the tensor; None: as they are.
+        dtype: Element type of the tensor; None: the source's type.
+        permutation: Order of the source's axes in the tensor; None: unchanged.
         name: Name in the graph.
     """
 
@@ -155,13 +156,13 @@ class ReferringTensor(ir.LazyTensor, Generic[_SourceT]):
         permutation: Sequence[int] | None = None,
         name: str | None = None,
     ) -> None:
-        """Refer to the values; nothing is read."""
+        """Refer to the values without reading them."""
         order = tuple(permutation) if permutation is not None else tuple(range(len(source.shape)))
         shape = ir.Shape([source.shape[axis] for axis in order], frozen=True)
         super().__init__(self._read_values, dtype or source.dtype, shape, name=name)
         self.source = source
         self.permutation: tuple[int, ...] | None = None if order == tuple(sorted(order)) else order
-        """Order of the source's axes in the tensor; None: as they are."""
+        """Order of the source's axes in the tensor; None: unchanged."""
 
     def named(self: _TensorT, name: str) -> _TensorT:  # noqa: PYI019 - typing has Self from Python 3.11 on
         """Return the same values under another name."""
@@ -231,7 +232,7 @@ def _contiguous_copy(values: Array) -> Array:
     if values.ndim != 2:
         return np.ascontiguousarray(values)
     copy = np.empty_like(values, order="C")
-    # As plain integers: numpy copies those of a type it does not know itself, such as bfloat16, one by one.
+    # As unsigned integers: numpy copies values of types it does not know, such as bfloat16, one by one.
     plain = np.dtype(f"u{values.itemsize}") if values.itemsize <= 8 else values.dtype
     source, target = values.view(plain), copy.view(plain)
     for column in range(0, values.shape[1], _STRIP):

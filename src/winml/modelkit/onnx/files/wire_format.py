@@ -1,7 +1,7 @@
-"""Reads and writes protobuf's wire format: numbers, the fields of a message, and the nodes of an ONNX file.
+"""Reading and writing of protobuf's wire format: numbers, the fields of a message, and the nodes of an ONNX file.
 
-Imports neither onnx nor protobuf, so that a program that only runs a model learns in milliseconds which operators it
-has. Interprets nothing else.
+Imports neither onnx nor protobuf, so that a program that only runs a model lists its operators in milliseconds. Does
+not interpret other content.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ def walk_fields(data: mmap.mmap | bytes, start: int, end: int) -> Iterator[tuple
 
 
 def node_summaries(path: Path) -> list[NodeSummary]:
-    """Return the nodes of the main graph of an ONNX file, in order; bodies of functions and subgraphs are left out.
+    """Return the nodes of the main graph of an ONNX file, in order; bodies of functions and subgraphs are omitted.
 
     Raises:
         OSError: the file cannot be read.
-        WireError: it is no ONNX file.
+        WireError: the file is no ONNX file.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return [_summary(data, *node) for node in _messages(data, 0, len(data), _MODEL_GRAPH, _GRAPH_NODE)]
@@ -106,7 +106,7 @@ _DTYPE_ATTRIBUTES = (b"to", b"dtype")
 _HALF_FIELDS = tuple(
     bytes([number << 3, dtype]) for number in (_TENSOR_DATA_TYPE, _ATTRIBUTE_INT) for dtype in _HALF_FLOATS
 )
-"""How a node holds one of the two types: in a tensor, or as the number of an attribute."""
+"""Fields in which a node states one of the two half-precision types: in a tensor, or as an integer attribute."""
 
 
 def has_half_floats(model: str | bytes) -> bool:
@@ -162,7 +162,7 @@ def _attribute_has_halves(data: mmap.mmap | bytes, start: int, end: int) -> bool
 
 
 def _number(data: mmap.mmap | bytes, start: int, end: int, requested: int) -> int | None:
-    """Return the value of a field that is a varint; ``None`` if the message does not have it."""
+    """Return the value of a varint field; ``None`` if the message does not have the field."""
     fields = walk_fields(data, start, end)
     return next(
         (

@@ -1,9 +1,9 @@
-"""Writes a graph to a file without a second copy of its weights in memory.
+"""Writing of a graph to a file without a second copy of its weights in memory.
 
 Weights are read while they are written, one at a time, or two into a data file: peak memory is the graph plus the
 largest tensors. Why weights travel by reference: docs/decisions/0006-weights-as-cargo.md. Temporary names are made by
-``output_files``. Also writes a file that contains all its weights, one whose data is split into numbered files, and the
-metadata of a file anew with its weights left where they are.
+``output_files``. Also writes a file that contains all its weights, a file whose data is split into numbered files, and
+new metadata for a file whose weights stay where they are.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ WRITING_THREADS = 2
 """Tensors of a data file are computed and written side by side. Chosen: more hold more weights in memory, and two keep
 the disk busy."""
 _IN_FLIGHT_BYTES = 256_000_000
-"""Tensors in memory at a time; a larger one goes alone beside others of this sum. Chosen: most weights are smaller."""
+"""Total size of tensors in memory at a time; a larger tensor is written alone, beside others of this total. Chosen:
+most weights are smaller.
+"""
 
 _REFERENCE_BYTES = 80
-"""Of a tensor that names its place in a data file, beside the name of the file. Chosen: keys and numbers take at most
-so many."""
+"""Size of an external data entry without the file name. Chosen: upper bound of its keys and numbers."""
 
 # Specified: tags of the onnx.proto fields written by hand, (field number << 3) | 2 for a length-delimited field.
 _MODEL_GRAPH = bytes([7 << 3 | 2])
@@ -66,10 +67,10 @@ _TENSOR_RAW_DATA = bytes([9 << 3 | 2])
 
 
 class ReshapedTensor(ir.LazyTensor):
-    """The values of another tensor in another shape. In a data file, both are one range of bytes."""
+    """Another tensor's values with a different shape. In a data file, both share one range of bytes."""
 
     def __init__(self, source: ir.TensorProtocol, sizes: Sequence[int], name: str) -> None:
-        """Refer to the values; nothing is read."""
+        """Refer to the values without reading them."""
         shape = ir.Shape(sizes, frozen=True)
         super().__init__(self._read_values, source.dtype, shape, name=name)
         self.source = source
@@ -82,15 +83,15 @@ class ReshapedTensor(ir.LazyTensor):
 def write_model(
     model: ir.Model, path: Path, *, external: bool | None = None, inline_limit_bytes: int = INLINE_LIMIT_BYTES
 ) -> tuple[Path, ...]:
-    """Write a model; weights go inside the file, or to its ``data_path`` where the file would be too large.
+    """Write a model; weights are embedded, or written to its ``data_path`` if the file would be too large.
 
     The model in memory is not changed. The model file names the data file without a folder, so both can be moved
-    together; the data file is called after its content.
+    together; the data file is named after its content.
 
     Args:
         model: The model. Tensors that are computed on demand are computed here, once each.
         path: The file to write; replaced if it exists.
-        external: Write weights outside (True) or inside (False) whatever their size. None: decided by size.
+        external: Write weights outside (True) or inside (False), regardless of their size. None: decided by size.
         inline_limit_bytes: Largest file with weights inside.
 
     Returns:
@@ -98,7 +99,7 @@ def write_model(
 
     Raises:
         WriteError: the file cannot be written, or ``external`` is False and the weights do not fit inside.
-        WinMLError: a tensor that is computed on demand refused its values.
+        WinMLError: computing a tensor on demand failed.
     """
     try:
         with _untyped_initializers(model):
@@ -124,13 +125,13 @@ def write_model(
 
 
 def written_bytes(model: ir.Model, path: Path, *, external: bool | None = None) -> int:
-    """Return the size of the files that :func:`write_model` writes; no weight is read, and nothing is written.
+    """Return the size of the files that :func:`write_model` writes, without reading weights or writing files.
 
-    Exact where weights go inside the file. Where they go outside, it is at most some hundred bytes a tensor too large.
+    Exact for embedded weights. For external weights, up to some hundred bytes per tensor too large.
 
     Args:
-        model: The model, which stays as it is.
-        path: The file that is to be written.
+        model: The model; not changed.
+        path: The file to write.
         external: As of :func:`write_model`.
     """
     with _untyped_initializers(model):
@@ -198,7 +199,7 @@ def _write_outside(model: ir.Model, path: Path) -> tuple[Path, ...]:
 
 
 def _write_data(tensors: Sequence[ir.TensorProtocol], path: Path) -> tuple[Path, list[ir.ExternalTensor]]:
-    """Write the data file of a model; return it, and the place of each tensor."""
+    """Write the data file of a model; return its path and a reference for each tensor."""
     unfinished = unfinished_data_path(path)
     with GrowingDigest(unfinished) as digest:
         count, written = _counting_bytes(tensors), _WrittenTensors(digest.complete_up_to)
@@ -226,7 +227,7 @@ def _write_data(tensors: Sequence[ir.TensorProtocol], path: Path) -> tuple[Path,
 
 
 def _growing_file(data: Path) -> Path | None:
-    """Return where onnx_ir writes a data file until it is complete, a hidden folder; None where that does not show."""
+    """Return the path in a hidden folder where onnx_ir writes an incomplete data file; None if not found."""
     if sys.platform == "win32":  # renames no file that is being read
         return None
     name = glob.escape(data.name)
@@ -235,7 +236,10 @@ def _growing_file(data: Path) -> Path | None:
 
 
 class _WrittenTensors:
-    """Which tensors of a data file are written? onnx_ir tells only which are begun, one at a time and by any thread."""
+    """Tracks the completely written tensors of a data file.
+
+    onnx_ir reports only the start of each tensor, one at a time and from any thread.
+    """
 
     def __init__(self, on_written: Callable[[int], None]) -> None:
         """Begin with none.
@@ -252,12 +256,12 @@ class _WrittenTensors:
         """The first tensor that may be unwritten."""
 
     def begin(self, index: int, offset: int) -> None:
-        """Note that this thread begins a tensor, at this place of the file; tensors come one after the other."""
+        """Record that this thread starts writing a tensor at this offset of the file; tensors are written in order."""
         self._offsets[index] = offset
         begun = self._begun[threading.get_ident()]
         begun.append(index)
         if len(begun) > 2:
-            # The last bytes of the one before leave the buffer when this one is written.
+            # The last bytes of the previous tensor leave the buffer when this tensor is written.
             self._written.add(begun.pop(0))
         while self._next in self._written:
             self._next += 1
@@ -266,7 +270,7 @@ class _WrittenTensors:
 
 
 def _counting_bytes(tensors: Iterable[ir.TensorProtocol]) -> Callable[[ir.TensorProtocol], None]:
-    """Return what notes how much is written, called for each tensor from the threads that write."""
+    """Return a callback that reports progress; called for each tensor from the threads that write."""
     total = sum(tensor.nbytes for tensor in tensors)
     written, context = 0, copy_context()
 
@@ -280,10 +284,10 @@ def _counting_bytes(tensors: Iterable[ir.TensorProtocol]) -> Callable[[ir.Tensor
 
 @contextlib.contextmanager
 def _untyped_initializers(model: ir.Model) -> Iterator[None]:
-    """Take type and shape from initializers for the time of the block; their tensors have both.
+    """Remove type and shape of initializers inside the block; their tensors have both.
 
-    onnx_ir would write a ``value_info`` for each. A tool that changes a weight and not that entry, as
-    ``onnxruntime.quantization`` does, leaves a file that contradicts itself.
+    onnx_ir would write a ``value_info`` for each. A tool that changes a weight but not that entry, such as
+    ``onnxruntime.quantization``, leaves an inconsistent file.
     """
     typed_values = [
         (value, value.type, value.shape)
@@ -301,7 +305,7 @@ def _untyped_initializers(model: ir.Model) -> Iterator[None]:
 
 
 def _refuse_foreign_data(proto: onnx.ModelProto, path: Path) -> None:
-    """Refuse a model whose node attributes refer to another file: the file written would be incomplete.
+    """Refuse a model whose node attributes refer to another file: the written file would be incomplete.
 
     Raises:
         WriteError: names the node.
@@ -316,7 +320,7 @@ def _refuse_foreign_data(proto: onnx.ModelProto, path: Path) -> None:
 
 
 class _ModelFraming:
-    """The serialized pieces of a model file in order, and its exact length.
+    """Serialized pieces of a model file in order, and its exact length.
 
     Protobuf accepts fields in any order, but every message starts with its length. All lengths are computed before a
     weight is read.
@@ -339,7 +343,7 @@ class _ModelFraming:
         self.size_bytes = len(self._model) + len(_MODEL_GRAPH + varint(self._graph_bytes)) + self._graph_bytes
 
     def write(self, path: Path) -> None:
-        """Write the whole model; a large one is hashed meanwhile, for whoever describes the file."""
+        """Write the whole model; hash a large model while writing, for later descriptions of the file."""
         with WrittenFileHash(path) if self.size_bytes >= REMEMBERED_BYTES else contextlib.nullcontext() as file_hash:
             with path.open("wb") as file:
                 file.write(self._model + _MODEL_GRAPH + varint(self._graph_bytes) + self._graph)
@@ -356,7 +360,7 @@ class _ModelFraming:
 
 
 class _FramedTensor:
-    """One initializer; its data is read when it is written."""
+    """One initializer, whose data is read only when it is written."""
 
     def __init__(self, proto: onnx.TensorProto, data: ir.TensorProtocol | None) -> None:
         self._data = data
@@ -386,10 +390,11 @@ class _FramedTensor:
 def place_self_contained(
     original: Path, target: Path, *, may_link: bool = False, inline_limit_bytes: int = INLINE_LIMIT_BYTES
 ) -> tuple[Path, ...]:
-    """Pass a model another name under which it depends on files of that name only.
+    """Copy a model with its data under a new name.
 
-    A model with its weights inside is linked or copied. Weights outside are written into the new file, or copied under
-    the names of ``data_path`` where it would exceed the limit. What execution providers compiled stays outside.
+    A model with embedded weights is linked or copied. External weights are written into the new file, or copied under
+    the names of ``data_path`` if the file would exceed the limit. Compiled contexts of execution providers stay
+    external.
 
     Args:
         original: The model; not changed.
@@ -398,12 +403,12 @@ def place_self_contained(
         inline_limit_bytes: Largest file with weights inside.
 
     Returns:
-        The files made, the model first.
+        The new files, the model first.
 
     Raises:
-        ModelPathError: there is no such model file.
-        InputError: it is no ONNX file, or a data file is missing, too short or outside the model's folder.
-        OSError: a file cannot be made.
+        ModelPathError: the model file does not exist.
+        InputError: the file is no ONNX file, or a data file is missing, too short or outside the model's folder.
+        OSError: a file cannot be created.
     """
     if not placing.external_files(original) or not _write_inside(original, target, inline_limit_bytes):
         return placing.place_copy(original, target, may_link=may_link)
@@ -411,7 +416,7 @@ def place_self_contained(
 
 
 def _write_inside(original: Path, target: Path, limit_bytes: int) -> bool:
-    """Write a model with all weights inside; False where it would exceed the limit, or names what was compiled."""
+    """Write a model with all weights embedded; False if it would exceed the limit or refers to compiled contexts."""
     # Small: the large tensors are in the data files.
     model = onnx.load(original, load_external_data=False)
     if sum(map(placing.stored_bytes, placing.external_tensors(model))) > limit_bytes or any(
@@ -435,7 +440,7 @@ def _write_inside(original: Path, target: Path, limit_bytes: int) -> bool:
 
 
 def _values(model: Path, tensor: onnx.TensorProto) -> StoredBytes:
-    """Return where exactly the values of a tensor lie; a model may name more of its data file than they take."""
+    """Return the exact byte range of a tensor's values; a model may state a longer range of its data file."""
     stored = stored_outside(model, tensor)
     needed = 0 if 0 in tensor.dims else placing.stored_bytes(tensor) or stored.length
     return replace(stored, length=min(needed, stored.length))
@@ -489,9 +494,9 @@ def rewrite_metadata(
         original: A file that ``read_structure`` reads.
         target: The file to write.
         model: The metadata of the model.
-        nodes: That of every node of the graph, each before the nodes of its subgraphs.
-        function_nodes: That of the nodes of functions, in the order of the file.
-        locations: Name of a data file → its new name; None keeps all.
+        nodes: Metadata of every node of the graph, each before the nodes of its subgraphs.
+        function_nodes: Metadata of the nodes of functions, in the order of the file.
+        locations: Name of a data file → its new name; None retains all names.
 
     Raises:
         OSError: a file cannot be read or written.
@@ -567,7 +572,7 @@ class _Rewriting:
         return bytes(entry.SerializeToString())
 
     def _new_metadata(self, message: object, in_function: bool) -> bytes | None:
-        """Return the new metadata of a message in wire format; None where its metadata is kept."""
+        """Return the new metadata of a message in wire format; None if its metadata is unchanged."""
         if message is onnx.ModelProto.DESCRIPTOR:
             return _serialized_metadata(onnx.ModelProto(), self._model)
         if message is not onnx.NodeProto.DESCRIPTOR:
@@ -585,27 +590,29 @@ def _serialized_metadata(message: onnx.ModelProto | onnx.NodeProto, metadata: Me
 
 
 PIECE_BYTES = 2_000_000_000
-"""Largest piece, unless a tensor is larger. Chosen: browsers read a file into one array, of 2**31 bytes in some."""
+"""Maximum size of a data file, unless a tensor is larger. Chosen: browsers read a file into one array, which some limit
+to 2**31 bytes.
+"""
 
 
 def place_numbered(
     original: Path, target: Path, *, may_link: bool = False, piece_bytes: int = PIECE_BYTES
 ) -> tuple[Path, ...]:
-    """Pass a model another name; weights outside go to ``<name>.onnx_data``, ``<name>.onnx_data_1`` and so on.
+    """Copy a model under a new name, with external weights in ``<name>.onnx_data``, ``<name>.onnx_data_1`` and so on.
 
     Args:
         original: The model; not changed.
         target: The new name; must not exist.
-        may_link: Allow a hard link to a model with its weights inside; see ``place_copy``.
+        may_link: Allow a hard link to a model with embedded weights; see ``place_copy``.
         piece_bytes: Largest data file.
 
     Returns:
-        The files made, the model first.
+        The new files, the model first.
 
     Raises:
-        ModelPathError: there is no such model file.
-        InputError: it is no ONNX file, or a data file is missing, too short or outside the model's folder.
-        OSError: a file cannot be made.
+        ModelPathError: the model file does not exist.
+        InputError: the file is no ONNX file, or a data file is missing, too short or outside the model's folder.
+        OSError: a file cannot be created.
     """
     data = placing.external_files(original)
     if not data:
@@ -624,7 +631,7 @@ def place_numbered(
 
 
 def _write_pieces(model: onnx.ModelProto, folder: Path, target: Path, piece_bytes: int) -> list[Path]:
-    """Copy the bytes of each tensor, and let the tensors name their new places."""
+    """Copy the bytes of each tensor to numbered data files, and update the tensors' references."""
     pieces: list[Path] = []
     places: dict[tuple[str, int, int], tuple[str, int]] = {}
     size = 0
