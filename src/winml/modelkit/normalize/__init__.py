@@ -1,4 +1,5 @@
-"""What is the plain form of this graph?
+"""Normalization of a graph.
 
-``pipeline`` has the order of the passes. In memory, without ONNX Runtime. Does not know which tool made the graph.
+``pipeline`` has the order of the passes. In memory, without ONNX Runtime. Does not depend on the tool that made the
+graph.
 """

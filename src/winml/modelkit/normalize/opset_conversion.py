@@ -15,17 +15,17 @@ _ASSERTION = re.compile(r"^\S+:\d+: (?:\w+: )?(?:Assertion `.*` failed: )?")
 
 
 def convert_opset(model: ir.Model, target: int) -> tuple[ir.Model, tuple[str, ...]]:
-    """Return the model at another opset, newer or older, and notes on its tags.
+    """Convert a model to a newer or older opset; return the new model and notes on its tags.
 
-    onnxscript converts what it can, and onnx's own converter the rest. The latter drops all metadata, so tags are
-    carried across. Local functions are inlined. The given model is not changed.
+    onnxscript converts supported operators, and onnx's converter the rest. onnx's converter drops all metadata, so tags
+    are transferred. Local functions are inlined. The original model is not changed.
 
     Args:
         model: The model.
-        target: Version of the operators of ONNX itself.
+        target: Version of the ONNX operators.
 
     Raises:
-        OptimizeError: neither can convert some operator.
+        OptimizeError: an operator cannot be converted.
     """
     current_opset = model.opset_imports.get("")
     if current_opset == target:
@@ -42,7 +42,7 @@ def convert_opset(model: ir.Model, target: int) -> tuple[ir.Model, tuple[str, ..
 
 def _convert_in_place(model: ir.Model, target: int) -> str:
     """Convert in place as far as possible; return the last failure, for the case that the opset was not reached."""
-    # Imported where it is needed: most graphs keep their opset, and the library takes a third of a second.
+    # Imported on demand: most graphs retain their opset, and the import takes a third of a second.
     from onnxscript import version_converter
 
     failures: list[str] = []

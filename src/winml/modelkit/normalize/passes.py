@@ -30,9 +30,9 @@ class GeluOrderingPass(ir.passes.InPlacePass):
     only (measured with 1.31).
 
     Must not fire when:
-        1. the factor is another than one half: the order would change how the product is rounded;
+        1. the factor is not one half: the order would change how the product is rounded;
         2. the inner product is used elsewhere, or is an output of the graph;
-        3. what it is multiplied by is no sum with an ``Erf`` in it.
+        3. the other factor is no sum with an ``Erf`` in it.
 
     Tags: keeps. Both nodes stay, with other inputs.
 
@@ -73,7 +73,7 @@ def _order(outer: ir.Node) -> bool:
 
 
 def _is_half(value: ir.Value, scaled: ir.Value) -> bool:
-    """Say whether a value is one half, of no more axes than what is multiplied by it."""
+    """Return True if a value is one half, and has no more axes than the other factor."""
     tensor = value.const_value
     if tensor is None or tensor.size != 1 or scaled.shape is None or len(tensor.shape) > len(scaled.shape):
         return False
@@ -95,15 +95,15 @@ class ScaleOrderPass(ir.passes.InPlacePass):
     PyTorch's RMSNorm modules multiply from the left. QNN's plug-in then takes the nodes for its own RMSNorm and fails
     with ``QNN_COMMON_ERROR_MEM_ALLOC`` (measured with onnxruntime-qnn 2.7); from the right it compiles them.
 
-    Must not fire when the other operand is constant, too.
+    Must not fire when the other operand is constant as well.
 
-    Tags: keeps. The node stays, its inputs trade places.
+    Tags: keeps. The node stays, its inputs are swapped.
 
     Why it is safe: a product of two numbers does not depend on their order.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Put the constant vector of every product second."""
+        """Make the constant vector of every product the second operand."""
         changed = False
         for node in all_nodes(model):
             if is_operator(node, "Mul") and _is_vector(node.inputs[0]) and not _is_vector(node.inputs[1]):
@@ -120,7 +120,8 @@ def _is_vector(value: ir.Value | None) -> bool:
 
 
 class IdentityRemovalPass(ir.passes.InPlacePass):
-    """Remove ``Identity`` nodes and transpositions that move no axis, in subgraphs and functions too. Works in place.
+    """Remove ``Identity`` nodes and transpositions that move no axis, including subgraphs and functions. Works in
+    place.
 
     Before / After::
 
@@ -141,7 +142,7 @@ class IdentityRemovalPass(ir.passes.InPlacePass):
 
     Tags: keeps. The ``Identity`` is removed; the node before it keeps its tag.
 
-    Why it is safe: both names stand for the same tensor.
+    Why it is safe: both names denote the same tensor.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -192,11 +193,12 @@ class ValueNamesPass(ir.passes.InPlacePass):
     """Give every value a unique name, except omitted outputs. Works in place.
 
     onnx_ir's ``NameFixPass`` also names omitted outputs, which in ONNX have an empty name (the second of ``Unique``).
-    The next pass that removes unused outputs would remove those names again, and so never find the graph unchanged.
+    The next pass that removes unused outputs would remove those names again, and so would never find the graph
+    unchanged.
 
     Tags: keeps.
 
-    Why it is safe: nothing reads an omitted output.
+    Why it is safe: no node reads an omitted output.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -213,7 +215,7 @@ class ValueNamesPass(ir.passes.InPlacePass):
 class UniqueNodeNamesPass(ir.passes.InPlacePass):
     """Give every node a unique name, across subgraphs and functions. Works in place.
 
-    onnx_ir's ``NameFixPass`` makes node names unique within one graph only. Profilers record nothing but the name, so
+    onnx_ir's ``NameFixPass`` makes node names unique within one graph only. Profilers record only the name, so
     it must be unique in the model.
 
     Before / After::
@@ -274,7 +276,7 @@ class PaddingSeparationPass(ir.passes.InPlacePass):
 
 
 def _is_padded_pool(node: ir.Node) -> bool:
-    """Say whether a node pads with a constant, and a ``MaxPool`` alone reads the result."""
+    """Return True if a node pads with a constant, and a ``MaxPool`` alone reads the result."""
     if not is_operator(node, "Pad") or not 2 <= len(node.inputs) <= 3:
         return False
     padded = node.outputs[0]
@@ -284,7 +286,7 @@ def _is_padded_pool(node: ir.Node) -> bool:
 
 
 def _pads_zeros(node: ir.Node) -> bool:
-    """Say whether the value of a ``Pad`` is the positive zero of a floating point type."""
+    """Return True if the value of a ``Pad`` is the positive zero of a floating point type."""
     value = node.inputs[2] if len(node.inputs) > 2 else None
     dtype = (value or node.inputs[0] or node.outputs[0]).dtype
     if dtype is None or not dtype.is_floating_point():
@@ -297,7 +299,7 @@ def _pads_zeros(node: ir.Node) -> bool:
 
 def _pad_negative_zeros(graph: ir.Graph, node: ir.Node) -> None:
     dtype = (node.inputs[0] or node.outputs[0]).dtype
-    assert dtype is not None  # known to be a floating point type
+    assert dtype is not None  # The type is a floating point type here.
     tensor = ir.tensor(np.array(-0.0, dtype.numpy()), dtype=dtype, name=f"{node.outputs[0].name}.zero")
     zero = add_initializer(graph, tensor)
     node.resize_inputs(3)
@@ -305,21 +307,21 @@ def _pad_negative_zeros(graph: ir.Graph, node: ir.Node) -> None:
 
 
 class InferredShapesPass(ir.passes.InPlacePass):
-    """Give every value the shape and type onnx infers for it, constants propagated. Works in place.
+    """Set shape and type of every value as inferred by onnx, with constant propagation. Works in place.
 
-    Weights are not serialized. onnx_ir's pass of this name is not used: it logs a failure and continues, where this one
-    raises, and it gives the type of a tensor to the sequence that a ``Loop`` or an ``If`` returns.
+    Weights are not serialized. onnx_ir's pass of this name is not used: it logs a failure and continues, while this
+    pass raises, and it sets the type of a tensor on a sequence returned by a ``Loop`` or an ``If``.
 
     Before / After::
 
         x[1,16] → Reshape([4,4]) → y          x[1,16] → Reshape([4,4]) → y[4,4]
 
-    Must not fire when onnx infers no more than the graph states. An operator unknown to onnx does not stop the
-    inference of the others.
+    Must not fire when onnx infers nothing beyond the stated shapes and types. An operator unknown to onnx does not stop
+    the inference of the others.
 
     Tags: keeps. Nodes are not changed.
 
-    Why it is safe: shapes are a statement about values, not part of how they are computed.
+    Why it is safe: shapes describe values and do not affect their computation.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -342,7 +344,7 @@ class InferredShapesPass(ir.passes.InPlacePass):
 
 
 def _learn(value: ir.Value, inferred: ir.Value) -> bool:
-    """Give a value the inferred type and shape; return True if either is new."""
+    """Set inferred type and shape of a value; return True if either is new."""
     has_type = inferred.type is not None and inferred.type != value.type
     has_shape = inferred.shape is not None and inferred.shape != value.shape
     if has_type:
@@ -353,7 +355,7 @@ def _learn(value: ir.Value, inferred: ir.Value) -> bool:
 
 
 class UnusedInitializerRemovalPass(ir.passes.InPlacePass):
-    """Remove unused initializers, in subgraphs as well, where onnx_ir's own pass keeps them. Works in place.
+    """Remove unused initializers, including subgraphs, where onnx_ir's pass keeps them. Works in place.
 
     Before / After::
 
@@ -363,7 +365,7 @@ class UnusedInitializerRemovalPass(ir.passes.InPlacePass):
 
     Tags: keeps. Nodes are not changed.
 
-    Why it is safe: nothing reads the value.
+    Why it is safe: no node reads the value.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -384,18 +386,18 @@ class WeightTranspositionPass(ir.passes.InPlacePass):
 
         weight[N,K] → Transpose(perm) → MatMul          weight.transposed[K,N] → MatMul
 
-    Nothing is computed: the new initializer refers to the old one's memory and is transposed when the file is written.
-    A weight used by several equal ``Transpose`` nodes (a module called twice) becomes one initializer.
+    No values are computed: the new initializer refers to the old initializer's memory and is transposed when the file
+    is written. A weight used by several equal ``Transpose`` nodes (a module called twice) becomes one initializer.
 
     Must not fire when:
-        1. something other than a ``Transpose`` of the same ``perm`` uses the weight (tied embeddings): the file would
-           hold it twice;
+        1. a node other than a ``Transpose`` of the same ``perm`` reads the weight (tied embeddings): the file would
+        hold it twice;
         2. the weight is a graph input or output, or a ``Transpose`` produces a graph output, whose names are fixed;
         3. the weight holds strings or has no value here.
 
     Tags: keeps. The ``Transpose`` is removed, and no node is added.
 
-    Why it is safe: a transposition moves values without changing them, and nothing else reads the weight.
+    Why it is safe: a transposition moves values without changing them, and no other node reads the weight.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -411,7 +413,7 @@ class WeightTranspositionPass(ir.passes.InPlacePass):
 
 
 def _only_permutation(weight: ir.Value) -> tuple[int, ...] | None:
-    """Return the one permutation that all users of a weight apply, or None where the pass must not fire (cases 1-3)."""
+    """Return the permutation that all readers of a weight apply, or None if the pass must not fire (cases 1-3)."""
     tensor = weight.const_value
     if tensor is None or tensor.dtype == ir.DataType.STRING or weight.is_graph_input() or weight.is_graph_output():
         return None
@@ -445,7 +447,7 @@ def _transposed_tensor(tensor: ir.TensorProtocol, perm: Sequence[int], name: str
     if isinstance(tensor, (StoredTensor, CodedTensor)):
         return tensor.transposed(perm, name)
     if isinstance(tensor, tensor_adapters.TorchTensor):
-        # A view. torch copies it when it is written, several times as fast as numpy.
+        # A view. torch copies it when the file is written, several times as fast as numpy.
         return tensor_adapters.TorchTensor(tensor.raw.permute(*perm), name=name)
     shape = [tensor.shape.numpy()[axis] for axis in perm]
     return computed_tensor(lambda: tensor.numpy().transpose(perm), tensor.dtype, shape, name)
@@ -461,11 +463,11 @@ class BFloat16WideningPass(ir.passes.InPlacePass):
 
         Cast(x, bfloat16) → Mul → Cast(float)      Cast(x, bfloat16) → Cast(float) → Mul → Cast(bfloat16) → Cast(float)
 
-    For: Falcon with ALiBi, which makes its biases in bfloat16 whatever the type of the model.
+    For: Falcon with ALiBi, which computes its biases in bfloat16 for any type of the model.
 
     Must not fire when:
         1. the model takes or returns bfloat16, or most of its weights are bfloat16;
-        2. the node is a ``Cast``, which has kernels for bfloat16, or of another domain than ONNX's.
+        2. the node is a ``Cast``, which has kernels for bfloat16, or is not in the ONNX domain.
 
     Tags: creates. A new ``Cast`` inherits from the node whose input or output it converts.
 
@@ -478,7 +480,7 @@ class BFloat16WideningPass(ir.passes.InPlacePass):
             return ir.passes.PassResult(model, modified=False)
         modified = False
         for graph in model.graphs():
-            # Producers stand before readers, so that the type of what a node reads is known when it is reached.
+            # Producers precede readers, so that the type of a node's inputs is known when it is reached.
             for node in [node for node in graph if not node.domain]:
                 if node.op_type == "Cast":
                     node.outputs[0].dtype = ir.DataType(node.attributes.get_int("to"))
@@ -488,7 +490,7 @@ class BFloat16WideningPass(ir.passes.InPlacePass):
 
 
 def _has_narrow(model: ir.Model) -> bool:
-    """Say whether a node makes or reads bfloat16; sums up no sizes of weights."""
+    """Return True if a node makes or reads bfloat16; sums up no sizes of weights."""
     for node in (node for graph in model.graphs() for node in graph):
         if node.op_type == "Cast" and node.attributes.get_int("to", 0) == _NARROW:
             return True
@@ -531,7 +533,7 @@ def _widen(node: ir.Node, graph: ir.Graph | ir.Function, opset: int) -> bool:
 
 
 def _is_narrow_output(output: ir.Value, node: ir.Node, narrow: list[int], opset: int) -> bool:
-    """Say whether an output is bfloat16: it says so itself, or has the type of an input that is, by ONNX's schema."""
+    """Return True if an output is bfloat16, by its own type or by the schema from the types of its inputs."""
     if output.dtype is not None:
         return output.dtype == _NARROW
     schema = onnx.defs.get_schema(node.op_type, opset)

@@ -1,7 +1,7 @@
-"""Brings a graph into its plain form, by passes in an order that matters.
+"""Normalization of a graph, by passes in a fixed order.
 
-In memory and without ONNX Runtime. Passes come from onnx_ir and onnxscript where they have them, and from the files
-beside this one where they do not. Does not know who made the graph.
+In memory and without ONNX Runtime. Passes come from onnx_ir and onnxscript if available there, else from the modules of
+this package. Does not depend on the tool that made the graph.
 """
 
 from __future__ import annotations
@@ -36,34 +36,35 @@ from winml.modelkit.options import Options
 from winml.modelkit.tags.tagging import all_nodes, measure_coverage, read_tag, write_tag
 
 MAX_ROUNDS = 5
-"""Chosen: two rounds settle every graph tried, the second finding nothing; more guard against passes that undo each
-other."""
+"""Chosen: two rounds settle every graph tried, the second without changes; further rounds guard against passes that
+undo each other.
+"""
 
 
 class NormalizeOptions(Options):
-    """What normalizing may do."""
+    """Options of the normalization."""
 
     fold_constants: bool = True
-    """Compute what depends on constants or known sizes only, and store weights the way round they are used."""
+    """Fold computations on constants or known sizes, and store weights in the layout of their use."""
 
 
 def normalize(model: ir.Model, options: NormalizeOptions = NormalizeOptions()) -> StageResult:  # noqa: B008 - frozen
-    """Bring a model into its plain form, in place.
+    """Normalize a model, in place.
 
-    Afterwards there are no ``Constant`` nodes that could be initializers, no identities, no dead nodes; what is known
-    is computed; every value onnx can infer has a shape; node and value names are unique. Graph inputs and outputs stay
-    as they are. A second call changes nothing.
+    Afterwards there are no ``Constant`` nodes that could be initializers, no identities, no dead nodes; known values
+    are computed; every value has a shape if onnx can infer it; node and value names are unique. Graph inputs and
+    outputs are unchanged. A second call changes nothing.
 
     Args:
         model: The model. Weights are neither read nor copied.
-        options: What may be done.
+        options: Options of the normalization.
 
     Returns:
-        The same model, whether it changed, and its coverage.
+        The same model, True if it changed, and its tag coverage.
 
     Raises:
-        NormalizeError: a pass failed or did not keep its promise; names the pass. A pass that makes the graph invalid
-            is taken back instead, and noted.
+        NormalizeError: a pass failed or violated its declaration; names the pass. A pass that makes the graph invalid
+        is undone instead, and noted.
     """
     passes = _ordered_passes(options)
     notes: tuple[str, ...] = ()
@@ -87,7 +88,7 @@ def normalize(model: ir.Model, options: NormalizeOptions = NormalizeOptions()) -
 
 
 def _run_until_settled(model: ir.Model, passes: Sequence[DeclaredPass]) -> tuple[bool, bool]:
-    """Run the passes until none changes the model; return whether one did, and whether the last round did not."""
+    """Run the passes until no pass changes the model; return True if any did, and True if the last round did not."""
     changed = False
     for _ in range(MAX_ROUNDS):
         # Shapes learned at the end of a round let more be folded in the next.
@@ -103,7 +104,7 @@ def _ordered_passes(options: NormalizeOptions) -> tuple[DeclaredPass, ...]:
         DeclaredPass(WeightTranspositionPass(), "keeps"),
         DeclaredPass(ConstantFoldingPass(), "merges"),
     )
-    # It makes nodes identities, which are removed before anything reads a pattern.
+    # It turns nodes into identities, which are removed before patterns are matched.
     simplification = (DeclaredPass(SizeSimplificationPass(), "keeps"), DeclaredPass(IdentityRemovalPass(), "keeps"))
     return (
         # First: what follows finds values again by name.
@@ -111,13 +112,13 @@ def _ordered_passes(options: NormalizeOptions) -> tuple[DeclaredPass, ...]:
         # Before folding, which computes casts of constants.
         DeclaredPass(BFloat16WideningPass(), "creates"),
         *(folding if options.fold_constants else ()),
-        # After folding, which leaves what it computed as Constant nodes, and no-ops as identities.
+        # After folding, which leaves computed values as Constant nodes, and no-ops as identities.
         DeclaredPass(common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0), "keeps"),
         DeclaredPass(IdentityRemovalPass(), "keeps"),
         *(simplification if options.fold_constants else ()),
         DeclaredPass(GeluOrderingPass(), "keeps"),
         DeclaredPass(ScaleOrderPass(), "keeps"),
-        # Where nothing stands between a padding and its reader any more.
+        # After all operators between a padding and its reader are removed.
         DeclaredPass(PaddingSeparationPass(), "keeps"),
         # After all that takes uses away.
         DeclaredPass(common.RemoveUnusedNodesPass(), "keeps"),
@@ -145,14 +146,16 @@ def _shape_notes(model: ir.Model) -> tuple[str, ...]:
 
 
 _INPUT_LIMIT_ELEMENTS = 8192
-"""Largest operand that is read. onnxscript's default: larger than any shape, index list or bias, smaller than the
-weight matrices of real models, so that no weights are read."""
+"""Maximum size of an operand that is read. onnxscript's default: larger than any shape, index list or bias, smaller
+than the weight matrices of real models, so that no weights are read.
+"""
 OUTPUT_LIMIT_ELEMENTS = 16_384
-"""Largest result that is stored. Chosen: an attention mask at sequence length 128 (128 KiB of int64 at most). A mask of
-length 512 would add 2 MiB to the file, and ONNX Runtime computes it once when it loads the graph."""
+"""Maximum size of a stored result. Chosen: an attention mask at sequence length 128 (128 KiB of int64 at most). A mask
+of length 512 would add 2 MiB to the file, and ONNX Runtime computes it once when it loads the graph.
+"""
 
 _REWRITTEN = ("CastLike", "ConcatFromSequence", "Dropout", "SplitToSequence")
-"""Specified: operators that onnxscript's folding replaces by other operators, whatever opset the model imports."""
+"""Specified: operators that onnxscript's folding replaces by other operators, regardless of the model's opset."""
 _SPLIT_INTO_EQUAL_PARTS = 18
 _SIZES_AS_INPUTS = 13
 _CONSTANT_INTEGERS = 12
@@ -162,12 +165,13 @@ _CONSTANT_ATTRIBUTES = {"Split": "split", "Squeeze": "axes", "Unsqueeze": "axes"
 """Specified: operator → attribute with the values that are its second input from opset 13 on."""
 
 _UNRELIABLE = frozenset({"GatherElements"})
-"""Operators whose reference implementation is wrong. Measured with onnx 1.23.2: GatherElements chooses among at most 64
-rows, and its fallback returns another shape."""
+"""Operators with a wrong reference implementation. Measured with onnx 1.23.2: GatherElements chooses among at most 64
+rows, and its fallback returns another shape.
+"""
 
 
 class ConstantFoldingPass(ir.passes.InPlacePass):
-    """Compute what depends on constants only, with onnxscript's folding. Works in place.
+    """Compute values that depend on constants only, with onnxscript's folding. Works in place.
 
     Before / After::
 
@@ -178,12 +182,12 @@ class ConstantFoldingPass(ir.passes.InPlacePass):
     Must not fire when:
         1. an operand has more than ``INPUT_LIMIT_ELEMENTS``: it is a weight, and weights are not read;
         2. the result has more than ``OUTPUT_LIMIT_ELEMENTS``: the file would grow;
-        3. it transposes a weight that something else uses too: the file would hold it twice;
+        3. it transposes a weight with other readers: the file would hold it twice;
         4. the operator is random, or quantizes, so that its node is intended (checked by onnxscript);
         5. the reference implementation of the operator is unreliable (``UNRELIABLE``).
 
-    Tags: merges. A node that makes the value of another gets its tag, as does one that reads what a removed node read.
-    Further new nodes get the tag of the node they feed.
+    Tags: merges. A node that produces the value of a removed node gets the removed node's tag, as does a node that
+    reads a removed node's input. Further new nodes get the tag of the node they feed.
 
     Why it is safe: values are computed by ONNX's reference implementation from operands that cannot change at run time.
     """
@@ -222,7 +226,7 @@ def _without_folding_warnings() -> Iterator[None]:
 
 
 def _should_fold(node: ir.Node) -> bool | None:
-    """Return False for cases 2, 3 and 5, True for a small ConstantOfShape, None to let onnxscript decide."""
+    """Return False for cases 2, 3 and 5, True for a small ConstantOfShape, None if onnxscript decides."""
     shape = node.outputs[0].shape
     size = math.prod(shape.numpy()) if shape is not None and shape.is_static() else None
     # Checked before it is computed: an Expand to gigabytes is not tried.
@@ -232,17 +236,16 @@ def _should_fold(node: ir.Node) -> bool | None:
         return False
     if node.op_type == "Transpose" and any(value is not None and len(value.uses()) > 1 for value in node.inputs):
         return False
-    # onnxscript never folds it because of its size, and then cannot fold the shapes computed from it either.
+    # onnxscript skips it because of its size, and then cannot fold the shapes computed from it.
     if node.op_type == "ConstantOfShape" and size is not None:
         return True
     return None
 
 
 def _write_in_opset(model: ir.Model) -> None:
-    """Give nodes that onnxscript wrote for opset 18 the form of the model's opset, in place.
-
-    onnxscript writes sequences as ``Split``, ``Squeeze`` and ``Unsqueeze`` of opset 18, whatever the model imports.
-    Sizes and axes that are computed have no form before opset 13: such a node stays as it is.
+    """Convert nodes that onnxscript wrote for opset 18 to the model's opset, in place. onnxscript writes sequences as
+    ``Split``, ``Squeeze`` and ``Unsqueeze`` of opset 18, regardless of the model's opset. Computed sizes and axes
+    are not supported before opset 13: such a node is unchanged.
     """
     opset = model.opset_imports.get("", 18)
     for node in all_nodes(model) if opset < _SPLIT_INTO_EQUAL_PARTS else ():
@@ -276,7 +279,7 @@ def _readers_of_values(model: ir.Model) -> dict[ir.Value, list[ir.Node]]:
 def _tag_new_nodes(
     model: ir.Model, makers: Mapping[str, ir.Node], readers: Mapping[ir.Value, Sequence[ir.Node]]
 ) -> None:
-    """Give new nodes the metadata and the name prefix of the node they replace, in place.
+    """Copy metadata and name prefix of replaced nodes to the new nodes, in place.
 
     Args:
         model: The graph after folding.

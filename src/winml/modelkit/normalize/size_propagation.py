@@ -1,7 +1,7 @@
-"""Which size has each axis, and which numbers are in each small tensor that holds sizes?
+"""Propagation of axis sizes, and of the numbers in small tensors that hold sizes.
 
-Goes through a graph once, from its inputs on. What an operator is not known to do is taken from the shapes that onnx
-inferred; what is unknown there, too, is a size of its own, equal to no other.
+Goes through a graph once, from its inputs on. For operators without a rule, the shapes inferred by onnx are used; a
+size unknown to onnx too is a separate size, equal to no other.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import onnx_ir as ir
 from winml.modelkit.onnx.operators import is_operator, producer_of
 
 _Monomial = tuple[str, ...]
-"""Names that are multiplied, in order; a name stands as often as its power."""
+"""Multiplied names, in order; a name is repeated as often as its power."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """A polynomial with whole coefficients, such as ``batch·heads`` or ``past + sequence``.
+    """A polynomial with integer coefficients, such as ``batch·heads`` or ``past + sequence``.
 
-    Two sizes that are equal for every value of the names are equal here, for there is one way to write each.
+    The representation is unique: sizes that are equal for every value of the names compare equal.
     """
 
     terms: tuple[tuple[_Monomial, int], ...]
@@ -33,21 +33,21 @@ class Size:
 
     @property
     def number(self) -> int | None:
-        """The number it is; None where a name is in it."""
+        """The value of a constant size; None if it contains a name."""
         if not self.terms:
             return 0
         return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
 
     @property
     def name(self) -> str | None:
-        """The one name it is; None for anything else."""
+        """The name of a size that is a single name; None for any other size."""
         if len(self.terms) == 1 and len(self.terms[0][0]) == 1 and self.terms[0][1] == 1:
             return self.terms[0][0][0]
         return None
 
     @property
     def is_natural(self) -> bool:
-        """Whether it is at least zero for all sizes of the names; False also where that is not known."""
+        """True if the size is known to be at least zero for all values of the names."""
         return all(coefficient > 0 for _, coefficient in self.terms)
 
     def __add__(self, other: Size) -> Size:
@@ -62,12 +62,12 @@ class Size:
         )
 
     def divided_by(self, other: Size) -> Size | None:
-        """Return the quotient where nothing remains, or None."""
+        """Return the exact quotient, or None if there is a remainder."""
         if not other.terms:
             return None
         lead, coefficient = other.terms[-1]
         rest, quotient = self, ZERO
-        # Each round takes away the last term, and adds none behind it.
+        # Each iteration removes the last term, and adds none after it.
         while rest.terms:
             names, number = rest.terms[-1]
             left = _without(names, lead)
@@ -134,7 +134,7 @@ _PartialShape = tuple["Size | None", ...]
 _MOST_ELEMENTS = 16
 """Chosen: no tensor of sizes has more elements."""
 _LARGEST_END = 2**31 - 1
-"""Chosen: exporters write an end that large where a slice has none; no axis of a model is as long."""
+"""Chosen: exporters write an end this large for a slice without an end; no axis of a model is as long."""
 
 
 class UnknownSizeError(Exception):
@@ -143,14 +143,14 @@ class UnknownSizeError(Exception):
 
 @dataclass
 class KnownSizes:
-    """What is known of the values of a graph."""
+    """Known sizes of the values of a graph."""
 
     names: frozenset[str] = frozenset()
     """Names of the dynamic dimensions of the inputs."""
     shapes: dict[ir.Value, Shape] = field(default_factory=dict)
     """Value → size of each axis."""
     contents: dict[ir.Value, tuple[Size, ...]] = field(default_factory=dict)
-    """Small tensor of whole numbers of no axis or one → its elements; of a scalar the one."""
+    """Small integer tensor of rank 0 or 1 → its elements."""
     cut: dict[str, Size] = field(default_factory=dict)
     """Name of the size of a table that was cut to a dynamic size, which may be less → that size."""
 
@@ -179,7 +179,7 @@ class KnownSizes:
         return [_known(size.number) for size in self.content(value)]
 
     def find_scalar(self, value: ir.Value | None) -> Size | None:
-        """Return the element of a tensor that has one, or None."""
+        """Return the element of a tensor with one element, or None."""
         content = self.find_content(value)
         return content[0] if content is not None and len(content) == 1 else None
 
@@ -191,14 +191,14 @@ def _known(found: _T | None) -> _T:
 
 
 def learn_sizes(graph: ir.Graph) -> KnownSizes:
-    """Return what is known of the values of a graph. The graph stays as it is."""
+    """Collect the known sizes of the values of a graph; the graph is not changed."""
     dimensions = [size for value in graph.inputs for size in value.shape or () if isinstance(size, ir.SymbolicDim)]
     known = KnownSizes(frozenset(size.value for size in dimensions if size.value is not None))
     for value in (*graph.inputs, *graph.initializers.values()):
         _take_stated(known, value)
     for node in graph:
         for read in node.inputs:
-            # Of a graph around this one, or an initializer that is none of the graph's.
+            # A value of an enclosing graph, or an initializer outside the graph's list.
             if read is not None and read not in known.shapes:
                 _take_stated(known, read)
         _learn(known, node)
@@ -206,10 +206,10 @@ def learn_sizes(graph: ir.Graph) -> KnownSizes:
 
 
 def table_limits(graph: ir.Graph) -> dict[str, int]:
-    """Return dynamic dimension → rows of the shortest table that is read up to its size.
+    """Return dynamic dimension → rows of the shortest table that is indexed by its size.
 
-    A table is a constant that is cut to the size (``positions[:length]``), or that has a row for each element of a
-    ``Range`` up to it (``nn.Embedding(64, 8)(torch.arange(length))``). Tables of one row are broadcast.
+    A table is a constant that is sliced to the size (``positions[:length]``), or that has a row for each element of a
+    ``Range`` up to the size (``nn.Embedding(64, 8)(torch.arange(length))``). Tables of one row are broadcast.
     """
     known, limits = learn_sizes(graph), dict[str, int]()
     for node in graph:
@@ -220,7 +220,7 @@ def table_limits(graph: ir.Graph) -> dict[str, int]:
 
 
 def _table_reads(known: KnownSizes, node: ir.Node) -> Iterator[tuple[Size, Size]]:
-    """Yield the end of each read of a table from its first row, and the rows of the table."""
+    """Yield the end of each read of a table from its first row, and the number of rows of the table."""
     shape = known.find_shape(node.inputs[0]) if node.inputs else None
     if not shape:
         return
@@ -246,11 +246,11 @@ def broadcast(known: KnownSizes, shapes: Sequence[Shape]) -> tuple[Size | None, 
 
 def _joint(known: KnownSizes, sizes: tuple[Size, ...]) -> Size | None:
     wide = {size for size in sizes if size != ONE}
-    # Beside the size it was cut to, a table is as long, or has one row: with fewer rows the graph does not run.
+    # A table is as long as the size it was sliced to, or has one row: with fewer rows the graph does not run.
     wide -= {size for size in wide if size.name in known.cut and known.cut[size.name or ""] in wide}
     if len(wide) < 2:
         return next(iter(wide), ONE)
-    # A dynamic size beside a number above one is either that number or one.
+    # A dynamic size broadcast with a number above one equals that number or one.
     numbers = {size for size in wide if size.number is not None}
     return numbers.pop() if len(numbers) == 1 else None
 
@@ -286,7 +286,7 @@ def _learn(known: KnownSizes, node: ir.Node) -> None:
             _take(known, value, part)
     content = _apply(_CONTENTS.get(node.op_type), known, node)
     created = known.find_shape(output)
-    # Elements are told without axes: of more than one, two tensors of the same elements may differ.
+    # Contents have no axes: for more than one element, two tensors of equal elements may differ in shape.
     if content is not None and created is not None and len(created) < 2 and product(created).number == len(content):
         known.contents[output] = content
 
@@ -299,7 +299,7 @@ def _apply(rule: Callable[[KnownSizes, ir.Node], _T | None] | None, known: Known
 
 
 def _take(known: KnownSizes, value: ir.Value, shape: _PartialShape) -> None:
-    """Learn a shape that follows from the graph, beside the one that is stated."""
+    """Record a shape that follows from the graph, combined with the stated shape."""
     stated = known.shapes.get(value)
     if stated is None or len(stated) == len(shape):
         known.shapes[value] = tuple(
@@ -309,9 +309,9 @@ def _take(known: KnownSizes, value: ir.Value, shape: _PartialShape) -> None:
 
 
 def _better(known: KnownSizes, size: Size | None, stated: Size) -> Size:
-    """Return the size that says more: what follows from the graph, or what is stated.
+    """Return the more precise of the propagated and the stated size.
 
-    A file may state what was true before its inputs were opened.
+    A file may state sizes that were true before its inputs became dynamic.
     """
     if size is None:
         return stated
@@ -329,7 +329,7 @@ def _constant_content(value: ir.Value) -> tuple[Size, ...] | None:
 
 
 _ShapeRule = Callable[[KnownSizes, ir.Node], "_PartialShape | None"]
-"""Returns the shape of the first output of a node, with None for an axis of unknown size; None if it is unknown."""
+"""Returns the shape of the first output of a node (None for an unknown axis); None if the shape is unknown."""
 
 
 def _of_all(known: KnownSizes, node: ir.Node) -> _PartialShape:
@@ -380,7 +380,7 @@ def _of_concat(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
     if not all(shapes):
         return None
     axis = node.attributes.get_int("axis", 0) % len(shapes[0])
-    # Along the other axes they are equal; a number says most.
+    # The other axes are equal; a number is most precise.
     joint = [
         next((shape[place] for shape in shapes if shape[place].number is not None), size)
         for place, size in enumerate(shapes[0])
@@ -448,7 +448,7 @@ def _of_slice(known: KnownSizes, node: ir.Node) -> _PartialShape:
 
 
 def _sliced(size: Size, start: Size, end: Size, step: int) -> Size | None:
-    """Return how much a slice takes, or None."""
+    """Return the size of a slice, or None if unknown."""
     if step != 1:
         return None
     if size.number is not None and start.number is not None and end.number is not None:
@@ -457,7 +457,7 @@ def _sliced(size: Size, start: Size, end: Size, step: int) -> Size | None:
 
 
 def takes_all(size: Size, end: Size) -> bool:
-    """Say whether a slice that ends there takes an axis of this size to its end."""
+    """Return True if a slice with this end extends to the end of an axis of this size."""
     return end == size or (end.number is not None and end.number >= _LARGEST_END)
 
 
@@ -471,10 +471,10 @@ def is_whole_slice(known: KnownSizes, node: ir.Node) -> bool:
 
 
 def _slice_ranges(known: KnownSizes, node: ir.Node) -> dict[int, tuple[Size, Size, int]]:
-    """Return start, end and step of a slice for each axis it says something of.
+    """Return axis → start, end and step of a slice.
 
     Raises:
-        UnknownSizeError: the rank, or one of them, is unknown.
+        UnknownSizeError: the rank or a range is unknown.
     """
     shape = known.shape(node.inputs[0])
     if len(node.inputs) < 3:
@@ -574,12 +574,12 @@ _SHAPES: Mapping[str, _ShapeRule] = {
     "Flatten": _of_flatten,
     "ConstantOfShape": _of_content,
 }
-"""Operator → rule for the shape of its first output; the others have what onnx inferred."""
+"""Operator → rule for the shape of its first output; other operators use the shape inferred by onnx."""
 
 
 _Content = tuple[Size, ...]
 _ContentRule = Callable[[KnownSizes, ir.Node], "_Content | None"]
-"""Returns the elements of the first output of a node; None if they are unknown."""
+"""Returns the elements of the first output of a node; None if unknown."""
 
 
 def _content_of_shape(known: KnownSizes, node: ir.Node) -> _Content:
@@ -592,7 +592,7 @@ def _content_of_first(known: KnownSizes, node: ir.Node) -> _Content:
 
 
 def casts_to_sizes(node: ir.Node) -> bool:
-    """Return True if a Cast keeps whole numbers as they are."""
+    """Return True if a Cast preserves integers."""
     return node.attributes.get_int("to", 0) in (int(ir.DataType.INT64), int(ir.DataType.INT32))
 
 
@@ -633,7 +633,7 @@ def _elementwise(known: KnownSizes, node: ir.Node, compute: Callable[[Size, Size
 
 
 def _content_of_choice(known: KnownSizes, node: ir.Node) -> _Content | None:
-    """Return what Where(Equal(sizes, constants), then, otherwise) chooses, as Expand with -1 is exported."""
+    """Return the elements of Where(Equal(sizes, constants), then, otherwise), as exported for Expand with -1."""
     condition, then, otherwise = node.inputs
     equal = producer_of(condition, "Equal")
     if equal is None:
@@ -651,7 +651,7 @@ def _content_of_choice(known: KnownSizes, node: ir.Node) -> _Content | None:
 
 
 def _is_never_zero(size: Size) -> bool:
-    """Say whether a size is known to be other than zero; names stand for zero or more."""
+    """Return True if a size is known to be nonzero; names are zero or more."""
     return (size - ONE).is_natural or (constant(-1) - size).is_natural
 
 

@@ -1,4 +1,4 @@
-"""Removes what a graph with dynamic dimensions computes about its sizes although it is known."""
+"""Removal of size computations whose results are known, in graphs with dynamic dimensions."""
 
 from __future__ import annotations
 
@@ -53,25 +53,29 @@ class _Grid:
 
 @dataclass
 class Grids:
-    """What is known of grids."""
+    """Known index grids of a graph."""
 
     known: KnownSizes
     grids: dict[ir.Value, _Grid] = field(default_factory=dict)
 
     def learn(self, node: ir.Node) -> None:
-        """Learn what a node of one output makes; those before it come first."""
+        """Record the grid made by a node of one output; its predecessors come first."""
         output = node.outputs[0]
         try:
             grid, shape = self._computed_grid(node), self.known.shape(output)
         except UnknownSizeError:
             return
         if grid is not None:
-            # Along an axis of one element there is nothing to count.
+            # An axis of one element has no step.
             steps = tuple((axis, step) for axis, step in grid.steps if shape[axis] != ONE)
             self.grids[output] = _Grid(steps, grid.start)
 
     def grid(self, value: ir.Value | None) -> _Grid:
-        """Return the grid a value is; raises UnknownSizeError if it is none."""
+        """Return the grid of a value.
+
+        Raises:
+            UnknownSizeError: the value is no known grid.
+        """
         grid = None if value is None else self.grids.get(value)
         if grid is None:
             scalar = self.known.find_scalar(value)
@@ -81,7 +85,7 @@ class Grids:
         return grid
 
     def is_always_true(self, node: ir.Node) -> bool:
-        """Say whether a comparison of two grids is true everywhere."""
+        """Return True if a comparison of two grids is true everywhere."""
         if not is_operator(node, *_COMPARISONS):
             return False
         try:
@@ -115,7 +119,7 @@ class Grids:
         return self.grid(node.inputs[0]) if is_same else None
 
     def _moved(self, node: ir.Node, grid: _Grid) -> _Grid | None:
-        """Return the grid after its axes have moved; None where they are not followed."""
+        """Return the grid after a change of its axes; None if the axes cannot be followed."""
         before, after = self.known.shape(node.inputs[0]), self.known.shape(node.outputs[0])
         if node.op_type == "Transpose":
             order = node.attributes.get_ints("perm", range(len(before) - 1, -1, -1))
@@ -129,12 +133,12 @@ class Grids:
 
 
 def _counts_through(indices: Sequence[_Grid], shape: Shape, sizes: Shape) -> bool:
-    """Say whether indices of each axis of a tensor name all its elements in order.
+    """Return True if the indices of a tensor enumerate all its elements in order.
 
     Args:
-        indices: For each axis of the tensor that is indexed, the grid of its indices.
-        shape: Of the indices, which is the same for each.
-        sizes: Of the axes that are indexed.
+        indices: For each indexed axis of the tensor, the grid of its indices.
+        shape: Shape of the indices, equal for each axis.
+        sizes: Sizes of the indexed axes.
     """
     axes = []
     for grid, size in zip(indices, sizes, strict=True):
@@ -151,7 +155,7 @@ def _counts_through(indices: Sequence[_Grid], shape: Shape, sizes: Shape) -> boo
 
 
 def _counts_flat(grid: _Grid, shape: Shape, size: Size) -> bool:
-    """Say whether a grid of this shape is 0, 1, 2, … up to a size, in the order of its elements."""
+    """Return True if a grid of this shape enumerates 0, 1, 2, … up to a size, in element order."""
     count = ONE
     steps = dict(grid.steps)
     for axis in range(-1, -len(shape) - 1, -1):
@@ -173,20 +177,20 @@ _COMPUTED = {
     "Or": np.logical_or, "Not": np.logical_not, "Less": np.less, "LessOrEqual": np.less_equal,
     "Greater": np.greater, "GreaterOrEqual": np.greater_equal, "Equal": np.equal,
 }  # fmt: skip
-"""Operator → what it does to each element."""
+"""Operator → function applied to each element."""
 
 
 @dataclass
 class _Uniforms:
-    """What is known of tensors that hold one number everywhere."""
+    """Known tensors that hold one number everywhere."""
 
     known: KnownSizes
     grids: Grids
     numbers: dict[ir.Value, Any] = field(default_factory=dict)
-    """Value → its number; None where a constant was found to hold several."""
+    """Value → its number; None for a constant that holds several numbers."""
 
     def learn(self, node: ir.Node) -> None:
-        """Learn what a node of one output makes; those before it come first."""
+        """Record the number made by a node of one output; its predecessors come first."""
         try:
             number = self._constant_number(node)
         except UnknownSizeError:
@@ -221,7 +225,7 @@ class _Uniforms:
 
 
 def _number_of(tensor: ir.TensorProtocol) -> Any:
-    # Parameters are left alone, such as a bias of zeros: they are fractions, and several.
+    # Parameters, such as a bias of zeros, are excluded: they are fractions with several elements.
     is_read = tensor.dtype in _READ or (tensor.dtype in _READ_ALONE and tensor.size == 1)
     if not is_read or not 0 < tensor.size <= _MOST_READ:
         return None
@@ -241,7 +245,7 @@ _PLAIN_ATTRIBUTES = (
 
 
 class SizeSimplificationPass(ir.passes.InPlacePass):
-    """Compute sizes once, and shapes that are known not at all. Works in place.
+    """Compute each size once, and known shapes not at all. Works in place.
 
     Before / After::
 
@@ -255,10 +259,10 @@ class SizeSimplificationPass(ir.passes.InPlacePass):
         1. two sizes are equal for the traced sizes only: they are compared as polynomials of the names of the inputs'
            dimensions;
         2. a shape would need ``-1`` where an axis may be empty, as that of a cache is before the first token;
-        3. the value is in a subgraph: its sizes may be those of one round of a loop;
+        3. the value is in a subgraph: its sizes may apply to one iteration of a loop;
         4. the value is an output of the graph.
 
-    Tags: keeps. Nodes go, or read something else; none is new.
+    Tags: keeps. Nodes are removed or get other inputs; no node is new.
 
     Why it is safe: every value keeps its elements and its shape for all sizes of the inputs that the graph runs with.
     """
@@ -286,7 +290,7 @@ class SizeSimplificationPass(ir.passes.InPlacePass):
 
 @dataclass
 class _Simplification:
-    """A graph, what is known of it, and what was met so far."""
+    """A graph with its known sizes, and the values met so far."""
 
     graph: ir.Graph
     known: KnownSizes
@@ -294,7 +298,7 @@ class _Simplification:
     contents: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
     """Type, shape and elements of a tensor of sizes → the first that has them."""
     made: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
-    """Operator, inputs and attributes → what the first node of them makes."""
+    """Operator, inputs and attributes → output of the first such node."""
     constants: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -312,7 +316,7 @@ class _Simplification:
         return self.constants[key]
 
     def identity_of(self, value: ir.Value | None) -> object:
-        """Return what is equal for values that are the same: small constants by what is in them."""
+        """Return a key that is equal for equal values: small constants are compared by content."""
         if value is None or value.const_value is None:
             return value
         content = self.known.find_content(value)
@@ -323,18 +327,18 @@ class _Simplification:
         return self.known.shape(value) == self.known.shape(node.outputs[0])
 
     def pass_on(self, node: ir.Node, value: ir.Value) -> bool:
-        """Make a node hand on a value as it is."""
+        """Turn a node into an Identity of a value."""
         _become(node, "Identity", [value])
         return True
 
     def reshape(self, node: ir.Node, source: ir.Value, target: Shape, open_places: Sequence[int] = ()) -> bool:
-        """Make a node a reshape of a value, or of what that is a reshape of, by a constant shape, where there is one.
+        """Turn a node into a constant Reshape of a value, or of the source of its reshapes, if possible.
 
         Args:
-            node: The node; it makes a value of the shape ``target``.
-            source: Has the elements of that value, in the order.
+            node: The node; its output has the shape ``target``.
+            source: Value with the same elements in the same order.
             target: The shape.
-            open_places: Axes that the graph already leaves to the operator to find out.
+            open_places: Axes that the graph already leaves to the operator (``-1``).
         """
         sources = _before_reshapes(source)
         shapes = {value: shape for value in sources if (shape := self.known.find_shape(value)) is not None}
@@ -356,7 +360,7 @@ class _Simplification:
         return False
 
     def _target_numbers(self, shape: Shape, target: Shape, open_places: Sequence[int]) -> list[int] | None:
-        """Return a constant shape for a reshape, or None where there is none."""
+        """Return a constant shape for a reshape, or None if there is none."""
         numbers: list[int] = []
         copied: list[Size] = []
         for axis, size in enumerate(target):
@@ -374,7 +378,7 @@ class _Simplification:
 
 
 def _become(node: ir.Node, operator: str, inputs: Sequence[ir.Value]) -> None:
-    """Make a node another operator of ONNX itself on these inputs, in place; its attributes go."""
+    """Turn a node into another operator of the ONNX domain with these inputs, in place; its attributes are removed."""
     node.op_type = operator
     node.attributes.clear()
     node.resize_inputs(len(inputs))
@@ -383,7 +387,7 @@ def _become(node: ir.Node, operator: str, inputs: Sequence[ir.Value]) -> None:
 
 
 def _before_reshapes(value: ir.Value) -> list[ir.Value]:
-    """Return a value and those it is a reshape of, itself first."""
+    """Return a value and the sources of its reshapes, the value first."""
     values = [value]
     while (node := values[-1].producer()) is not None and is_operator(node, *_RESHAPES) and node.inputs[0] is not None:
         values.append(node.inputs[0])
@@ -391,16 +395,16 @@ def _before_reshapes(value: ir.Value) -> list[ir.Value]:
 
 
 def _names_in(size: Size) -> frozenset[str]:
-    """Return the names that make a size zero where one of them is."""
-    # A sum is empty only where all of it is.
+    """Return the names for which a size is zero if the named dimension is zero."""
+    # A sum is zero only if all its terms are.
     parts = [frozenset(names) for names, _ in size.terms]
     return frozenset.intersection(*parts) if parts else frozenset()
 
 
 def _possibly_empty(graph: ir.Graph, known: KnownSizes) -> frozenset[str]:
-    """Return the names of axes that may be empty: those of caches, which begin without a token.
+    """Return the names of axes that may be empty: axes of caches, which start without a token.
 
-    They are joined along that axis, or go into an operator that is not ONNX's own and joins them inside.
+    Caches are concatenated along that axis, or enter an operator of another domain that concatenates them.
     """
     names: frozenset[str] = frozenset()
     inputs = set(graph.inputs)
@@ -417,7 +421,7 @@ def _possibly_empty(graph: ir.Graph, known: KnownSizes) -> frozenset[str]:
 
 
 def _is_free(node: ir.Node) -> bool:
-    """Say whether what a node makes is read, by nodes only."""
+    """Return True if a node has one output that is read by nodes only."""
     return len(node.outputs) == 1 and bool(node.outputs[0].uses()) and not node.outputs[0].is_graph_output()
 
 
@@ -435,7 +439,7 @@ def _replace_known_content(work: _Simplification, node: ir.Node) -> bool:
 
 
 def _replace_repetition(work: _Simplification, node: ir.Node) -> bool:
-    """Let the readers of a tensor that counts read the first that is made in the same way."""
+    """Redirect the readers of a counting tensor to the first tensor with the same computation."""
     if len(node.outputs) != 1 or node.outputs[0].dtype not in _COUNTING_TYPES or not _is_free(node):
         return False
     if node.domain or node.op_type in RANDOM_OPERATORS:
@@ -461,7 +465,7 @@ def _simplify_reshape(work: _Simplification, node: ir.Node, source: ir.Value) ->
 
 
 def _simplify_unsqueeze(work: _Simplification, node: ir.Node, source: ir.Value) -> bool:
-    """Join an Unsqueeze with the one before it."""
+    """Merge an Unsqueeze with a preceding Unsqueeze."""
     inner = producer_of(source, "Unsqueeze")
     if inner is None or len(node.inputs) < 2 or len(inner.inputs) < 2 or inner.inputs[0] is None:
         return False
@@ -501,7 +505,7 @@ def _remove_addition_of_nothing(work: _Simplification, node: ir.Node, _source: i
 
 
 def _simplify_where(work: _Simplification, node: ir.Node, source: ir.Value) -> bool:
-    """Take the side that a condition chooses everywhere."""
+    """Replace a Where by the branch that its uniform condition selects."""
     condition = work.uniforms.number(source)
     chosen = None if condition is None else node.inputs[1 if condition else 2]
     return chosen is not None and work.has_shape_of(chosen, node) and work.pass_on(node, chosen)
@@ -516,7 +520,7 @@ def _simplify_and(work: _Simplification, node: ir.Node, _source: ir.Value) -> bo
         return False
     if work.known.find_shape(retained) == shape:
         return work.pass_on(node, retained)
-    # What follows brings it to its shape in any case.
+    # The next node broadcasts the value to its shape in any case.
     readers = list(node.outputs[0].consumers())
     if not _is_free(node) or not all(is_operator(reader, "Expand") for reader in readers):
         return False
@@ -527,14 +531,14 @@ def _simplify_and(work: _Simplification, node: ir.Node, _source: ir.Value) -> bo
 
 
 def _covers(target: Shape | None, shape: Shape) -> bool:
-    """Say whether an Expand to a shape needs nothing of the sizes of what it takes."""
+    """Return True if an Expand to a shape depends on no size of its input."""
     if target is None or len(target) < len(shape):
         return False
     return all(size in (ONE, requested) for size, requested in zip(shape[::-1], target[::-1], strict=False))
 
 
 def _simplify_gather(work: _Simplification, node: ir.Node, source: ir.Value) -> bool:
-    """Make a Gather of all elements in order a reshape."""
+    """Turn a Gather of all elements in order into a reshape."""
     data, indices = work.known.shape(source), work.known.shape(node.inputs[1])
     grid, target = work.grids.grid(node.inputs[1]), work.known.shape(node.outputs[0])
     if node.attributes.get_int("axis", 0) != 0 or not data or not indices or not grid.steps:
@@ -543,7 +547,7 @@ def _simplify_gather(work: _Simplification, node: ir.Node, source: ir.Value) -> 
 
 
 def _simplify_gather_nd(work: _Simplification, node: ir.Node, source: ir.Value) -> bool:
-    """Make a GatherND of all elements in order a reshape."""
+    """Turn a GatherND of all elements in order into a reshape."""
     joined = producer_of(node.inputs[1], "Concat")
     data, indices = work.known.shape(source), work.known.shape(node.inputs[1])
     target = work.known.shape(node.outputs[0])
@@ -559,7 +563,7 @@ def _simplify_gather_nd(work: _Simplification, node: ir.Node, source: ir.Value) 
 
 
 def _join_transposition(work: _Simplification, outer: ir.Node, source: ir.Value) -> bool:
-    """Make of a transposition of the last two axes between two reshapes of those before them one Transpose."""
+    """Merge Reshape, Transpose of the last two axes and Reshape into one Transpose."""
     middle = producer_of(source, "Transpose")
     inner = producer_of(middle.inputs[0], "Reshape") if middle is not None else None
     if middle is None or inner is None or inner.inputs[0] is None:
@@ -589,11 +593,13 @@ _RULES: tuple[tuple[str, Callable[[_Simplification, ir.Node, ir.Value], bool]], 
     ("Reshape", _join_transposition),
     ("Reshape", _simplify_reshape),
 )
-"""Operator → rule for its nodes, in order. A rule takes a node and its first input; True: it changed the graph."""
+"""Operator → rule for its nodes, in order. A rule takes a node and its first input; it returns True if it changed the
+graph.
+"""
 
 
 def _state_shapes(graph: ir.Graph, known: KnownSizes) -> bool:
-    """Write the sizes that are known by the names of the inputs' dimensions to the values; say whether one is new."""
+    """Write the sizes known by names of input dimensions to the values; return True if a size is new."""
     changed = False
     for node in graph:
         for value in node.outputs:

@@ -1,7 +1,7 @@
-"""Fuses the operators of an attention into one MultiHeadAttention.
+"""Fusion of the operators of an attention into one MultiHeadAttention.
 
 Matches the graph that torch's exporters write for ``scaled_dot_product_attention`` in transformers' layout. ONNX
-Runtime's and onnxscript's own attention fusions match older forms and find none of these (measured with ONNX Runtime
+Runtime's and onnxscript's own attention fusions match older patterns and find no match (measured with ONNX Runtime
 1.31 and onnxscript 0.7 on exports of ``bert``, ``vit`` and ``gpt2`` models).
 """
 
@@ -42,7 +42,7 @@ class _Attention:
     scale: float
     mask: ir.Value | None
     is_guarded: bool
-    """Whether rows that are NaN, since every position is masked, are set to zero."""
+    """True if rows that are NaN, since every position is masked, are set to zero."""
     join: graph_matching.HeadJoin
     """Rows are set to zero by a condition of shape [batch, 1, sequence, 1]."""
 
@@ -63,10 +63,10 @@ class AttentionFusionPass(GraphPass):
            of heads;
         3. the mask's last two dimensions are not known to equal those of the scores: the operator does not broadcast
            them;
-        4. which rows are set to zero behind the product differs by head;
+        4. the rows set to zero after the product differ by head;
         5. values are not float32: ONNX Runtime's CPU provider has no other kernel.
 
-    Tags: creates. The pipeline carries them: the new node stands for all nodes it replaced.
+    Tags: creates. The pipeline transfers them: the new node replaces all fused nodes.
 
     Why it is safe: the operator computes the same product, softmax and product. The softmax of a fully masked row is
     NaN; the guard that sets such rows to zero moves behind the operator, where it finds the same rows. The result
@@ -79,7 +79,7 @@ class AttentionFusionPass(GraphPass):
         """Fuse every attention."""
         count = 0
         for node in [node for graph in model.graphs() for node in graph if is_operator(node, "Softmax")]:
-            # One by one: an attention may read the output of the one before it.
+            # One by one: an attention may read the output of the previous attention.
             match = _match_attention(node)
             if match is not None:
                 _replace_attention(match)
@@ -115,7 +115,7 @@ def _match_attention(softmax: ir.Node) -> _Attention | None:
 
 
 def _is_of_rows(condition: ir.Value | None) -> bool:
-    """Return True if a condition, if there is one, is the same for all heads and all of a row (case 4)."""
+    """Return True if an optional condition is equal for all heads and all elements of a row (case 4)."""
     shape = graph_matching.shape_of(condition, 4)
     return condition is None or (shape is not None and shape[1] == 1 and shape[3] == 1)
 
@@ -160,7 +160,7 @@ def _joins_all_heads(output: ir.Node, value: _Heads) -> bool:
 
 
 def _fits_scores(mask: ir.Value | None, scores: ir.Value) -> bool:
-    """Say whether the operator accepts the shape of the mask (case 3)."""
+    """Return True if the operator accepts the shape of the mask (case 3)."""
     mask_shape, scores_shape = graph_matching.shape_of(mask, 4), graph_matching.shape_of(scores, 4)
     if mask is None or mask_shape is None or scores_shape is None:
         return mask is None

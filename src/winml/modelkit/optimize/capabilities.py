@@ -1,6 +1,6 @@
-"""The registry of the optimizer's capabilities: every change it can make.
+"""Registry of the optimizer's capabilities: every change it can make.
 
-Command flags, config keys and the pipeline are all derived from it. Pure data; imports nothing heavy, so that
+Command flags, config keys and the pipeline are derived from the registry. Pure data; imports nothing heavy, so that
 ``--help`` and ``--list`` are fast.
 """
 
@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from winml.modelkit.registries import Registry
 
 Level = Literal["none", "basic", "extended", "full"]
-"""Default set of capabilities; each level includes those before it."""
+"""Default set of capabilities; each level includes the previous levels."""
 LEVELS: tuple[Level, ...] = get_args(Level)
 LEVEL_WORDS: Mapping[Level, str] = {
     "none": "only optimizations that are enabled by name",
@@ -21,10 +21,10 @@ LEVEL_WORDS: Mapping[Level, str] = {
     "extended": "also ONNX Runtime operators (com.microsoft) that the execution provider supports",
     "full": "also fused attention; the fastest level on CPU",
 }
-"""Level → what it does."""
+"""Level → description."""
 
 Engine = Literal["winml", "onnxruntime"]
-"""What makes the change: a pass of ours, in memory; or ONNX Runtime's offline optimizer, through a file."""
+"""Implementation of a change: a pass of winml, in memory; or ONNX Runtime's offline optimizer, through a file."""
 
 _ORT: Engine = "onnxruntime"
 # Specified: the execution providers ONNX Runtime enables its transformers for, by their short names.
@@ -41,33 +41,36 @@ class Capability:
 
     name: str
     words: str
-    """What it does, in one clause."""
+    """Description, in one clause."""
     level: Level | None
-    """First level at which it is on by default; None: only when it is enabled by name."""
+    """First level that enables it by default; None: only enabled by name."""
     engine: Engine
     transformers: tuple[str, ...] = ()
-    """ONNX Runtime's graph transformers and rewrite rules that do it with operators of ONNX itself."""
+    """ONNX Runtime's graph transformers and rewrite rules that implement it with operators of the ONNX domain."""
     since_opset: int = 0
-    """Version of ONNX's operators from which on ``transformers`` fire: they make an operator that came with it. 0: any.
-    Specified by ONNX."""
+    """Minimum opset for ``transformers``: they create an operator introduced in this version. 0: any.
+    Specified by ONNX.
+    """
     contrib_transformers: tuple[str, ...] = ()
-    """Those that make operators of ONNX Runtime; only from level ``extended`` on, or when enabled by name."""
+    """Transformers that create operators of ONNX Runtime; only from level ``extended`` on, or if enabled by name."""
     providers: tuple[str, ...] = ()
     """Short names of the execution providers that run the operators it creates; empty: any."""
     makes: tuple[str, ...] = ()
-    """Operators that only it creates; their number tells how often it fired."""
+    """Operators created only by this capability; their number gives how often it fired."""
     marks: tuple[str, ...] = ()
-    """Text it writes into the names of new nodes and weights, where operators do not tell how often it fired. Where
-    neither tells, as for capabilities that only remove nodes, that number is unknown."""
+    """Text in the names of new nodes and weights, if operators do not show how often it fired. Without either, as for
+    capabilities that only remove nodes, the number is unknown.
+    """
     config: tuple[tuple[str, str], ...] = ()
     """Entries of ONNX Runtime's session configuration it needs."""
     needs_layouts: bool = False
-    """Whether the result is fast only on processors like the one it was made on."""
+    """True if the result is fast only on processors like the optimizing processor."""
     implementation: str = ""
-    """Of the engine ``winml``: ``module:class`` of its :class:`~winml.modelkit.onnx.stage.GraphPass`, which is made
-    without arguments. Imported when it runs, so that listing capabilities imports no graph library."""
+    """For the engine ``winml``: ``module:class`` of its :class:`~winml.modelkit.onnx.stage.GraphPass`, created without
+    arguments. Imported when it runs, so that listing capabilities imports no graph library.
+    """
     sets: tuple[str, str] | None = None
-    """Of one without a pass of its own: a capability whose pass it changes, and the keyword that is then true."""
+    """For a capability without a separate pass: the capability whose pass it changes, and the keyword to set."""
 
     @property
     def flag(self) -> str:
@@ -227,7 +230,7 @@ _ENTRIES = (
         None, "winml", providers=_CPU, marks=("/mask/past_tokens",),
         sets=("group_query_attention_fusion", "counts_tokens"),
     ),
-    # Only when enabled by name. Products of three axes and additions become Gemm between two reshapes, and the graph is
+    # Only if enabled by name. Products of three axes and additions become Gemm between two reshapes, and the graph is
     # longer; ONNX Runtime does that by itself when it opens a file. OpenVINO drops the activation of a FusedGemm.
     Capability(
         "matmul_add_fusion", "fuse MatMul and the addition after it into Gemm", None, _ORT,
@@ -270,7 +273,7 @@ RESERVED = frozenset(
 
 
 def _problem_of(name: str, capability: Capability) -> str:
-    """Return why a capability of a plug-in cannot be used; empty where it can."""
+    """Return the problem of a capability of a plug-in; ``""`` if it is valid."""
     if capability.name != name:
         return f"it calls itself {capability.name}"
     if not name.isidentifier() or name != name.lower() or name in RESERVED or name.startswith(("_", "model_")):
@@ -288,7 +291,9 @@ CAPABILITIES: Registry[Capability] = Registry(
 DECODER_FUSIONS = (
     "simplified_layer_norm_fusion", "group_query_attention_fusion", "skip_simplified_layer_norm_fusion",
 )  # fmt: skip
-"""Capabilities that make of a decoder with a cache what runtimes of ONNX Runtime expect. None reads a weight."""
+"""Capabilities that convert a decoder with a cache to the operators expected by ONNX Runtime's runtimes. They read no
+weights.
+"""
 
 WHOLE_GRAPH = ("group_query_attention_fusion", "token_windows")
 """Capabilities that read inputs and outputs of the whole graph, so that they cannot be limited to modules."""
@@ -299,5 +304,6 @@ UNUSED_TRANSFORMERS = (
     "MatMulActivationFusion", "MatMulNBitsMlpFusion", "MatMulNBitsQkvFusion", "RocmBlasAltImpl",
     "SimplifiedLayerNormFusion", "SliceConcatToSpaceToDepthFusion", "SwiGluFusion",
 )  # fmt: skip
-"""Transformers of ONNX Runtime that no capability uses, so that they never run: they are for other providers or for
-training, or create operators that ``onnx.checker`` does not know (``SimplifiedLayerNormFusion``)."""
+"""Disabled transformers of ONNX Runtime, used by no capability: they are for other providers or for training, or create
+operators that ``onnx.checker`` does not know (``SimplifiedLayerNormFusion``).
+"""

@@ -1,7 +1,7 @@
-"""What does ``winml optimize`` do, from file to file? Optimizes a graph, or reports what each capability would do.
+"""Optimization from file to file: optimizes a graph, or reports the effect of each capability.
 
-Reading, plain form, comparison and writing are those of every verb that changes a graph (``graph_file``). Knows no
-PyTorch and imports none.
+Reading, normalization, comparison and writing are common to all commands that change a graph (``graph_file``). Imports
+no PyTorch.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from winml.modelkit.transform import graph_file
 from winml.modelkit.transform.module_functions import graph_modules, selected_nodes
 
 _LISTED_CAPABILITIES = 4
-"""Capabilities that a plan names one by one. Chosen: they fit on a line; ``--list`` shows all."""
+"""Maximum number of capabilities that a plan lists by name. Chosen: they fit on a line; ``--list`` shows all."""
 
 MAX_ROUNDS = 5
 """Chosen: two rounds settle every model tried, the second finding nothing."""
 
 AnalyzeRound = Callable[[records.OptimizationRound], Mapping[str, Any] | None]
-"""Called after each round; returns the flags of the next in place of those so far, or None to go on with the same."""
+"""Called after each round; returns the flags of the next round, or None to keep the same flags."""
 
 
 def optimization(options: OptimizeOptions, sizes: Mapping[str, int]) -> SingleOptimization:
-    """Return the work that options request.
+    """Create the optimization that options request.
 
     Args:
-        options: What is to be done.
+        options: Options of the optimization.
         sizes: Sizes of dynamic dimensions to compare at.
 
     Raises:
-        UsageError: they contradict one another, or name an opset nobody knows.
+        UsageError: the options contradict each other, or name an unknown opset.
     """
     refuse_unknown_opset(options.opset)
     options.refuse_whole_graph_options()
@@ -83,16 +83,17 @@ def run_optimize_analyze_loop(
         model: The file; it is not changed.
         output: The ``.onnx`` file to write.
         max_rounds: Maximum number of rounds, at least 1.
-        analyze: Called after each round; returns the flags of the next round (``{}``: none), or None to keep them.
+        analyze: Called after each round; returns the flags of the next round (``{}``: none), or None to keep the
+        current flags.
         overwrite: Replace an existing file.
         verify: Compare the result with ``model`` in ONNX Runtime.
         external_data: As for :func:`~winml.modelkit.optimize_onnx`.
         seed: Seed of the inputs that outputs are compared on.
         on_step: Called when a step starts and when it ends.
-        **flags: As for :func:`~winml.modelkit.optimize_onnx`; those of the first round.
+        **flags: As for :func:`~winml.modelkit.optimize_onnx`; the flags of the first round.
 
     Returns:
-        The record of the optimization, and that of every round; the file is written.
+        The record of the optimization and of every round; the file is written.
 
     Raises:
         UsageError: an unknown flag, an output that exists, or no round.
@@ -124,16 +125,16 @@ class _Optimization(graph_file.FileWork[OptimizeResult, records.OptimizedFile]):
     @property
     @abstractmethod
     def requested_options(self) -> Sequence[OptimizeOptions]:
-        """What was asked for so far, in order."""
+        """Options requested so far, in order."""
 
     @property
     def is_requested(self) -> bool:
-        """Whether anything was asked for so far."""
+        """True if any optimization was requested so far."""
         return not all(options.is_empty for options in self.requested_options)
 
     @property
     def folds_constants(self) -> bool:
-        """Whether nobody has switched it off; asked before the work, so by the options of the first round."""
+        """True unless constant folding is off; read before the work, so from the options of the first round."""
         return self.requested_options[0].folds_constants
 
     def enabled_names(self) -> tuple[str, ...]:
@@ -145,7 +146,7 @@ class _Optimization(graph_file.FileWork[OptimizeResult, records.OptimizedFile]):
         )
 
     def summary(self, result: OptimizeResult) -> str:
-        """Return which capabilities fired."""
+        """List the capabilities that fired."""
         if not self.is_requested:
             return "no optimization requested"
         fired = ", ".join(f"{name} {count}" for name, count in result.fired.items() if count)
@@ -170,10 +171,10 @@ class SingleOptimization(_Optimization):
         return (self.options,)
 
     def refuse_graph(self, model: ir.Model) -> None:
-        """Refuse a graph without a dimension that has a size, or without a module of a selector.
+        """Refuse a graph that lacks a dimension with a requested size, or a selected module.
 
         Raises:
-            UsageError: names it, or a capability that can make nothing at the opset of the graph.
+            UsageError: names it, or a capability without operators at the opset of the graph.
         """
         sizes_of_dimensions(model.graph, self.sizes)
         opset = self.options.opset or model.opset_imports.get("")
@@ -216,11 +217,11 @@ class SingleOptimization(_Optimization):
         return replace(result, notes=(*result.notes, *_idle_notes(plain, idle, self.options)))
 
     def compare(self, source: Path, written: Path, seed: int) -> VerificationInfo:
-        """Compare with the source, at the sizes that were given.
+        """Compare with the source, at the requested sizes.
 
         Raises:
             StageError: the source itself does not run at these sizes.
-            VerificationError: they differ.
+            VerificationError: the outputs differ.
         """
         try:
             return refuse_different(source, written, seed, sizes=self.sizes)
@@ -231,10 +232,10 @@ class SingleOptimization(_Optimization):
 
 @dataclass
 class _OptimizationInRounds(_Optimization):
-    """The optimizer, until a round changes nothing; options and rounds grow while it works."""
+    """Optimization in rounds until a round changes nothing; options and rounds are added during the work."""
 
     options_by_round: list[OptimizeOptions]
-    """The options of the first round, then those the analysis asked for."""
+    """The options of the first round, then the options returned by the analysis."""
     max_rounds: int
     analyze: AnalyzeRound | None
     rounds: list[records.OptimizationRound] = field(default_factory=list)
@@ -247,7 +248,7 @@ class _OptimizationInRounds(_Optimization):
 
     @property
     def may_be_requested(self) -> bool:
-        """Whether anything is asked for, or the analysis may ask for it."""
+        """True if an optimization is requested, or the analysis may request one."""
         return self.analyze is not None or self.is_requested
 
     def apply(self, model: ir.Model) -> OptimizeResult:
@@ -268,7 +269,7 @@ class _OptimizationInRounds(_Optimization):
         return replace(result, fired=dict(fired), notes=tuple(notes), changed=changed)
 
     def _optimize_once(self, model: ir.Model, number: int) -> OptimizeResult:
-        """Do one round and add its record."""
+        """Run one round and add its record."""
         options, started, before = self.options_by_round[-1], time.perf_counter(), graph_file.summarize_graph(model)
         result = optimize_within(model, options)
         self.rounds.append(
@@ -297,7 +298,7 @@ def _options_of_next_round(flags: Mapping[str, Any]) -> OptimizeOptions:
 
 
 def _idle_notes(plain: ir.Model, idle: Sequence[Capability], options: OptimizeOptions) -> list[str]:
-    """Return why capabilities that are enabled by name changed nothing: a dynamic size, or no such nodes."""
+    """Explain why capabilities that were enabled by name changed nothing: dynamic sizes, or no matching nodes."""
     notes = []
     for entry in idle:
         blocked, _ = _blocked(plain, _alone(entry, options), {})
@@ -315,7 +316,7 @@ def _idle_notes(plain: ir.Model, idle: Sequence[Capability], options: OptimizeOp
 
 
 def _alone(entry: Capability, options: OptimizeOptions) -> OptimizeOptions:
-    """Return the options with one capability and no other."""
+    """Return the options with a single capability enabled."""
     alone = {**dict.fromkeys(CAPABILITIES), "level": "none", "opset": None, entry.name: True}
     return options.model_copy(update=alone)
 
@@ -334,15 +335,15 @@ _FiredIn = Mapping[str, Mapping[str, int]]
 def check_optimization(
     model: str | os.PathLike[str], *, options: OptimizeOptions | None = None, **flags: Any
 ) -> records.OptimizationCheck:
-    """Report what optimizing a file would do; nothing is written or compared.
+    """Report the effect of optimizing a file, without writing or comparing.
 
     Args:
         model: The file.
-        options: Options; None: those in ``flags``. Without any, the level ``full``.
+        options: Options; None: the options in ``flags``. Without any option, the level ``full``.
         **flags: As for :func:`~winml.modelkit.optimize_onnx`.
 
     Raises:
-        UsageError: an unknown flag, or one that contradicts another, or a selector names no module.
+        UsageError: an unknown flag, or contradictory flags, or a selector names no module.
         InputError: the file is no ONNX model, its data is missing, or it is compiled already.
         NormalizeError: the graph could not be normalized.
         OptimizeError: an engine could not read the graph, or failed.
@@ -378,7 +379,7 @@ def _node_count(model: ir.Model) -> int:
 
 
 def _removing(entry: Capability, plain: ir.Model, options: OptimizeOptions) -> records.CheckedCapability:
-    """Run a capability by itself, since what it removes bears no mark."""
+    """Run a capability that removes nodes by itself, because removals leave no mark."""
     result = optimize_within(plain.clone(), _alone(entry, options))
     removed = _node_count(plain) - _node_count(result.model)
     return records.CheckedCapability(entry.name, None, max(0, removed), result.fired_in.get(entry.name, {}))
@@ -387,7 +388,7 @@ def _removing(entry: Capability, plain: ir.Model, options: OptimizeOptions) -> r
 def _blocked(
     plain: ir.Model, options: OptimizeOptions, open_fired: _FiredIn
 ) -> tuple[dict[str, tuple[records.BlockedFusion, ...]], tuple[str, ...]]:
-    """Return what fires with fixed sizes only, by capability, and why that is unknown where it is."""
+    """Return capability → fusions that fire only at fixed sizes; and a note if this could not be determined."""
     dimensions = open_dimensions(plain.graph)
     if not dimensions:
         return {}, ()
@@ -421,7 +422,7 @@ def _blocked(
 
 
 def _fired_at(plain: ir.Model, options: OptimizeOptions, sizes: Mapping[str, int]) -> _FiredIn:
-    """Return what fires once some dimensions are fixed."""
+    """Return the fusions that fire with some dimensions fixed."""
     pinned = plain.clone()
     pin_dimensions(pinned, sizes)
     normalize(pinned, NormalizeOptions(fold_constants=options.folds_constants))
@@ -429,7 +430,7 @@ def _fired_at(plain: ir.Model, options: OptimizeOptions, sizes: Mapping[str, int
 
 
 def _with_sums(plain: ir.Model, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return sizes in which those that the file states as sums of others are right."""
+    """Correct the sizes that the file states as sums of other sizes."""
     sums = summed_sizes(stated_sums(plain.metadata_props), sizes)
     return {**sizes, **{name: size for name, size in sums.items() if name in sizes}}
 
@@ -443,7 +444,7 @@ def _more_fired(fixed: _FiredIn, opened: _FiredIn) -> dict[tuple[str, str], int]
 
 
 def optimize_within(model: ir.Model, options: OptimizeOptions) -> OptimizeResult:
-    """Optimize a model, or those of its modules that options select.
+    """Optimize a model, or only the modules that options select.
 
     Raises:
         UsageError: a selector names no module.

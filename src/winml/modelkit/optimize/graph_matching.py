@@ -22,33 +22,33 @@ SWAPPED = (0, 1, 3, 2)
 _SMALL = 16
 """Chosen: no constant a pattern asks for has more values."""
 _WHOLE = 2**62
-"""Chosen: exporters write an end that large where a slice has none."""
+"""Chosen: exporters write an end this large for a slice without an end."""
 
 
 def rank_of(value: ir.Value) -> int | None:
-    """Return the number of axes, or None where it is unknown."""
+    """Return the number of axes, or None if unknown."""
     return len(value.shape) if value.shape is not None else None
 
 
 def shape_of(value: ir.Value | None, rank: int) -> ir.Shape | None:
-    """Return the shape of a value that has this number of axes, else None."""
+    """Return the shape of a value of this rank, else None."""
     shape = value.shape if value is not None else None
     return shape if shape is not None and len(shape) == rank else None
 
 
 def fixed_size(value: ir.Value, axis: int) -> int | None:
-    """Return the size of an axis; None if it is dynamic, or there is no such axis."""
+    """Return the size of an axis; None if it is dynamic, or does not exist."""
     size = value.shape[axis] if value.shape is not None and len(value.shape) > axis else None
     return size if isinstance(size, int) else None
 
 
 def _permutation_of(node: ir.Node) -> tuple[int, ...]:
-    """Return the permutation of a Transpose; empty where it has none."""
+    """Return the permutation of a Transpose; ``()`` without one."""
     return tuple(node.attributes.get_ints("perm", ()))
 
 
 def before_transpose(value: ir.Value | None, permutation: tuple[int, ...]) -> ir.Value | None:
-    """Return the value of which another one is the transposition by this permutation, else None."""
+    """Return the input of a Transpose by this permutation, or None."""
     node = producer_of(value, "Transpose")
     return node.inputs[0] if node is not None and _permutation_of(node) == permutation else None
 
@@ -67,7 +67,7 @@ def constant_numbers(value: ir.Value | None) -> list[float] | None:
 
 
 def constant_number(value: ir.Value | None) -> float | None:
-    """Return the value of a constant of one element, or None."""
+    """Return the value of a constant with one element, or None."""
     numbers = constant_numbers(value)
     return numbers[0] if numbers is not None and len(numbers) == 1 else None
 
@@ -99,35 +99,35 @@ def without_full_slices(value: ir.Value) -> ir.Value:
 
 
 def has_one_use(value: ir.Value) -> bool:
-    """Say whether one node reads a value, and it is no output of the graph."""
+    """Return True if a single node reads a value, and the value is no output of the graph."""
     return len(value.uses()) == 1 and not value.is_graph_output()
 
 
 def only_user(value: ir.Value, *operators: str) -> ir.Node | None:
-    """Return the one node that reads a value; None if there are others, or the value is an output of the graph.
+    """Return the only node that reads a value; None if there are several, or the value is an output of the graph.
 
     Args:
         value: The value.
-        *operators: The node has to be one of these; none: it may be any.
+        *operators: Permitted operators of the node; without any, all are permitted.
     """
     node = next(iter(value.consumers())) if has_one_use(value) else None
     return node if node is None or not operators or is_operator(node, *operators) else None
 
 
 def same_shape(left: ir.Value, right: ir.Value) -> bool:
-    """Say whether two shapes are known to be equal."""
+    """Return True if two shapes are known to be equal."""
     if left.shape is None or right.shape is None or len(left.shape) != len(right.shape):
         return False
     return all(same_size(left_size, right_size) for left_size, right_size in zip(left.shape, right.shape, strict=True))
 
 
 def same_size(left: int | ir.SymbolicDim, right: int | ir.SymbolicDim) -> bool:
-    """Say whether two sizes are known to be equal; a size without a name is unknown."""
+    """Return True if two sizes are known to be equal; a size without a name is unknown."""
     return left == right and (isinstance(left, int) or left.value is not None)
 
 
 def tag_like(node: ir.Node, original: ir.Node, source: Source) -> None:
-    """Give a new node the tag of one of the nodes it stands for, in place; none where that has none."""
+    """Copy the tag of a replaced node to a new node, in place; an untagged node is not copied."""
     tag = read_tag(original)
     if tag is None:
         return
@@ -137,7 +137,7 @@ def tag_like(node: ir.Node, original: ir.Node, source: Source) -> None:
 
 
 def behind_nan_guard(value: ir.Value) -> tuple[ir.Value, bool]:
-    """Return the output of ``Where(IsNaN(x), 0, x)`` and True, or the value itself and False where there is none."""
+    """Return the output of ``Where(IsNaN(x), 0, x)`` and True, or the value itself and False without such a guard."""
     users = list(value.consumers())
     nan = next((user for user in users if is_operator(user, "IsNaN")), None)
     where = next((user for user in users if is_operator(user, "Where")), None)
@@ -155,7 +155,7 @@ class HeadJoin:
 
     product: ir.Node
     zeroed: ir.Value | None
-    """Condition where the product is set to zero; None if it is not."""
+    """Condition for setting the product to zero; None without one."""
     output: ir.Node
     """The reshape that joins the heads."""
 
@@ -165,12 +165,12 @@ def match_head_join(
     find_user: Callable[[ir.Value], ir.Node | None],
     keeps_heads: Callable[[ir.Node], bool],
 ) -> HeadJoin | None:
-    """Match the operators behind the probabilities of an attention.
+    """Match the operators after the probabilities of an attention.
 
     Args:
         probabilities: The probabilities.
         find_user: Returns the only node that reads a value.
-        keeps_heads: Returns True if a reshape between product and transposition leaves its input as it is.
+        keeps_heads: Returns True if a reshape between product and transposition leaves its input unchanged.
     """
     product = find_user(probabilities)
     if product is None or not is_operator(product, "MatMul") or product.inputs[0] is not probabilities:
@@ -189,7 +189,7 @@ def match_head_join(
 
 
 def match_scores(scores: ir.Value) -> tuple[ir.Node, ir.Value | None, float] | None:
-    """Return the product of queries and keys, the mask added to it, and the factor it is multiplied by."""
+    """Return the product of queries and keys, the mask added to it, and its factor."""
     mask: ir.Value | None = None
     node = producer_of(scores, "Add")
     if node is not None and has_one_use(scores):
@@ -206,14 +206,14 @@ def match_scores(scores: ir.Value) -> tuple[ir.Node, ir.Value | None, float] | N
 
 
 def take_over(old: ir.Value, new: ir.Value) -> None:
-    """Replace all uses of a value by another one, which gets its type, shape and name."""
+    """Replace all uses of a value by a new value, which gets its type, shape and name."""
     new.type, new.shape, name = old.type, old.shape, old.name
     old.replace_all_uses_with(new, replace_graph_outputs=old.is_graph_output())
     old.name, new.name = f"{name}_unfused", name
 
 
 class NodeBuilder:
-    """Creates nodes of one output; the names of all of them have the same prefix."""
+    """Creates nodes with one output each, under a common name prefix."""
 
     def __init__(self, prefix: str) -> None:
         """Begin with no node."""

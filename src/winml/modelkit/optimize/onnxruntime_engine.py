@@ -26,21 +26,23 @@ from winml.modelkit.tags.carry.carrying import carry_tags
 _SENT, _RETURNED = "sent.onnx", "returned.onnx"
 
 _DUPLICATE_BYTES = 1_000_000
-"""Weights from this size on are not stored twice, once transposed. Chosen: the size of smaller ones is negligible."""
+"""Minimum size of weights that are not stored twice, once transposed. Chosen: the size of smaller weights is
+negligible.
+"""
 
 
 def rewrite_with_onnxruntime(
     model: ir.Model, capabilities: Sequence[Capability], contrib: Sequence[Capability]
 ) -> tuple[ir.Model, tuple[str, ...]]:
-    """Return the model rewritten by ONNX Runtime, and notes on its tags; the given model is not changed.
+    """Rewrite a model with ONNX Runtime; return the new model and notes on its tags. The original is not changed.
 
     Args:
         model: The model.
         capabilities: The enabled capabilities; all other transformers are disabled.
-        contrib: Those of them that may create operators of ONNX Runtime.
+        contrib: The capabilities that may create operators of ONNX Runtime.
 
     Raises:
-        OptimizeError: ONNX Runtime cannot load the graph; gives its reason.
+        OptimizeError: ONNX Runtime cannot load the graph; states its reason.
     """
     enabled = {name for entry in capabilities for name in entry.transformers}
     enabled |= {name for entry in contrib for name in entry.contrib_transformers}
@@ -91,7 +93,7 @@ def _write_failure(error: OSError) -> OptimizeError:
 
 
 def _is_shared_weight(value: ir.Value) -> bool:
-    """Say whether constant folding would store a weight twice: unchanged, and transposed (tied embeddings)."""
+    """Return True if constant folding would store a weight twice: unchanged, and transposed (tied embeddings)."""
     tensor = value.const_value
     if tensor is None or tensor.nbytes < _DUPLICATE_BYTES or value.is_graph_input() or value.is_graph_output():
         return False
@@ -114,7 +116,7 @@ def _shared_weights_as_inputs(model: ir.Model) -> Iterator[None]:
 
 
 def _restore_shared_weights(rewritten: ir.Model, original: ir.Model) -> None:
-    """Turn the weights that were written as inputs into initializers again, in place."""
+    """Convert the weights that were written as inputs back to initializers, in place."""
     names = [value.name for value in original.graph.inputs]
     for value in [value for value in rewritten.graph.inputs if value.name not in names]:
         rewritten.graph.inputs.remove(value)
@@ -123,7 +125,7 @@ def _restore_shared_weights(rewritten: ir.Model, original: ir.Model) -> None:
 
 
 def _keep_weights(rewritten: ir.Model, original: ir.Model, sent: ir.Model) -> None:
-    """Replace unchanged tensors by the original ones, and load the others into memory; in place."""
+    """Replace unchanged tensors by the original tensors, and load changed tensors into memory; in place."""
     original_weights = original.graph.initializers
     as_sent = sent.graph.initializers
     for graph in rewritten.graphs():

@@ -1,7 +1,7 @@
-"""Optimizes a graph without changing its outputs, by engines in an order that matters; converts its opset first.
+"""Optimization of a graph without changing its outputs, by engines in a fixed order, after an opset conversion.
 
-The pipeline is data: engines in order, each with the reason for its place. What each may do is decided by the options;
-what it did is counted, and that no tag was lost is checked.
+The pipeline is data: engines in order, each with the reason for its position. The options decide the capabilities of
+each engine; their effects are counted, and lost tags are an error.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from winml.modelkit.tags.carry.carrying import carry_tags
 from winml.modelkit.tags.tagging import Coverage, all_nodes, measure_coverage, node_graphs, operator_name, read_tag
 
 _ORDER = (
-    # First: what turns queries by position reads their normalization as one operator.
+    # First: position-dependent query rewriting reads their normalization as one operator.
     "simplified_layer_norm_fusion",
     "group_query_attention_fusion",
     # Last: sizes that two sides of a sum have in common are known again once attentions are fused.
     "skip_simplified_layer_norm_fusion",
 )
-"""Capabilities whose passes run in this order before those of all others, which run in the order of the registry."""
+"""Capabilities whose passes run in this order before all others, which run in registry order."""
 
 _CLEANUP = (
     # A module that is called twice has two attentions with one name.
@@ -60,7 +60,7 @@ def _rewrite_with_passes(model: ir.Model, capabilities: Sequence[Capability]) ->
     """
     steps = []
     for entry in sorted(capabilities, key=lambda entry: [*_ORDER, entry.name].index(entry.name)):
-        if entry.sets is None:  # else it changes the pass of another
+        if entry.sets is None:  # else it changes the pass of another capability
             keywords = {other.sets[1]: True for other in capabilities if other.sets and other.sets[0] == entry.name}
             effect: GraphPass = CAPABILITIES.part(entry.name, entry.implementation)(**keywords)
             steps.append(DeclaredPass(effect, effect.tags))
@@ -79,7 +79,7 @@ class GraphCensus:
     """The operators and names of a graph."""
 
     operators: Counter[str]
-    """Operator, with its domain where that is not ONNX itself (``com.microsoft:Gelu``) → number of nodes."""
+    """Operator, with its domain unless ONNX's (``com.microsoft:Gelu``) → number of nodes."""
     names: frozenset[str]
     """Names of nodes and initializers."""
     modules: Mapping[str, Counter[str]] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class GraphCensus:
         return cls(Counter(map(operator_name, nodes)), frozenset(names), modules, tag_of)
 
     def fired(self, capability: Capability, before: GraphCensus) -> int | None:
-        """Return how often a capability fired between ``before`` and this graph, or None where that is unknown."""
+        """Return how often a capability fired between ``before`` and this graph, or None if unknown."""
         if capability.makes:
             added = sum(self.operators[name] - before.operators[name] for name in capability.makes)
             return max(0, added)
@@ -112,7 +112,7 @@ class GraphCensus:
         return None
 
     def fired_in(self, capability: Capability, before: GraphCensus) -> dict[str, int]:
-        """Return in which modules it fired, by tag; of one that cannot be counted, which modules it made shorter."""
+        """Return module tag → how often a capability fired; for uncountable capabilities, the modules it shortened."""
         found: Counter[str] = Counter()
         if capability.marks and not capability.makes:
             for name in sorted(self.names - before.names):
@@ -131,7 +131,7 @@ class GraphCensus:
 class _ModuleScopes:
     """The name prefix of the nodes of each module, read from a tagged graph.
 
-    Profilers record only the name of a node, so the name of a new node must tell the module.
+    Profilers record only the name of a node, so the name of a new node must contain the module.
     """
 
     def __init__(self, model: ir.Model) -> None:
@@ -157,9 +157,8 @@ class _ModuleScopes:
 
 
 def _name_new_nodes(model: ir.Model, scopes: _ModuleScopes) -> None:
-    """Name the nodes that are not in the graph ``scopes`` was read from, in place.
-
-    A new node whose name already has the prefix of its module keeps the name.
+    """Name new nodes after their module, in place: nodes missing in the graph that ``scopes`` was read from. A new node
+    whose name already has the prefix of its module is not renamed.
     """
     names = FreshNames((node.name for node in all_nodes(model)), first_number=1)
     for node in all_nodes(model):
@@ -175,11 +174,11 @@ def order_nodes(model: ir.Model) -> None:
     """Put the nodes of the main graph in the order in which its outputs need them, in place.
 
     Depth first from the first output, so that related nodes are adjacent. Unused nodes come last. Engines write nodes
-    in different orders: without one order, equal graphs would be different files, and a second run could not be
+    in different orders: without a fixed order, equal graphs would be different files, and a second run could not be
     compared with the first.
 
     Raises:
-        OptimizeError: nodes need their own result, so no order is right.
+        OptimizeError: the graph has a cycle, so no order exists.
     """
     graph = model.graph
     placed: dict[ir.Node, None] = {}
@@ -195,7 +194,7 @@ def order_nodes(model: ir.Model) -> None:
 
 
 def _producers_read_by(node: ir.Node, graph: ir.Graph) -> Iterator[ir.Node]:
-    """Yield the nodes of ``graph`` whose values a node reads, its subgraphs included."""
+    """Yield the nodes of ``graph`` whose values a node or its subgraphs read."""
     for value in _read_values(node):
         producer = value.producer() if value is not None else None
         if producer is not None and producer.graph is graph:
@@ -216,30 +215,30 @@ class OptimizeResult(StageResult):
     """The result of the optimizer."""
 
     fired: Mapping[str, int] = field(default_factory=dict)
-    """Capability that was on → how often it fired; those that only take away are not counted one by one."""
+    """Enabled capability → how often it fired; capabilities that only remove nodes are not counted."""
     fired_in: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Capability that was on → tag of a module → how often it fired there, or how many nodes went there."""
 
 
-# The passes of winml first: ONNX Runtime takes apart what an attention is made of (products become Gemm, scales go into
-# them).
+# Passes of winml run first: ONNX Runtime splits attention patterns (products become Gemm, scales are moved into them).
 _ENGINES: tuple[Engine, ...] = ("winml", "onnxruntime")
 
 
 def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str] | None = None) -> OptimizeResult:
-    """Make a model cheaper with the same answer.
+    """Optimize a model without changing its outputs.
 
     Args:
-        model: The model, in its plain form; used up: the result may hold it, or a new one.
-        options: What may be done.
-        selected: Names of the only nodes that may change, of which every fusion consists; None: all.
+        model: The normalized model; consumed: the result may be this model or a new model.
+        options: Options of the
+        optimization.
+        selected: Names of the nodes that may be changed and fused; None: all.
 
     Returns:
-        The optimized model, which capabilities fired and how often, and its coverage.
+        The optimized model, capability → how often it fired, and the tag coverage.
 
     Raises:
-        UsageError: a capability was enabled by name that the execution provider has no operators for, or none at the
-            opset of the graph.
+        UsageError: a capability was enabled by name whose operators the execution provider or the opset of the graph
+        lacks.
         OptimizeError: an engine failed, or tags were lost.
     """
     enabled = list(options.enabled())
@@ -300,7 +299,7 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
 
 
 def _provider_notes(model: ir.Model, options: OptimizeOptions) -> tuple[str, ...]:
-    """Say which operators of ONNX Runtime are in the graph that the execution provider does not have."""
+    """Name the operators of ONNX Runtime in the graph that the execution provider does not support."""
     if options.ep is None:
         return ()
     prefix = f"{CONTRIB_DOMAIN}:"
@@ -308,7 +307,7 @@ def _provider_notes(model: ir.Model, options: OptimizeOptions) -> tuple[str, ...
     foreign = []
     for name in sorted(GraphCensus.of(model).operators):
         if name.startswith(prefix):
-            # What none of the capabilities makes runs at best where the others do.
+            # Operators that no capability makes are supported at best where the others are.
             entries = [entry for entry in makers if name in entry.makes] or makers
             if not any(options.ep in entry.providers for entry in entries):
                 foreign.append(name.removeprefix(prefix))
@@ -336,10 +335,10 @@ def _interface_words(model: ir.Model) -> str:
 
 
 def refuse_unknown_opset(target: int | None) -> None:
-    """Refuse a version of ONNX's operators that is not among those the installed onnx knows.
+    """Refuse an opset version unknown to the installed onnx.
 
     Raises:
-        UsageError: names the versions there are.
+        UsageError: names the supported versions.
     """
     newest = onnx.defs.onnx_opset_version()
     if target is not None and not OLDEST_OPSET <= target <= newest:

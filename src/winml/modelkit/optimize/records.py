@@ -55,7 +55,7 @@ class OptimizationRound(Record):
     fired: Mapping[str, int]
     """Those of them that can be counted → how often they fired."""
     changed: bool
-    """Whether the graph is another one than before the round."""
+    """True if the graph is another one than before the round."""
     before: GraphSummary = field(metadata=entry("nodes_before", attribute="nodes"))
     after: GraphSummary = field(metadata=entry("nodes_after", attribute="nodes"))
     seconds: float = field(metadata=entry("milliseconds", scale=1000, digits=1))
@@ -81,7 +81,7 @@ class OptimizationLoop(Record):
     @property
     @recorded(entry(before="rounds"))
     def is_settled(self) -> bool:
-        """Whether the last round found nothing more to do."""
+        """True if the last round found nothing more to do."""
         return not self.rounds[-1].changed
 
 
@@ -106,7 +106,7 @@ class BlockedFusion(Record):
     dimensions: Mapping[str, tuple[str, ...]]
     """Dynamic dimension that keeps it from firing → where the inputs have it, ``input:axis``."""
     only_at_one: bool
-    """Whether it fires because a size is 1, and with no larger one."""
+    """True if it fires because a size is 1, and with no larger one."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Lets an engine change a part of a graph: the selected nodes are cut out, rewritten as a graph, and put back.
+"""Rewriting of a part of a graph: the selected nodes are extracted, rewritten as a graph, and inserted again.
 
-What is outside is not given to the engine, so that it stays as it is.
+Nodes outside are not passed to the engine and stay unchanged.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from winml.modelkit.onnx.weights import drop_unused_initializers
 from winml.modelkit.optimize.graph_matching import take_over
 
 Rewrite = Callable[[ir.Model], tuple[ir.Model, tuple[str, ...]]]
-"""Takes a model and returns it changed, in place or not, and notes."""
+"""Rewrites a model, in place or not; returns the model and notes."""
 
 
 def rewrite_selected(model: ir.Model, names: Collection[str], rewrite: Rewrite) -> tuple[str, ...]:
     """Rewrite the selected nodes of the main graph, in place; return notes.
 
-    Nodes with subgraphs, and calls of functions, stay as they are.
+    Nodes with subgraphs, and calls of functions, are unchanged.
 
     Args:
-        model: The model; every node has a name of its own.
+        model: The model; every node has a unique name.
         names: Names of the selected nodes.
         rewrite: Rewrites a model.
 
@@ -58,7 +58,7 @@ class _Part:
     read: Mapping[str, ir.Value]
     """Values of the original that the nodes read and do not make: inputs and weights of the part."""
     made: Mapping[str, ir.Value]
-    """Values of the original that the nodes make and others read: outputs of the part."""
+    """Values of the original produced by the nodes and read outside: outputs of the part."""
     model: ir.Model
 
     @classmethod
@@ -77,7 +77,7 @@ class _Part:
         return cls(original, nodes, read, {str(value.name): value for value in cut.outputs}, model)
 
     def put_back(self, rewritten: ir.Model) -> None:
-        """Put the rewritten nodes in the place of the original ones, in place."""
+        """Replace the original nodes by the rewritten nodes, in place."""
         graph = self.original.graph
         outside = FreshNames.of_graph(graph, without=frozenset(self.nodes))
         values = {value: self.read[str(value.name)] for value in rewritten.graph.inputs if value.name in self.read}
@@ -101,7 +101,7 @@ class _Part:
             self.original.opset_imports.setdefault(domain, version)
 
     def _weight(self, name: str, value: ir.Value, outside: FreshNames) -> ir.Value:
-        """Return the weight of the original where it is the same tensor, or a new one."""
+        """Return the original weight if the tensor is the same, or a new weight."""
         original = self.read.get(name)
         if original is not None and original.const_value is value.const_value:
             return original
@@ -115,9 +115,9 @@ class _Part:
 
 
 def _replace_made_value(old: ir.Value, new: ir.Value, graph: ir.Graph) -> None:
-    """Let everything that reads a value of the original read the new one, which bears its name."""
+    """Redirect all readers of an original value to the new value, which gets its name."""
     if new.producer() is None or new.name != old.name:
-        # What was computed is a value there was before: an output of a graph still needs a name of its own.
+        # The computed value is an existing value: an output of a graph still needs a separate name.
         if not old.is_graph_output():
             old.replace_all_uses_with(new)
             return

@@ -1,4 +1,4 @@
-"""What does ``winml optimize`` do with a request? Makes a graph cheaper to compute; its outputs and tags stay."""
+"""Command ``winml optimize`` as a library function: optimizes a graph; outputs and tags are preserved."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ def optimize_onnx(
 ) -> OptimizedFile:
     """Optimize an ONNX file. Its module tags are preserved.
 
-    Without flags, a normalized file is copied, and any other is normalized.
+    Without flags, a normalized file is copied, and any other file is normalized.
 
     Args:
         model: The file; it is not changed.
         output: The ``.onnx`` file to write.
-        options: Options; None: those in ``flags``.
+        options: Options; None: the options in ``flags``.
         overwrite: Replace an existing file.
         verify: Compare the result with ``model`` in ONNX Runtime.
         skip_normalization: Treat the graph as normalized even if it is not stamped so.
@@ -112,7 +112,7 @@ def optimize_onnx(
         The record of the optimization; the file is written.
 
     Raises:
-        UsageError: an unknown flag, or one that contradicts another, or an output that exists.
+        UsageError: an unknown flag, contradictory flags, or an output that exists.
         InputError: the file is no ONNX model, or its data is missing.
         NormalizeError: the graph could not be normalized.
         OptimizeError: an engine could not read the graph, or failed.

@@ -1,6 +1,6 @@
-"""How do the operators of a decoder with a cache become few?
+"""Fusions of the operators of a decoder with a cache.
 
-By rules of our own. The fusions of transformers' exporter (``fuse_for_onnxruntime``) take several tokens after a cache
-for a batch of one only, read every weight to join projections, and match masks and sizes as that exporter writes them:
-of the graphs here they fuse no attention (measured with transformers 5.23).
+The rules are part of this package. The fusions of transformers' exporter (``fuse_for_onnxruntime``) support several
+tokens after a cache for a batch of one only, read every weight to merge projections, and match masks and sizes as that
+exporter writes them: they fuse no attention of the graphs here (measured with transformers 5.23).
 """

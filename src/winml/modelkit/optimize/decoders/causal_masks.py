@@ -1,7 +1,7 @@
-"""Which tokens may a token attend to? Read from the operators that make the mask, by probing, and written anew.
+"""Recognition of attention masks by probing the operators that compute them, and writing of equivalent masks.
 
-A mask written anew needs the lengths of ``attention_mask`` and of the tokens only, never that of the cache: readers
-that give the cache a buffer of the greatest length then get the same answer.
+A rewritten mask depends on the lengths of ``attention_mask`` and of the tokens only, never on the length of the cache:
+runtimes that allocate a cache of maximum length then get the same outputs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from winml.modelkit.optimize.graph_matching import NodeBuilder, tag_like
 _HIDDEN = -1e4
 """Chosen: what is added to a score that does not count is below, in every dtype."""
 _LOWEST = float(np.finfo(np.float16).min)
-"""Chosen: a probability of zero beside any score, and a number in every float there is."""
+"""Chosen: gives probability zero beside any score, and is representable in every float type."""
 _SIZES = ((2, 5, 7), (1, 1, 9), (2, 4, 0), (3, 1, 4))
 """Chosen: rows, tokens and tokens in the cache of the runs; a prompt, steps, and several tokens after a cache."""
 _WIDEST_WINDOW = 1 << 16
@@ -33,13 +33,13 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class CausalMask:
-    """No token after it, none that ``attention_mask`` hides, and none before the window."""
+    """A mask that hides later tokens, tokens hidden by ``attention_mask``, and tokens before the window."""
 
     window: int | None = None
-    """How many of the last tokens count, this one included; None: all."""
+    """Number of last tokens that are visible, including the current token; None: all."""
 
     def visible(self, mask: Array, tokens: int) -> Array:
-        """Return whether a token counts: rows × 1 × tokens × all tokens."""
+        """Return True if a token counts: rows × 1 × tokens × all tokens."""
         total = mask.shape[1]
         now = np.arange(total - tokens, total)[:, None]
         past = np.arange(total)[None]
@@ -51,12 +51,12 @@ class CausalMask:
 
 
 def find_mask(value: ir.Value, interface: DecoderInterface, window: int | None) -> CausalMask | None:
-    """Return what a value that is added to the scores says; None where it says something else.
+    """Recognize the mask that a value added to the scores computes; None for any other mask.
 
     Args:
-        value: Added to the scores: rows × heads or 1 × tokens × all tokens, or what broadcasts to it.
+        value: Added to the scores: rows × heads or 1 × tokens × all tokens, or a shape that broadcasts to it.
         interface: The inputs of the graph.
-        window: Of the layer, as the file describes its cache.
+        window: Window of the layer, as the file describes its cache.
     """
     probe = probe_between(value, interface.is_sized)
     if probe is None or interface.mask not in probe.leaves:
@@ -77,12 +77,12 @@ def _hides(probe: Probe, mask: CausalMask, draw: _Draw) -> bool:
 
 
 def is_blind(value: ir.Value, interface: DecoderInterface, mask: CausalMask) -> bool:
-    """Say whether a value tells which tokens attend to nothing: rows × 1 × tokens × 1.
+    """Return True if a value marks the tokens that attend to no token: rows × 1 × tokens × 1.
 
     Args:
         value: The value.
         interface: The inputs of the graph.
-        mask: What the tokens attend to.
+        mask: Mask of the attention.
     """
     probe = probe_between(value, interface.is_sized)
     if probe is None:
@@ -98,7 +98,7 @@ def is_blind(value: ir.Value, interface: DecoderInterface, mask: CausalMask) -> 
 
 @dataclass(frozen=True)
 class _Draw:
-    """What a part of the graph is run on."""
+    """Sample inputs of a probed subgraph."""
 
     mask: Array
     tokens: int
@@ -115,7 +115,7 @@ def _all(
     says: Callable[[_Draw], bool],
     window: int | None = None,
 ) -> bool:
-    """Say whether something holds of all draws; where the part of the graph does not run, nothing does."""
+    """Return True if a condition holds for all draws; False if the subgraph does not run on a draw."""
     width = mask.window or window
     beyond = ((1, 3, width + 2),) if width is not None and width <= _WIDEST_WINDOW else ()
     draws = [_draw(probe, interface, sizes) for sizes in (*_SIZES, *beyond)]
@@ -139,14 +139,14 @@ def _draw(probe: Probe, interface: DecoderInterface, sizes: tuple[int, int, int]
 
 @dataclass
 class MaskWriter:
-    """Writes what an attention asks of the mask, once for all layers of a graph."""
+    """Writes the mask inputs of attention operators, once for all layers of a graph."""
 
     graph: ir.Graph
     interface: DecoderInterface
     scope: str
     """Start of the names of its nodes."""
     counts_tokens: bool = False
-    """Whether a window counts the tokens that ``attention_mask`` shows; else the places of the cache, padding too."""
+    """True if a window counts the tokens visible in ``attention_mask``; else cache positions, padding included."""
     _made: dict[str, ir.Value] = field(default_factory=dict)
     _tagged: ir.Node | None = None
 
@@ -154,11 +154,11 @@ class MaskWriter:
         self._builder = NodeBuilder(f"{self.scope}/mask/")
 
     def tag_as(self, node: ir.Node | None) -> None:
-        """Give the nodes the tag of another one; the first that is given counts."""
+        """Set the node whose tag the new nodes get; only the first call counts."""
         self._tagged = self._tagged or node
 
     def bias(self, mask: CausalMask) -> ir.Value:
-        """Return what is added to the scores: rows × 1 × tokens × all tokens. What comes later is not hidden here."""
+        """Return the value added to the scores: rows × 1 × tokens × all tokens. Later tokens are not hidden here."""
         shown = self._of("float", "Cast", [self.interface.mask], to=ir.DataType.FLOAT)
         hidden = self._of("hidden", "Sub", [self._number("one", 1.0, ir.DataType.FLOAT), shown])
         row = self._of("row", "Mul", [hidden, self._lowest()])
@@ -179,7 +179,7 @@ class MaskWriter:
         return self._of("places", "Expand", [last, rows]), self._of("count", "Squeeze", [total])
 
     def sees_any(self, mask: CausalMask) -> ir.Value:
-        """Return whether a token attends to anything at all, inside its window where it has one: rows × tokens × 1."""
+        """Return True for tokens that attend to any token, inside the window if there is one: rows × tokens × 1."""
         counted, now = self._counted(), self._counted_now()
         start, axes = self._start(), self._numbers("last", [1])
         suffix = ""
@@ -198,7 +198,7 @@ class MaskWriter:
         return self._number("zero", 0.0, ir.DataType.FLOAT)
 
     def insert(self) -> None:
-        """Put the nodes before all others."""
+        """Insert the nodes before all others."""
         if self._tagged is not None:
             for node in self._builder.nodes:
                 tag_like(node, self._tagged, "inherited")
@@ -206,7 +206,7 @@ class MaskWriter:
             self.graph.insert_before(self.graph[0], self._builder.nodes)
 
     def _window(self, window: int) -> ir.Value:
-        """Return what is added where a token lies before the window, and is 0 elsewhere."""
+        """Return the bias that hides tokens before the window, and is 0 elsewhere."""
         outside = self._before_tokens(window) if self.counts_tokens else self._before_places(window)
         return self._of(f"far_{window}", "Where", [outside, self._lowest(), self.zero()])
 
@@ -231,7 +231,7 @@ class MaskWriter:
         return self._of(f"outside_{window}", "LessOrEqual", [past, reach])
 
     def _counted(self) -> ir.Value:
-        """Return how many tokens are shown up to each one: rows × all tokens."""
+        """Return the number of visible tokens up to each position: rows × all tokens."""
         return self._of("counted", "CumSum", [self.interface.mask, self._number("axis", 1, ir.DataType.INT64)])
 
     def _counted_now(self) -> ir.Value:
@@ -264,7 +264,7 @@ class MaskWriter:
         return self._made[name]
 
     def _of(self, name: str, operator: str, inputs: list[ir.Value], **attributes: Any) -> ir.Value:
-        """Return the output of a node; of the same name there is one."""
+        """Return the output of a node; created once per name."""
         if name not in self._made:
             dtype: ir.DataType | None = attributes.get("to") or inputs[1 if operator == "Where" else 0].dtype
             if operator in ("Greater", "LessOrEqual"):

@@ -41,7 +41,7 @@ _REPEATED_AXIS = 2
 
 @dataclass(frozen=True)
 class _CacheUpdate:
-    """Keys or values in the cache, and those of this run behind them."""
+    """Concatenation of cached keys or values with the new ones."""
 
     past: ir.Value
     """Input of the graph: batch × heads × past × size."""
@@ -67,16 +67,19 @@ class _CachedAttention:
     value: _CacheUpdate
     scale: float
     added: ir.Value
-    """What is added to the scores."""
+    """The value added to the scores."""
     is_guarded: bool
-    """Whether tokens that attend to nothing are set to zero."""
+    """True if tokens that attend to nothing are set to zero."""
     join: HeadJoin
-    """Its condition, batch × 1 × sequence × 1, says which tokens are zero; without one, those whose probabilities are
-    no numbers. The output is batch × sequence × heads · size."""
+    """Join of the heads.
+
+    Its condition, batch × 1 × sequence × 1, marks tokens set to zero; without a condition, tokens with NaN
+    probabilities. The output is batch × sequence × heads · size.
+    """
 
 
 def _match_cached_attention(softmax: ir.Node) -> _CachedAttention | None:
-    """Return the attention a softmax belongs to; None where it is of another kind."""
+    """Match the attention around a softmax; None if it is of another kind."""
     scores = softmax.inputs[0]
     if scores is None or rank_of(scores) != 4 or softmax.attributes.get_int("axis", -1) not in (-1, 3):
         return None
@@ -103,13 +106,13 @@ def _match_cached_attention(softmax: ir.Node) -> _CachedAttention | None:
 
 
 def _only_computing_user(value: ir.Value) -> ir.Node | None:
-    """Return the one node that reads the numbers of a value; others may read its shape."""
+    """Return the only node that reads the numbers of a value; further nodes may read its shape."""
     users = [user for user, _ in value.uses() if not is_operator(user, "Shape")]
     return users[0] if len(users) == 1 and not value.is_graph_output() else None
 
 
 def _keeps_heads(reshape: ir.Node) -> bool:
-    """Say whether a reshape leaves [batch, heads, sequence, size] as it is: batch, sequence and size stay in place."""
+    """Return True if a reshape leaves [batch, heads, sequence, size] unchanged."""
     before, after = reshape.inputs[0], reshape.outputs[0]
     if before is None or rank_of(before) != 4 or rank_of(after) != 4:
         return False
@@ -118,7 +121,7 @@ def _keeps_heads(reshape: ir.Node) -> bool:
 
 
 def _untransposed(value: ir.Value) -> tuple[ir.Value | None, float]:
-    """Return the keys before they are transposed for the product, and the factor they are multiplied by."""
+    """Return the keys before their transposition for the product, and their factor."""
     value, outer = without_scale(value)
     transposed = before_transpose(value, SWAPPED)
     if transposed is not None:
@@ -128,7 +131,7 @@ def _untransposed(value: ir.Value) -> tuple[ir.Value | None, float]:
 
 
 def _untransposed_flat(value: ir.Value) -> ir.Value | None:
-    """Return [batch, heads, sequence, size] where a value is the same transposed with batch and heads as one axis."""
+    """Return [batch, heads, sequence, size] if a value is its transposition with batch and heads as one axis."""
     spread = producer_of(value, "Reshape")
     flat = producer_of(before_transpose(spread.inputs[0], (0, 2, 1)), "Reshape") if spread is not None else None
     source = flat.inputs[0] if flat is not None else None
@@ -173,10 +176,10 @@ _OF_FIRST = (
 
 
 def _spread_sizes(graph: ir.Graph) -> None:
-    """Give values the shape that follows from those before them, in place; others keep what they have.
+    """Propagate shapes from predecessors, in place; underivable shapes stay.
 
-    Exporters split and join heads by shapes that are computed when the graph runs, where shape inference loses sight of
-    the sizes of the tokens. Once an attention is one operator, what is after it has known sizes again.
+    Exporters split and join heads by shapes computed at run time, where shape inference loses the token sizes. Once an
+    attention is one operator, values after it have known sizes again.
     """
     for node in graph:
         shape = _shape_of(node)
@@ -203,7 +206,7 @@ def _shape_of(node: ir.Node) -> list[int | ir.SymbolicDim] | None:
 
 
 def _is_of_last_axis(value: ir.Value, other: ir.Value) -> bool:
-    """Say whether a value is one number, or one for each element of the last axis of another."""
+    """Return True if a value is one number, or has one number per element of the last axis of another value."""
     assert value.shape is not None
     assert other.shape is not None
     sizes = list(value.shape)
@@ -233,29 +236,29 @@ class GroupQueryAttentionFusionPass(GraphPass):
         v, past, mask ──────┘
 
     Must not fire when:
-        1. the mask says anything but: no token after it, none that ``attention_mask`` hides, none before the window;
+        1. the mask differs from: no later token, no token hidden by ``attention_mask``, no token before the window;
         2. keys or values do not end in an output of the graph, or heads of values have another size than those of keys;
-        3. the sizes of heads are not fixed, or none the kernel takes;
-        4. something but a mask and a factor changes the scores, such as a limit by ``Tanh``;
+        3. the sizes of heads are not fixed, or not supported by the kernel;
+        4. operators other than a mask and a factor change the scores, such as a limit by ``Tanh``;
         5. values are not float32.
 
-    Tags: creates. The new nodes have the tag of the last node of the attention; those on mask and lengths, which all
-    layers share, that of what made the mask.
+    Tags: creates. The new nodes have the tag of the last node of the attention; nodes on mask and lengths, which all
+    layers share, have the tag of the node that made the mask.
 
-    Why it is safe: mask and rotation are found by what they answer, at several sizes and at every position. The
-    operator computes the same product, softmax and product. Positions come from ``position_ids``, and what is hidden
-    from ``attention_mask``, so padding on either side stays what it was. Several tokens after a cache are taken for
-    one row at a time only; ONNX Runtime refuses more.
+    Why it is safe: mask and rotation are identified by their results, at several sizes and at every position. The
+    operator computes the same product, softmax and product. Positions come from ``position_ids``, and hidden tokens
+    from ``attention_mask``, so padding on either side has the same effect. Several tokens after a cache are supported
+    for one row only; ONNX Runtime refuses more rows.
 
-    With ``counts_tokens``, a window counts the tokens that ``attention_mask`` shows instead of the places of the cache.
-    Where padding stands before all tokens of a row the two are equal. Where it stands between them, as in the cache of
-    a reader that pads prompts on the right, each row is then answered as it would be by itself.
+    With ``counts_tokens``, a window counts the tokens visible in ``attention_mask`` instead of cache positions. Both
+    are equal if padding precedes all tokens of a row. If padding is between tokens, as in the cache of a program that
+    pads prompts on the right, each row then has the same outputs as alone.
     """
 
     tags = "creates"
 
     def __init__(self, *, counts_tokens: bool = False) -> None:
-        """Take what a window counts."""
+        """Set whether a window counts visible tokens."""
         super().__init__()
         self._counts_tokens = counts_tokens
 
@@ -291,7 +294,7 @@ class _Fusion:
         self.writer = MaskWriter(self.graph, self.interface, "/attention", self.counts_tokens)
 
     def fuse(self, softmax: ir.Node) -> None:
-        """Fuse the attention of a softmax, where it is one of these."""
+        """Fuse the attention around a softmax, if it matches."""
         match = _match_cached_attention(softmax)
         if match is None or softmax.outputs[0].dtype != ir.DataType.FLOAT or match.key.size % _HEAD_MULTIPLE:
             return
@@ -304,7 +307,7 @@ class _Fusion:
 
     def _mask_of(self, match: _CachedAttention) -> CausalMask | None:
         window = self.interface.windows.get(str(match.key.past.name))
-        # Every layer adds the mask in floats of its own; it is the same condition.
+        # Every layer converts the mask to floats separately; the condition is the same.
         key = (_content_of(match.added), window)
         if key not in self._masks:
             self._masks[key] = find_mask(match.added, self.interface, window)
@@ -326,7 +329,8 @@ class _Fusion:
             _joined(builder, match.value.new, match.value.heads, match.value.size, "value"),
         ]
         if rotation is not None:
-            # Not by the operator itself, which counts positions of a prompt from the first row's first one.
+            # Not by the operator itself, which counts the positions of a prompt from the first position of the first
+            # row.
             tables = (self.interface.positions, *self._tables_of(rotation))
             flat[0] = _turned(builder, flat[0], tables, rotation, match.heads, "query")
             flat[1] = _turned(builder, flat[1], tables, rotation, match.key.heads, "key")
@@ -348,7 +352,7 @@ class _Fusion:
         old.shape = ir.Shape([tokens[0], tokens[1], match.heads * match.value.size])
         result.type, result.shape = old.type, old.shape
         if match.is_guarded:
-            # Zero where a token attends to nothing.
+            # Zero if a token attends to no other token.
             chosen = [self.writer.sees_any(mask), result, self.writer.zero()]
             result = builder.add("Where", chosen, "attended", result.dtype, result.shape)
         for node in builder.nodes:
@@ -359,7 +363,7 @@ class _Fusion:
         take_over(old, result)
 
     def _unrotated(self, match: _CachedAttention) -> tuple[ir.Value, ir.Value, Rotation | None]:
-        """Return queries and new keys, before a rotation that the operator does itself, and this rotation."""
+        """Return queries and new keys before a rotation that the operator can compute, and this rotation."""
         query = self._rotations.find(match.query, match.heads, match.key.size)
         key = self._rotations.find(match.key.new, match.key.heads, match.key.size)
         if query is None or key is None or query[1] is not key[1]:
@@ -387,7 +391,7 @@ def _joined(builder: NodeBuilder, value: ir.Value, heads: int, size: int, role: 
     if split is None:
         split = builder.add("Transpose", [value], f"{role}_tokens", value.dtype, perm=TO_HEADS)
     else:
-        # What was split into heads, unless operators between do more than to split it.
+        # The input of the split into heads, unless further operators are in between.
         reshape = producer_of(split, "Reshape")
         hidden = reshape.inputs[0] if reshape is not None else None
         if hidden is not None and rank_of(hidden) == 3 and fixed_size(hidden, 2) == heads * size:
@@ -420,7 +424,7 @@ def _turned(
 
 
 def _content_of(value: ir.Value) -> tuple[object, ...]:
-    """Return what tells values apart that are computed alike: a choice between numbers by its condition and numbers."""
+    """Return a key equal for values computed alike: for a choice between numbers, its condition and numbers."""
     node = producer_of(value, "Where")
     if node is None:
         return (value,)
@@ -428,7 +432,7 @@ def _content_of(value: ir.Value) -> tuple[object, ...]:
 
 
 def _maker_of(mask: ir.Value) -> ir.Node | None:
-    """Return the node that made a mask for all layers: the condition, where each layer turns it into floats."""
+    """Return the node that made a mask for all layers: the condition, if each layer converts it to floats."""
     node = producer_of(mask, "Where")
     condition = node.inputs[0] if node is not None else None
     return condition.producer() if condition is not None else mask.producer()

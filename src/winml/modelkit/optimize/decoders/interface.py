@@ -1,6 +1,6 @@
-"""What do the inputs of a decoder with a cache mean?
+"""Roles of the inputs of a decoder with a cache.
 
-Read from what the file says of them (``winml.io.inputs``), and from the names that readers of such graphs agree on.
+Read from the file's metadata (``winml.io.inputs``), and from the names that runtimes of such graphs use.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class DecoderInterface:
     tokens: ir.Value
     """Rows × tokens, or their embeddings: rows × tokens × size."""
     mask: ir.Value
-    """Rows × all tokens, those in the cache included: 1 where a token counts."""
+    """Rows × all tokens, including tokens in the cache: 1 for valid tokens."""
     positions: ir.Value | None
     """Rows × tokens."""
     position_count: int | None
-    """How many positions there are; None: not known."""
+    """Number of positions; None: unknown."""
     windows: Mapping[str, int]
-    """Input of the cache → how many of the last tokens its layer attends to, where these are not all."""
+    """Cache input → number of last tokens that its layer attends to, for layers with a window."""
     names: Mapping[str, str]
     """Name of a dynamic size → which it is: ``rows``, ``tokens``, ``past`` or ``total``."""
 
     @classmethod
     def of(cls, model: ir.Model) -> DecoderInterface | None:
-        """Return the inputs of a graph; None where it has no cache, or these names are not its own."""
+        """Identify the inputs of a graph; None without a cache, or if these names are used otherwise."""
         inputs = {str(value.name): value for value in model.graph.inputs}
         tokens, mask = inputs.get(_TOKENS, inputs.get(_EMBEDDED)), inputs.get(_MASK)
         mask_shape = shape_of(mask, 2)
@@ -68,7 +68,9 @@ class DecoderInterface:
         )
 
     def is_sized(self, value: ir.Value) -> bool:
-        """Say whether only the shape of a value can matter to a mask: a float whose sizes are those of inputs."""
+        """Return True if a mask can depend on the shape of a value only: a float tensor whose sizes are input
+        dimensions.
+        """
         shape = shape_of(value, 3)
         if shape is None or value.dtype is None or not value.dtype.is_floating_point():
             return False
@@ -77,13 +79,14 @@ class DecoderInterface:
     def feeds(
         self, leaves: Sequence[ir.Value], mask: Array, tokens: int, generator: np.random.Generator
     ) -> dict[ir.Value, Array] | None:
-        """Return values for a part of the graph; None where the size of one is not known.
+        """Draw inputs for a subgraph; None if a size is unknown.
 
         Args:
-            leaves: What it takes.
-            mask: Of all tokens.
-            tokens: How many of them are new.
-            generator: Draws the values on which a mask does not depend.
+            leaves: Inputs of the subgraph.
+            mask: Mask of
+        all tokens.
+            tokens: Number of new tokens.
+            generator: Generator of the values on which a mask does not depend.
         """
         rows, total = mask.shape
         sizes = {"rows": rows, "tokens": tokens, "past": total - tokens, "total": total}

@@ -26,12 +26,12 @@ class RootMeanSquareNormFusionPass(GraphPass):
         x, weight → SimplifiedLayerNormalization → y
 
     Must not fire when:
-        1. what is between is read elsewhere or is an output of the graph;
+        1. an intermediate value is read elsewhere or is an output of the graph;
         2. the mean is not over the last axis only, or does not keep it;
         3. the weight is no constant with one value for each element of the last axis;
         4. values are not float32.
 
-    Tags: creates. The new node has the tag of the last one it replaced; all of them are in one module.
+    Tags: creates. The new node has the tag of the last replaced node; all of them are in one module.
 
     Why it is safe: it is the operator's definition. ONNX Runtime has it in the domain of ONNX itself, which
     ``onnx.checker`` does not know: the pass is for graphs that ONNX Runtime runs.
@@ -84,7 +84,7 @@ def _match_norm(mean: ir.Node) -> _Norm | None:
 
 
 def _squared(value: ir.Value) -> ir.Value | None:
-    """Return x where the value is its square."""
+    """Return x if the value is the square of x."""
     if (power := producer_of(value, "Pow")) is not None:
         return power.inputs[0] if graph_matching.constant_number(power.inputs[1]) == 2.0 else None
     product = producer_of(value, "Mul")
@@ -133,7 +133,7 @@ def _replace_norm(match: _Norm) -> None:
 
 
 class SkipNormFusionPass(GraphPass):
-    """Join a ``SimplifiedLayerNormalization`` with the sum before it. Works in place.
+    """Merge a ``SimplifiedLayerNormalization`` with the preceding sum. Works in place.
 
     Before / After::
 

@@ -1,6 +1,6 @@
-"""Computes a part of a graph on chosen values, to see what it does.
+"""Evaluation of a subgraph on chosen values, to identify its function.
 
-What a rotation or a mask looks like in a graph differs by model, exporter and version. What it answers does not.
+The operators of a rotation or a mask differ by model, exporter and version; the results do not.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _IR_VERSION = 8
 
 @dataclass
 class Probe:
-    """The nodes that compute one value from others."""
+    """The nodes that compute a value from its leaves."""
 
     result: ir.Value
     leaves: tuple[ir.Value, ...]
-    """Values that have to be given, in the order they were met."""
+    """Values that must be fed, in the order of discovery."""
     nodes: tuple[ir.Node, ...]
-    """In an order in which they can run."""
+    """In execution order."""
     constants: tuple[ir.Value, ...]
     _session: Session | None = field(default=None, repr=False)
 
@@ -58,20 +58,19 @@ class Probe:
             name="probe",
         ).clone()
         for value in (*graph.inputs, *(output for node in graph for output in node.outputs)):
-            # Sizes of the graph may be fixed where a probe has others.
+            # Sizes of the graph may be fixed while the probe's differ.
             value.shape = None
         content: bytes = ir.to_proto(ir.Model(graph, ir_version=_IR_VERSION)).SerializeToString()
         return content
 
 
 def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool]) -> Probe | None:
-    """Return what computes a value from graph inputs and other leaves.
-
-    None where that takes weights of matrices, other than tensors, subgraphs or too many nodes.
+    """Extract the nodes that compute a value from graph inputs and other leaves. None if the computation needs weight
+    matrices, values other than tensors, subgraphs or too many nodes.
 
     Args:
         result: The value.
-        is_leaf: Says of a value that a node makes whether it is given.
+        is_leaf: Returns True if a value is a leaf although a node produces it.
     """
     leaves: dict[ir.Value, None] = {}
     nodes: dict[ir.Node, None] = {}

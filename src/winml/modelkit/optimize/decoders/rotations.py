@@ -1,7 +1,7 @@
-"""Which rotation by position do the operators on queries or keys compute? Found by probing.
+"""Recognition of rotary position embeddings on queries or keys, by probing.
 
-The operators are given vectors chosen so that the answer shows the cosines and sines of every position. Then random
-vectors must be answered as those tables say.
+The operators run on vectors chosen so that the output shows the cosines and sines of every position. Then outputs for
+random vectors must agree with these tables.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Rotation:
     """Positions × turned pairs, float32."""
     sin: Array
     is_interleaved: bool
-    """Whether neighbours turn together, rather than elements of the first half with those of the second."""
+    """True if adjacent elements are rotated together, rather than elements of the first and second half."""
     size: int
-    """Of a head."""
+    """Size of a head."""
 
     @property
     def turned(self) -> int:
-        """How many elements of a head are turned; those after them stay."""
+        """Number of rotated elements of a head; the remaining elements are unchanged."""
         return int(2 * self.cos.shape[1])
 
     def apply(self, x: Array, positions: Array) -> Array:
@@ -60,26 +60,26 @@ def _places(turned: int, *, is_interleaved: bool) -> tuple[slice, slice]:
 
 
 class RotationFinder:
-    """Finds the rotations of one graph; layers that turn alike share one record."""
+    """Finds the rotations of one graph; layers with equal rotations share one record."""
 
     def __init__(self, positions: ir.Value | None, count: int | None) -> None:
-        """Remember where positions come from.
+        """Store the source of positions.
 
         Args:
-            positions: Input of the graph with the position of every token, [batch, sequence]; None: it has none.
-            count: How many positions there are; None: not known, so that no table can be made.
+            positions: Input of the graph with the position of every token, [batch, sequence]; None: no such input.
+            count: Number of positions; None: unknown, so that no table can be made.
         """
         self._positions = positions
         self._count = count
         self._known: list[Rotation] = []
 
     def find(self, rotated: ir.Value, heads: int, size: int) -> tuple[ir.Value, Rotation] | None:
-        """Return the value before the rotation, and the rotation; None where the operators compute something else.
+        """Return the value before the rotation, and the rotation; None if the operators compute no rotation.
 
         Args:
             rotated: Queries or keys of shape [batch, heads, sequence, size].
             heads: Number of heads.
-            size: Of each.
+            size: Size of a head.
         """
         if self._positions is None or self._count is None or self._count > _MOST_POSITIONS:
             return None
@@ -106,7 +106,7 @@ class RotationFinder:
 
 
 def _is_before_rotation(value: ir.Value) -> bool:
-    """Say whether a value can be queries or keys as they are turned: split into heads, normalized or not."""
+    """Return True if a value can be queries or keys as they are turned: split into heads, normalized or not."""
     is_split = before_transpose(value, TO_HEADS) is not None
     return rank_of(value) == 4 and (is_split or producer_of(value, "SimplifiedLayerNormalization") is not None)
 
@@ -131,7 +131,7 @@ class _Runs:
         return output
 
     def form(self) -> tuple[int, bool] | None:
-        """Return how many elements are turned, and whether neighbours turn together; None where it is no rotation."""
+        """Return the number of rotated elements and True if adjacent elements are paired; None if it is no rotation."""
         position = min(1, self.count - 1)
         # Row i of the answer is what becomes of the i-th unit vector.
         matrix = self.run(np.eye(self.size, dtype=np.float32)[None, None], np.full(self.size, position))[0, 0].T
