@@ -120,8 +120,7 @@ def _is_vector(value: ir.Value | None) -> bool:
 
 
 class IdentityRemovalPass(ir.passes.InPlacePass):
-    """Remove ``Identity`` nodes and transpositions that move no axis, including subgraphs and functions. Works in
-    place.
+    """Remove ``Identity`` nodes and transpositions that move no axis, in all graphs. Works in place.
 
     Before / After::
 

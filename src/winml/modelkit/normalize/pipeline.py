@@ -243,9 +243,10 @@ def _should_fold(node: ir.Node) -> bool | None:
 
 
 def _write_in_opset(model: ir.Model) -> None:
-    """Convert nodes that onnxscript wrote for opset 18 to the model's opset, in place. onnxscript writes sequences as
-    ``Split``, ``Squeeze`` and ``Unsqueeze`` of opset 18, regardless of the model's opset. Computed sizes and axes
-    are not supported before opset 13: such a node is unchanged.
+    """Convert nodes that onnxscript wrote for opset 18 to the model's opset, in place.
+
+    onnxscript writes sequences as ``Split``, ``Squeeze`` and ``Unsqueeze`` of opset 18, regardless of the model's
+    opset. Computed sizes and axes are not supported before opset 13: such a node is unchanged.
     """
     opset = model.opset_imports.get("", 18)
     for node in all_nodes(model) if opset < _SPLIT_INTO_EQUAL_PARTS else ():

@@ -172,8 +172,7 @@ def _multi_head_attention_macs(operands: _Operands) -> int:
 
 
 def _projected_attention_formula(past: int) -> _Formula:
-    """com.microsoft: the projection of the input to queries, keys and values, and :func:`_attention_macs` of the
-    projections.
+    """com.microsoft: projection of the input to queries, keys and values, and :func:`_attention_macs` of these.
 
     Args:
         past: Position of the cached keys and values among the inputs; with cached inputs the operations are unknown.

@@ -157,8 +157,9 @@ class _ModuleScopes:
 
 
 def _name_new_nodes(model: ir.Model, scopes: _ModuleScopes) -> None:
-    """Name new nodes after their module, in place: nodes missing in the graph that ``scopes`` was read from. A new node
-    whose name already has the prefix of its module is not renamed.
+    """Name the nodes missing in the graph that ``scopes`` was read from after their module, in place.
+
+    A new node whose name already has the prefix of its module is not renamed.
     """
     names = FreshNames((node.name for node in all_nodes(model)), first_number=1)
     for node in all_nodes(model):

@@ -1,11 +1,11 @@
-"""How does a graph run on a device, and what are its outputs?
+"""Execution of graphs on a device.
 
-Generates input values (``feeds``), opens and runs sessions (``sessions``), reads kernel times and memory. Knows nothing
-of torch, nor of how a graph was made.
+Generates input values (``feeds``), opens and runs sessions (``sessions``), reads kernel times and memory. Independent
+of torch and of the origin of a graph.
 """
 
 import os
 
-# From 1.29 on, ONNX Runtime sends telemetry from its import on, unless this variable is set before (its Privacy.md).
-# We promise that nothing is sent.
+# From 1.29 on, ONNX Runtime sends telemetry after its import, unless this variable is set before (its Privacy.md).
+# winml promises to send no telemetry.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

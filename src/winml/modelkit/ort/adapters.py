@@ -1,6 +1,6 @@
-"""Writes, finds and activates adapters in ONNX Runtime's format: LoRA weights that fill optional inputs of a graph.
+"""Adapters in ONNX Runtime's format: LoRA weights for optional inputs of a graph.
 
-A graph with such inputs runs as its base model where no adapter is active. Which inputs there are is metadata of the
+Without an active adapter, a graph with such inputs runs as its base model. The inputs are listed in the metadata of the
 file (``winml.adapters``).
 """
 
@@ -27,10 +27,10 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class AdapterInputs:
-    """What a file says of the adapters that its graph takes."""
+    """Adapter inputs of a graph, as stated in its file."""
 
     names: tuple[str, ...]
-    """Of the adapters that were written beside it."""
+    """Names of the adapters written next to the model."""
     modules: Mapping[str, tuple[str, str]]
     """Path of a module → the names of its two inputs."""
 
@@ -45,7 +45,7 @@ def adapter_name(name: str) -> str:
 
 
 def adapter_inputs_of(metadata: Mapping[str, str]) -> AdapterInputs | None:
-    """Return which adapters a graph takes; None where it takes none, or what it says is damaged."""
+    """Return the adapter inputs of a graph; None without adapters, or if the metadata is damaged."""
     from winml.modelkit.onnx.lora_branches import lora_names  # imports onnx_ir
 
     try:
@@ -58,15 +58,15 @@ def adapter_inputs_of(metadata: Mapping[str, str]) -> AdapterInputs | None:
 
 
 def adapter_beside(model: Path, name: str, metadata: Mapping[str, str]) -> Path:
-    """Return the file of an adapter beside a model.
+    """Return the file of an adapter next to a model.
 
     Args:
         model: The ONNX file.
         name: Name of the adapter.
-        metadata: What the file says of itself.
+        metadata: Metadata of the model.
 
     Raises:
-        UsageError: the graph takes no adapters, or none of this name is there.
+        UsageError: the graph takes no adapters, or the adapter does not exist.
     """
     inputs = adapter_inputs_of(metadata)
     if inputs is None:
@@ -92,10 +92,11 @@ def write_adapter(path: Path, values: Mapping[str, Array]) -> None:
 
     Args:
         path: The file.
-        values: Input of the graph → what fills it; its type is that of the input.
+        values: Input of the graph → its value, of the input's type.
 
     Raises:
-        StageError: ONNX Runtime does not write it.
+        StageError: ONNX Runtime cannot write the
+        file.
     """
     try:
         adapter = ort.AdapterFormat()
@@ -108,7 +109,7 @@ def write_adapter(path: Path, values: Mapping[str, Array]) -> None:
 
 
 class ActiveAdapter:
-    """An adapter that is active in the runs whose options these are."""
+    """Run options with an active adapter."""
 
     def __init__(self, path: Path) -> None:
         """Read the adapter.

@@ -1,9 +1,9 @@
-"""Opens models that may crash ONNX Runtime in a process of its own first.
+"""Check of models that may crash ONNX Runtime, in a separate process.
 
 A crash of ONNX Runtime ends the process that opens the model, without an exception. ONNX Runtime 1.31 crashes in graph
 optimization of some float16 graphs on the CPU provider, so models with 16-bit floats are opened in a second process
-before this one opens them. Other models are not: they would be loaded twice for nothing. The second process starts with
-the first such model and serves all later ones. Why: docs/decisions/0028-crash-check.md.
+first. Other models are not checked, because they would be loaded twice for no benefit. The second process starts with
+the first such model and serves all later models. Why: docs/decisions/0028-crash-check.md.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def refuse_crashing_model(
 ) -> None:
     """Refuse a model whose opening on the CPU provider crashes ONNX Runtime.
 
-    Nothing is checked if no process can be started.
+    No check is made if no process can be started.
 
     Args:
         model: Path of an ONNX file, or its bytes.

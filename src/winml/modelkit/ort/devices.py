@@ -1,6 +1,6 @@
-"""Chooses the execution provider for a device, or for compiling, among those of the installed ONNX Runtime.
+"""Choice of the execution provider for a device, or for compiling, from the installed ONNX Runtime.
 
-An installed provider may still lack its driver; only opening a session shows that.
+An installed provider may still lack its driver; only opening a session detects that.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ChosenProvider:
     options: Mapping[str, str] = field(default_factory=dict)
     """Options of the provider, including the one that selects the device."""
     stand_in: str = ""
-    """Kind of the device on which the provider simulates ``device``, which is not here; empty where it is."""
+    """Kind of the device on which the provider simulates the absent ``device``; ``""`` without simulation."""
 
     @property
     def device_words(self) -> str:
@@ -52,7 +52,7 @@ class ChosenProvider:
         return f"{self.device}, simulated on the {self.stand_in}" if self.stand_in else self.device
 
     def device_record(self) -> dict[str, str]:
-        """Return the device that does the work, and the one that it simulates, where it does."""
+        """Return the executing device, and the simulated device if any."""
         return {"device": self.stand_in, "simulates": self.device} if self.stand_in else {"device": self.device}
 
     @property
@@ -71,7 +71,7 @@ def processor_hint() -> str:
 
 
 def missing_option_hint(chosen: ChosenProvider, reason: str) -> str | None:
-    """Return which option a failed provider most likely needs, by the reason it states; None where nothing shows it."""
+    """Return the option that a failed provider most likely needs, from the stated reason; None if unknown."""
     if chosen.provider.name == "QNNExecutionProvider" and "MEM_ALLOC" in reason and "soc_model" not in chosen.options:
         return f"Without a target SoC, QNN may choose one with too little on-chip memory. {processor_hint()}"
     return None
@@ -83,17 +83,18 @@ def present_providers() -> list[str]:
 
 
 def choose_provider(ep: str | None, device: Device | None, options: Mapping[str, str]) -> ChosenProvider:
-    """Decide where a graph runs.
+    """Choose the execution provider of a graph.
 
     Args:
-        ep: Name of a provider, short or ONNX Runtime's; None: the one for the device, or the CPU provider.
+        ep: Name of a provider, short or ONNX Runtime's; None: a provider for the device, or the CPU provider.
         device: Kind of processor; None: the default of the provider.
         options: Options of the provider.
 
     Raises:
-        UsageError: the provider is unknown, is not installed, has no options, does not run on the device, or does not
-            find it here; or no installed provider runs on it.
-        StageError: it comes as a plug-in that the installed ONNX Runtime does not load.
+        UsageError: the provider is unknown, is not installed, has no options, does not support the device, or does not
+        find it on this machine; or no installed provider supports it.
+        StageError: the provider is a plug-in that the
+        installed ONNX Runtime cannot load.
     """
     provider = find_execution_provider(ep) if ep is not None else _provider_for(device or "cpu")
     present = present_providers()
@@ -117,7 +118,7 @@ def choose_provider(ep: str | None, device: Device | None, options: Mapping[str,
             hint=f"Omit {opt.ep_options}. winml perf sets the number of threads with {opt.threads}.",
         )
     is_plug_in = provider.name in installed_plug_ins()
-    # A plug-in does not know which of its devices is the default.
+    # A plug-in has no known default device.
     device_option = provider.device_options.get(chosen) if device is not None or is_plug_in else None
     all_options = {**dict([device_option] if device_option else []), **options}
     stand_in = stand_in_kind(provider, all_options) if is_plug_in else ""
@@ -127,7 +128,7 @@ def choose_provider(ep: str | None, device: Device | None, options: Mapping[str,
 
 
 def _choose_named(provider: ExecutionProvider, device: Device | None, options: Mapping[str, str]) -> ChosenProvider:
-    """Return a provider whose library somebody named, on the first device that it finds here."""
+    """Return a provider with a user-specified library, on the first device it finds."""
     found = fitting_kind(provider, device_kinds(provider), {})
     kind: Device = next(item for item in get_args(Device) if item == found)
     if device is not None and device != kind:
@@ -179,7 +180,7 @@ def provider_version(provider: ExecutionProvider) -> str:
 
 
 def choose_compiler(ep: str | None, device: Device | None, options: Mapping[str, str]) -> ChosenProvider:
-    """Return the provider that compiles.
+    """Choose the provider that compiles.
 
     Args:
         ep: Name of the provider, short or ONNX Runtime's.
@@ -187,8 +188,8 @@ def choose_compiler(ep: str | None, device: Device | None, options: Mapping[str,
         options: Options of the provider.
 
     Raises:
-        UsageError: none is named, or it is unknown, not installed, or does not write what it compiles.
-        StageError: it is a plug-in that the installed ONNX Runtime does not load.
+        UsageError: no provider is named, or it is unknown, not installed, or does not support compiled files.
+        StageError: the provider is a plug-in that the installed ONNX Runtime cannot load.
     """
     if ep is None:
         raise UsageError(
@@ -206,7 +207,7 @@ def choose_compiler(ep: str | None, device: Device | None, options: Mapping[str,
 
 
 def unreadable_reason(chosen: ChosenProvider) -> str:
-    """Return why the provider cannot open what it compiled, where that shows in its package; else an empty string."""
+    """Return the reason why the provider cannot open its own compiled files, if visible in its package; else ``""``."""
     if chosen.provider.name != "OpenVINOExecutionProvider" or chosen.device != "cpu":
         return ""
     libraries = [path.name for path in (Path(ort.__file__).parent / "capi").glob("*openvino*")]

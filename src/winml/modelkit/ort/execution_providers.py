@@ -1,6 +1,6 @@
-"""The table of execution providers: names, devices, options and packages.
+"""Table of execution providers: names, devices, options and packages.
 
-Data only: which of them are installed is answered in ``devices``. Imports nothing heavy.
+Data only: ``devices`` finds the installed providers. No heavy imports.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ class ExecutionProvider:
     """One backend of ONNX Runtime."""
 
     name: str
-    """Its name in ONNX Runtime."""
+    """Name in ONNX Runtime."""
     devices: tuple[Device, ...]
-    """Kinds of processors it runs on, its default first."""
+    """Kinds of supported processors, the default first."""
     takes_dynamic: bool = True
-    """Whether it runs, or compiles, graphs with dynamic dimensions; specified by its documentation."""
+    """True if it runs, or compiles, graphs with dynamic dimensions; specified by its documentation."""
     device_options: Mapping[Device, tuple[str, str]] = field(default_factory=dict)
     """Name and value of the provider option that selects a device; specified by its documentation."""
     packages: Mapping[str, str] = field(default_factory=dict)
     """Platform (``sys.platform``) → requirement of the Python package that contains it, for pip."""
     has_options: bool = True
-    """Whether it has options of its own."""
+    """True if it has options."""
     plug_in: str = ""
-    """Python module of the package that brings it as a plug-in for the installed ONNX Runtime; its
-    ``get_library_path()`` returns the path of the library. Empty where there is none."""
+    """Python module of the package with its plug-in for the installed ONNX Runtime; its ``get_library_path()`` returns
+    the path of the library. ``""`` without a plug-in.
+    """
     plug_in_devices: str = ""
-    """Which devices alone the plug-in takes, in words; empty where it takes any of its kinds."""
+    """Devices supported by the plug-in, as text; ``""`` if it supports all its kinds."""
     simulates: tuple[Device, ...] = ()
-    """Kinds of processors that it simulates on x86-64 where they are absent; specified by its documentation."""
+    """Kinds of processors that it simulates on x86-64 if absent; specified by its documentation."""
     library: str = ""
-    """Path of the library of its plug-in, as somebody named it; empty: that of ``plug_in``."""
+    """User-specified path of its plug-in's library; ``""``: the library of ``plug_in``."""
     compiles: bool = False
-    """Whether it writes what it compiled into a file (``EPContext``); specified by its documentation."""
+    """True if it writes its compiled content to a file (``EPContext``); specified by its documentation."""
     node_profile: Mapping[str, str] = field(default_factory=dict)
-    """Options with which it writes the time of each node that it compiled to a file, ``{file}`` in place of its path;
-    empty where it has none."""
+    """Options to write the time of each compiled node to a file, ``{file}`` for its path; ``{}`` if not supported."""
 
     @property
     def has_compiled_form(self) -> bool:
-        """Whether there is a form for a file of what it compiled; of the CPU provider it is the optimized graph."""
+        """True if its compiled content can be stored in a file; for the CPU provider, the optimized graph."""
         return self.compiles or self.name == "CPUExecutionProvider"
 
     def is_beside(self, package: str) -> bool:
-        """Say whether a package of it is the plug-in, and stands beside ONNX Runtime; any other one contains it."""
+        """Return True if a package is the provider's plug-in; other packages contain a whole ONNX Runtime."""
         return bool(self.plug_in) and package.startswith(self.plug_in.replace("_", "-"))
 
 
@@ -94,7 +94,7 @@ _BUILT_IN: Mapping[str, ExecutionProvider] = {
             "npu": ("device_type", "NPU"),
         },
         packages={"linux": "onnxruntime-openvino", "win32": "onnxruntime-openvino"},
-        # For Intel alone: the plug-in, which reads back what it compiled. The package above lacks that on Linux.
+        # For Intel only: the plug-in, which can load its compiled content. The package above cannot on Linux.
         plug_in="onnxruntime_ep_openvino",
         plug_in_devices="Intel's processors",
         compiles=True,
@@ -135,7 +135,7 @@ _BUILT_IN: Mapping[str, ExecutionProvider] = {
 
 
 def _problem_of(short: str, provider: ExecutionProvider) -> str:
-    """Return why a provider of a plug-in package cannot be used; empty where it can."""
+    """Return the problem of a provider of a plug-in package; ``""`` if it is valid."""
     if short != short.lower():
         return f"short names are of small letters: {short.lower()}"
     if not provider.name.endswith("ExecutionProvider") or any(provider.name == own.name for own in _BUILT_IN.values()):
@@ -144,8 +144,9 @@ def _problem_of(short: str, provider: ExecutionProvider) -> str:
 
 
 LIBRARY_VARIABLE = "WINML_EP_LIBRARY"
-"""Environment variable that names libraries of plug-ins: ``NAME=PATH``, several with the separator of ``PATH`` between
-them. Processes that a command starts have them as well."""
+"""Environment variable with the libraries of plug-ins: ``NAME=PATH``, several separated as in ``PATH``. Inherited by
+started processes.
+"""
 _SUFFIX = "ExecutionProvider"
 
 
@@ -178,21 +179,21 @@ def _read_library(text: str) -> tuple[str, str, str]:
 
 
 def with_library(text: str, libraries: str) -> str:
-    """Return the value of the environment variable with one more library, which wins over one of the same name.
+    """Return the value of the environment variable with one more library, which replaces a library of the same name.
 
     Args:
         text: ``NAME=PATH``.
         libraries: The value so far.
 
     Raises:
-        UsageError: it is not ``NAME=PATH``, is no file, or is for the CPU provider.
+        UsageError: the text is not ``NAME=PATH``, names no file, or is for the CPU provider.
     """
     _, name, path = _read_library(text)
     return os.pathsep.join(filter(None, (libraries, f"{name}={path}")))
 
 
 class _Providers(Registry[ExecutionProvider]):
-    """The providers of winml and of packages, and those whose library somebody names."""
+    """Providers of winml and of packages, and providers with a user-specified library."""
 
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or name in _named_libraries()
@@ -203,7 +204,7 @@ class _Providers(Registry[ExecutionProvider]):
             return super().__getitem__(name)
         if super().__contains__(name):
             return replace(super().__getitem__(name), library=named[1])
-        # Nobody knows what it runs on: its library says it.
+        # The supported devices are unknown until its library is loaded.
         return ExecutionProvider(named[0], get_args(Device), library=named[1], compiles=True)
 
     def __iter__(self) -> Iterator[str]:
@@ -235,7 +236,7 @@ def find_execution_provider(name: str) -> ExecutionProvider:
 
 
 def short_name(name: str) -> str:
-    """Return the short name of a provider, or ONNX Runtime's name where it has none.
+    """Return the short name of a provider, or ONNX Runtime's name without one.
 
     >>> short_name("CPUExecutionProvider"), short_name("AzureExecutionProvider")
     ('cpu', 'AzureExecutionProvider')
@@ -244,10 +245,10 @@ def short_name(name: str) -> str:
 
 
 def _options_for_compiled(record: str) -> str:
-    """Return the options that select the provider of a compiled file, as on a command line; empty for any other file.
+    """Return the options that select the provider of a compiled file, as on a command line; ``""`` for any other file.
 
     Args:
-        record: What the file says of its compilation (``winml.compile``); empty: it was not compiled.
+        record: Compile metadata of the file (``winml.compile``); ``""``: not compiled.
 
     >>> _options_for_compiled('{"provider": "QNNExecutionProvider", "device": "npu", "options": {"soc_model": "60"}}')
     '--ep qnn --ep-options soc_model=60'
@@ -278,7 +279,7 @@ def provider_options_of(path: Path) -> str:
     """Return the options that select the provider an ONNX file is compiled for; see :func:`_options_for_compiled`.
 
     Raises:
-        WinMLError: there is no such file, or it is no ONNX file.
+        WinMLError: the file does not exist, or is no ONNX file.
     """
     from winml.modelkit.onnx.files.reading import read_structure  # imports onnx
 
@@ -287,11 +288,11 @@ def provider_options_of(path: Path) -> str:
 
 
 def refuse_dynamic(ep: str | None, *, is_dynamic: bool, allow_dynamic: bool) -> None:
-    """Refuse dynamic dimensions where the provider needs fixed sizes.
+    """Refuse dynamic dimensions if the provider needs fixed sizes.
 
     Args:
         ep: Name of the provider; None: any.
-        is_dynamic: Whether some dimension is open.
+        is_dynamic: True if a dimension is dynamic.
         allow_dynamic: Accept dynamic dimensions for any provider.
 
     Raises:
@@ -308,10 +309,10 @@ def refuse_dynamic(ep: str | None, *, is_dynamic: bool, allow_dynamic: bool) -> 
 
 
 def refuse_uncompilable(ep: str) -> None:
-    """Refuse to compile for a provider that has no form for a file of what it compiled.
+    """Refuse to compile for a provider that does not support compiled files.
 
     Raises:
-        UsageError: the provider is unknown, or has none.
+        UsageError: the provider is unknown, or does not support compiled files.
     """
     provider = find_execution_provider(ep)
     if not provider.has_compiled_form:
@@ -323,7 +324,7 @@ def refuse_uncompilable(ep: str) -> None:
 
 
 def parse_ep_options(texts: Sequence[str]) -> dict[str, str]:
-    """Read ``--ep-options``, given any number of times.
+    """Parse the values of ``--ep-options``, a repeatable option.
 
     Raises:
         UsageError: a text that is not ``KEY=VALUE``, or a key with two values.

@@ -1,7 +1,7 @@
-"""Draws arrays for input specifications, to try a model out.
+"""Random sample arrays for input specifications.
 
-Values are inside the valid range, reproducible, and such that what the model does with them shows in its outputs (masks
-hide something, end-of-sequence tokens stand where the row ends). Does not know the model.
+Values are inside the valid range, reproducible, and chosen so that the outputs depend on them (masks hide positions,
+end-of-sequence tokens are at the end of rows). Independent of the model.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.onnx.specs import InputTensorSpec, summed_sizes
 
 _LARGEST_BYTES = 2**47
-"""Chosen: what a process can address on the processors of today. Less may still be more than this machine has."""
+"""Chosen: the address space of current processors. Smaller sizes may still exceed this machine's memory."""
 _DRAWN_BYTES = 8
-"""Specified: numpy draws integers and floats in this width before they become what is wanted."""
+"""Specified: numpy draws integers and floats in this width before the cast."""
 
 _MOST_BLOCKS = 5
 """Chosen: blocks of patches along an edge of a picture, enough for several windows."""
 _DECODER_MASK = "attention_mask"
-"""Specified by transformers: hides tokens in the cache and those of a run, where zero."""
+"""Specified by transformers: hides tokens in the cache and in a run, where zero."""
 _LENGTHS_NAME = re.compile(r"(^|[_.])(len|lens|length|lengths)$")
 
 _OFFSETS_NAME = re.compile(r"(^|[_.])offsets?$")
@@ -35,16 +35,16 @@ _OFFSETS_NAME = re.compile(r"(^|[_.])offsets?$")
 
 @dataclass(frozen=True)
 class FeedRules:
-    """What a model was found to ask of the values drawn for it, beyond its specifications."""
+    """Rules for sample values found by observing a model, beyond its specifications."""
 
     masks: Mapping[str, int] = field(default_factory=dict)
     """Input that is a mask → the value with which it hides, 0 or 1. Else :func:`hiding_value`."""
     length_axes: Mapping[str, int] = field(default_factory=dict)
-    """Input that holds the length of each row → the axis of the other inputs along which it is counted."""
+    """Input that holds the length of each row → the axis of the other inputs that it counts."""
 
 
 def is_mask(spec: InputTensorSpec, rules: FeedRules | None = None) -> bool:
-    """Say whether values are drawn for an input as for a mask."""
+    """Return True if values are drawn for an input as for a mask."""
     named = spec.name.endswith("mask") or (rules is not None and spec.name in rules.masks)
     return named and "float" not in spec.dtype
 
@@ -56,7 +56,7 @@ def hiding_value(spec: InputTensorSpec, rules: FeedRules | None = None) -> int:
 
 
 def holds_lengths(spec: InputTensorSpec, rules: FeedRules | None = None) -> bool:
-    """Say whether values are drawn for an input as for the lengths of rows."""
+    """Return True if values are drawn for an input as for the lengths of rows."""
     named = _LENGTHS_NAME.search(spec.name) is not None or (rules is not None and spec.name in rules.length_axes)
     return named and len(spec.shape) == 1 and "int" in spec.dtype
 
@@ -71,24 +71,24 @@ def make_feeds(
 ) -> dict[str, Array]:
     """Draw one array per input.
 
-    The same seed gives the same values on every platform, and an input keeps its values when others come or go.
+    The same seed gives the same values on every platform, and the values of an input do not depend on other inputs.
     Integers are uniform in the value range (0..1 without one), floats uniform in it (standard normal without one).
     An integer or bool input named ``…mask`` is a mask: each row a run of ones, then at least one zero if the row is
-    longer than one; the other way round for flags named ``…padding_mask``; all alike where its value range is one
-    value. The mask of a decoder whose cache has a sliding window hides the first tokens in the cache instead, so that
-    its rows have no gaps: programs differ in whether a window counts them. Of several rows of other flags none is all
-    alike, and none of one flag is true if rows have a dynamic length. A row of integers named ``…length`` or ``…lens``
-    holds lengths: the largest possible one first, none larger than the one before; one named ``offsets`` beside another
+    longer than one; reversed for flags named ``…padding_mask``; constant if its value range is one value. The mask of a
+    decoder whose cache has a sliding window hides the first tokens in the cache instead, so that its rows have no gaps:
+    programs differ in whether a window counts hidden tokens. With several rows of other flags no row is constant, and a
+    row of a single flag is false if rows have a dynamic length. A row of integers named ``…length`` or ``…lens``
+    holds lengths: the largest possible length first, in descending order; an input named ``offsets`` beside another
     row of integers rises from 0 (bags of an ``nn.EmbeddingBag``). An input named ``bbox`` holds boxes,
-    corners in order. Grids of pictures have one frame, and the patches are as many as they tell.
-    First values stand where the row begins, and are not masked.
+    corners in order. Image grids have one frame, and the number of patches follows from them. First values are at the
+    start of a row, and are not masked.
 
     Args:
         specs: The inputs.
-        seed: Not negative. Another seed gives another draw.
+        seed: Not negative.
         sizes: Sizes of the dynamic dimensions, by name.
-        with_padding: Whether masks hide something; otherwise they are all ones, or zeros where ones hide.
-        rules: What else is known of the values.
+        with_padding: If False, masks hide no position: all ones, or all zeros for padding masks.
+        rules: Further rules for the values.
 
     Raises:
         UsageError: a dynamic dimension has no size, sizes are beyond any memory, or a value range holds no value of
@@ -101,7 +101,7 @@ def make_feeds(
     shapes = {spec.name: _settled_shape(spec, sizes or {}) for spec in specs}
     feeds = {}
     for spec in specs:
-        # One generator per input: a draw does not depend on which other inputs there are.
+        # One generator per input: a draw does not depend on the other inputs.
         generator = np.random.Generator(np.random.PCG64([seed, zlib.crc32(spec.name.encode())]))
         if spec.name in grids:
             feeds[spec.name] = grids[spec.name]
@@ -125,7 +125,7 @@ def make_feeds(
 
 
 def _draw_grids(seed: int, spec: InputTensorSpec, sizes: Mapping[str, int]) -> Array:
-    """Return frames, rows and columns of pictures: one frame each, and others for every picture."""
+    """Draw frames, rows and columns of image grids: one frame each, with different sizes per image."""
     assert spec.grid is not None
     generator = np.random.Generator(np.random.PCG64([seed, zlib.crc32(spec.name.encode())]))
     (images, _), multiple = _settled_shape(spec, sizes), spec.grid.multiple
@@ -162,26 +162,26 @@ def _mask_input(
     if with_padding:
         displayed = _draw_mask(generator, shape, is_plane=_last_name(spec).startswith("pixel"))
     if spec.sums:
-        # Behind a cache, the last token is the one to go on from; models that read it alone do not ask the mask.
+        # After a cache, the last token is the start of generation; models that read it alone ignore the mask.
         displayed[..., -1] = 1
     return (1 - displayed if hiding_value(spec, rules) == 1 else displayed).astype(dtype)
 
 
 def _windowed_tokens(specs: Sequence[InputTensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> int | None:
-    """Return how many tokens a cache holds that some layer reads by a sliding window; None where there is none."""
+    """Return the number of cached tokens if a layer reads them with a sliding window; else None."""
     windowed = (spec for spec in specs if spec.cache is not None and spec.cache.window and spec.cache.side is None)
     return next((shapes[spec.name][2] for spec in windowed if len(shapes[spec.name]) == 4), None)
 
 
 def _padded_before(mask: Array, past: int) -> Array:
-    """Return a mask whose rows hide as many tokens at their start, or all in the cache: no token attends to nothing."""
+    """Return a mask that hides the same number of tokens at the start of rows, at most the cached tokens."""
     hidden = np.minimum((mask == 0).sum(axis=-1, keepdims=True), past)
     padded: Array = (np.arange(mask.shape[-1]) >= hidden).astype(mask.dtype)
     return padded
 
 
 def _longest(spec: InputTensorSpec, shapes: Mapping[str, tuple[int, ...]], rules: FeedRules) -> int | None:
-    """Return the largest length in an input that holds lengths; None for any other input."""
+    """Return the largest length for an input that holds lengths; None for any other input."""
     shape = shapes[spec.name]
     if not holds_lengths(spec, rules):
         return None
@@ -206,7 +206,7 @@ def _draw_lengths(generator: np.random.Generator, spec: InputTensorSpec, shape: 
 def _entries_of_bags(
     spec: InputTensorSpec, specs: Sequence[InputTensorSpec], shapes: Mapping[str, tuple[int, ...]]
 ) -> int | None:
-    """Return the size of the row of integers whose bags begin at the offsets in an input; `None` for any other input.
+    """Return the number of bag entries that the offsets in an input refer to; `None` for any other input.
 
     For: ``nn.EmbeddingBag``.
     """
@@ -250,7 +250,7 @@ def _draw_floats(
         return generator.standard_normal(shape).astype(dtype)
     low, high = spec.value_range
     share = generator.random(shape)
-    # Each end is scaled by itself, so that a range wider than the largest float does not overflow. The nearest value
+    # Each bound is scaled separately, so that a range wider than the largest float does not overflow. The nearest value
     # of a narrower dtype may lie outside the range, hence the second clip; it may be infinite before that.
     with np.errstate(over="ignore"):
         values = np.clip(low * (1.0 - share) + high * share, low, high).astype(dtype)
@@ -278,13 +278,13 @@ def _draw_integers(
         )
     if spec.last_value is None or not first <= spec.last_value <= last or first == last:
         return generator.integers(first, last, shape, dtype=np.int64, endpoint=True).astype(dtype)
-    # The value that ends a row stands nowhere else in it: some models refuse rows that end at different counts.
+    # The value that ends a row occurs only at its end: some models refuse rows that end at different counts.
     values = generator.integers(first, last - 1, shape, dtype=np.int64, endpoint=True)
     return (values + (values >= spec.last_value)).astype(dtype)
 
 
 def _draw_mask(generator: np.random.Generator, shape: tuple[int, ...], *, is_plane: bool) -> Array:
-    """Return rows of ones then zeros; between half and all but one position are valid, so that both matter."""
+    """Return rows of ones then zeros; between half and all but one of the positions are valid."""
     if not shape:
         return np.ones(shape, dtype=np.int64)
     length = shape[-1]
@@ -295,12 +295,12 @@ def _draw_mask(generator: np.random.Generator, shape: tuple[int, ...], *, is_pla
 
 
 def _last_name(spec: InputTensorSpec) -> str:
-    """Return the name of an input inside of the structures it comes in."""
+    """Return the last component of an input name inside nested structures."""
     return spec.name.rsplit(".", 1)[-1]
 
 
 def _begin_rows(values: Array, runs: Sequence[tuple[int, int]], mask: Array | None) -> None:
-    """Write the first values in place, and make a mask of the same size show them and one more position."""
+    """Write the first values in place, and unmask them and the following position."""
     first = np.repeat([value for value, _ in runs], [count for _, count in runs])
     rows = values.reshape(len(values), -1)
     rows[:, : len(first)] = first[: rows.shape[1]]
@@ -309,11 +309,11 @@ def _begin_rows(values: Array, runs: Sequence[tuple[int, int]], mask: Array | No
 
 
 def _end_rows(values: Array, last_value: int, mask: Array | None) -> None:
-    """Write ``last_value`` in place at the last valid position of every row that has more than one."""
+    """Write ``last_value`` in place at the last valid position of every row with several valid positions."""
     if mask is not None and mask.shape == values.shape:
         ends = mask.astype(np.int64).sum(axis=-1, keepdims=True) - 1
     else:
         ends = np.full((*values.shape[:-1], 1), values.shape[-1] - 1)
-    # The only token of a row keeps its value: the same in every draw, it would hide what the model does with it.
+    # A row's only token is not replaced: equal in every draw, it would hide the dependence of the outputs.
     retained = np.take_along_axis(values, ends, axis=-1)
     np.put_along_axis(values, ends, np.where(ends > 0, last_value, retained).astype(values.dtype), axis=-1)

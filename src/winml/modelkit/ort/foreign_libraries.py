@@ -1,7 +1,7 @@
-"""Gives libraries such as transformers a folder of somebody else: files checked, no network, no foreign code.
+"""Access of libraries such as transformers to foreign folders: checked files, no network, no foreign code.
 
-``models/checkpoints/hub.py`` alone talks to the Hub, before; ``models/checkpoints/config.py`` alone runs code of a
-checkpoint, where the user allowed it.
+Only ``models/checkpoints/hub.py`` accesses the Hub, before; only ``models/checkpoints/config.py`` runs code of a
+checkpoint, with the user's permission.
 """
 
 from __future__ import annotations
@@ -19,20 +19,19 @@ from winml.modelkit.ort.shared_settings import shared_by_threads
 
 @shared_by_threads
 def local_files_only() -> Iterator[None]:
-    """Keep the libraries off the network, from fetching kernels, and from running or offering to run foreign code.
+    """Disable network access, download of kernels, and execution of foreign code in the libraries.
 
-    Threads share the change: the last to leave puts back what the first found.
-    What they try all the same raises OSError (the Hub), ImportError (a kernel) or ValueError (code of a checkpoint),
-    as with a missing file or package.
+    Threads share the change: the last to leave restores the original settings. An attempt raises OSError (the Hub),
+    ImportError (a kernel) or ValueError (code of a checkpoint), as with a missing file or package.
     """
     from huggingface_hub import constants
     from transformers import dynamic_module_utils
     from transformers.integrations import hub_kernels
 
-    # The one function that loads a kernel; its callers look it up when they need it.
+    # The only function that loads a kernel; its callers look it up on use.
     was_offline, get_kernel = constants.HF_HUB_OFFLINE, hub_kernels.get_kernel
-    # Seconds for which transformers waits for an answer to its question whether code may run. At 0 it refuses
-    # without a question, and code runs only if the caller passes trust_remote_code=True.
+    # Seconds that transformers waits for an answer to its question whether code may run. At 0 it refuses without a
+    # question, and code runs only if the caller passes trust_remote_code=True.
     seconds = dynamic_module_utils.TIME_OUT_REMOTE_CODE
     constants.HF_HUB_OFFLINE, hub_kernels.get_kernel = True, _refuse_kernel
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
@@ -83,17 +82,17 @@ def local_libraries() -> Iterator[None]:
 
 @contextmanager
 def library_folder(folder: Path, words: str, *, error: type[InputError] = InputError, hint: str = "") -> Iterator[None]:
-    """Check the files of a folder, and let libraries read them in the block: local files only, no foreign code.
+    """Check the files of a folder, and allow libraries to read them inside the block, without network or foreign code.
 
     Args:
-        folder: The folder that the library is given.
+        folder: The folder that the library reads.
         words: Subject and verb of the message if the library fails, such as ``FOLDER: its tokenizer cannot be read``.
         error: Type of the error to raise.
         hint: What the user can do if the library fails.
 
     Raises:
-        InputError: a file is a link to another folder or no regular file, a config names a size that no model has, or
-            the library fails, whatever it raises.
+        InputError: a file is a link to another folder or no regular file, a config has an absurd size, or the library
+        raises any error.
     """
     from winml.modelkit.onnx.files.foreign_numbers import check_config_files
 

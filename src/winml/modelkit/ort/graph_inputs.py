@@ -1,7 +1,7 @@
-"""Which inputs does any ONNX graph take, and which values are they given?
+"""Inputs of any ONNX graph, and their sample values.
 
-Reads the inputs off an open session, settles the sizes of open dimensions, and draws values or reads them from a file
-of arrays. What the file says about the values that make sense (``winml.io.inputs``) is honoured.
+Reads the inputs from an open session, chooses the sizes of dynamic dimensions, and draws values or reads them from a
+file of arrays. Statements of the file about valid values (``winml.io.inputs``) are respected.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ DRAWN_DTYPES = frozenset({*DTYPES, "uint64", "uint32", "uint16"})
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the dynamic dimensions were settled to."""
+    """Chosen sizes of the dynamic dimensions."""
 
     by_name: Mapping[str, int]
     notes: tuple[str, ...] = ()
-    """What was chosen because nobody said, one sentence each."""
+    """Notes on sizes chosen by default, one sentence each."""
     chosen: Mapping[str, int] = field(default_factory=dict)
-    """Those that nobody gave."""
+    """Sizes chosen by default."""
 
 
 def array_words(array: Array) -> str:
@@ -88,7 +88,7 @@ def fitted_array(item: InputTensorSpec, array: Array, graph: str, hint: str) -> 
         hint: Advice on another shape.
 
     Raises:
-        UsageError: the shape is another.
+        UsageError: the shape does not fit.
     """
     array = np.ascontiguousarray(array.astype(item.dtype, copy=False))
     if not item.takes_sizes(array.shape):
@@ -132,7 +132,7 @@ def _with_cache_kind(item: InputTensorSpec) -> InputTensorSpec:
 
 
 def element_type(words: str) -> str:
-    """Return numpy's name of an element type that ONNX Runtime writes ``tensor(float)``; other words stay."""
+    """Convert ONNX Runtime's ``tensor(float)`` to numpy's name of the type; other text is returned unchanged."""
     if not words.startswith("tensor("):
         return words
     name = words.removeprefix("tensor(").removesuffix(")")
@@ -147,8 +147,7 @@ def sizes_by_key(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int]
         requested: Sizes by name in the file, by ``input:axis``, or by key of ``--shape-config``.
 
     Raises:
-        UsageError: a name the graph does not have, two sizes for one dimension, or one for which the graph was not
-            made.
+        UsageError: an unknown name, two sizes for one dimension, or a size out of the graph's bounds.
     """
     keys = [(f"{item.name}:{axis}", key) for item in inputs for axis, key in enumerate(item.shape)]
     places = {place: key for place, key in keys if isinstance(key, str)}
@@ -172,11 +171,10 @@ def settle_sizes(
     Args:
         inputs: The inputs of the graph.
         requested: Sizes by name in the file, by ``input:axis``, or by key of ``--shape-config``.
-        batch_size: Size of the batch dimension: the one of that name, or a nameless first one.
+        batch_size: Size of the batch dimension: the dimension of that name, or an unnamed first dimension.
 
     Raises:
-        UsageError: a name the graph does not have, a batch size it cannot take, or a dimension with an unknown meaning
-            that has no size.
+        UsageError: an unknown name, an unsupported batch size, or a dimension of unknown meaning without a size.
     """
     names = list(dict.fromkeys(key for item in inputs for key in item.shape if isinstance(key, str)))
     by_name = sizes_by_key(inputs, requested)
@@ -204,7 +202,7 @@ def settle_sizes(
 
 
 def default_size_notes(chosen: Mapping[str, int]) -> tuple[str, ...]:
-    """Return a note on the sizes that were chosen; none where there are none.
+    """Return a note on the sizes chosen by default; ``()`` without such sizes.
 
     Args:
         chosen: Size of each dimension by its name.
@@ -223,10 +221,10 @@ def with_sums(inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int]) -> di
 
 
 def _summed(sizes: Mapping[str, int], sums: Mapping[str, Sequence[int | str]]) -> dict[str, int]:
-    """Return the sizes that are sums of others.
+    """Return the sizes that are sums of other sizes.
 
     Raises:
-        UsageError: another size was asked for.
+        UsageError: a requested size contradicts its sum.
     """
     known = summed_sizes(sums, sizes)
     for name, total in known.items():
@@ -273,10 +271,10 @@ def draw_feeds(
 ) -> dict[str, Array]:
     """Draw one array per input, by the rules of :func:`~winml.modelkit.ort.feeds.make_feeds`.
 
-    Sizes that are sums of others are taken as that, whatever ``sizes`` says of them.
+    Sizes that are sums of other sizes are computed, regardless of ``sizes``.
 
     Raises:
-        UsageError: an input takes values nobody can draw, such as text, or more of them than any memory holds.
+        UsageError: an input takes values that cannot be drawn, such as text, or more values than any memory holds.
     """
     for item in inputs:
         if item.dtype not in DRAWN_DTYPES:
@@ -293,10 +291,10 @@ def load_feeds(path: Path, inputs: Sequence[InputTensorSpec], option: str = "inp
     Args:
         path: The file.
         inputs: The inputs of the graph.
-        option: What named the file, for messages.
+        option: Option that names the file, for messages.
 
     Raises:
-        UsageError: there is no such file, or a name, dtype or shape is not that of the graph's input.
+        UsageError: the file does not exist, or a name, dtype or shape does not match the graph's input.
         InputError: the file is damaged, or holds Python objects.
     """
     source = f"{spell(option)} {path}"
@@ -323,7 +321,7 @@ def _fit_array(item: InputTensorSpec, array: Array, source: str) -> Array:
     """Return the array as the input takes it; only what loses nothing is changed.
 
     Raises:
-        UsageError: dtype or shape is another.
+        UsageError: dtype or shape does not fit.
     """
     array = _as_declared(item.dtype, array)
     if takes_array(item, array):
@@ -343,7 +341,7 @@ def _as_declared(dtype: str, array: Array) -> Array:
     if dtype == "bfloat16" and array.dtype.kind == "V" and array.dtype.itemsize == 2:
         import ml_dtypes
 
-        # numpy files do not know bfloat16 and give its bytes back without a name.
+        # numpy files do not support bfloat16 and return its bytes without a type name.
         return array.view(ml_dtypes.bfloat16)
     if dtype == "string" and array.dtype.kind == "S":
         return np.char.decode(array, "utf-8")
@@ -371,8 +369,8 @@ def _named_sizes(inputs: Iterable[InputTensorSpec], feeds: Arrays) -> Iterator[t
 def batch_of(inputs: Sequence[InputTensorSpec], feeds: Arrays, outputs: Mapping[str, Array | None]) -> tuple[int, str]:
     """Return how many samples one run answers, and what says so.
 
-    The dimension called batch tells. Where none is called so, or there are not as many texts as images, the first size
-    that all inputs and outputs share is the batch; where they share none, a run counts as one sample.
+    The source is a dimension named batch. Without such a dimension, or if texts and images differ in number, the source
+    is the first size shared by all inputs and outputs; without a shared size, a run counts as one sample.
     """
     rows = {name: size for _, name, size in _named_sizes(inputs, feeds) if counts_rows(name)}
     if len(set(rows.values())) == 1:
@@ -391,15 +389,16 @@ _SAVE_ARRAY = "Pass a file written by numpy.save with numbers."
 
 
 def read_array(path: Path, source: str) -> Array:
-    """Return the array of a file that ``numpy.save`` wrote.
+    """Read the array of a file written by ``numpy.save``.
 
     Args:
         path: The file.
-        source: What named it, for messages.
+        source: Option and path, for messages.
 
     Raises:
-        UsageError: there is no such file.
-        InputError: it is damaged, holds several arrays or Python objects, or declares more than it holds.
+        UsageError: the file does not exist.
+        InputError: the file is damaged, holds several arrays or Python objects, or
+        declares more data than it holds.
     """
     with _opened(path, source, _SAVE_ARRAY) as file, _parsed(source, "not an .npy file", _SAVE_ARRAY):
         if file.read(len(np.lib.format.MAGIC_PREFIX)) != np.lib.format.MAGIC_PREFIX:
@@ -417,15 +416,16 @@ def read_array(path: Path, source: str) -> Array:
 
 
 def _read_arrays(path: Path, source: str) -> dict[str, Array]:
-    """Return the arrays of a file by their names.
+    """Read the arrays of a file by name.
 
     Args:
         path: The file.
-        source: What named it, for messages.
+        source: Option and path, for messages.
 
     Raises:
-        UsageError: there is no such file, or it holds one array without a name.
-        InputError: it is damaged, holds Python objects, or declares more than is read.
+        UsageError: the file does not exist, or holds one unnamed array.
+        InputError: the file is damaged, holds Python
+        objects, or declares more data than it holds.
     """
     with _opened(path, source, "Pass a file written by numpy.savez.") as file:
         is_single = file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX
@@ -443,10 +443,10 @@ def _read_arrays(path: Path, source: str) -> dict[str, Array]:
 
 @contextlib.contextmanager
 def _opened(path: Path, source: str, hint: str) -> Iterator[IO[bytes]]:
-    """Open a regular file for the time of the block.
+    """Open a regular file inside the block.
 
     Raises:
-        UsageError: there is no such file, or it is a folder, a pipe or a device.
+        UsageError: the file is missing, a folder, a pipe or a device.
     """
     try:
         refuse_special_file(path)
@@ -478,11 +478,11 @@ def _declared_bytes(file: IO[bytes]) -> int:
 
 
 def _refuse_oversized(archive: zipfile.ZipFile, source: str) -> None:
-    """Refuse arrays whose headers declare more than their files hold, or than there is memory.
+    """Refuse arrays whose headers declare more data than their files or the memory hold.
 
     Raises:
         InputError: names the array.
-        ValueError: a file of the archive is no array.
+        ValueError: a member of the archive is no array.
     """
     free = available_bytes()
     total = 0

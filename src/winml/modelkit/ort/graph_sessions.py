@@ -65,7 +65,7 @@ def newest_ir_version() -> int:
 
 
 class GraphSessions:
-    """Opens a graph, and graphs that are made of it and share tensors with it."""
+    """Opens a graph, and graphs derived from it that share its tensors."""
 
     def __init__(self, model: ir.Model) -> None:
         """Refer to the tensors of a graph, which stay as long as this object."""
@@ -84,18 +84,18 @@ class GraphSessions:
         optimize: bool = True,
         in_written_order: bool = False,
     ) -> Session:
-        """Return a session of a model, which stays as it is.
+        """Open a session of a model; the model is not changed.
 
         Args:
-            model: The graph, or one that is made of it.
+            model: The graph, or a graph derived from it.
             threads: As of :class:`~winml.modelkit.ort.sessions.Session`.
-            name: For messages.
+            name: Name for messages.
             prepack: As of :class:`~winml.modelkit.ort.sessions.Session`.
             optimize: As of :class:`~winml.modelkit.ort.sessions.Session`.
             in_written_order: As of :class:`~winml.modelkit.ort.sessions.Session`.
 
         Raises:
-            StageError: ONNX Runtime cannot load the graph, or a file became shorter.
+            StageError: ONNX Runtime cannot load the graph, or a data file was truncated.
         """
         sent = to_weightless(model)
         folder = _folder_of(sent.weights.values())
@@ -149,7 +149,7 @@ class GraphSessions:
 
 
 def _stored(tensor: ir.TensorProtocol) -> StoredTensor | None:
-    """Return a tensor whose values lie where a session can read them; their path is without links.
+    """Return a stored tensor that a session can read from its file, with links resolved; else None.
 
     ONNX Runtime follows no link out of a folder.
     """
@@ -163,7 +163,7 @@ def _stored(tensor: ir.TensorProtocol) -> StoredTensor | None:
 
 
 def _folder_of(tensors: Iterable[ir.TensorProtocol]) -> Path | None:
-    """Return a folder that has all stored values below it; None where there is none."""
+    """Return a common parent folder of all stored values; None if there is none."""
     paths = {stored.source.path.parent for tensor in tensors if (stored := _stored(tensor)) is not None}
     try:
         return Path(os.path.commonpath(paths)) if paths else None
@@ -172,7 +172,7 @@ def _folder_of(tensors: Iterable[ir.TensorProtocol]) -> Path | None:
 
 
 def _reading_nodes(name: str, tensor: StoredTensor) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes that make a tensor of this name of its stored values."""
+    """Yield the nodes that compute a tensor of this name from its stored values."""
     steps: list[tuple[str, dict[str, Any]]] = []
     if tensor.source.dtype != tensor.dtype:
         steps.append(("Cast", {"to": tensor.dtype.value}))
@@ -186,16 +186,16 @@ def _reading_nodes(name: str, tensor: StoredTensor) -> Iterator[onnx.NodeProto]:
 
 
 def session_of_graph(model: ir.Model, path: Path, *, prepack: bool = True, optimize: bool = True) -> Session:
-    """Open a graph whose weights lie in ``path`` and the data files beside it.
+    """Open a graph whose weights are in ``path`` and its data files.
 
     Args:
         model: The graph.
-        path: The file it was read from.
-        prepack: Let kernels keep weights a second time, in the order they read them.
-        optimize: Let ONNX Runtime optimize the graph first.
+        path: The file of the graph.
+        prepack: Store a second copy of weights in the order that kernels read them.
+        optimize: Optimize the graph first.
 
     Raises:
-        StageError: ONNX Runtime cannot load it.
+        StageError: ONNX Runtime cannot load the graph.
     """
     model.ir_version = min(model.ir_version, newest_ir_version())
     return GraphSessions(model).open(model, name=str(path), prepack=prepack, optimize=optimize)

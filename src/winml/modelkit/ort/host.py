@@ -1,4 +1,4 @@
-"""Reads the name of the processor of this machine, and the present and the peak resident memory of this process."""
+"""Name of the processor, and present and peak resident memory of this process."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def peak_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Return the bytes this process may still take.
+    """Return the bytes this process may still allocate.
 
-    On macOS it is the total memory: the system does not count memory that it can free as available.
+    On macOS, the total memory: the system does not count reclaimable memory as available.
     """
     memory = psutil.virtual_memory()
     if not sys.platform.startswith(("linux", "win32")):
@@ -56,14 +56,14 @@ def _container_available(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 
 _SAMPLING_SECONDS = 0.05
-"""Chosen: catches allocations that last as long as copying some hundred megabytes, at well below 1 % of one core."""
+"""Chosen: detects allocations that last as long as copying some hundred megabytes, at well below 1 % of one core."""
 
 
 class PeakMemory:
-    """Measures the peak memory of a ``with`` block, mapped weight files included.
+    """Measures the peak memory of a ``with`` block, including mapped weight files.
 
-    The system reports the largest value since the process started. Where that value rises inside the block it is exact;
-    where an earlier peak was higher, the block is sampled.
+    The system reports the peak since the process started. If this value rises inside the block it is exact; if an
+    earlier peak was higher, the block is sampled.
 
     Attributes:
         largest_bytes: Largest resident memory inside the block; 0 until the block ends.
@@ -106,7 +106,7 @@ _DOT_PRODUCT_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "asimddp"})
 
 
 def has_integer_dot_products() -> bool | None:
-    """Say whether there are instructions for sums of 8-bit products (VNNI, Arm dot product); None: unknown."""
+    """Return True if the processor has instructions for 8-bit dot products (VNNI, Arm dot product); None: unknown."""
     system = platform.system()
     if system == "Linux":
         return flags_have_dot_products(read_cpuinfo())
@@ -116,25 +116,25 @@ def has_integer_dot_products() -> bool | None:
 
 
 def flags_have_dot_products(cpuinfo: str) -> bool | None:
-    """Return what the text of ``/proc/cpuinfo`` says of them; None where it lists no flags."""
+    """Return True if ``/proc/cpuinfo`` lists dot product instructions; None if it lists no flags."""
     flags = _flags(cpuinfo)
     return None if flags is None else not _DOT_PRODUCT_FLAGS.isdisjoint(flags)
 
 
 def _flags(cpuinfo: str) -> frozenset[str] | None:
-    """Return the flags of the first processor; None where none are listed."""
+    """Return the flags of the first processor; None if none are listed."""
     flags = cpuinfo_value(cpuinfo, "flags", "Features")
     return None if flags is None else frozenset(flags.split())
 
 
 def cpuinfo_value(cpuinfo: str, *keys: str) -> str | None:
-    """Return the value of the first line of ``/proc/cpuinfo`` with one of some keys; None if there is no such line."""
+    """Return the value of the first line of ``/proc/cpuinfo`` with one of the keys; None without such a line."""
     lines = (line.partition(":") for line in cpuinfo.splitlines())
     return next((value for key, _, value in lines if key.strip() in keys), None)
 
 
 def read_cpuinfo() -> str:
-    """Return the text of ``/proc/cpuinfo``; empty if it cannot be read."""
+    """Return the text of ``/proc/cpuinfo``; ``""`` if it cannot be read."""
     try:
         return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -142,24 +142,24 @@ def read_cpuinfo() -> str:
 
 
 def instruction_sets() -> str:
-    """Return the architecture and, where the system tells, the widest vector instructions: ``x86_64 avx512f``."""
+    """Return the architecture and, if known, the widest vector instructions: ``x86_64 avx512f``."""
     flags = _flags(read_cpuinfo()) if platform.system() == "Linux" else None
     widest = next((flag for flag in _WIDE_FLAGS if flags is not None and flag in flags), "")
     return f"{platform.machine()} {widest}".strip()
 
 
 def is_x86() -> bool:
-    """Say whether the processor is one of Intel's or AMD's kind."""
+    """Return True if the processor is one of Intel's or AMD's kind."""
     return platform.machine().lower() in ("x86_64", "amd64", "i386", "i686", "x86")
 
 
 @functools.cache
 def saturates_integer_sums() -> bool:
-    """Say whether sums of unsigned times signed bytes saturate in ONNX Runtime's kernels on this processor."""
+    """Return True if sums of unsigned times signed bytes saturate in ONNX Runtime's kernels on this processor."""
     return is_x86() and has_integer_dot_products() is False
 
 
 def available_cores() -> int:
-    """Return the cores this process may use: those of the machine, unless the system gives it fewer."""
+    """Return the number of cores this process may use."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return usable or 1

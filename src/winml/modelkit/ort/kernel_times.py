@@ -1,7 +1,7 @@
-"""Reads the duration of each kernel from a profile that ONNX Runtime, or the provider of a device, wrote.
+"""Reading of kernel durations from a profile written by ONNX Runtime or by the provider of a device.
 
 Times are exclusive: kernels inside a control-flow kernel (``If``, ``Loop``) are charged to themselves, so the times add
-up. Does not open sessions (``sessions``) and knows nothing of modules.
+up. Does not open sessions (``sessions``) and is independent of modules.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class KernelTime:
     start_us: float
     """Since the profile began."""
     duration_us: float
-    """From start to end, kernels inside included."""
+    """Duration from start to end, including inner kernels."""
     self_us: float
     """Without the kernels inside."""
     output_bytes: int | None
-    """Size of its outputs; None where the profile does not tell."""
+    """Size of its outputs; None if not in the profile."""
     parameter_bytes: int | None
-    """Size of the weights it read; None where the profile does not tell."""
+    """Size of the weights it read; None if not in the profile."""
     provider: str
 
 
@@ -54,7 +54,7 @@ class KernelTime:
 class RunProfile:
     """The kernels of several runs of one graph.
 
-    Where ``unit`` is ``cycles``, durations are clock cycles of the device and not microseconds.
+    If ``unit`` is ``cycles``, durations are clock cycles of the device instead of microseconds.
     """
 
     kernels: tuple[KernelTime, ...]
@@ -68,12 +68,12 @@ def read_profile(path: Path, *, counted_runs: int | None = None) -> RunProfile:
     """Read a profile file.
 
     Args:
-        path: JSON that ONNX Runtime wrote with ``SessionOptions.enable_profiling``.
+        path: JSON written by ONNX Runtime with ``SessionOptions.enable_profiling``.
         counted_runs: Number of runs at the end to count; earlier runs are the warm-up. None: all.
 
     Raises:
-        MeasureError: the profile contains no kernel: the execution provider records none; or it is no JSON.
-        WriteError: ONNX Runtime wrote a part of it only, as on a full disk.
+        MeasureError: the profile contains no kernel, because the execution provider records none; or is no JSON.
+        WriteError: the profile is truncated, as on a full disk.
     """
     events = [event for event in _read_events(path) if event.get("ph") == "X"]
     runs = sorted((event for event in events if event["name"] == _RUN_EVENT), key=_start_us)
@@ -95,7 +95,7 @@ def read_profile(path: Path, *, counted_runs: int | None = None) -> RunProfile:
 
 
 def _read_events(path: Path) -> list[dict[str, Any]]:
-    """Read the events; where names make the file no JSON, they are taken as they stand."""
+    """Read the events; names that make the file invalid JSON are escaped first."""
     text = path.read_bytes().decode("utf-8")  # with the line ends that are in names
     try:
         events: list[dict[str, Any]] = json.loads(text)
@@ -123,7 +123,7 @@ def _inner_times(kernels: Sequence[Mapping[str, Any]]) -> list[float]:
     for position, event in enumerate(kernels):
         threads[event.get("tid")].append(position)
     for positions in threads.values():
-        # A kernel that encloses another starts no later and, where they start together, lasts longer.
+        # A kernel that encloses another starts no later and, with equal start, lasts longer.
         positions.sort(key=lambda position: (_start_us(kernels[position]), -kernels[position]["dur"]))
         for position, outer in _enclosing_pairs(positions, kernels):
             inner[outer] += kernels[position]["dur"]
@@ -137,7 +137,7 @@ def _enclosing_pairs(positions: Iterable[int], kernels: Sequence[Mapping[str, An
         event = kernels[position]
         while running and _start_us(event) + event["dur"] > _end_us(kernels[running[-1]]):
             running.pop()
-        # A kernel of length 0 at the end of another is its successor, not inside it.
+        # A kernel of length 0 at the end of another kernel is its successor, not inside it.
         if running and event["dur"] and _start_us(event) < _end_us(kernels[running[-1]]):
             pairs.append((position, running[-1]))
         running.append(position)
@@ -179,16 +179,16 @@ def read_device_profile(path: Path, *, counted_runs: int, provider: str) -> RunP
     """Read the profile of the parts that QNN compiled.
 
     Args:
-        path: The table that it wrote with the options of ``ExecutionProvider.node_profile``.
+        path: The table written by QNN with the options of ``ExecutionProvider.node_profile``.
         counted_runs: Number of runs at the end to count; earlier runs are the warm-up.
         provider: Name of the provider, for the kernels.
 
     Returns:
-        The nodes of all parts, by the names that the device gives them and without operators; in cycles where it counts
-        cycles. A run is as long as its parts together.
+        The nodes of all parts, with the device's names and without operators; in cycles if the device counts cycles.
+        The duration of a run is the sum over its parts.
 
     Raises:
-        MeasureError: there is no such file, or no node in it.
+        MeasureError: the file does not exist, or has no node.
     """
     parts = _executed_parts(path)
     if not parts:
@@ -213,10 +213,10 @@ def read_device_profile(path: Path, *, counted_runs: int, provider: str) -> RunP
 
 
 def _executed_parts(path: Path) -> list[list[list[dict[str, str]]]]:
-    """Return for each compiled part its executions, and for each execution its events.
+    """Return the events by compiled part and execution.
 
-    The events of one execution end with the event of the execution. A node is called after the node of the graph, or
-    the value, that it stands for.
+    The events of one execution end with the event of the execution. A node is named after its node or value in the
+    graph.
     """
     parts: dict[frozenset[str], list[list[dict[str, str]]]] = defaultdict(list)
     events: list[dict[str, str]] = []

@@ -1,6 +1,6 @@
-"""Which kernels does the installed ONNX Runtime contain for a provider, and does one of them take a node?
+"""Kernels of a provider in the installed ONNX Runtime, and lookup of a kernel for a node.
 
-Providers that compile parts of a graph have none; those are asked by ``placement_query``.
+Providers that compile parts of a graph have no kernels; they are queried by ``placement_query``.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ def ask_onnxruntime(question: Mapping[str, object], who: str, seconds: float) ->
     Args:
         question: As ``placement_query`` takes it.
         who: Subject of the messages.
-        seconds: After which the process is ended.
+        seconds: Time
+        limit of the process.
 
     Returns:
-        The answer, and name of a node → why the provider does not run it, where it printed a reason.
+        The answer, and node name → printed reason why the provider does not run the
+        node.
 
     Raises:
         StageError: the process ended without an answer, or did not answer in time.
@@ -76,13 +78,13 @@ _SECONDS = 300
 
 @dataclass(frozen=True)
 class TypedNode:
-    """What decides which kernel takes a node."""
+    """Properties of a node that decide its kernel."""
 
     op_type: str
     domain: str
     """Empty for ONNX's own."""
     inputs: Sequence[str | None]
-    """Element type of each input as numpy calls it; None where it is unknown or absent."""
+    """Element type of each input with numpy's name; None if unknown or absent."""
     outputs: Sequence[str | None]
 
 
@@ -116,7 +118,7 @@ class KernelTable:
     """Domain → its version in the graph."""
 
     def refusal(self, node: TypedNode) -> tuple[str, str] | None:
-        """Return why no kernel takes a node: ``operator`` or ``dtype``, and the reason; None where one does."""
+        """Return the reason why no kernel fits a node: ``operator`` or ``dtype``, and a text; None if a kernel fits."""
         schema = self._schema(node)
         if schema is None:
             return "operator", "ONNX Runtime does not know it"
@@ -144,7 +146,7 @@ class KernelTable:
         return max(known, key=lambda schema: schema.since_version, default=None)
 
     def _is_composed(self, node: TypedNode, schema: _Schema) -> bool:
-        """Say whether ONNX Runtime replaces an operator without a kernel by those ONNX defines it with."""
+        """Return True if ONNX Runtime expands the ONNX function body of an operator without a kernel."""
         if (node.domain, node.op_type) in self.kernels:
             return False
         try:
@@ -155,23 +157,23 @@ class KernelTable:
 
 
 def is_composed(schema: Any) -> bool:
-    """Say whether ONNX defines an operator by others.
+    """Return True if ONNX defines an operator by a function of other operators.
 
     Args:
-        schema: An ``onnx.defs.OpSchema``; its type stubs lack what is asked.
+        schema: An ``onnx.defs.OpSchema``; its type stubs lack these attributes.
     """
     return bool(schema.has_function or schema.has_context_dependent_function)
 
 
 def kernel_table(provider: str, opsets: Mapping[str, int]) -> KernelTable | None:
-    """Return the kernels of a provider by its name in ONNX Runtime; None where it has none, or does not list them.
+    """List the kernels of a provider; None if it has none, or does not list them.
 
     Args:
-        provider: Its name.
+        provider: Name in ONNX Runtime.
         opsets: Domain → version, as the graph imports them.
 
     Raises:
-        StageError: the process that lists them ended, or did not in time.
+        StageError: the listing process crashed, or exceeded its time limit.
     """
     kernels, schemas = _listed(provider)
     return KernelTable(kernels, schemas, opsets) if kernels else None
@@ -222,9 +224,9 @@ def _type_words(kernels: Sequence[_Kernel], actual: Mapping[str, set[str]]) -> s
 
 _NODE = re.compile(r"Operator type: \S+ Node name: (.*?) Node index: \d+")
 _REASON = re.compile(r"^\s*REASON : (.*\S)")
-"""How QNN's provider names the nodes of a unit that it refuses, and then why."""
+"""Format in QNN's log of a refused unit's nodes, followed by the reason."""
 _NODE_NAMED = re.compile(r"\.?\w+ node `[^`]*` will not be assigned to .*$")
-"""What it adds to some reasons: the node again."""
+"""Suffix of some reasons, which repeats the node."""
 _ASSIGNMENT_SECONDS = 1800
 """Chosen: half an hour to compile a graph."""
 _COMPILATION_SECONDS = 86_400
@@ -233,40 +235,40 @@ _COMPILATION_SECONDS = 86_400
 
 @dataclass(frozen=True)
 class AssignedNode:
-    """A node as a session has it when providers are asked: folded and fused by then."""
+    """A node as presented to providers by a session: after folding and fusion."""
 
     name: str
     op_type: str
     domain: str
     is_taken: bool
-    """Whether the provider runs it; else the CPU provider does."""
+    """True if the provider runs it; else the CPU provider does."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a provider takes of a graph."""
+    """Nodes of a graph that a provider runs."""
 
     nodes: tuple[AssignedNode, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """Name of a node that is left → why, where the provider says it."""
+    """Name of an unassigned node → reason, if the provider states it."""
     problem: str = ""
-    """Why no session could be opened; then there are no nodes."""
+    """Reason why no session could be opened; then there are no nodes."""
 
 
 def reports_placement() -> bool:
-    """Say whether the installed ONNX Runtime tells which provider got which node."""
+    """Return True if the installed ONNX Runtime tells which provider got which node."""
     return hasattr(ort.InferenceSession, "get_provider_graph_assignment_info")
 
 
 def find_assignment(model: Path, chosen: ChosenProvider) -> Assignment:
-    """Return which nodes of a file a provider takes. It compiles what it takes, which may last.
+    """Find the nodes of a file that a provider runs. Compiling providers compile them, which may take long.
 
     Args:
-        model: An ONNX file, with its data beside it.
+        model: An ONNX file, with its data files in the same folder.
         chosen: The provider, its device and options.
 
     Raises:
-        StageError: the process ended without an answer, or did not end in time.
+        StageError: the process ended without an answer, or exceeded its time limit.
     """
     question = {**_session_question(model, chosen), "as_compiled": chosen.provider.compiles}
     return read_placement(chosen.provider.name, *ask_onnxruntime(question, chosen.provider.name, _ASSIGNMENT_SECONDS))
@@ -278,27 +280,27 @@ def _session_question(model: Path, chosen: ChosenProvider) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class CompiledByProvider:
-    """What came of compiling a file."""
+    """Result of compiling a file."""
 
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """Name of a node that is left → why, where the provider says it."""
+    """Name of an unassigned node → reason, if the provider states it."""
     problem: str = ""
-    """Why nothing was written; empty where it was."""
+    """Reason why no file was written; ``""`` on success."""
     refused_options: str = ""
-    """Why the provider does not take its options; empty where it does."""
+    """Reason why the provider refuses its options; ``""`` if accepted."""
 
 
 def compile_to_file(source: Path, target: Path, chosen: ChosenProvider, *, embed: bool) -> CompiledByProvider:
-    """Let a provider write the model that it makes of a file.
+    """Compile a file with a provider, and write the compiled model.
 
     Args:
-        source: An ONNX file, with its data beside it.
+        source: An ONNX file, with its data files in the same folder.
         target: The file to write.
         chosen: The provider, its device and options.
-        embed: Keep what was compiled inside the model.
+        embed: Store the compiled content inside the model.
 
     Raises:
-        StageError: the process ended without an answer, or did not end in time.
+        StageError: the process ended without an answer, or exceeded its time limit.
     """
     question = {**_session_question(source, chosen), "compile_to": str(target.absolute()), "embed": embed}
     reported, reasons = ask_onnxruntime(question, chosen.provider.name, _COMPILATION_SECONDS)
@@ -306,12 +308,12 @@ def compile_to_file(source: Path, target: Path, chosen: ChosenProvider, *, embed
 
 
 def read_placement(name: str, reported: Mapping[str, Any], reasons: Mapping[str, str]) -> Assignment:
-    """Return what a session told of a provider.
+    """Parse the placement reported by a session.
 
     Args:
         name: The provider.
         reported: The answer of the process.
-        reasons: Name of a node that is left → why.
+        reasons: Name of an unassigned node → reason.
     """
     if "problem" in reported:
         return Assignment(reasons=reasons, problem=reported["problem"])
@@ -320,7 +322,7 @@ def read_placement(name: str, reported: Mapping[str, Any], reasons: Mapping[str,
 
 
 def reasons_in_log(lines: Iterable[str]) -> dict[str, str]:
-    """Return name of a node → why a provider does not run it, from the lines that it printed."""
+    """Parse node name → reason why a provider does not run the node, from the provider's log."""
     reasons: dict[str, str] = {}
     names: list[str] = []
     for line in lines:
@@ -335,7 +337,7 @@ def reasons_in_log(lines: Iterable[str]) -> dict[str, str]:
 
 
 _TABLES = Path(__file__).with_name("documented_operators.json")
-"""What providers document of the operators they run. Operators that a document does not list are not in its table."""
+"""Operators that providers document as supported. Operators missing in a document are not in its table."""
 
 
 @dataclass(frozen=True)
@@ -343,11 +345,11 @@ class DocumentedOperator(Record):
     """One operator of a table."""
 
     limit: str = ""
-    """What the document asks of it beside its name; empty for nothing."""
+    """Documented limitation of the operator; ``""`` for none."""
     types: tuple[str, ...] = ()
-    """Element types of its first input; empty where the document lists none."""
+    """Element types of its first input; ``()`` if the document lists none."""
     devices: tuple[str, ...] = ()
-    """Kinds of devices it is limited to; empty for none."""
+    """Kinds of devices that it is limited to; ``()`` for no limit."""
 
 
 @dataclass(frozen=True)
@@ -357,21 +359,21 @@ class OperatorTable(Record):
     source: str
     """Address of the document."""
     version: str
-    """What the document says it is about."""
+    """Documented version."""
     operators: Mapping[str, DocumentedOperator]
-    """Operator, with its domain where that is not ONNX's own (``com.microsoft.Gelu``) → what is said of it."""
+    """Operator, with its domain unless ONNX's (``com.microsoft.Gelu``) → its documentation."""
     also: Mapping[str, str] = field(default_factory=dict)
     """Operators that run as part of a pattern only → the pattern, in words."""
     casts: Mapping[str, str] = field(default_factory=dict)
-    """Element types that are taken as others → how, in words."""
+    """Element type that is converted → conversion, as text."""
     opsets: tuple[int, int] | None = None
-    """Oldest and newest opset; None where the document says none."""
+    """Oldest and newest opset; None if the document states none."""
     caveat: str = ""
-    """What else the document says of the table; empty for nothing."""
+    """Further documented remark on the table; ``""`` for none."""
 
 
 def operator_table(short: str) -> OperatorTable | None:
-    """Return the table of a provider by its short name; None where there is none."""
+    """Return the table of a provider by its short name; None without a table."""
     table = _tables().get(short)
     return None if table is None else OperatorTable.from_fields(table)
 

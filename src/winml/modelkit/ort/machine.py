@@ -1,6 +1,6 @@
-"""Collects what a bug report needs to know of the machine: versions, execution providers, processors and memory.
+"""Machine information for bug reports: versions, execution providers, processors and memory.
 
-Names no path, no user and no host. Of the libraries whose versions it lists, it imports only ONNX Runtime.
+Contains no path, user or host name. Of the listed libraries, only ONNX Runtime is imported.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ class ProviderInfo(Record):
 
     short: str
     name: str
-    """Its name in ONNX Runtime."""
+    """Name in ONNX Runtime."""
     is_present: bool
-    """Whether the installed ONNX Runtime contains it; its driver may still be missing."""
+    """True if the installed ONNX Runtime contains it; its driver may still be missing."""
     devices: tuple[str, ...]
-    """Kinds of processors it runs on; empty where they are unknown."""
+    """Kinds of supported processors; ``()`` if unknown."""
     package: str | None
-    """Requirement of the package that contains it on this platform, for pip; None where there is none."""
+    """pip requirement of the package with the provider on this platform; None without a package."""
 
 
 @dataclass(frozen=True)
 class DeviceInfo(Record):
-    """One processor ONNX Runtime found, and the provider that offers it."""
+    """A processor found by ONNX Runtime, and the provider that offers it."""
 
     kind: str
     vendor: str
     name: str
-    """Its name in the system; ``""`` where it has none."""
+    """Name in the system; ``""`` without a name."""
     provider: str
     """Short name."""
 
@@ -65,7 +65,7 @@ class Machine(Record):
     """Everything ``winml sys`` reports."""
 
     versions: dict[str, str | None]
-    """Distribution → version; None where it is not installed."""
+    """Distribution → version; None if not installed."""
     system: str
     """Operating system and its release."""
     architecture: str
@@ -73,9 +73,9 @@ class Machine(Record):
     physical_cores: int | None = field(metadata=entry(within="processor"))
     logical_cores: int | None = field(metadata=entry(within="processor"))
     usable_cores: int | None = field(metadata=entry(within="processor"))
-    """Cores this process may run on; None where the system does not tell."""
+    """Cores this process may use; None if the system does not report them."""
     has_integer_dot_products: bool | None = field(metadata=entry(within="processor"))
-    """Whether sums of 8-bit products have instructions of their own (VNNI); None where the system does not tell."""
+    """True if the processor has instructions for sums of 8-bit products (VNNI); None if unknown."""
     total_bytes: int = field(metadata=entry(within="memory"))
     available_bytes: int = field(metadata=entry(within="memory"))
     providers: tuple[ProviderInfo, ...] = field(metadata=entry("execution_providers"))
@@ -184,7 +184,7 @@ def _catalogue_notes() -> Iterator[str]:
 
 
 def _installation_notes() -> Iterator[str]:
-    # A plug-in lies beside an ONNX Runtime; the other packages each contain one.
+    # A plug-in is installed next to ONNX Runtime; the other packages each contain ONNX Runtime.
     with_runtime = _package_names(
         provider
         for provider in EXECUTION_PROVIDERS.values()

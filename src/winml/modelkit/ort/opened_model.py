@@ -25,35 +25,35 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How an ONNX file is run, and on which values."""
+    """Options and input values for running an ONNX file."""
 
     shown: str
     """The model as the user wrote it."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Sizes of its dynamic dimensions, by name."""
     fitting_sizes: Mapping[str, int] = field(default_factory=dict)
-    """Sizes that the model was found to run at, for those that nobody gave; see :func:`run_at_fitting_sizes`."""
+    """Sizes at which the model was found to run, for sizes without a request; see :func:`run_at_fitting_sizes`."""
     batch_size: int | None = None
     decoding: DecoderRun | None = None
-    """The run of a decoder with a cache that is measured; None: the sizes above are all there is to say."""
+    """The measured run of a decoder with a cache; None: only the sizes above apply."""
     input_data: Path | None = None
-    """Values in place of random ones."""
+    """File of values instead of random values."""
     seed: int = 0
     ep: str | None = None
     device: Device | None = None
     ep_options: Mapping[str, str] = field(default_factory=dict)
     threads: int | None = None
-    """Threads that share the work of one operator; None: the runtime's own choice."""
+    """Threads per operator; None: the runtime's default."""
     io_binding: bool = True
     """Copy inputs to the device once and leave outputs there; False passes arrays in each run."""
     is_exported: bool = False
-    """Whether the file was exported from the PyTorch model that the user named."""
+    """True if the file was exported from the PyTorch model that the user named."""
 
     def choose_provider(self) -> ChosenProvider:
-        """Return the execution provider these options name.
+        """Return the execution provider named by these options.
 
         Raises:
-            UsageError: it is unknown or not installed.
+            UsageError: the provider is unknown or not installed.
         """
         return choose_provider(self.ep, self.device, self.ep_options)
 
@@ -87,7 +87,7 @@ class Values:
     feeds: Arrays
     notes: tuple[str, ...] = ()
     file: Path | None = None
-    """File the values were read from; None where they are random."""
+    """File of the values; None for random values."""
 
     @property
     def words(self) -> str:
@@ -103,13 +103,13 @@ def open_model(path: Path, options: RunOptions, provider: ChosenProvider, **sess
 
     Args:
         path: The file.
-        options: How it is run.
-        provider: Where it runs.
+        options: Options of the run.
+        provider: The execution provider.
         session_options: Further arguments of the session.
 
     Raises:
-        InputError: the file, or a data file it names, is damaged or missing.
-        StageError: ONNX Runtime cannot load it.
+        InputError: the file, or one of its data files, is damaged or missing.
+        StageError: ONNX Runtime cannot load the file.
     """
     resident_before, started = resident_bytes(), time.perf_counter()
     try:
@@ -126,7 +126,7 @@ def open_model(path: Path, options: RunOptions, provider: ChosenProvider, **sess
 
 
 def values_for(session: Session, options: RunOptions) -> Values:
-    """Return the values the model is run on: those of the user's file, or random ones.
+    """Return the input values of a run: from the user's file, or random.
 
     Raises:
         UsageError: sizes or values do not fit the inputs of the graph.
@@ -170,17 +170,18 @@ def with_whole_prompts(inputs: Sequence[InputTensorSpec], options: RunOptions) -
 
 
 def run_at_fitting_sizes(path: Path, options: RunOptions, work: Callable[[RunOptions], _T]) -> _T:
-    """Return what work with a model returns; where it does not run at sizes nobody gave, at those it runs at.
+    """Run work with a model; if it fails at default sizes, search sizes at which the model runs and repeat.
 
-    They are found only where they are needed, so that the first run is the first.
+    Sizes are searched only if needed, so that the first run stays the model's first run.
 
     Args:
         path: The ONNX file.
-        options: How it is run.
-        work: Opens the file and runs it with the options it is given.
+        options: Options of the run.
+        work: Opens the file and runs it with the passed options.
 
     Raises:
-        WinMLError: whatever the work raises.
+        WinMLError: an
+        error of the work.
     """
     try:
         return work(options)
@@ -194,10 +195,10 @@ def run_at_fitting_sizes(path: Path, options: RunOptions, work: Callable[[RunOpt
 
 
 def with_fitting_sizes(session: Session, options: RunOptions) -> RunOptions:
-    """Return options with sizes that the model runs at, where it refuses those chosen because nobody gave any.
+    """Return options with sizes at which the model runs, if it refuses the default sizes.
 
-    They are halved until it runs: a table of positions ends somewhere, and no graph declares where. The same options
-    come back where the model runs, where nothing was chosen, and where no size helps.
+    Sizes are halved until the model runs: a position table has an end that graphs do not declare. The options are
+    returned unchanged if the model runs, if no size was chosen by default, or if no size helps.
 
     Raises:
         UsageError: sizes do not fit the inputs of the graph, or no values can be drawn.
@@ -243,7 +244,7 @@ def _runs(session: Session, options: RunOptions) -> bool:
 
 
 _SMALLEST_HALVED = 4
-"""Chosen: sizes up to this, such as those of a batch or of channels, are no limits of tables."""
+"""Chosen: sizes up to this, such as those of a batch or of channels, do not limit tables."""
 
 
 def refuse_dynamic_inputs(provider: ChosenProvider, inputs: tuple[InputTensorSpec, ...], options: RunOptions) -> None:
@@ -270,12 +271,12 @@ def prepared_model(
 
     Args:
         path: The file.
-        options: How it is run.
-        provider: Where it runs.
+        options: Options of the run.
+        provider: The execution provider.
         session_options: Further arguments of the session.
 
     Raises:
-        UsageError: sizes or values do not fit, or the provider needs fixed sizes and the graph leaves some open.
+        UsageError: sizes or values do not fit, or the provider needs fixed sizes and the graph has dynamic dimensions.
         InputError: a file is damaged.
         StageError: ONNX Runtime cannot load or run it.
     """
@@ -292,7 +293,7 @@ def refusals_explained(values: Values) -> Iterator[None]:
     """Add the input values to the error of a failed run inside the block.
 
     Raises:
-        MeasureError: replaces the StageError of the run; keeps its reason.
+        MeasureError: replaces the StageError of the run, with the same reason.
     """
     try:
         yield

@@ -16,7 +16,7 @@ _ONNX_BFLOAT16 = 16
 
 
 def to_ort_value(array: Array) -> ort.OrtValue:
-    """Return an array as ONNX Runtime takes it, ``ml_dtypes.bfloat16`` included; it may refer to the array."""
+    """Convert an array to an OrtValue, including ``ml_dtypes.bfloat16``; the OrtValue may refer to the array."""
     # ONNX Runtime reads the buffer without strides, and accepts a scalar only as an array of rank 0.
     array = np.asarray(array, order="C")
     if array.dtype == ml_dtypes.bfloat16:

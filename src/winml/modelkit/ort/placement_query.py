@@ -1,4 +1,4 @@
-"""Asks ONNX Runtime in a process of its own which provider got which node or which kernels it has, or to compile.
+"""Query of ONNX Runtime in a separate process for placement or kernels of a provider, or compilation.
 
 A provider that fails may end its process, and prints what it wants to; listing the kernels ends that of
 onnxruntime-openvino 1.24.
@@ -17,7 +17,7 @@ from winml.modelkit.ort.plug_ins import ORT_ERRORS, named_providers, ort_reason
 from winml.modelkit.ort.processes import answer_questions
 
 _SEVERITY_VERBOSE = 0
-"""Specified: some providers say at this severity alone why they leave a node."""
+"""Specified: some providers state only at this severity why they do not run a node."""
 
 
 def _answer(task: Mapping[str, Any], _content: bytes) -> dict[str, object]:
@@ -36,7 +36,7 @@ def _answer(task: Mapping[str, Any], _content: bytes) -> dict[str, object]:
 def _assignment(task: Mapping[str, Any]) -> dict[str, object]:
     options = ort.SessionOptions()
     options.log_severity_level = _SEVERITY_VERBOSE
-    # What a default session does to a graph before it asks its providers; compiling asks them first.
+    # Optimization level of a default session before its providers are asked; compiling asks them first.
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_DISABLE_ALL if task["as_compiled"] else level.ORT_ENABLE_BASIC
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")

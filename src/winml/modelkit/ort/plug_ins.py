@@ -1,7 +1,7 @@
-"""Registers execution providers that come as plug-ins for the installed ONNX Runtime, in packages of their own.
+"""Registration of execution providers that are plug-ins for the installed ONNX Runtime, in separate packages.
 
-A plug-in is a library that is registered once in a process and then offers its devices. Which package brings which
-provider stands in ``execution_providers``. What a graph is run with is chosen in ``devices``.
+A plug-in is a library that is registered once in a process and then offers its devices. ``execution_providers`` maps
+providers to packages; ``devices`` chooses the provider of a graph.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS, Executio
 from winml.modelkit.ort.host import is_x86
 
 ORT_ERRORS: tuple[type[Exception], ...] = (
-    # These share no base class; the Python binding itself raises RuntimeError and ValueError.
+    # These have no common base class; the Python binding itself raises RuntimeError and ValueError.
     *(value for value in vars(ort_errors).values() if isinstance(value, type) and issubclass(value, Exception)),
     RuntimeError,
     ValueError,
@@ -38,7 +38,7 @@ def ort_reason(error: Exception) -> str:
 
 
 def missing_kernel_hint(reason: str) -> str:
-    """Return what to do where ONNX Runtime has no kernel for an operator; an empty string for another reason."""
+    """Return a remedy if ONNX Runtime has no kernel for an operator; ``""`` for another reason."""
     if "Could not find an implementation" not in reason:
         return ""
     if _is_of_unsupported_opset(reason):
@@ -71,7 +71,7 @@ def _is_of_unsupported_opset(reason: str) -> bool:
 _RECOMMENDED_OPSET = 17
 """Chosen: as the exports of winml."""
 _MISSING_KERNEL = re.compile(r"Could not find an implementation for (\w+)\((\d+)\)")
-"""How ONNX Runtime names the operator and its version."""
+"""Format of ONNX Runtime's message with the operator and its version."""
 
 
 def _node_words(found: re.Match[str]) -> str:
@@ -86,14 +86,14 @@ def failed_node(reason: str) -> str:
 
 
 _FAILED_NODE = re.compile(r"\bnode (?!without a name )(.+?) \(\w+\): ")
-"""How :func:`_node_words` names the node."""
+"""Format of the node's name in :func:`_node_words`."""
 
 _NODE_FAILED = re.compile(
     r"(?:Error in execution: )?Non-zero status code returned while running (\w+) node\. Name:'(.*?)' "
     r"Status Message: (?:[^.]+ was false\. )?(.*)",
     re.DOTALL,
 )
-"""How ONNX Runtime begins when a node refuses its values; the condition in C++ says nothing that the rest does not."""
+"""Start of ONNX Runtime's message if a node refuses its values; the C++ condition adds no information."""
 
 
 _SOURCE_LOCATION = re.compile(
@@ -103,11 +103,11 @@ _SOURCE_LOCATION = re.compile(
 
 
 def installed_plug_ins() -> tuple[str, ...]:
-    """Return the names of the providers whose packages are installed as plug-ins; none is loaded for that.
+    """Return the names of the providers whose packages are installed as plug-ins, without loading them.
 
-    A provider that the installed ONNX Runtime itself contains is none of them.
+    Providers contained in the installed ONNX Runtime are excluded.
     """
-    # ONNX Runtime also lists plug-ins as available once they are registered; their devices tell a library.
+    # ONNX Runtime also lists registered plug-ins as available; their devices state a library.
     registered = {device.ep_name for device in ort.get_ep_devices() if "library_path" in device.ep_metadata}
     contained = set(ort.get_available_providers()) - registered
     return tuple(
@@ -126,8 +126,9 @@ def _register_plug_in(provider: ExecutionProvider) -> None:
     """Register the plug-in of a provider with ONNX Runtime, once in a process.
 
     Raises:
-        StageError: its package is damaged, or ONNX Runtime does not load its library, as one for another version.
-        UsageError: somebody named a library that is that of another provider.
+        StageError: its package is damaged, or ONNX Runtime cannot load its library, such as a library for another
+        version.
+        UsageError: a user-specified library belongs to another provider.
     """
     if not provider.library:
         _register(provider.name, provider.plug_in)
@@ -143,14 +144,14 @@ def _register_plug_in(provider: ExecutionProvider) -> None:
 
 
 def refuse_misspelled_options(provider: ExecutionProvider, options: Mapping[str, str]) -> None:
-    """Refuse options that a plug-in does not know, where its library has a name that is nearly the same.
+    """Refuse options unknown to a plug-in whose library contains a similar name.
 
-    A library holds the names of its options as text. Many plug-ins ignore a name they do not know, QNN's among them. A
-    name that resembles none is passed on: it may be put together when the library runs.
+    A library holds the names of its options as text. Many plug-ins, such as QNN's, ignore unknown names. A name without
+    a similar one is passed on: the library may compose it at run time.
 
     Args:
-        provider: Its plug-in is registered.
-        options: Those that the user passed, by name.
+        provider: The provider, with its plug-in registered.
+        options: The user's options, by name.
 
     Raises:
         UsageError: an option is misspelled; names the nearest.
@@ -174,17 +175,17 @@ def refuse_misspelled_options(provider: ExecutionProvider, options: Mapping[str,
 
 
 _MISSPELLED = 0.8
-"""Likeness from which on a name is one that was misspelled. Chosen: one or two letters of ten."""
+"""Minimum similarity to report a name as misspelled. Chosen: one or two letters of ten."""
 
 
 def library_version(provider: ExecutionProvider) -> str:
-    """Return the version that a library somebody named says it is of; ``unknown`` before it is registered."""
+    """Return the version stated by a user-specified library; ``unknown`` before it is registered."""
     found = (device for device in ort.get_ep_devices() if _is_of(device, provider.library))
     return next((device.ep_metadata.get("version", "unknown") for device in found), "unknown")
 
 
 def device_kinds(provider: ExecutionProvider) -> list[str]:
-    """Return the kinds of the devices that a plug-in finds on this machine, its first one first."""
+    """Return the kinds of the devices that a plug-in finds on this machine, in its order."""
     _register_plug_in(provider)
     return list(dict.fromkeys(map(_kind_of, _devices_of(provider.name))))
 
@@ -209,7 +210,7 @@ def register_library(name: str, library: Path) -> None:
     """Register a library as the plug-in of a provider, unless the calling program has registered one.
 
     Raises:
-        StageError: it is no plug-in that the installed ONNX Runtime loads.
+        StageError: the installed ONNX Runtime cannot load it as a plug-in.
     """
     if _devices_of(name):
         return
@@ -224,7 +225,7 @@ def register_library(name: str, library: Path) -> None:
 
 
 def _add_plug_in(options: ort.SessionOptions, name: str, provider_options: Mapping[str, str]) -> None:
-    """Let a session run on the device of a plug-in that fits its options; in place.
+    """Add the device of a plug-in that fits its options to the options of a session, in place.
 
     Args:
         options: Options of the session.
@@ -232,7 +233,7 @@ def _add_plug_in(options: ort.SessionOptions, name: str, provider_options: Mappi
         provider_options: Options of the provider.
 
     Raises:
-        UsageError: it does not find the device on this machine, or refuses an option.
+        UsageError: the plug-in does not find the device on this machine, or refuses an option.
         StageError: its plug-in cannot be loaded.
     """
     provider = next(item for item in EXECUTION_PROVIDERS.values() if item.name == name)
@@ -249,11 +250,11 @@ def _add_plug_in(options: ort.SessionOptions, name: str, provider_options: Mappi
 def named_providers(
     options: ort.SessionOptions, providers: Sequence[str], provider_options: Mapping[str, str]
 ) -> dict[str, object]:
-    """Return the arguments of a session that name its providers; a plug-in goes into the options instead, in place.
+    """Return the session arguments that name its providers; a plug-in is added to the options instead, in place.
 
     Raises:
         UsageError: the plug-in finds no device, or refuses an option.
-        StageError: it cannot be loaded.
+        StageError: the plug-in cannot be loaded.
     """
     if providers[0] not in installed_plug_ins():
         return {
@@ -261,15 +262,14 @@ def named_providers(
             "provider_options": [dict(provider_options), *({} for _ in providers[1:])],
         }
     _add_plug_in(options, providers[0], provider_options)
-    return {}  # what the plug-in lacks goes to the CPU provider without being asked for
+    return {}  # nodes unsupported by the plug-in run on the CPU provider implicitly
 
 
 def stand_in_kind(provider: ExecutionProvider, options: Mapping[str, str]) -> str:
-    """Return the kind of the device on which a plug-in simulates the one that its options select; empty where it need
-    not.
+    """Return the kind of device on which a plug-in simulates the selected device; ``""`` without simulation.
 
     Raises:
-        UsageError: it does not find the device on this machine.
+        UsageError: the plug-in does not find the device on this machine.
         StageError: its plug-in cannot be loaded.
     """
     _register_plug_in(provider)
@@ -279,15 +279,15 @@ def stand_in_kind(provider: ExecutionProvider, options: Mapping[str, str]) -> st
 
 
 def fitting_kind(provider: ExecutionProvider, present: Sequence[str], options: Mapping[str, str]) -> str:
-    """Return the kind of the device that is taken.
+    """Choose the kind of device.
 
     Args:
         provider: A plug-in.
-        present: Kinds of the devices that it finds on this machine.
-        options: Its options, one of which may select a kind.
+        present: Kinds of devices found on this machine.
+        options: Options of the plug-in, which may select a kind.
 
     Raises:
-        UsageError: it finds none, or not the one that is selected and does not simulate it.
+        UsageError: no device is found, or the selected device is neither found nor simulated.
     """
     if not present:
         taken = f"Its plug-in supports {provider.plug_in_devices} only. " if provider.plug_in_devices else ""

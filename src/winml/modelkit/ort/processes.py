@@ -1,7 +1,8 @@
-"""Starts every Python process of ours, so that none searches the working directory for modules.
+"""Start of Python processes that do not search the working directory for modules.
 
-``python -m`` and ``python -c`` search it first, before the standard library, and :mod:`multiprocessing` starts its
-servers that way: a ``json.py`` in a downloaded folder would run. Does not know what the processes do.
+``python -m`` and ``python -c`` search the working directory before the standard library, and :mod:`multiprocessing`
+starts its servers in the same manner: a ``json.py`` in a downloaded folder would run. Independent of the work of the
+processes.
 """
 
 from __future__ import annotations
@@ -30,30 +31,31 @@ from winml.modelkit.ort.shared_settings import shared_by_threads
 from winml.modelkit.registries import search_path
 
 _SAFE_PATH_VARIABLE = "PYTHONSAFEPATH"
-"""Specified: a process of Python 3.11 or later that has it searches neither its working directory nor the folder of its
-script. It is handed on to all that such a process starts."""
+"""Specified: with this variable, Python 3.11 or later searches neither its working directory nor the folder of its
+script. Child processes inherit it.
+"""
 
 _RUN = "import sys; sys.path[:] = {path}; import runpy; runpy.run_module({module!r}, None, '__main__', True)"
-"""Program of a started process. The first import of a file comes after the path is set; ``sys`` is none."""
+"""Program of a started process. The path is set before the first import of a file; ``sys`` is built in."""
 
 
 def module_path() -> list[str]:
-    """Return where this process searches for modules, without the working directory that Python itself added.
+    """Return the module search path of this process, without the working directory that Python itself added.
 
-    Entries are absolute, so that they mean the same in another working directory. Last comes where this package was
-    found, should that be nowhere else.
+    Entries are absolute, so that they are valid in another working directory. The folder of this package is appended if
+    missing.
     """
     found = [str(Path(entry).absolute()) for entry in search_path()]
     return list(dict.fromkeys((*found, str(Path(__file__).absolute().parents[3]))))
 
 
 def start_python(module: str, *arguments: str, **settings: Any) -> subprocess.Popen[Any]:
-    """Run a module in a process of its own, with the packages that this process finds.
+    """Run a module in a separate process, with the module search path of this process.
 
     Args:
         module: Dotted name.
-        *arguments: What it finds in ``sys.argv``.
-        **settings: As for :class:`subprocess.Popen`; the environment is this process's.
+        *arguments: Arguments in ``sys.argv``.
+        **settings: As for :class:`subprocess.Popen`; the environment is inherited.
 
     Raises:
         OSError: no process can be started.
@@ -68,9 +70,9 @@ _SOCKET_PATH_BYTES = 103
 
 
 def process_context(preload: Iterable[str]) -> BaseContext:
-    """Return what makes processes that are forked from a server.
+    """Return a context for processes that are forked from a server.
 
-    On Windows, and where the name of the temporary folder is too long for a socket in it, they start from nothing.
+    On Windows, and if the path of the temporary folder is too long for a socket, processes are spawned instead.
 
     Args:
         preload: Modules that the server imports.
@@ -85,15 +87,15 @@ def process_context(preload: Iterable[str]) -> BaseContext:
 
 
 def start_process(context: BaseContext, function: Callable[..., None], *arguments: object) -> BaseProcess:
-    """Call a function in a process of its own, which ends with this one; starts the server where none runs.
+    """Call a function in a separate process that ends with this process; start the server if none runs.
 
     Args:
-        context: Of :func:`process_context`.
-        function: Importable.
-        *arguments: Picklable.
+        context: Context of :func:`process_context`.
+        function: An importable function.
+        *arguments: Picklable arguments.
 
     Raises:
-        EOFError, ConnectionError: the server ended while it imported what is preloaded.
+        EOFError, ConnectionError: the server ended while importing the preloaded modules.
     """
     process: BaseProcess = context.Process(target=function, args=arguments, daemon=True)  # type: ignore[attr-defined]
     with _working_directory_left_out():
@@ -103,9 +105,9 @@ def start_process(context: BaseContext, function: Callable[..., None], *argument
 
 @shared_by_threads
 def _working_directory_left_out() -> Iterator[None]:
-    """Let :mod:`multiprocessing` start its servers and processes without the working directory on their path.
+    """Make :mod:`multiprocessing` start its servers and processes without the working directory on their path.
 
-    The path of this process is what a new one gets. Threads share the change.
+    A new process gets the path of this process. Threads share the change.
     """
     with contextlib.ExitStack() as put_back:
         put_back.callback(_set_variable, os.environ.get(_SAFE_PATH_VARIABLE))
@@ -279,19 +281,17 @@ def answer_questions(answer: Callable[[Any, bytes], object]) -> None:
 
 
 def ask_limited(module: str, question: object, who: str, *, seconds: float, resident_bytes: int) -> Any:
-    """Return the answer of a module that runs in a separate process.
+    """Run a module with limits in a separate process; return its answer.
 
     For what foreign text makes Python do, such as a template: no limit inside a process holds against all of it.
 
     Args:
         module: Dotted name of the module; see :class:`AnsweringProcess`.
         question: JSON values.
-        who: What the module does the work of, for messages.
-        seconds: After which it is ended, its imports not counted.
-        resident_bytes: Memory at which it is ended.
-
-    Raises:
-        InputError: it exceeded a limit, or ended without an answer.
+        who: Subject of the messages.
+        seconds: Time limit, without the imports.
+        resident_bytes: Memory limit. Raises:
+        InputError: the process exceeded a limit, or ended without an answer.
     """
     process = AnsweringProcess(module)
     try:

@@ -1,7 +1,7 @@
-"""Which numbers do the integers of a quantized KV cache stand for?
+"""Dequantization of a quantized KV cache.
 
-Scales are read from the attentions of the file. So a graph with a cache of integers is fed, and compared, as one
-with floats.
+Scales are read from the attention nodes of the file. A graph with an integer cache is thus fed and compared like a
+graph with a float cache.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 _OPERATOR, _DOMAIN = "GroupQueryAttention", "com.microsoft"
 _STATES_OF_SCALES = {12: (3, 1), 13: (4, 2)}
-"""Specified: place of the scales of keys and of values → places of the past among the inputs and of the present among
-the outputs."""
+"""Specified: positions of the key and value scales among the inputs → positions of the past among the inputs and of the
+present among the outputs.
+"""
 _INTEGERS = "tensor(int8)"
 """Specified by ONNX Runtime: type of a cache in 8 bits."""
 _FLOATS = "tensor(float)"
@@ -33,17 +34,17 @@ class QuantizedStates:
     """The states of a graph that are 8-bit integers."""
 
     scales: Mapping[str, Array] = field(default_factory=dict)
-    """Name of an input or output of the graph → scale of its integers, which broadcasts to it."""
+    """Name of an input or output of the graph → scale of its integers, broadcast to its shape."""
     float_inputs: frozenset[str] = frozenset()
     """Inputs of the graph that are float32."""
 
     @classmethod
     def of(cls, path: Path, session: Session) -> QuantizedStates:
-        """Return those of a file; the file is read only where inputs of the session are integers of 8 bits.
+        """Read the quantized states of a file; the file is read only if the session has 8-bit integer inputs.
 
         Args:
             path: The file.
-            session: The same, opened.
+            session: The opened file.
         """
         float_inputs = frozenset(name for name, words in session.inputs.items() if words == _FLOATS)
         if _INTEGERS not in session.inputs.values():
@@ -64,9 +65,9 @@ class QuantizedStates:
         return cls(scales, float_inputs)
 
     def quantized(self, feeds: Arrays) -> dict[str, Array]:
-        """Return what a graph is fed: floats for its states rounded to their integers.
+        """Return the inputs of a graph, with float states quantized to their integers.
 
-        Empty states of another graph, as before a prompt, get the type that this one takes.
+        Empty states of another graph, as before a prompt, get the type of this graph.
         """
         return {name: self._fitted(name, array) for name, array in feeds.items()}
 
@@ -76,7 +77,7 @@ class QuantizedStates:
         return array if name not in self.scales else _rounded(array, self.scales[name])
 
     def dequantized(self, outputs: Arrays) -> dict[str, Array]:
-        """Return what a graph answers, with the numbers that integers of its states stand for."""
+        """Return the outputs of a graph, with integer states dequantized."""
         return {
             name: array if name not in self.scales else array.astype(np.float32) * self.scales[name]
             for name, array in outputs.items()

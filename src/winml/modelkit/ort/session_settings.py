@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 import onnxruntime as ort
 
 SEVERITY_FATAL = 4
-"""Log nothing less severe than this: warnings are for developers of ONNX Runtime, and errors are raised."""
+"""Minimum logged severity: warnings are for developers of ONNX Runtime, and errors are raised."""
 
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """Settings of a session, apart from its providers and the files that it writes."""
+    """Settings of a session, except its providers and output files."""
 
     level: str = "ORT_ENABLE_ALL"
     """Name of a graph optimization level of ONNX Runtime."""
     entries: Mapping[str, str] = field(default_factory=dict)
     """Entries of the session configuration."""
     threads: int | None = None
-    """Threads that share the work of one operator; None: the default of ONNX Runtime."""
+    """Threads per operator; None: the default of ONNX Runtime."""
     in_written_order: bool = False
     """Run nodes in the order of the file."""
 

@@ -1,7 +1,7 @@
-"""Opens ONNX Runtime sessions and runs them on numpy arrays.
+"""ONNX Runtime sessions that run on numpy arrays.
 
-The one place that opens sessions to run a graph. Accepts and returns ``ml_dtypes.bfloat16`` as well, which ONNX
-Runtime's own numpy interface does not support.
+All sessions that run a graph are opened here. Also supports ``ml_dtypes.bfloat16``, which ONNX Runtime's numpy
+interface does not.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from winml.modelkit.ort.session_settings import SessionSettings
 ort.disable_telemetry_events()
 
 Shape = tuple[int | str | None, ...]
-"""Sizes of a value; a dynamic dimension is its name, or None without one."""
+"""Sizes of a value; a dynamic dimension is its name, or None without a name."""
 
 CPU = ("CPUExecutionProvider",)
 """The provider every ONNX Runtime has."""
@@ -53,7 +53,7 @@ _EXACT_INTEGER_SUMS = "session.x64quantprecision"
 
 
 _UNWRITTEN = ("Failed to write external initializers", "Protobuf serialization failed")
-"""What ONNX Runtime says where it cannot write the graph as it is executed."""
+"""Messages of ONNX Runtime if it cannot write the optimized graph."""
 
 
 class Session:
@@ -83,32 +83,31 @@ class Session:
         Args:
             model: Path of an ``.onnx`` file, or its bytes.
             providers: Execution providers, the preferred one first.
-            provider_options: Options of the preferred one.
-            optimize: Let ONNX Runtime optimize the graph first; False runs it as written, node by node.
-            threads: Threads that share the work of one operator; None: as many as ONNX Runtime chooses.
+            provider_options: Options of the preferred provider.
+            optimize: Optimize the graph first; False runs it as written, node by node.
+            threads: Number of threads per operator; None: ONNX Runtime's default.
             profile_prefix: Record every kernel of every run in a file with this path prefix; see :meth:`end_profile`.
-            optimized_path: Write the graph as it is executed to this file.
-            data_folder: Folder of the data files of a model given as bytes.
-            name: Name of a model given as bytes, for messages.
-            source: File that a model given as bytes was read from: where it cannot be loaded, damaged or missing data
-                is looked for there.
-            prepack: Let kernels keep weights a second time, in the order they read them, which is faster.
-            in_written_order: Run nodes in the order of the file, so that values live no longer than they do there.
-            adapter: File of an adapter that is active in every run, prepared ones excepted; None: the base model runs.
-            weights: Values of initializers that a model given as bytes says lie in a data file, by name; no file is
-                read for these. They are not copied.
-            folds_constants: Let the optimizer compute what depends on constants only, and hold the result.
+            optimized_path: Write the optimized graph to this file.
+            data_folder: Folder of the data files of a model passed as bytes.
+            name: Name of a model passed as bytes, for messages.
+            source: File that a model passed as bytes was read from: if loading fails, its data is checked for damage.
+            prepack: Store a second copy of weights in the order that kernels read them, which is faster.
+            in_written_order: Run nodes in the order of the file, which limits the lifetime of values.
+            adapter: File of an adapter that is active in every run except prepared runs; None: the base model runs.
+            weights: Name → value of initializers with external data in a model passed as bytes; used without copying
+            instead of the data file.
+            folds_constants: Fold constants in the optimizer, and hold the results.
 
         Raises:
             UsageError: a provider is not part of the installed ONNX Runtime.
-            InputError: the file, or a data file it names, is damaged or missing.
-            StageError: ONNX Runtime cannot load the graph, or not on the preferred provider; names the file and its
-                reason. Or its weights are laid out for another kind of processor.
-            WriteError: the graph as it is executed cannot be written.
+            InputError: the file, or one of its data files, is damaged or missing.
+            StageError: ONNX Runtime cannot load the graph, or not on the preferred provider; names the file and the
+            reason. Or its weights have the layout of another kind of processor.
+            WriteError: the optimized graph cannot be written.
         """
         self.name = (name or "the model in memory") if isinstance(model, bytes) else os.fspath(model)
         self.model_path = None if isinstance(model, bytes) else Path(model)
-        """The file of the graph; None where it was passed as bytes."""
+        """The file of the graph; None if the model was passed as bytes."""
         source = self.model_path or source
         _refuse_unknown(providers)
         self._adapter = None if adapter is None else ActiveAdapter(adapter)
@@ -133,7 +132,7 @@ class Session:
                 sent,
                 sess_options=options,
                 **named_providers(options, providers, provider_options or {}),
-                # Otherwise it prints the failure on stdout and continues with another provider.
+                # Otherwise ONNX Runtime prints the failure on stdout and continues with another provider.
                 enable_fallback=0,
             )
 
@@ -145,7 +144,7 @@ class Session:
             try:
                 self._session = opened(exact_sums=exact_sums)
             except ORT_ERRORS as error:
-                # ONNX Runtime 1.31 turns a weight that nodes share into an unsigned one twice, and fails.
+                # ONNX Runtime 1.31 converts a weight shared by nodes to unsigned twice, and fails.
                 if not (exact_sums and "AddInitializedOrtValue" in str(error)):
                     raise
                 self._session = opened(exact_sums=False)
@@ -180,7 +179,7 @@ class Session:
         """Declared or inferred shapes of the outputs that are tensors."""
 
     def refuse_sizes(self, feeds: Arrays) -> None:
-        """Refuse values of sizes for which the graph was not made, where it may answer wrongly without an error.
+        """Refuse values whose sizes are out of the graph's bounds, where its outputs may be wrong without an error.
 
         Raises:
             UsageError: names the dimension and its bounds.
@@ -199,34 +198,33 @@ class Session:
 
         Args:
             feeds: One array per graph input, of its shape and dtype.
-            output_names: Graph outputs to compute; None: all of them.
+            output_names: Graph outputs to compute; None: all outputs.
 
         Returns:
             One array per graph output, in their order.
 
         Raises:
-            UsageError: the names are not those of the graph's inputs, or a size is beyond the bounds that the file
-                states.
-            StageError: ONNX Runtime refuses the values or fails; gives its reason.
+            UsageError: the names do not match the graph's inputs, or a size is beyond the bounds stated in the file.
+            StageError: ONNX Runtime refuses the values or fails; states the reason.
         """
         return self._run_values(feeds, {}, self.outputs if output_names is None else output_names, ())[0]
 
     def run_with_states(
         self, feeds: Arrays, states: Mapping[str, ort.OrtValue], retained: Collection[str]
     ) -> tuple[dict[str, Array], dict[str, ort.OrtValue]]:
-        """Run the graph once on arrays and on values of earlier runs, which are not copied.
+        """Run the graph once on arrays and on values of earlier runs, without copying the values.
 
         Args:
-            feeds: An array for each graph input that has no state.
+            feeds: An array for each graph input that is no state.
             states: Values of earlier runs by graph input.
             retained: Graph outputs that stay in ONNX Runtime's memory.
 
         Returns:
-            The other outputs as arrays, and those of ``retained``, by name.
+            The other outputs as arrays, and the retained outputs, by name.
 
         Raises:
-            UsageError: the names are not those of the graph's inputs.
-            StageError: ONNX Runtime refuses the values or fails; gives its reason.
+            UsageError: the names do not match the graph's inputs.
+            StageError: ONNX Runtime refuses the values or fails; states the reason.
         """
         return self._run_values(feeds, states, self.outputs, retained)
 
@@ -252,12 +250,12 @@ class Session:
 
     @property
     def takes_states_in_place(self) -> bool:
-        """Whether :class:`InPlaceRun` may be used: all values are in the memory of the CPU."""
+        """True if :class:`InPlaceRun` may be used: all values are in the memory of the CPU."""
         providers: list[str] = self._session.get_providers()
         return providers == list(CPU)
 
     def prepare(self, feeds: Arrays, *, io_binding: bool = True) -> PreparedRun:
-        """Return a run on these values that can be repeated without passing them again.
+        """Prepare a run on these values that can be repeated without passing them again.
 
         Args:
             feeds: One array per graph input, of its shape and dtype.
@@ -265,7 +263,7 @@ class Session:
                 gets arrays back, as :meth:`run` does.
 
         Raises:
-            UsageError: a size is beyond the bounds that the file states.
+            UsageError: a size is beyond the bounds stated in the file.
             StageError: ONNX Runtime refuses the values.
         """
         self.refuse_sizes(feeds)
@@ -279,7 +277,7 @@ class Session:
 class InPlaceRun:
     """A run that can be repeated with other inputs, on states that it changes in place.
 
-    States are bound once: memory that a step adds to is neither allocated nor copied.
+    States are bound once: their memory is neither reallocated nor copied in a step.
     """
 
     def __init__(self, session: Session, states: Mapping[str, ort.OrtValue], outputs: Mapping[str, str]) -> None:
@@ -311,16 +309,16 @@ class InPlaceRun:
         """Run once.
 
         Args:
-            feeds: An array for each graph input that has no state.
-            like: The outputs of an earlier run, where this run's have the same sizes and types; looking for outputs of
-                unknown sizes takes 0.1 ms for 12 layers (measured).
+            feeds: An array for each graph input that is no state.
+            like: Outputs of an earlier run with the same sizes and types; binding outputs of unknown sizes takes 0.1 ms
+            for 12 layers (measured).
 
         Returns:
-            The outputs that are no states; never the arrays of an earlier run.
+            The outputs except states; never the arrays of an earlier run.
 
         Raises:
-            UsageError: a size is beyond the bounds that the file states.
-            StageError: ONNX Runtime refuses the values or fails; gives its reason.
+            UsageError: a size is beyond the bounds stated in the file.
+            StageError: ONNX Runtime refuses the values or fails; states the reason.
         """
         self._session.refuse_sizes(feeds)
         with _run_errors(self._session.name):
@@ -341,17 +339,17 @@ class InPlaceRun:
 
 
 _OTHER_SHAPE = "Got invalid dimensions for output"
-"""How ONNX Runtime refuses memory for an output of a shape that the file does not declare."""
+"""Message of ONNX Runtime for output memory whose shape differs from the declared shape."""
 
 
 class PreparedRun:
-    """A run that can be repeated: inputs are bound once, and outputs stay in the memory where they are made.
+    """A repeatable run: inputs are bound once, and outputs stay in the memory where they are computed.
 
     Calling it adds 4 µs to the time of the graph on the CPU (measured); passing OrtValues in each run adds 36.
 
     Attributes:
-        is_bound: False where arrays are passed in each run, as they have to be where inputs contain text.
-        output_memory: Kinds of memory in which the outputs are left: ``cpu``, ``cuda``, ``dml``, ``webgpu``.
+        is_bound: False if arrays are passed in each run, which string inputs require.
+        output_memory: Kinds of memory that hold the outputs: ``cpu``, ``cuda``, ``dml``, ``webgpu``.
     """
 
     def __init__(self, session: ort.InferenceSession, name: str, feeds: Arrays, *, io_binding: bool) -> None:
@@ -379,7 +377,7 @@ class PreparedRun:
         """Run once.
 
         Raises:
-            StageError: ONNX Runtime refuses the values, or fails; gives its reason.
+            StageError: ONNX Runtime refuses the values, or fails; states the reason.
         """
         try:  # no context manager, whose time would be measured with that of the graph
             self._run_outputs = self._run_once()
@@ -387,12 +385,12 @@ class PreparedRun:
             raise _run_error(self._name, error) from error
 
     def outputs(self) -> dict[str, Array | None]:
-        """Return the outputs of the last run by name; None for those that are not numeric tensors.
+        """Return the outputs of the last run by name; None for an output that is no numeric tensor.
 
-        Outputs in the memory of a device come from one more run, whose outputs are copied.
+        Outputs in device memory are computed by an additional run, whose outputs are copied.
 
         Raises:
-            StageError: that run fails.
+            StageError: the additional run fails.
         """
         values = self._run_outputs if not self.is_bound else self._bound_outputs()
         arrays = [value if isinstance(value, np.ndarray) else None for value in values]
@@ -407,7 +405,7 @@ class PreparedRun:
         except ORT_ERRORS as error:
             if _OTHER_SHAPE not in str(error):
                 raise
-            # The file declares another shape than it computes, and memory that is bound has to be of the declared one.
+            # The declared shape differs from the computed shape, and bound memory must have the declared shape.
             self._run_once = self._run_on_new_outputs
             self._run_on_new_outputs()
 
@@ -418,7 +416,7 @@ class PreparedRun:
         self._session.run_with_iobinding(self._binding)
 
     def _bound(self, memory: Mapping[str, str]) -> ort.IOBinding:
-        """Return inputs bound, copied to where they are read, and each output bound to a kind of memory."""
+        """Bind the inputs, copied to their device, and each output to a kind of memory."""
         binding = self._session.io_binding()
         for name, value in self._values.items():
             binding.bind_ortvalue_input(name, value)
@@ -449,11 +447,11 @@ def _run_error(name: str, error: Exception) -> StageError:
 
 
 _DEVICE_MEMORY = {"Cuda": "cuda", "DML": "dml", "WebGPU_Buffer": "webgpu"}
-"""Specified by ONNX Runtime: what a provider calls the memory of its device → the kind an output can be bound to."""
+"""Specified by ONNX Runtime: a provider's name of its device memory → the device kind for output binding."""
 
 
 def _output_memory(session: ort.InferenceSession) -> dict[str, str]:
-    """Return the kind of memory in which a session makes each output; ``cpu`` for one that nothing can be bound to."""
+    """Return the kind of memory of each output of a session; ``cpu`` for unsupported kinds."""
     names = [output.name for output in session.get_outputs()]
     if not hasattr(session, "get_output_memory_infos"):  # before 1.24
         return dict.fromkeys(names, "cpu")
@@ -462,7 +460,7 @@ def _output_memory(session: ort.InferenceSession) -> dict[str, str]:
 
 
 def _run_on_arrays(session: ort.InferenceSession, names: list[str], feeds: Arrays) -> list[Array | None]:
-    """Run once; return an array per output, None for one that is no tensor."""
+    """Run once; return an array per output, None for an output that is no tensor."""
     values = session.run_with_ort_values(names, {name: to_ort_value(array) for name, array in feeds.items()})
     return [to_array(value) if value.is_tensor() else None for value in values]
 
@@ -473,14 +471,14 @@ def onnxruntime_version() -> str:
 
 
 def _refuse_foreign_data(source: Path) -> None:
-    """Raise where a file, or a data file it names, is damaged, missing or outside its folder."""
+    """Raise an error if a file, or one of its data files, is damaged, missing or outside its folder."""
     from winml.modelkit.onnx.files.placing import external_files  # imports onnx
 
     external_files(source)
 
 
 def is_onnxruntime_at_least(version: str) -> bool:
-    """Say whether the installed ONNX Runtime is this version or newer, such as ``1.24``."""
+    """Return True if the installed ONNX Runtime is this version or newer, such as ``1.24``."""
     installed, needed = (tuple(map(int, text.split(".")[:2])) for text in (onnxruntime_version(), version))
     return installed >= needed
 
@@ -503,7 +501,7 @@ def _settings(
     if not folds_constants:
         entries["optimization.disable_specified_optimizers"] = "ConstantFolding"
     if exact_sums:
-        # Signed weights become unsigned ones when the file is opened, whose sums are exact on any processor.
+        # Signed weights are converted to unsigned when the file is opened; their sums are exact on any processor.
         entries[_EXACT_INTEGER_SUMS] = "1"
     return SessionSettings("ORT_ENABLE_ALL" if optimize else "ORT_DISABLE_ALL", entries, threads, in_written_order)
 
@@ -523,7 +521,7 @@ def _refuse_crashing_model(
 
 
 def refuse_crashing_file(path: Path) -> None:
-    """Refuse a file that crashes ONNX Runtime as it opens files by default, if it is of the kind that may.
+    """Refuse a file that crashes ONNX Runtime when opened with default settings, if the file is of an affected kind.
 
     Raises:
         StageError: ONNX Runtime crashes.
@@ -566,11 +564,11 @@ def _refuse_inactive(provider: str, session: ort.InferenceSession) -> None:
 
 
 def _refuse_other_processor(name: str, reported: str | None) -> None:
-    """Refuse a file whose weights are laid out for registers of another width: ONNX Runtime would read them wrongly."""
+    """Refuse a file whose weights are laid out for another vector width: ONNX Runtime would read them wrongly."""
     try:
         opened_for = load_metadata(reported or "{}").get("processor")
     except (ValueError, AttributeError):
-        return  # what the file says is damaged
+        return  # the metadata is damaged
     if opened_for and opened_for != (here := instruction_sets()):
         raise StageError(
             f"{name} is compiled for {opened_for}, but this processor is {here}",
@@ -579,7 +577,7 @@ def _refuse_other_processor(name: str, reported: str | None) -> None:
 
 
 _EP_CONTEXT = "EPContext"
-"""Specified by ONNX Runtime: operator of what a provider compiled, which its errors name."""
+"""Specified by ONNX Runtime: operator of compiled content, named in errors of providers."""
 
 
 def _refuse_other_provider(source: Path, name: str) -> None:
@@ -612,7 +610,7 @@ def rewrite_file(
     Weights are written to ``<target>.data``, so that models of any size can be written.
 
     Args:
-        original: An ONNX file, with its data beside it.
+        original: An ONNX file, with its data files in the same folder.
         target: The file to write, in the same folder.
         disabled: Graph transformers and rewrite rules that must not run.
         with_layouts: Also run transformers that choose layouts for this machine's processor.

@@ -1,7 +1,7 @@
-"""Changes settings of a process or attributes of foreign objects for the time of a block, and restores them.
+"""Temporary changes to process settings or attributes of foreign objects, restored after a block.
 
-Threads that change one setting share the change: each of two overlapping changes would otherwise put back what it
-found, the later one what the earlier had changed.
+Threads that change the same setting share the change: with separate overlapping changes, the later one would restore
+the value set by the earlier.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def attributes_replaced(*replacements: tuple[object, str, object]) -> Iterator[N
 
 
 def shared_by_threads(change: Callable[[], Iterator[None]]) -> Callable[[], AbstractContextManager[None]]:
-    """Make a context manager of a change that the first to enter makes, and the last to leave takes back.
+    """Turn a change into a context manager that the first thread applies and the last thread reverts.
 
     Args:
-        change: Changes settings, yields, and puts them back, as for :func:`contextlib.contextmanager`.
+        change: Changes settings, yields, and restores them, as for :func:`contextlib.contextmanager`.
     """
     make, lock, created = contextmanager(change), threading.Lock(), ExitStack()
     users = 0

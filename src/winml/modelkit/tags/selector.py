@@ -70,14 +70,12 @@ class Selector:
 
     A selector with a slash is matched against tags; a selector without a slash is matched against class names, module
     paths and the last segment of tags, which a tree displays: ``BertLayer.0``. The whole address has to match. The
-    separator is the
-    slash in a tag and the dot in a module path and a segment; a class name has none.
+    separator is the slash in a tag and the dot in a module path and a segment; a class name has none.
 
     =========  ===================================================================================
-    ``*``      any characters but the separator
-    ``**``     any characters; as a whole part of the address, any number of parts, none included
-    ``?``      one character but the separator
-    ``[a-c]``  one of these characters, ``[!a-c]`` one of the others; the separator never
+    ``*``      any characters but the separator ``**``     any characters; as a whole part of the address, any number of
+    parts, none included ``?``      one character but the separator ``[a-c]``  one of these characters, ``[!a-c]`` one
+    of the others; the separator never
     =========  ===================================================================================
 
     Raises:

@@ -163,9 +163,7 @@ class ExportedLoops(ValueLoops):
 
     @contextmanager
     def in_trace(self) -> Iterator[None]:
-        """Trace an iteration for every position inside the block; formatting a position into a name works too; patches
-        torch.
-        """
+        """Trace an iteration for every position inside the block, including positions in names; patches torch."""
         with super().in_trace(), call_replaced(torch.Tensor, "__format__", _known_number):
             yield
 

@@ -102,8 +102,7 @@ class NumbersTaken:
             self.sizes[place] = (known[0], known[1] | sizes)
 
     def _sizes_of(self, value: Any, axis: int | None) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the inputs whose values decide the size of a traced value, and the dynamic sizes that the size may
-        equal.
+        """Return the inputs whose values decide the size of a traced value, and the dynamic sizes it may equal.
 
         Args:
             value: The traced value.

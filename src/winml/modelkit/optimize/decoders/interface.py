@@ -68,9 +68,7 @@ class DecoderInterface:
         )
 
     def is_sized(self, value: ir.Value) -> bool:
-        """Return True if a mask can depend on the shape of a value only: a float tensor whose sizes are input
-        dimensions.
-        """
+        """Return True if a mask reads only the shape of a value: a float tensor whose sizes are input dimensions."""
         shape = shape_of(value, 3)
         if shape is None or value.dtype is None or not value.dtype.is_floating_point():
             return False
@@ -83,8 +81,7 @@ class DecoderInterface:
 
         Args:
             leaves: Inputs of the subgraph.
-            mask: Mask of
-        all tokens.
+            mask: Mask of all tokens.
             tokens: Number of new tokens.
             generator: Generator of the values on which a mask does not depend.
         """

@@ -65,8 +65,9 @@ class Probe:
 
 
 def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool]) -> Probe | None:
-    """Extract the nodes that compute a value from graph inputs and other leaves. None if the computation needs weight
-    matrices, values other than tensors, subgraphs or too many nodes.
+    """Extract the nodes that compute a value from graph inputs and other leaves.
+
+    None if the computation needs weight matrices, values other than tensors, subgraphs or too many nodes.
 
     Args:
         result: The value.

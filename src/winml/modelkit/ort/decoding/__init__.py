@@ -1,1 +1,1 @@
-"""How does a decoder run, step by step? What it is fed, what one run hands to the next, and the parts around it."""
+"""Step-by-step execution of a decoder: its inputs, the state between runs, and the graphs around it."""

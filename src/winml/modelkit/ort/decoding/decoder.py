@@ -1,8 +1,8 @@
-"""Runs the graph of a decoder: tokens become logits, and what one run remembers is handed to the next.
+"""Execution of a decoder graph: tokens in, logits out, with the state of a run fed to the next run.
 
-Which output becomes which input is said by the file (``winml.part``); of a file that does not say it, the names that
-other exporters use decide. Of what kind a state is does not count: keys and values, a sliding window, a recurrent
-state. Needs numpy and ONNX Runtime only. Chooses no token.
+The file (``winml.part``) maps outputs to inputs; without this metadata, the names used by other exporters decide.
+States of any kind are supported: keys and values, a sliding window, a recurrent state. Needs numpy and ONNX Runtime
+only. Does not choose tokens.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ if TYPE_CHECKING:
     import onnxruntime
 
 _ADDING = ("GroupQueryAttention", "com.microsoft")
-"""Specified by ONNX Runtime: the operator that, where past and present are the same memory, writes what is new only."""
+"""Specified by ONNX Runtime: the operator that writes only the new entries if past and present share memory."""
 _PRESENT_PLACES = {3: 1, 4: 2}
-"""Specified: place of the past among its inputs → place of the present among its outputs."""
+"""Specified: input position of the past → output position of the present."""
 _TOKENS_AXIS = 2
 """Specified: its states are of shape [batch, heads, tokens, head size]."""
 _SPARE_TOKENS = 128
-"""Chosen: room that is added at least; else half of the tokens, so that copying costs no more than it did once."""
+"""Chosen: minimum extra capacity; otherwise half of the tokens, so that each token is copied about once."""
 
 
 class GraphCache:
-    """What a graph remembers of the tokens it was given, in ONNX Runtime's memory.
+    """State of a graph after its tokens, in ONNX Runtime's memory.
 
-    Holds one value for each state of the graph. A run replaces the values; or, where an operator can add to them, it
-    writes behind what they hold. A shallow copy stays what it is: memory that two caches share is copied before a run
+    Holds one value per state of the graph. A run replaces the values or, if an operator can extend them in place,
+    writes after their content. A shallow copy is independent: memory shared by two caches is copied before a run
     writes.
 
     Attributes:
         values: By name of the graph input they are fed to.
-        room: Tokens per row that fit into values that are added to; None where a run replaces them.
-        length: Tokens per row that it stands for.
-        encoded: By name of the graph input, what an encoder answered; the same in every step.
+        room: Capacity in tokens per row of values extended in place; None if a run replaces them.
+        length: Tokens per row that the state represents.
+        encoded: By name of the graph input, the encoder outputs; equal in every step.
     """
 
     is_compileable = False
@@ -105,21 +105,21 @@ class GraphCache:
         return self._run_in_place
 
     def rewind(self, earlier: GraphCache) -> None:
-        """Become what another cache is, of which this one is a copy that was run since; in place.
+        """Restore the state of an earlier cache, of which this cache is a copy that was run since; in place.
 
         Args:
-            earlier: The other one.
+            earlier: The earlier cache.
         """
         self.length = earlier.length
         if self.room is None:
             self.values = dict(earlier.values)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002  # transformers' signature
-        """Return the tokens per row that it stands for."""
+        """Return the tokens per row that the state represents."""
         return self.length
 
     def reorder_cache(self, beam_idx: Any) -> None:
-        """Take other rows of the batch, in place: row ``beam_idx[i]`` becomes row i.
+        """Reorder the rows of the batch, in place: row ``beam_idx[i]`` becomes row i.
 
         Args:
             beam_idx: Integers, an array or tensor of shape [rows].
@@ -133,7 +133,7 @@ class GraphCache:
             self._is_shared, self._run_in_place = False, None
 
     def is_of(self, graph: DecoderGraph) -> bool:
-        """Say whether a graph made it."""
+        """Return True if a graph made it."""
         return self._graph is graph
 
     @property
@@ -157,7 +157,7 @@ class GraphCache:
 
 
 def _with_room(state: Array, retained: int, room: int) -> onnxruntime.OrtValue:
-    """Return a state with the first tokens, copied, and room for more of them, which is zero."""
+    """Return a copy of the first tokens of a state, with zeroed capacity for further tokens."""
     sizes = [room if axis == _TOKENS_AXIS else size for axis, size in enumerate(state.shape)]
     roomy = np.zeros(sizes, state.dtype)
     roomy[:, :, :retained] = state[:, :, :retained]
@@ -165,7 +165,7 @@ def _with_room(state: Array, retained: int, room: int) -> onnxruntime.OrtValue:
 
 
 def _last_entries(value: onnxruntime.OrtValue, count: int, axis: int) -> onnxruntime.OrtValue:
-    """Return a value with the last entries of an axis, copied; the value itself where it has no more."""
+    """Return a copy of the last entries of an axis; the value itself if it has no more."""
     array = to_array(value)
     start = array.shape[axis] - count
     return value if start <= 0 else to_ort_value(array[(slice(None),) * axis + (slice(start, None),)])
@@ -175,19 +175,19 @@ class DecoderGraph:
     """The graph of a decoder in a session.
 
     Attributes:
-        inputs: What the graph takes, in order.
-        states: Graph input that takes a state → output that gives its next value; empty without a cache.
-        batch_axes: Graph input that takes a state → the axis of its batch.
-        last_cache: What the last run left; None before the first, and without a cache.
-        position_rows: Positions of each token, where it has several: of frames, rows and columns; None: one.
-        length: Tokens in every run, where their number is fixed; else None. With a cache, more of them take more runs.
-        held: Tokens in the cache of every run, where their number is fixed; else None. The last ones are the real ones.
-        adds_in_place: Whether a run writes new states into the memory of the old ones.
+        inputs: Inputs of the graph, in order.
+        states: State input → output with its next value; empty without a cache.
+        batch_axes: State input → its batch axis.
+        last_cache: Cache after the last run; None before the first run, and without a cache.
+        position_rows: Number of positions per token, if several: frames, rows and columns; None: one.
+        length: Fixed number of tokens per run, else None. With a cache, more tokens take several runs.
+        held: Fixed number of cached tokens in every run, else None. The last tokens are valid.
+        adds_in_place: True if a run writes new states into the memory of the old states.
         described: Description of the model in the metadata of the file (``winml.model``).
     """
 
     fed_input: ClassVar[str] = TOKEN_IDS
-    """Name of the input that takes tokens, or what stands for them."""
+    """Name of the input that takes tokens, or their embeddings."""
 
     def __init__(
         self,
@@ -196,17 +196,18 @@ class DecoderGraph:
         values: Collection[str] = (),
         prompt: Session | None = None,
     ) -> None:
-        """Look at what the graph takes.
+        """Inspect the inputs of the graph.
 
         Args:
             session: The graph.
-            prompt: A graph of the same model, and of a cache of the same fixed length, that reads several tokens in a
-                run; None: this one reads prompts, too.
-            encoded: Inputs that are the same in every step, as an encoder answered them.
-            values: Inputs that share the last axis of what :meth:`token_values` returns; empty: one takes all of it.
+            prompt: A graph of the same model with a cache of the same fixed length that reads several tokens per run;
+            None: ``session`` also reads prompts.
+            encoded: Inputs that are equal in every step: the encoder outputs.
+            values: Inputs that share the last axis of the result of :meth:`token_values`; empty: a single input takes
+            it.
 
         Raises:
-            InputError: it does not answer tokens with logits, or takes an input of unknown meaning.
+            InputError: the graph does not map tokens to logits, or has an input of unknown meaning.
         """
         self._session = session
         self.described = model_record(session.metadata)
@@ -222,7 +223,7 @@ class DecoderGraph:
         self.length = sequence if isinstance(sequence, int) else None
         self.last_cache: GraphCache | None = None
         self._step_outputs: dict[tuple[int, ...], Arrays] = {}
-        """Rows and tokens of the last step of one token → what it answered."""
+        """Rows and tokens of the last single-token step → its outputs."""
         self._masks_new_tokens = masks_run_alone(session.input_shapes, self.fed_input, self.states)
         self._plain_kind = plain_value(self._by_name[TOKEN_TYPES]) if TOKEN_TYPES in self._by_name else 0
         self.position_rows = _position_rows(self._by_name.get(POSITIONS))
@@ -253,14 +254,14 @@ class DecoderGraph:
 
     @property
     def has_cache(self) -> bool:
-        """Whether a run hands anything to the next."""
+        """True if a run hands anything to the next."""
         return bool(self.states)
 
     def encode(self, inputs: Arrays) -> dict[str, Array]:  # noqa: ARG002  # read where others derive
-        """Run the graphs before the decoder, and return its inputs from them by name; ``{}`` without such graphs.
+        """Run the graphs before the decoder; return their outputs by decoder input, ``{}`` without such graphs.
 
         Args:
-            inputs: Those of the graph that runs first, by name.
+            inputs: Inputs of the first graph, by name.
         """
         return {}
 
@@ -295,25 +296,25 @@ class DecoderGraph:
         positions: Array | None = None,
         cache: GraphCache | None = None,
     ) -> Array:
-        """Answer tokens.
+        """Compute the logits of tokens.
 
         Args:
-            tokens: Integers of shape [batch, sequence]: those after what the cache stands for.
-            mask: Integers of shape [batch, cached + sequence], 0 for padding; None: there is none.
-            positions: Integers of shape [batch, sequence], or several rows of these; None: counted on from the cache.
-            cache: What earlier runs remember; replaced by what this one does, in place.
+            tokens: Integers of shape [batch, sequence]: the tokens after the cached tokens.
+            mask: Integers of shape [batch, cached + sequence], 0 for padding; None: no padding.
+            positions: Integers of shape [batch, sequence], or several rows of them; None: continued from the cache.
+            cache: State of earlier runs; updated in place.
 
         Returns:
             Logits of shape [batch, sequence or 1, vocabulary].
 
         Raises:
-            UsageError: the values do not fit the graph, or the cache is that of another model.
+            UsageError: the values do not fit the graph, or the cache belongs to another model.
             StageError: ONNX Runtime fails.
         """
         self._refuse_foreign_cache(cache, len(tokens))
         if self.has_cache and cache is None:
             cache = self.empty_cache(len(tokens))
-        # Of all tokens at once: what images become is spread over them.
+        # For all tokens at once: image embeddings are distributed over them.
         values = self.token_values(tokens, cache)
         if cache is None or not self.has_cache:
             feeds = self._feeds(values, mask, positions, None)
@@ -333,9 +334,9 @@ class DecoderGraph:
         return logits[0] if len(logits) == 1 else np.concatenate(logits, axis=1)
 
     def _padded_count(self, mask: Array | None, count: int) -> int:
-        """Return how many of the new tokens are read one by one: up to the last one that is padding in some row.
+        """Return the number of new tokens that are read one by one: up to the last padding token in any row.
 
-        A recurrent state of several tokens cannot be held for some of them.
+        A recurrent state of several tokens cannot be held back for some of them.
         """
         slots = [self._by_name[name].cache for name in self._constant_states]
         if mask is None or all(slot is not None and slot.kind == "conv" for slot in slots):
@@ -343,10 +344,10 @@ class DecoderGraph:
         return int(np.max(np.flatnonzero((np.asarray(mask)[:, -count:] == 0).any(axis=0)), initial=-1)) + 1
 
     def _pieces(self, count: int, past: int, padded: int = 0) -> list[tuple[int, int, DecoderGraph]]:
-        """Return where the tokens of each run begin and end, and which graph reads them; ``padded`` are read alone.
+        """Return start and end of the tokens of each run, and its graph; ``padded`` tokens are read singly.
 
-        Where nothing is cached the first run may be short of tokens, which are filled up before them. Later ones are
-        not: what is read alone comes first.
+        With an empty cache the first run may be filled up with padding before its tokens. Later runs are full: tokens
+        that are read singly come first.
         """
         longest = self if self._prompt is None or count < 2 else self._prompt
         step = longest.length or max(count, 1)
@@ -366,10 +367,10 @@ class DecoderGraph:
         return [*first, *alone, *((start, start + step, longest) for start in range(rest, count, step))]
 
     def _refuse_beyond_held(self, count: int) -> None:
-        """Refuse more tokens than a cache of a fixed size and one run hold.
+        """Refuse more tokens than a fixed-size cache and one run hold.
 
         Raises:
-            UsageError: says how many there are room for.
+            UsageError: states the maximum.
         """
         room = self.most_tokens
         if room is not None and count > room:
@@ -381,17 +382,17 @@ class DecoderGraph:
 
     @property
     def most_tokens(self) -> int | None:
-        """Tokens of a text that a cache of a fixed size and the run after it hold; None where nothing is fixed."""
+        """Maximum tokens of a text for a fixed-size cache and one run; None without fixed sizes."""
         return None if self.held is None else self.held + (self.length or 1)
 
     def _run_step(self, values: Array, mask: Array | None, positions: Array | None, cache: GraphCache) -> Array:
-        """Answer the tokens of one run, given as the graph takes them, and let the cache be what it is after them."""
+        """Compute the logits of one run from its input values, and update the cache."""
         past = cache.length
         is_hidden = np.zeros(len(values), bool)
         if mask is not None and values.shape[1] == 1 and self._constant_states:
             is_hidden = np.asarray(mask)[:, -1] == 0
             if self._masks_new_tokens:
-                # What the run makes of padding is dropped, so the graph reads no mask that it was not verified for.
+                # The result for padding is dropped, so the graph reads no mask for which it was not verified.
                 mask = np.ones_like(mask)
         feeds = {**self._feeds(values, mask, positions, cache), **{name: cache.encoded[name] for name in self.encoded}}
         if self.adds_in_place:
@@ -424,7 +425,7 @@ class DecoderGraph:
         past = cache.length if cache is not None else 0
         filled = count
         if self.length is not None and not self.has_cache:
-            filled = self.length  # to the right, where no token before sees it
+            filled = self.length  # on the right, where no earlier token sees it
         if count > filled:
             raise UsageError(
                 f"got {count} tokens, but {self.name} was built for {filled}",
@@ -441,7 +442,7 @@ class DecoderGraph:
         if positions is None:
             positions = np.broadcast_to(np.arange(past, past + count), (rows, count))
         if self.held is not None:
-            # The newest tokens stand last; none are missing between them.
+            # The newest tokens are last; none between them are missing.
             filled = self.length or count
             mask = np.pad(mask, ((0, 0), (self.held + filled - past - count, 0)))
             positions = np.pad(positions, [(0, 0)] * (np.ndim(positions) - 1) + [(filled - count, 0)])
@@ -458,11 +459,11 @@ class DecoderGraph:
         return {item.name: fitted_array(item, passed[item.name], self.name, hint) for item in self._fed_inputs}
 
     def token_values(self, tokens: Array, cache: GraphCache | None) -> Array:  # noqa: ARG002  # read where others derive
-        """Return what the graph takes of tokens: these themselves.
+        """Return the input values of tokens: the token ids.
 
         Args:
             tokens: Integers of shape [batch, sequence].
-            cache: What earlier runs remember.
+            cache: State of earlier runs.
         """
         return tokens
 
@@ -512,10 +513,10 @@ def _shares(names: Sequence[str], values: Array) -> dict[str, Array]:
 
 
 def _refuse_padding(mask: Array, name: str) -> None:
-    """Refuse rows of several lengths where nothing hides what fills the shorter ones.
+    """Refuse rows of different lengths for a graph without a mask of the padding.
 
     Raises:
-        UsageError: there are such rows.
+        UsageError: the rows have different lengths.
     """
     if not mask.all():
         raise UsageError(
@@ -528,7 +529,7 @@ def _refuse_scores_of_texts(session: Session) -> None:
     """Refuse a graph that classifies.
 
     Raises:
-        InputError: its scores are not those of each token.
+        InputError: its scores are not per token.
     """
     shape = session.output_shapes[SCORES]
     if shape and len(shape) != 3:
@@ -563,7 +564,7 @@ def _with_head_size(
 
 
 def _growing_axes(session: Session, states: Mapping[str, str]) -> dict[str, int]:
-    """Return the axis along which a run adds its tokens to a state, for states of which both sizes are fixed."""
+    """Return state → axis along which a run appends its tokens, for states of fixed sizes."""
     return {
         name: axis
         for name, output in states.items()
@@ -575,7 +576,7 @@ def _growing_axes(session: Session, states: Mapping[str, str]) -> dict[str, int]
 
 
 def _adds_in_place(session: Session, states: Mapping[str, str]) -> bool:
-    """Say whether every state is read by an operator alone that adds to it in place, and that gives its next value."""
+    """Return True if every state is read only by an operator that extends it in place and returns its next value."""
     if not states or session.model_path is None or not session.takes_states_in_place:
         return False
     try:
@@ -594,7 +595,7 @@ def _adds_in_place(session: Session, states: Mapping[str, str]) -> bool:
 
 
 def _is_next(node: NodeSummary, past: str, present: str) -> bool:
-    """Say whether a node takes a state once and answers with its next value at the place that belongs to it."""
+    """Return True if a node takes a state once and answers with its next value at the place that belongs to it."""
     place = node.inputs.index(past)
     if node.inputs.count(past) != 1 or place not in _PRESENT_PLACES:
         return False
@@ -655,10 +656,10 @@ def feeds_between(giver: Session, taker: Session) -> dict[str, str]:
 
 
 def text_tokens(decoder: Session) -> TextTokens | None:
-    """Return how a text begins and ends, where the file of a decoder says it.
+    """Return the start and end tokens stated in the file of a decoder, or None.
 
     Raises:
-        InputError: what it says is damaged.
+        InputError: the metadata is damaged.
     """
     try:
         text = load_metadata(decoder.metadata.get(PART_KEY) or "{}").get("text")

@@ -1,6 +1,6 @@
-"""Which sizes and values does one run of a decoder with a cache take: a prompt, or a step after it?
+"""Sizes and values for one run of a decoder with a cache: a prompt, or a step after it.
 
-Knows names and sizes of inputs, and which output becomes which of them; runs nothing, and chooses no token.
+Knows names and sizes of inputs, and the mapping of outputs to inputs; does not run graphs or choose tokens.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 TOKEN_IDS, TOKEN_VECTORS = "input_ids", "inputs_embeds"
 MASK, POSITIONS, TOKEN_TYPES = "attention_mask", "position_ids", "token_type_ids"
 SCORES = "logits"
-"""Specified: what transformers, optimum and onnxruntime-genai call the inputs of a decoder that are no state, and its
-scores."""
+"""Specified: names of the decoder inputs that are no state, and of the scores, in transformers, optimum and
+onnxruntime-genai.
+"""
 _TOKEN_INPUTS = (TOKEN_IDS, TOKEN_VECTORS, "decoder_input_ids")
 _PROMPT = 16
 """Chosen: tokens of a prompt before the step that is compared."""
@@ -52,9 +53,9 @@ class DecoderRun:
     """One run of a decoder with a cache."""
 
     tokens: int
-    """Given in this run."""
+    """Tokens fed in this run."""
     cached: int
-    """In the cache before it."""
+    """Tokens in the cache before the run."""
 
     def halved(self) -> DecoderRun:
         """Return a run of half the length, of one token at least."""
@@ -62,7 +63,7 @@ class DecoderRun:
 
     @property
     def words(self) -> str:
-        """What it is, for people: a prompt where nothing is cached."""
+        """Description for messages: a prompt if the cache is empty."""
         if not self.cached:
             return f"a prompt of {self.tokens} token{'' if self.tokens == 1 else 's'}"
         return f"{self.tokens} token{'' if self.tokens == 1 else 's'} after {self.cached}"
@@ -74,17 +75,17 @@ class _Axes:
 
     tokens: str
     past: tuple[str, ...]
-    """Tokens in the cache; none where states do not grow."""
+    """Names of the cache length; ``()`` if states do not grow."""
     total: str | None
-    """Size of the mask, where it is neither."""
+    """Size of the mask, if it is a separate dimension."""
 
 
 def inputs_of_file(path: Path) -> tuple[InputTensorSpec, ...]:
     """Return names, sizes and what the file says of the inputs of a graph, without a session; types are left out.
 
     Raises:
-        ModelPathError: there is no such file.
-        InputError: it is no ONNX file.
+        ModelPathError: the file does not exist.
+        InputError: the file is no ONNX file.
     """
     # Late: who only writes a text with an open session need not wait for onnx.
     from winml.modelkit.onnx.contents import declared_shape
@@ -101,7 +102,7 @@ def decoder_run(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int])
 
     Args:
         inputs: The inputs of the graph.
-        requested: Sizes the user gave, as for ``settle_sizes``.
+        requested: The user's sizes, as for ``settle_sizes``.
 
     Raises:
         UsageError: as :func:`decoder_tokens`.
@@ -118,14 +119,14 @@ def decoder_tokens(inputs: Sequence[InputTensorSpec], requested: Mapping[str, in
 
     Args:
         inputs: The inputs of the graph.
-        requested: Sizes the user gave, as for ``settle_sizes``.
+        requested: The user's sizes, as for ``settle_sizes``.
 
     Returns:
-        What the user gave for one of the two, else 128 or as many as the model has positions for. None where the graph
-        has no cache, takes a fixed number of tokens, or the user gave both sizes.
+        The user's size for either, else 128 or the model's maximum position. None if the graph has no cache, takes a
+        fixed number of tokens, or the user requested both sizes.
 
     Raises:
-        UsageError: a name the graph does not have, or more tokens than it has positions for.
+        UsageError: an unknown name, or more tokens than the model has positions.
     """
     axes = _open_axes(inputs)
     if axes is None:
@@ -135,7 +136,7 @@ def decoder_tokens(inputs: Sequence[InputTensorSpec], requested: Mapping[str, in
     if tokens is not None and past is not None:
         return None
     positions = next((item.value_range for item in inputs if item.name == POSITIONS), None)
-    # The step after them is at a position of its own.
+    # The step after them takes one more position.
     limit = TOKENS if positions is None else int(positions[1])
     length = tokens if tokens is not None else past
     if length is None:
@@ -159,22 +160,23 @@ def decoder_feeds(
     batch_size: int | None,
     seed: int,
 ) -> tuple[dict[str, Array], tuple[str, ...]]:
-    """Return values for one run, and what is to be said of their sizes.
+    """Draw values for one run; return also notes on their sizes.
 
-    Tokens and states are drawn at random; nothing is hidden, and positions count on from the cache.
+    Tokens and states are random; no token is hidden, and positions continue from the cache.
 
     Args:
         inputs: The inputs of a decoder with a cache.
         run: Its length.
-        requested: Sizes the user gave; those of tokens and cache are taken from the run.
-        batch_size: Rows, where the user gave that.
-        seed: Of the values.
+        requested: The user's sizes; sizes of tokens and cache come from the run.
+        batch_size: Requested number of rows,
+        or None.
+        seed: Seed of the values.
 
     Raises:
         UsageError: sizes do not fit the inputs, or no values can be drawn.
     """
     axes = _open_axes(inputs)
-    assert axes is not None  # a run is asked for where decoder_tokens found one
+    assert axes is not None  # a run exists only if decoder_tokens found one
     own = {axes.tokens: run.tokens, **dict.fromkeys(axes.past, run.cached)}
     if axes.total is not None:
         own[axes.total] = run.tokens + run.cached
@@ -229,14 +231,14 @@ def next_feeds(
     states: Mapping[str, str],
     shapes: Mapping[str, Sequence[int | str | None]],
 ) -> dict[str, Array]:
-    """Return what the next step is fed: the token with the largest score, and what the run before it remembers.
+    """Return the inputs of the next step: the token with the largest score, and the states of the previous run.
 
     Args:
-        feeds: What the run before was fed, one array for each input; token ids among them.
-        output: What it answered; scores of tokens among it.
-        states: Input → output that is its next value.
-        shapes: Input → sizes as the model states them. What has the named axis of the tokens gets one entry for the new
-            token; all else stays, such as the mask of an encoder.
+        feeds: Inputs of the previous run, one array each; including token ids.
+        output: Its outputs; including scores.
+        states: Input → output with its next value.
+        shapes: Input → sizes as the model states them. Inputs with the token axis get one entry for the new token;
+        other inputs, such as the mask of an encoder, stay.
     """
     token = output[SCORES][:, -1].argmax(-1)[:, None]
     tokens_axis = shapes[TOKEN_IDS][1]
@@ -258,7 +260,7 @@ def next_feeds(
 
 
 def masks_run_alone(shapes: Mapping[str, Sequence[Size]], fed: str, states: Iterable[str]) -> bool:
-    """Say whether the mask is of the tokens of a run alone, as where states of one size hold what came before.
+    """Return True if the mask covers the tokens of a run only, as with states of constant size.
 
     Args:
         shapes: Input → sizes as the graph states them.
@@ -297,8 +299,8 @@ def empty_state_sizes(item: InputTensorSpec, batch: Size, rows: int) -> tuple[in
     """Return the sizes of a state of a cache before the first token: what is open and not the batch is empty.
 
     Args:
-        item: The input that takes it.
-        batch: First size of the tokens in the graph, a name where it is open.
+        item: The state input.
+        batch: First size of the tokens in the graph, a name if dynamic.
         rows: Size of the batch.
     """
     axis = batch_axis(item, batch)
@@ -315,11 +317,11 @@ def batch_axis(item: InputTensorSpec, batch: Size) -> int:
 def constant_size_states(states: Iterable[InputTensorSpec], batch: Size) -> dict[str, int]:
     """Return input → axis of the batch, for states that summarize all tokens before: recurrent ones and convolutions.
 
-    Padding runs through such a state, since no mask hides what it was computed from.
+    Padding affects such a state, because no mask hides it.
 
     Args:
         states: The inputs that take states.
-        batch: First size of the tokens in the graph, a name where it is open.
+        batch: First size of the tokens in the graph, a name if dynamic.
     """
     axes = {item.name: batch_axis(item, batch) for item in states}
     return {
@@ -331,11 +333,11 @@ def constant_size_states(states: Iterable[InputTensorSpec], batch: Size) -> dict
 
 
 def hold_hidden_rows(before: Array, after: Array, is_hidden: Array, axis: int) -> Array:
-    """Return a state after a run, with the rows before it where the mask hides the token of the run.
+    """Merge a state after a run with the earlier state of rows whose token is masked.
 
     Args:
-        before: The state that the run read.
-        after: The state that the run returned.
+        before: The state before the run.
+        after: The state after the run.
         is_hidden: One flag for each row of the batch.
         axis: Axis of the batch.
     """
@@ -345,10 +347,10 @@ def hold_hidden_rows(before: Array, after: Array, is_hidden: Array, axis: int) -
 
 
 def state_feeds(session: Session) -> dict[str, str]:
-    """Return which outputs of a graph become inputs of its next run: input → output, in the order of the inputs.
+    """Return state input → output with its next value, in the order of the inputs.
 
     Raises:
-        InputError: a cache goes in and does not come out.
+        InputError: a cache input has no matching output.
     """
     feeds = _described_feeds(session) or _named_feeds(session)
     for name, output in feeds.items():
@@ -361,7 +363,7 @@ def state_feeds(session: Session) -> dict[str, str]:
 
 
 def _described_feeds(session: Session) -> dict[str, str]:
-    """Return what the file says; empty where it says nothing, or is damaged."""
+    """Return the mapping stated in the file; ``{}`` without or with damaged metadata."""
     try:
         record = load_metadata(session.metadata.get(PART_KEY) or "{}")
         own = {feed["input"]: feed["output"] for feed in record.get("feeds", ()) if feed["part"] == record["name"]}

@@ -1,7 +1,7 @@
-"""Runs decoders behind other graphs: an encoder, or a vision encoder and the embedding of tokens.
+"""Execution of decoders after other graphs: an encoder, or a vision encoder and the token embedding.
 
-Which output becomes which input of another graph is said by the files (``winml.part``). What an encoder or a vision
-encoder returns is computed once; the decoder runs token by token. Needs numpy and ONNX Runtime only. Chooses no token.
+The files (``winml.part``) map outputs to inputs of other graphs. The outputs of an encoder or a vision encoder are
+computed once; the decoder runs token by token. Needs numpy and ONNX Runtime only. Does not choose tokens.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from winml.modelkit.ort.sessions import Session
 _DECODER_MASK = "encoder_attention_mask"
 """Specified: how transformers and optimum call the mask over the encoder's tokens at the decoder."""
 _LENGTH_KEYS = {"input_ids": "sequence_length", "input_features": "num_frames", "input_values": "audio_length"}
-"""What an encoder reads → the key of ``--shape-config`` for how much of it."""
+"""Encoder input → the key of ``--shape-config`` for its length."""
 _NORMS_OVER_LENGTHS = frozenset({"InstanceNormalization", "GroupNormalization", "GroupNorm"})
 """Specified: operators whose mean and variance are taken over all axes behind the channels."""
 
 
 PIXEL_MASK = "pixel_attention_mask"
-"""Specified by transformers: which pixels belong to a picture, where a processor fills it up."""
+"""Specified by transformers: marks the pixels of an image that a processor padded."""
 _IMAGES_RANK = 5
 """Rows, images in a row, channels, height and width."""
 _OTHER_SIZE_HINT = "Pass that size, or build the model with a dynamic size."
@@ -61,11 +61,11 @@ class Encoder:
 
     Attributes:
         session: The graph in its session.
-        inputs: What the graph takes, in order.
+        inputs: Inputs of the graph, in order.
     """
 
     def __init__(self, encoder: Session, decoder: Session) -> None:
-        """Read from the files which outputs of the encoder become inputs of the decoder.
+        """Map encoder outputs to decoder inputs as the files state.
 
         Raises:
             InputError: the files do not state it.
@@ -78,15 +78,15 @@ class Encoder:
         """Inputs of the decoder that are the same in every step."""
 
     def encode(self, passed: Arrays) -> dict[str, Array]:
-        """Return what the decoder takes of the encoder's answer, by name of its input.
+        """Run the encoder; return decoder input → encoder output.
 
-        A text or a recording shorter than the one length the graph takes is padded, where a mask hides the padding.
+        A text or a recording shorter than the graph's fixed length is padded, if a mask hides the padding.
 
         Args:
-            passed: Inputs of the encoder by name; a mask that is not given hides nothing.
+            passed: Inputs of the encoder by name; a missing mask hides no position.
 
         Raises:
-            UsageError: an input is missing, has a shape the graph does not take, or cannot be padded.
+            UsageError: an input is missing, has an unsupported shape, or cannot be padded.
             StageError: ONNX Runtime fails.
         """
         passed = self._padded(passed)
@@ -107,13 +107,13 @@ class Encoder:
 
     @property
     def _length(self) -> int | None:
-        """The one length of a text or a recording that the graph takes; None where it is open."""
+        """The fixed length of a text or a recording; None if dynamic."""
         lengths = {item.name: item.shape[1] for item in self.inputs if len(item.shape) == 2}
         length = next((lengths[name] for name in (MASK, *_LENGTH_KEYS) if name in lengths), None)
         return length if isinstance(length, int) else None
 
     def _padded(self, passed: Arrays) -> Arrays:
-        """Return inputs with zeros up to the length of the graph, where that is a number and a mask hides them."""
+        """Pad inputs with zeros to the graph's fixed length, if a mask hides the padding."""
         length = self._length
         content = next((item.name for item in self.inputs if item.name != MASK and item.name in passed), None)
         if length is None or content is None:
@@ -139,10 +139,10 @@ class Encoder:
 
     @functools.cached_property
     def _unpaddable(self) -> str | None:
-        """Why padding changes the answer; None where a mask hides it.
+        """Reason why padding changes the outputs; None if a mask hides it.
 
-        for: Moonshine, whose group norm takes mean and variance over the whole recording. transformers answers
-        otherwise of a padded recording as well.
+        for: Moonshine, whose group norm takes mean and variance over the whole recording. transformers' outputs also
+        change for a padded recording.
         """
         from winml.modelkit.onnx.files.reading import read_structure
 
@@ -181,14 +181,14 @@ class EncoderDecoder(DecoderGraph):
 
     Attributes:
         encoder: The graph of the encoder.
-        text: How a text begins and ends; None where the files beside the model say it.
+        text: Start and end tokens; None if the files next to the model state them.
     """
 
     def __init__(self, encoder: Session, decoder: Session) -> None:
-        """Look at how the graphs belong together.
+        """Connect the graphs.
 
         Raises:
-            InputError: they do not say it, or the decoder does not generate.
+            InputError: the files do not connect them, or the decoder does not generate.
         """
         self.encoder = Encoder(encoder, decoder)
         self.text = text_tokens(decoder)
@@ -211,18 +211,18 @@ def _other_length(name: str, length: int) -> str:
 
 
 class TokenEmbedder:
-    """The graph that sees, and the one that makes vectors of tokens and of what was seen.
+    """The vision encoder, and the graph that embeds tokens and image features.
 
     Attributes:
-        image_inputs: What the graph that sees takes, in order.
-        places: Tokens that hold places for images.
+        image_inputs: Inputs of the vision encoder, in order.
+        places: Ids of the image placeholder tokens.
     """
 
     def __init__(self, vision: Session, embedding: Session) -> None:
-        """Look at how the graphs belong together.
+        """Connect the graphs.
 
         Raises:
-            InputError: they do not say it.
+            InputError: the files do not connect them.
         """
         self._vision, self._embedding = vision, embedding
         self.image_inputs: tuple[InputTensorSpec, ...] = graph_inputs(vision)
@@ -232,13 +232,13 @@ class TokenEmbedder:
         self._no_features = {name: _no_rows(by_name[name]) for name in self._seen.values()}
 
     def see(self, passed: Arrays) -> dict[str, Array]:
-        """Return what the model makes of images, for :meth:`embed`.
+        """Encode images for :meth:`embed`.
 
         Args:
-            passed: Inputs of the graph that sees, by name.
+            passed: Inputs of the vision encoder, by name.
 
         Raises:
-            UsageError: an input is missing, or has a shape the graph does not take.
+            UsageError: an input is missing, or has an unsupported shape.
             StageError: ONNX Runtime fails.
         """
         for item in self.image_inputs:
@@ -251,7 +251,7 @@ class TokenEmbedder:
         feeds = self._one_in_each_row(feeds, passed.get(PIXEL_MASK))
         rows = self.image_inputs[0].shape[0]
         count = len(next(iter(feeds.values())))
-        # Of a graph that sees a fixed number, as many runs as there are such.
+        # A graph with a fixed number of images runs once per group of that size.
         step = rows if isinstance(rows, int) else max(count, 1)
         outputs = []
         for start in range(0, count, step):
@@ -266,14 +266,14 @@ class TokenEmbedder:
         return {name: np.concatenate([answer[output] for answer in outputs]) for output, name in self._seen.items()}
 
     def _one_in_each_row(self, feeds: dict[str, Array], mask: Array | None) -> dict[str, Array]:
-        """Return pictures with one in each row, for a graph that sees such; without filler, which is zero.
+        """Rearrange images to one per row, if the graph requires it, without the all-zero filler images.
 
         Args:
-            feeds: As a processor makes them: of rows with several pictures, those with fewer are filled up.
-            mask: Which pixels belong to a picture; None: all.
+            feeds: Output of a processor: rows with fewer images are filled up.
+            mask: Valid pixels; None: all.
 
         Raises:
-            UsageError: some do not.
+            UsageError: an image has padded pixels.
         """
         item = self.image_inputs[0]
         pixels = feeds[item.name]
@@ -292,21 +292,22 @@ class TokenEmbedder:
         return {**feeds, item.name: pixels}
 
     def count_places(self, tokens: Any) -> int:
-        """Return how many places for images tokens hold."""
+        """Count the image placeholders in tokens."""
         return int(np.isin(np.asarray(tokens), self.places).sum())
 
     def embed(self, tokens: Array, seen: Arrays) -> dict[str, Array]:
-        """Return the vectors of tokens; those of images where tokens hold their places.
+        """Embed tokens, with image features in place of the placeholders.
 
         Args:
             tokens: Integers of shape [batch, sequence].
-            seen: What :meth:`see` made of images; looked at where tokens hold places.
+            seen: Result of :meth:`see`; used if tokens contain placeholders.
 
         Returns:
-            By name of the output, of shape [batch, sequence, …].
+            Output name → embeddings of shape
+            [batch, sequence, …].
 
         Raises:
-            UsageError: there are more places than vectors, or fewer.
+            UsageError: the numbers of placeholders and image embeddings differ.
             StageError: ONNX Runtime fails.
         """
         places = self.count_places(tokens)
@@ -325,19 +326,19 @@ class TokenEmbedder:
 
 
 class VisionLanguageDecoder(DecoderGraph):
-    """A decoder that is given vectors of tokens, with what makes them.
+    """A decoder that takes token embeddings, with the graphs that compute them.
 
     Attributes:
-        embedder: What makes them; what it sees goes to :meth:`empty_cache`.
+        embedder: The vision encoder and embedding graph; its image features are passed to :meth:`empty_cache`.
     """
 
     fed_input: ClassVar[str] = TOKEN_VECTORS
 
     def __init__(self, vision: Session, embedding: Session, decoder: Session) -> None:
-        """Look at how the graphs belong together.
+        """Connect the graphs.
 
         Raises:
-            InputError: they do not say it, or the decoder does not generate.
+            InputError: the files do not connect them, or the decoder does not generate.
         """
         self.embedder = TokenEmbedder(vision, embedding)
         self._vectors = feeds_between(embedding, decoder)
@@ -349,10 +350,10 @@ class VisionLanguageDecoder(DecoderGraph):
         return self.embedder.image_inputs
 
     def encode(self, inputs: Arrays) -> dict[str, Array]:
-        """Run the vision encoder on images, and return its outputs with the kinds of tokens.
+        """Run the vision encoder on images; return its outputs and the token types.
 
         Args:
-            inputs: Those of the vision encoder by name, without images none; ``token_type_ids`` where the decoder takes
+            inputs: Inputs of the vision encoder by name, none without images; ``token_type_ids`` if the decoder takes
                 them.
         """
         kinds = {name: array for name, array in inputs.items() if name == TOKEN_TYPES}
@@ -361,7 +362,7 @@ class VisionLanguageDecoder(DecoderGraph):
 
     @property
     def takes_kinds(self) -> bool:
-        """Whether it is told the kind of each token, by which those of an image see each other."""
+        """True if the decoder takes token types, by which image tokens attend to each other."""
         return TOKEN_TYPES in self._by_name
 
     def run(
@@ -371,10 +372,10 @@ class VisionLanguageDecoder(DecoderGraph):
         positions: Array | None = None,
         cache: GraphCache | None = None,
     ) -> Array:
-        """Answer tokens; see :meth:`DecoderGraph.run`.
+        """Compute the logits of tokens; see :meth:`DecoderGraph.run`.
 
-        The scores of tokens that stand for images are −∞: none may follow, since there is no picture to show then.
-        Images whose places were read are forgotten: further places need further images.
+        The scores of image placeholders are −∞: they must not be generated, because there is no image for them. Images
+        whose placeholders were read are dropped: further placeholders need further images.
         """
         logits = super().run(tokens, mask, positions, cache)
         if cache is not None and self.embedder.count_places(tokens):
@@ -385,10 +386,10 @@ class VisionLanguageDecoder(DecoderGraph):
         return logits
 
     def token_kinds(self, values: Array, cache: GraphCache | None) -> Array:
-        """Return the kind of each token of a run: as given, else that of one that sees only those before it.
+        """Return the type of each token of a run: as passed, else the type of a causal token.
 
         Raises:
-            UsageError: kinds of other tokens are given.
+            UsageError: the passed types do not fit the tokens.
         """
         passed = cache.encoded.get(TOKEN_TYPES) if cache is not None else None
         if passed is None:
@@ -401,14 +402,15 @@ class VisionLanguageDecoder(DecoderGraph):
         return passed
 
     def token_values(self, tokens: Array, cache: GraphCache | None) -> Array:
-        """Return the vectors of tokens, side by side, so that they are divided into runs as one.
+        """Return the embeddings of tokens, concatenated, so that they are divided into runs together.
 
         Args:
             tokens: Integers of shape [batch, sequence].
-            cache: Holds what the model made of images.
+            cache: Holds the image features.
 
         Raises:
-            UsageError: there are more places than vectors, or fewer.
+            UsageError: the numbers of placeholders and image embeddings
+            differ.
         """
         vectors = self.embedder.embed(tokens, {} if cache is None else cache.encoded)
         return np.concatenate([vectors[output] for output in self._vectors], axis=-1)

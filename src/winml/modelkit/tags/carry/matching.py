@@ -2,8 +2,7 @@
 
 Works on one graph with its subgraphs, or on one function. Decides for every node its position in the hierarchy, the
 rule that found the position, and the original nodes that the node replaced. Writes nothing; ``carrying`` writes the
-tags. Why
-several anchors are tried, in this order: docs/decisions/0007-carry-by-anchors.md.
+tags. Why several anchors are tried, in this order: docs/decisions/0007-carry-by-anchors.md.
 """
 
 from __future__ import annotations
@@ -213,8 +212,7 @@ _LAYOUT_SUFFIX = re.compile(r"(_bn|_mul)?_nchwc$")
 ``Conv_output_0_nchwc``. The values of such nodes get new names: ``reorder_token_3``."""
 _LONGEST_FUSION = 8
 """Maximum number of original nodes that a convolution in blocked layout may replace. Chosen: a convolution absorbs a
-batch norm,
-a product, a sum and an activation.
+batch norm, a product, a sum and an activation.
 """
 _SEPARATORS = re.compile(r"[/_:.]")
 

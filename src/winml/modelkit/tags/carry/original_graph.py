@@ -148,9 +148,7 @@ class Places:
         return self.of_tag(first_root)
 
     def common(self, places: Iterable[Place]) -> Place:
-        """Return the deepest position that contains all of ``places``; a single position is returned with its
-        namespace.
-        """
+        """Return the deepest position that contains all of ``places``; a single one is returned unchanged."""
         distinct = set(places)
         if len(distinct) == 1:
             return distinct.pop()
