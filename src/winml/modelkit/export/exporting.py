@@ -236,7 +236,7 @@ class HTPExporter:
 
         Raises:
             UsageError: a dynamic dimension that the provider does not support, functions of unknown modules, images of
-            any size with dynamo, or one list of outputs for several parts.
+                any size with dynamo, or one list of outputs for several parts.
             OutputExistsError: a file of a part exists.
         """
         if target.functions is not None:

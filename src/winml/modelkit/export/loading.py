@@ -205,7 +205,7 @@ def load_for_export(
         request: The user's request.
         config: Options of the export.
         is_handed_over: True if the graph is quantized before it is written. 16-bit weights are then read as float32,
-        which the quantizers read and no file ever holds; and the limit for large weights is lower.
+            which the quantizers read and no file ever holds; and the limit for large weights is lower.
         check: Called with the model before its weights are loaded; None: no further check.
 
     Returns:

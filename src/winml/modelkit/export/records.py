@@ -33,7 +33,7 @@ STEPS = (
     "tag injection",
     "metadata and reports",
 )
-"""A model of several parts goes through all but the first once for each part."""
+"""A model of several parts goes through all steps except the first once per part."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class ModuleSize:
     """Number of nodes and parameters of a module."""
 
     nodes: int
-    """Number of its nodes, submodules included."""
+    """Number of its nodes, including submodules."""
     own_nodes: int
     parameters: int
-    """Number of its parameters, submodules included."""
+    """Number of its parameters, including submodules."""
 
     @property
     def words(self) -> str:
@@ -73,16 +73,16 @@ class ExportedPart(Record):
     name: str = field(metadata=entry(skip=True))
     """Name of the part; ``model`` if there is only one."""
     description: PartDescription | None = field(metadata=entry(skip=True))
-    """Its place among the parts, as recorded in the file; None if the model has only one part."""
+    """Role of the part, as recorded in the file; None if the model has only one part."""
     model_path: Path
     files: tuple[WrittenFile, ...]
-    """All files written for it, the model first."""
+    """Files of the part, the model first."""
     tree: ModuleTree = field(metadata=entry(skip=True))
     nodes: tuple[NodeRecord, ...] = field(metadata=entry(skip=True))
     exporter: str
     """``torchscript`` or ``dynamo``."""
     exporter_reason: str
-    """Why that exporter was used; empty if it was the first one tried."""
+    """Reason for using that exporter; ``""`` for the first exporter tried."""
     opset_requested: int
     opset_produced: int
     inputs: tuple[InputTensorSpec, ...]
@@ -90,7 +90,7 @@ class ExportedPart(Record):
     dimensions: tuple[DynamicDimension, ...] = field(metadata=entry(skip=True))
     """Dynamic dimensions, each with its traced size."""
     checked_sizes: Mapping[str, tuple[int, ...]] = field(metadata=entry(skip=True))
-    """Dimension → sizes at which the file was compared with PyTorch, besides the traced one."""
+    """Dimension → sizes at which the file was compared with PyTorch, besides the traced size."""
     coverage: Coverage
     """Counted on the written graph."""
     verification: VerificationInfo | None
@@ -104,11 +104,11 @@ class ExportedPart(Record):
     steps: tuple[StepTiming, ...] = ()
     """Its steps with their times; loading the model counts towards the first part."""
     assumed: tuple[Assumption, ...] = field(default=(), metadata=entry(skip=True))
-    """Assumptions of the graph about its inputs; without a comparison, all that occurred in the trace."""
+    """Assumptions of the graph about its inputs; without a comparison, all assumptions of the trace."""
     done: tuple[str, ...] = field(default=(), metadata=entry(skip=True))
     """Changes of the graph before it was written, in a few words each."""
     model_sha256: str = field(default="", metadata=entry(skip=True))
-    """Digest of the model file, to which sidecar and report refer; empty without them."""
+    """Digest of the model file, for sidecar and report; ``""`` without them."""
 
     @property
     def seconds(self) -> float:
@@ -128,11 +128,11 @@ class ExportedPart(Record):
         return verification_words(self.verification) if self.fidelity is None else fidelity_words(self.fidelity)
 
     def node_counts(self) -> Mapping[str, int]:
-        """Return module path → number of its nodes, submodules not included."""
+        """Return module path → number of its nodes, without submodules."""
         return Counter(node.module for node in self.nodes)
 
     def total_node_counts(self) -> Mapping[str, int]:
-        """Return module path → number of its nodes, submodules included."""
+        """Return module path → number of its nodes, including submodules."""
         totals = Counter(self.node_counts())
         # A module comes after the one it ran in.
         for module in reversed(self.tree.nodes):
@@ -141,7 +141,7 @@ class ExportedPart(Record):
         return totals
 
     def module_sizes(self) -> Callable[[ModuleNode], ModuleSize]:
-        """Return what says the nodes and parameters of a module."""
+        """Return a function from module path to its numbers of nodes and parameters."""
         own, total = self.node_counts(), self.total_node_counts()
         return lambda module: ModuleSize(total.get(module.path, 0), own.get(module.path, 0), module.parameter_count)
 
@@ -182,7 +182,7 @@ class ExportResult:
     """Config, tokenizer and processor files that were copied beside the model."""
 
     def in_folder(self, folder: Path) -> ExportResult:
-        """Return the same with its files in ``folder``, another name of the folder they are in."""
+        """Return the same result with its files in ``folder``, another name of their folder."""
         parts = (
             replace(
                 part,
@@ -204,7 +204,7 @@ class ExportResult:
 
     @property
     def files(self) -> tuple[WrittenFile, ...]:
-        """Every file written, part by part, the model of each first."""
+        """All written files, part by part, the model of each first."""
         return tuple(file for part in self.parts for file in part.files)
 
     @property

@@ -136,7 +136,7 @@ def run_export(plan: ExportPlan, on_step: Callable[[StepEvent], None] | None = N
 
     Raises:
         WinMLError: the model cannot be loaded, traced or converted, or outputs of ONNX Runtime and PyTorch differ; no
-        file was written.
+            file was written.
     """
     from winml.modelkit.export.exporting import HTPExporter
 

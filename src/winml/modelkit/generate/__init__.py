@@ -1,1 +1,1 @@
-"""How is a built model called?"""
+"""Calls of a built model."""

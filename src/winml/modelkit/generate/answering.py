@@ -1,8 +1,8 @@
-"""Answers texts, images and audio with a model: what ``winml run`` does, for a built model and for PyTorch alike.
+"""Task results for texts, images and audio: ``winml run`` for a built model and for PyTorch alike.
 
-Through the pipeline of transformers where it has the task; questions about a text, embeddings and texts of an
-encoder-decoder are answered here, as transformers 5 has no pipeline for them. Knows no files but those beside the
-model. Answers of a built model and of PyTorch to the same inputs are compared here, too.
+Uses the pipeline of transformers if it has the task; question answering, embeddings and texts of an encoder-decoder are
+implemented here, because transformers 5 has no pipeline for them. Reads only files next to the model. Also compares the
+results of a built model and of PyTorch for the same inputs.
 """
 
 from __future__ import annotations
@@ -40,38 +40,38 @@ _TOP = 5
 _BEFORE_TEXT = 4
 """Specified by Whisper: tokens of start, language, task and times."""
 _UNLIMITED = 1 << 20
-"""Chosen: tokens of a text that are read where nothing states a limit."""
+"""Chosen: maximum tokens of a text that states no limit."""
 _SHOWN_VALUES = 8
 """Values of a tensor in an answer. Chosen: they fit on a line."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model answered."""
+    """Result of a model."""
 
     kind: AnswerKind
     entries: tuple[AnswerEntry, ...]
     arrays: Arrays = field(default_factory=dict)
-    """What of it is an array: embeddings, ``depth`` of each pixel, ``segments``: the number of the segment of each."""
+    """Arrays of the result: embeddings, ``depth`` of each pixel, ``segments``: the segment number of each pixel."""
     notes: tuple[str, ...] = ()
 
 
 class _CuttingTokenizer:
-    """A tokenizer of transformers that notes where it cuts a text."""
+    """A tokenizer of transformers that notes truncations of a text."""
 
     def __init__(self, tokenizer: Any, notes: dict[str, None], limit_words: str) -> None:
-        """Take the tokenizer, the notes to add to, and a phrase for its limit."""
+        """Store the tokenizer, the notes to extend, and a phrase for its limit."""
         self._tokenizer, self._notes, self._limit_words = tokenizer, notes, limit_words
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the tokenizer has of a name."""
+        """Return the tokenizer's attribute of this name."""
         return getattr(self._tokenizer, name)
 
     def __call__(self, *texts: Any, **options: Any) -> Any:
         """Return the tokens."""
         rows = self._tokenizer(*texts, **options)
         limit = self._tokenizer.model_max_length
-        # Read in windows, nothing is lost.
+        # Windows of a text lose no tokens.
         if (
             options.get("truncation")
             and not options.get("return_overflowing_tokens")
@@ -81,7 +81,7 @@ class _CuttingTokenizer:
         return rows
 
     def _is_cut(self, rows: Any, *texts: Any, **options: Any) -> bool:
-        """Say whether tokens are missing; tokenizers in Python say nothing of it, and count again where it may be."""
+        """Return True if tokens were truncated; slow tokenizers do not report it and are re-run in case."""
         if rows.encodings is not None:
             return any(row.overflowing for row in rows.encodings)
         limit = self._tokenizer.model_max_length
@@ -94,7 +94,7 @@ class _OneTextModel:
     """A model of images and texts that was built for one text per run, called with several texts."""
 
     def __init__(self, model: Any) -> None:
-        """Take the model."""
+        """Store the model."""
         self._model = model
 
     def __getattr__(self, name: str) -> Any:
@@ -127,15 +127,15 @@ class TaskRunner:
         top: int | None,
         threshold: float | None,
     ) -> None:
-        """Take a model.
+        """Store a model and its settings.
 
         Args:
             model: A built model, or one of transformers.
             task: A key of :data:`~winml.modelkit.generate.task_inputs.RUN_TASKS`.
-            folder: Where config, tokenizer and processor are.
-            graph_inputs: Those of the built model, to which images and audio are made to fit; empty: any size is taken.
-            top: Classes or tokens in the answer; None: 5.
-            threshold: Least score of a box or a segment; None: as the pipeline does.
+            folder: Folder of config, tokenizer and processor.
+            graph_inputs: Inputs of the built model, to which images and audio are fitted; empty: any size is accepted.
+            top: Number of classes or tokens in the result; None: 5.
+            threshold: Minimum score of a box or a segment; None: the pipeline's default.
         """
         self._model, self._task, self._folder = model, task, folder
         self._graph_inputs = {item.name: item for item in graph_inputs}
@@ -144,17 +144,17 @@ class TaskRunner:
         self._notes: dict[str, None] = {}
 
     def __call__(self, inputs: Mapping[str, Any]) -> Answer:
-        """Answer one set of inputs.
+        """Compute the result for one set of inputs.
 
         Args:
             inputs: Input of the task → text, image of Pillow, recording, or a list of these.
 
         Raises:
-            UsageError: the files beside the model lack what makes its inputs, or it does not take them.
+            UsageError: files for making the inputs are missing next to the model, or the model does not take them.
             InputError: these files are damaged.
             StageError: ONNX Runtime fails.
         """
-        # A pipeline raises what it likes for inputs or files that do not fit.
+        # A pipeline raises arbitrary errors for unsuitable inputs or files.
         words = f"{self._task}: the transformers pipeline failed"
         hint = "Check that the processor files and the config beside the model are those of its checkpoint."
         with local_files_only(), foreign_parser(words, hint=hint):
@@ -192,10 +192,10 @@ class TaskRunner:
         return self._open("image processor")
 
     def _pipeline(self, *kinds: ProcessorKind, task: str = "") -> Any:
-        """Return the pipeline of the task, or of another one.
+        """Create the pipeline of the task, or of ``task``.
 
         Raises:
-            InputError: there is no config beside the model.
+            InputError: no config is next to the model.
         """
         if getattr(self._model, "config", None) is None:
             raise InputError(
@@ -258,7 +258,7 @@ class TaskRunner:
         )
 
     def masked_tokens(self, inputs: Mapping[str, Any]) -> Answer:
-        """Return the likeliest tokens in the place of each mask.
+        """Return the most likely tokens for each mask.
 
         Raises:
             UsageError: the text has no mask, or the tokenizer knows none.
@@ -285,7 +285,7 @@ class TaskRunner:
         """Return the part of the context that answers the question; a long context is read in windows.
 
         Raises:
-            UsageError: the tokenizer does not say where in the text its tokens stand.
+            UsageError: the tokenizer does not provide token offsets.
         """
         question, context = inputs["question"], inputs["context"]
         tokenizer = self._tokenizer
@@ -331,7 +331,7 @@ class TaskRunner:
         """Return the embedding of one text, or the similarity of each to the first.
 
         Raises:
-            UsageError: sentence-transformers makes the embedding in a way that is not known here.
+            UsageError: the pooling of sentence-transformers is not supported.
         """
         pooling, embeddings = read_pooling(self._folder), []
         for text in _several(inputs["text"]):
@@ -347,12 +347,12 @@ class TaskRunner:
         return _similarities(_several(inputs["text"]), embeddings, pooling.notes)
 
     def written_text(self, inputs: Mapping[str, Any]) -> Answer:
-        """Return what an encoder-decoder writes."""
+        """Return the text generated by an encoder-decoder."""
         settings = read_settings(self._folder).fitted(1, position_limit(self._folder))
         with tokenizer_call(self._tokenizer, inputs["text"]):
             row = self._tokenizer(inputs["text"], return_tensors="pt", truncation=True)
         passed = {name: row[name] for name in ("input_ids", "attention_mask") if name in row}
-        self._model.generation_config.max_length = None  # transformers warns where both are set
+        self._model.generation_config.max_length = None  # transformers warns if both are set
         tokens = self._model.generate(**passed, max_new_tokens=settings.max_new_tokens)[0]
         with tokenizer_call(self._tokenizer):
             return Answer("text", (AnswerEntry(text=self._tokenizer.decode(tokens, skip_special_tokens=True)),))
@@ -382,7 +382,7 @@ class TaskRunner:
         return _classes(self._pipeline("image processor")(inputs["image"], top_k=self._top))
 
     def labelled_image(self, inputs: Mapping[str, Any]) -> Answer:
-        """Return how well each of the candidate labels describes an image."""
+        """Return the score of each candidate label for an image."""
         self._fit_images(inputs["image"])
         labels = _several(inputs["label"])
         with tokenizer_call(self._tokenizer, labels):
@@ -426,7 +426,7 @@ class TaskRunner:
         return Answer("segments", tuple(entries), {"segments": numbers})
 
     def depth(self, inputs: Mapping[str, Any]) -> Answer:
-        """Return how far the pixels of an image are; the unit is that of the model."""
+        """Return the depth of the pixels of an image, in the model's unit."""
         self._fit_images(inputs["image"])
         found = self._pipeline("image processor")(inputs["image"])
         return Answer("depth", *_tensors({"depth": to_numpy(found["predicted_depth"]).squeeze()}))
@@ -444,7 +444,7 @@ class TaskRunner:
 
         Args:
             tensors: Inputs of one image or recording.
-            share: Share of the states that is no padding at their end.
+            share: Share of the states before the padding at their end.
         """
         outputs = self._outputs(tensors)
         if (pooled := outputs.get("pooler_output")) is None:
@@ -513,12 +513,12 @@ class TaskRunner:
         return _similarities(names, embeddings, ())
 
     def transcript(self, inputs: Mapping[str, Any]) -> Answer:
-        """Return what is said in a recording."""
+        """Return the transcript of a recording."""
         samples = self._samples(inputs["audio"])
         pipeline = self._pipeline("tokenizer", "feature extractor")
         is_whisper = self._model.config.model_type == "whisper"
         if self._model.config.is_encoder_decoder:
-            # The pipeline knows by the name of a class of its own which models generate.
+            # The pipeline identifies generating models by the name of a class.
             pipeline.type = "seq2seq_whisper" if is_whisper else "seq2seq"
         longest = getattr(self._extractor, "n_samples", None)
         is_long = is_whisper and longest is not None and len(samples["raw"]) > longest
@@ -561,10 +561,10 @@ def tensor_answer(model: Any, tensors: Arrays, names: Iterable[str] | None = Non
     Args:
         model: A built model, or one of transformers.
         tensors: The inputs.
-        names: The outputs that are wanted; None: all that are tensors.
+        names: Requested outputs; None: all tensors.
 
     Raises:
-        UsageError: an input is missing, unknown, or of a type or shape the graph does not take.
+        UsageError: an input is missing, unknown, or of an unsupported type or shape.
         StageError: ONNX Runtime fails.
     """
     with torch.inference_mode():
@@ -637,7 +637,7 @@ def _named(outputs: Arrays, name: str) -> Array:
 
 
 def _probabilities(scores: Array, is_allowed: Array) -> Array:
-    """Return the softmax over the places that are allowed, and over the first, which stands for no answer."""
+    """Return the softmax over the allowed positions and the first position, which means no answer."""
     masked = np.where(is_allowed | (np.arange(len(scores)) == 0), scores.astype(np.float64), -np.inf)
     weights = np.exp(masked - masked.max())
     return np.asarray(weights / weights.sum() * is_allowed)
@@ -648,11 +648,11 @@ _PIXELS = 1.0
 
 
 def compared_answers(ours: Answer, theirs: Answer, name: str) -> ReferenceAnswer:
-    """Return what PyTorch answers, and whether it is the same.
+    """Compare the results of the built model and of PyTorch.
 
     Args:
-        ours: The answer of the built model.
-        theirs: That of PyTorch.
+        ours: Result of the built model.
+        theirs: Result of PyTorch.
         name: The checkpoint, as the user wrote it.
     """
     found = list(_differences(ours, theirs))
@@ -662,7 +662,7 @@ def compared_answers(ours: Answer, theirs: Answer, name: str) -> ReferenceAnswer
 
 
 def _differences(ours: Answer, theirs: Answer) -> Iterator[tuple[float | None, str]]:
-    """Yield the size of each difference, and what it is where it counts."""
+    """Yield the size of each difference, and a description if it is significant."""
     if ours.arrays:
         yield from _array_differences(ours, theirs)
     if ours.kind == "labels":

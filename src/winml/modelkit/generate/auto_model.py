@@ -1,7 +1,7 @@
-"""Builds, loads and calls a model in one line, as transformers' own classes do.
+"""Building, loading and calling of a model in one line, as with transformers' classes.
 
-``WinMLAutoModel`` takes any model; a ``WinMLModelFor…`` stands for each task of the task table and takes models of that
-task. What a call does is said in ``built_model.py``.
+``WinMLAutoModel`` takes any model; a ``WinMLModelFor…`` class for each task of the task table takes models of that
+task. ``built_model.py`` defines calls.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Device = Literal["cpu", "gpu", "npu"] | None
 
 
 class _BuiltModel(WinMLModel):
-    """A model that is built in the cache, the first time it is asked for, and loaded from there."""
+    """A model that is built in the cache on first use, and loaded from there."""
 
     @classmethod
     @python_function
@@ -61,17 +61,17 @@ class _BuiltModel(WinMLModel):
 
         Args:
             model: Hub id, checkpoint folder, config.json, ``file.py:factory`` or ``package.module:factory``; or the
-                folder of a build, which is opened as it is unless ``config`` is passed, or of an export, whose
-                file is built by :meth:`from_onnx`.
-            config: What the build is to do; see :func:`~winml.modelkit.build_hf_model`. Where it says nothing about
-                sizes, batch and sequence are dynamic if the model and the provider support that.
-            precision: Bits of the result, such as ``int8``; None: as the config says.
-            task: What the model is for; None: the task of this class, else decided from the model's config.
-            ep: Execution provider to run it on; None: the one for the device.
-            device: Kind of processor; None: the provider's own, the CPU without one.
-            pad_token_id: Fills short rows up where the graph takes a fixed number of tokens; None: the config's, else
-                the tokenizer's.
-            **load: How the model is loaded; see :func:`~winml.modelkit.build_hf_model`.
+                folder of a build, which is opened unchanged unless ``config`` is passed, or of an export, whose file is
+                built by :meth:`from_onnx`.
+            config: Config of the build; see :func:`~winml.modelkit.build_hf_model`. Without sizes in it, batch and
+                sequence are dynamic if the model and the provider support that.
+            precision: Bits of the result, such as ``int8``; None: as in the config.
+            task: Task of the model; None: the task of this class, else decided from the model's config.
+            ep: Execution provider to run it on; None: the provider for the device.
+            device: Kind of processor; None: the provider's default, or the CPU without a provider.
+            pad_token_id: Padding token of short rows, if the graph takes a fixed number of tokens; None: the config's,
+                else the tokenizer's.
+            **load: Options of loading; see :func:`~winml.modelkit.build_hf_model`.
 
         Raises:
             TaskError: the class is for another task.
@@ -113,11 +113,11 @@ class _BuiltModel(WinMLModel):
 
     @classmethod
     def open_files(cls, files: Mapping[str, Path], **options: Any) -> WinMLModel:
-        """Open the ONNX files of a model as they are; nothing is built.
+        """Open the ONNX files of a model without building.
 
         Args:
             files: Part → file; ``model`` alone for a model of one part.
-            **options: ``ep``, ``device``, ``ep_options`` and ``threads``: where they run.
+            **options: ``ep``, ``device``, ``ep_options`` and ``threads`` of the sessions.
 
         Raises:
             TaskError: the class is for another task.
@@ -129,10 +129,10 @@ class _BuiltModel(WinMLModel):
 
     @staticmethod
     def _refuse_for_onnx(path: Path, load: Mapping[str, Any]) -> None:
-        """Refuse what says how a checkpoint becomes a graph, which an ONNX file already is.
+        """Refuse options for exporting a checkpoint with an ONNX file.
 
         Raises:
-            UsageError: names the first that was given.
+            UsageError: names the first such option.
         """
         name = next((name for name, value in load.items() if value is not None), None)
         if name is not None:
@@ -158,7 +158,7 @@ class _BuiltModel(WinMLModel):
 
     @classmethod
     def _open_parts(cls, parts: Mapping[str, Path], **options: Any) -> WinMLModel:
-        """Open a decoder and what makes its inputs, as an object of this class that generates."""
+        """Open a decoder and the graphs before it, as a generating object of this class."""
         cls._refuse_other_task(parts[DECODER])
         opened: Any
         if PROMPT in parts:
@@ -186,13 +186,13 @@ class _BuiltModel(WinMLModel):
 
 @functools.cache
 def _generating_class(base: type[DecoderModel], name: str) -> Any:
-    """Return the class of models of a task, by its name, whose parts are run by ``base``."""
+    """Return the class of a task by name, with ``base`` as the base class that runs its parts."""
     cls = INFERENCE_CLASSES[name]
     return type(cls.__name__, (base, cls), {"__doc__": cls.__doc__, "__module__": cls.__module__})
 
 
 def _generates(parts: Collection[str]) -> bool:
-    """Say whether these are the parts of a model that generates."""
+    """Return True if these are the parts of a model that generates."""
     return any(
         set(needed) <= set(parts) for needed in ((ENCODER, DECODER), (VISION, EMBEDDING, DECODER), (PROMPT, DECODER))
     )
@@ -223,7 +223,7 @@ class _GeneratingModel(DecoderModel, _BuiltModel):
     """A built model with transformers' ``generate()``."""
 
     prompt_path: Path | None = None
-    """Graph of fixed sizes that reads a prompt; None: the model's own reads it, too."""
+    """Graph of fixed sizes that reads a prompt; None: the model's graph also reads prompts."""
 
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
         _BuiltModel.__init__(self, path, **options)
@@ -231,13 +231,13 @@ class _GeneratingModel(DecoderModel, _BuiltModel):
 
     @functools.cached_property
     def graph(self) -> DecoderGraph:  # type: ignore[override]  # opened the first time it is needed
-        """The graph in its session; ``generate()`` without a cache in it is slow."""
+        """The graph in its session; ``generate()`` is slow without a cache in it."""
         path = self.prompt_path
         return DecoderGraph(self._session, prompt=None if path is None else self._opened(path))
 
     @functools.cached_property
     def generation_config(self) -> GenerationConfig:  # type: ignore[override]  # as above
-        """What the files beside the model say about generating."""
+        """The generation settings in the files next to the model."""
         if self.config is None:
             raise InputError(
                 f"{self.path}: the generation loop of transformers needs a config beside the model",
@@ -255,7 +255,7 @@ class _GeneratingModel(DecoderModel, _BuiltModel):
 
     @classmethod
     def from_onnx(cls, model: str | os.PathLike[str], **options: Any) -> WinMLModel:
-        """Load an ONNX file as it is, its config and tokenizer beside it; built first where a config asks for it."""
+        """Load an ONNX file with config and tokenizer next to it; with ``config`` or ``precision``, build it first."""
         if options.get("config") is not None or options.get("precision") is not None:
             return super().from_onnx(model, **options)
         retained = {key: value for key, value in options.items() if key not in ("config", "precision")}
@@ -263,7 +263,7 @@ class _GeneratingModel(DecoderModel, _BuiltModel):
 
 
 _OF_LOOPS = {"use_cache", "return_dict", *CACHE_ARGUMENTS, "logits_to_keep"}
-"""What transformers' loop hands on that a graph without a cache knows nothing of."""
+"""Arguments of transformers' loop that a graph without a cache does not take."""
 
 
 def _make_class(name: str, task: str) -> type[_BuiltModel]:
@@ -278,4 +278,4 @@ _GENERATING_TASK = "text-generation"
 INFERENCE_CLASSES: Mapping[str, type[_BuiltModel]] = {
     name: _make_class(name, task) for name, task in inference_classes().items()
 }
-"""Name, as ``winml inspect`` prints it → class, one for each entry of the task table."""
+"""Name as printed by ``winml inspect`` → class, one for each entry of the task table."""

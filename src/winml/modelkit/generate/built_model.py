@@ -1,7 +1,7 @@
-"""Calls a built model like the transformers model it was made from.
+"""Calls of a built model like its source transformers model.
 
-Takes tensors by name, fits them to the graph, runs it in ONNX Runtime, and returns the record that the model's own
-forward returns. Opens the files of the folder beside it. Does not build: ``auto_model.py`` does.
+Takes tensors by name, fits them to the graph, runs it in ONNX Runtime, and returns the output record of the model's
+forward. Opens the files in the folder of the model. ``auto_model.py`` builds models.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _LOGGER = "transformers.pipelines.base"
-"""Private seam: who logs the error, and the words it begins with."""
+"""Private seam: the logger of the error, and the start of its message."""
 _COMPLAINT = "The model 'WinMLModel"
 _LEAST_FILLER_SQNR_DB = 6.0
 """Chosen: the least SQNR that ``winml quantize`` accepts of 8-bit activations; another filler may change as much."""
@@ -49,7 +49,7 @@ _MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention
 """Tokens → the mask that hides positions of theirs."""
 
 _FILLERS = {"attention_mask": 1, "decoder_attention_mask": 1, "token_type_ids": 0}
-"""Inputs a caller may leave out → what transformers' models put in their place."""
+"""Optional inputs → the default value in transformers' models."""
 
 _PER_TOKEN_RANKS = {
     "last_hidden_state": 3, "logits": 3, "prediction_logits": 3, "encoder_last_hidden_state": 3,
@@ -64,22 +64,23 @@ _TOKEN_COPIES = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"
 
 @dataclass(frozen=True)
 class _Padding:
-    """How far the tokens of one side were filled up."""
+    """Lengths of the tokens of one side before and after padding."""
 
     passed_length: int
     graph_length: int
 
 
 class WinMLModel:
-    """An ONNX model that is called like the transformers model it was made from, also by a pipeline of transformers.
+    """An ONNX model that is called like its source transformers model, also by a pipeline of transformers.
 
     Attributes:
         path: The ONNX file.
-        inputs: What the graph takes, in order.
-        task: What the model is for; None where the file does not say.
-        device: Where answers are: always the CPU, wherever the graph runs.
-        dtype: In which floating-point type inputs are passed; a graph of another is passed that.
-        input_modalities: What the model reads, as its transformers class says: ``text``, ``image`` and the like.
+        inputs: Inputs of the graph, in order.
+        task: Task of the model; None if the file does not state it.
+        device: Device of the outputs: always the CPU, for any provider.
+        dtype: Floating-point type for passing inputs; cast to the type of the graph.
+        input_modalities: Modalities of the model, as stated by its transformers class: ``text``, ``image`` and the
+            like.
     """
 
     device = torch.device("cpu")
@@ -101,12 +102,12 @@ class WinMLModel:
 
         Args:
             path: The file.
-            ep: Execution provider to run it on, such as ``openvino``; None: the one for the device.
-            device: Kind of processor; None: the provider's own, the CPU without one.
+            ep: Execution provider to run it on, such as ``openvino``; None: the provider for the device.
+            device: Kind of processor; None: the provider's default, or the CPU without a provider.
             ep_options: Options of the provider.
-            threads: Threads that share the work of one operator; None: the runtime's own choice.
-            pad_token_id: Fills short rows up where the graph takes a fixed number of tokens; None: what the config or
-                the tokenizer beside the file says.
+            threads: Number of threads per operator; None: the runtime's default.
+            pad_token_id: Padding token of short rows, if the graph takes a fixed number of tokens; None: from the
+                config or the tokenizer next to the file.
 
         Raises:
             UsageError: the provider is unknown or not installed.
@@ -114,7 +115,7 @@ class WinMLModel:
         """
         self.path = os.fspath(path)
         # A pipeline logs an error for every class that is not one of transformers, and then works with it. Adding the
-        # same filter again changes nothing.
+        # same filter again has no effect.
         logging.getLogger(_LOGGER).addFilter(_is_no_complaint)
         self._opened = functools.partial(choose_provider(ep, device, ep_options or {}).open, threads=threads)
         self._session = self._opened(self.path)
@@ -128,19 +129,19 @@ class WinMLModel:
         self.input_modalities: Any = getattr(model_class, "input_modalities", ())
         self._forward_parameters = _tensor_parameters(model_class)
         self._checked: set[tuple[tuple[str, _Padding], ...]] = set()
-        """Paddings of which it is known that nothing leaks out of them."""
+        """Paddings known not to affect the outputs."""
 
     @functools.cached_property
     def config(self) -> PretrainedConfig | None:
-        """The transformers config beside the file; None where there is none."""
+        """The transformers config next to the file; None without one."""
         return config_beside(Path(self.path))
 
     def can_generate(self) -> bool:
-        """Say that this model gives one answer, and no text token by token."""
+        """Return False: the model generates no text."""
         return False
 
     def to(self, *_places: Any) -> WinMLModel:
-        """Return this model: ONNX Runtime runs it where it was opened, and takes tensors from any device."""
+        """Return this model: ONNX Runtime runs it on its provider, and accepts tensors from any device."""
         return self
 
     def eval(self) -> WinMLModel:
@@ -149,23 +150,23 @@ class WinMLModel:
 
     @functools.cached_property
     def pad_token_id(self) -> int | None:
-        """Fills short rows up where the graph takes a fixed number of tokens; None: such rows are refused."""
+        """Padding token of short rows, if the graph takes a fixed number of tokens; None: such rows are refused."""
         passed = self._passed_pad_token_id
         return passed if passed is not None else pad_token_beside(Path(self.path), self.config)
 
     def __call__(self, *tensors: Any, **named: Any) -> ModelOutput:
-        """Answer one set of inputs.
+        """Run the model on one set of inputs.
 
         Args:
             *tensors: Inputs in the order of :attr:`inputs`, or one mapping of them, such as a tokenizer returns.
             **named: Inputs by name: tensors, arrays, or nested lists.
 
         Returns:
-            What the model's forward returns, as torch tensors on the CPU.
+            The output record of the model's forward, as torch tensors on the CPU.
 
         Raises:
-            UsageError: an input is missing or unknown, or has a shape or type the graph does not take; or rows would
-                have to be filled up, and the model does not leave out of account what they are filled with.
+            UsageError: an input is missing or unknown, or has an unsupported shape or type; or rows need padding that
+                affects the outputs.
             StageError: ONNX Runtime fails.
         """
         passed = self._named_arrays(tensors, named)
@@ -177,7 +178,7 @@ class WinMLModel:
     forward = __call__
 
     def _named_arrays(self, tensors: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Array]:
-        """Return the inputs as arrays, by name; those that may be left out are filled in.
+        """Return the inputs as arrays, by name; missing optional inputs get defaults.
 
         Raises:
             UsageError: an input is missing or unknown.
@@ -190,7 +191,7 @@ class WinMLModel:
         values = {**dict(zip(names, tensors, strict=False)), **named}
         # What the model's own forward takes and the graph does not use changes no answer.
         unused = [name for name in values if name not in names and name in self._forward_parameters]
-        # A mask that hides no pixel, as pipelines pass for one image, changes none either.
+        # A mask that hides no pixel, as pipelines pass for one image, does not affect the outputs either.
         if "pixel_mask" in values and "pixel_mask" not in names and bool(as_array(values["pixel_mask"]).all()):
             unused.append("pixel_mask")
         values = {name: value for name, value in values.items() if name not in unused}
@@ -207,7 +208,7 @@ class WinMLModel:
         return arrays
 
     def _paddings(self, passed: Arrays) -> dict[str, _Padding]:
-        """Return which tokens are to be filled up, and how far."""
+        """Return token input → lengths before and after padding, for inputs that need padding."""
         shapes = {item.name: item.shape for item in self.inputs}
         paddings = {}
         for tokens, mask in _MASKS.items():
@@ -223,18 +224,18 @@ class WinMLModel:
         return {name: _without_padding(name, value, padding) for name, value in self._session.run(feeds).items()}
 
     def _refuse_leak(self, passed: Arrays, padding: Mapping[str, _Padding], outputs: Arrays) -> None:
-        """Fill up with something else, the first time rows of this length come, and compare the answers.
+        """Compare the outputs with another padding token, once for each padding length.
 
-        Not every model heeds its mask everywhere: a convolution over the tokens sees what they are filled up with.
+        Not every model respects its mask everywhere: a convolution over the tokens reads the padding.
 
         Raises:
-            UsageError: the answers differ by more than rounding.
+            UsageError: the outputs differ by more than rounding.
         """
         key = tuple(padding.items())
         if not key or key in self._checked:
             return
         refilled_answers = self._run_padded(passed, padding, _other_filler(passed, padding, self.pad_token_id))
-        # Where a model looks for the filler itself, to find the last token, its answer for the row may depend on it.
+        # If a model searches the padding token itself, to find the last token, its output for the row may depend on it.
         by_token_only = _compares_tokens(Path(self.path), padding)
         evaluated = [name for name, value in outputs.items() if _has_no_padding(name, value, padding, by_token_only)]
         compared = compare_outputs([{name: outputs[name] for name in evaluated}], [refilled_answers]).comparisons
@@ -253,9 +254,9 @@ class WinMLModel:
         )
 
     def _is_rounding(self, outputs: Arrays, refilled: Arrays, names: Sequence[str]) -> bool:
-        """Say whether the answers differ by as much as quantized activations explain.
+        """Return True if the difference of the outputs is explained by quantized activations.
 
-        Their scale is that of all tokens, the padded ones included: another filler rounds every other token anew.
+        Their scale depends on all tokens, including padding: another padding token changes the rounding of every token.
         """
         if QUANTIZATION_KEY not in self._session.metadata:
             return False
@@ -267,7 +268,7 @@ class WinMLModel:
         """Return an input in the type and shape the graph takes.
 
         Raises:
-            UsageError: it cannot be brought into them.
+            UsageError: the input cannot be converted.
         """
         array = passed[item.name]
         side = padding.get(_tokens_beside(item.name))
@@ -306,23 +307,23 @@ def _is_no_complaint(record: logging.LogRecord) -> bool:
 
 
 def _model_class(class_name: str) -> Any:
-    """Return the transformers class of a name, or None where it has none."""
+    """Return the transformers class of a name, or None."""
     model_class = getattr(importlib.import_module("transformers"), class_name, None) if class_name else None
     return model_class if isinstance(model_class, type) else None
 
 
 _UNUSED_TENSORS = frozenset({"attention_mask", "token_type_ids", "position_ids"})
-"""Inputs of a forward that a graph may do without, since the model was exported without them or never reads them."""
+"""Inputs of a forward that a graph may lack, because the model was exported without them or never reads them."""
 
 
 def _tensor_parameters(model_class: Any) -> frozenset[str]:
-    """Return which of these the forward of a transformers class takes."""
+    """Return the optional tensors among the parameters of a transformers class's forward."""
     forward = getattr(model_class, "forward", None)
     return _UNUSED_TENSORS & set(inspect.signature(forward).parameters) if forward is not None else frozenset()
 
 
 def _output_class(model_class: Any) -> type[ModelOutput] | None:
-    """Return the record a transformers class says its forward returns, or None where it says nothing."""
+    """Return the output record class annotated on a transformers class's forward, or None without annotation."""
     try:
         returned = typing.get_type_hints(model_class.forward).get("return")
     except (NameError, TypeError, AttributeError):
@@ -337,7 +338,7 @@ def as_array(value: Any) -> Array:
 
 
 def _tokens_beside(name: str) -> str:
-    """Return the tokens whose positions an input goes along with."""
+    """Return the token input whose positions an input is aligned with."""
     return "decoder_input_ids" if name.startswith("decoder_") else "input_ids"
 
 
@@ -345,7 +346,7 @@ def _cast_to_graph(array: Array, item: InputTensorSpec) -> Array:
     """Return the values in the graph's type; kinds of numbers are not mixed.
 
     Raises:
-        UsageError: whole numbers are wanted and others were given, or the other way round.
+        UsageError: integers are passed for floats, or floats for integers.
     """
     graph_dtype = numpy_dtype(item.dtype)
     if array.dtype == graph_dtype:
@@ -360,7 +361,7 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
 
 
 def _without_padding(name: str, value: Array, padding: Mapping[str, _Padding]) -> Array:
-    """Take away what stands at positions that were filled up."""
+    """Remove the positions of padding."""
     rank = _PER_TOKEN_RANKS.get(name)
     is_decoded = "decoder_input_ids" in padding and not name.startswith("encoder_")
     side = padding.get("decoder_input_ids" if is_decoded else "input_ids")
@@ -376,15 +377,15 @@ def _other_filler(passed: Arrays, padding: Mapping[str, _Padding], filler: int |
 
 
 def _has_no_padding(name: str, value: Array, padding: Mapping[str, _Padding], by_token_only: bool) -> bool:
-    """Say whether an output, cut already, has nothing in it that stands for padding."""
+    """Return True if a truncated output contains no value of padding."""
     if name in _PER_TOKEN_RANKS or name == "pooler_output":
         return not by_token_only or _PER_TOKEN_RANKS.get(name) == value.ndim
-    # Of other outputs it is not known which axis goes along with the tokens; none of another length does.
+    # The token axis of other outputs is unknown; an axis of another length cannot be it.
     return not by_token_only and not {side.graph_length for side in padding.values()} & set(value.shape[1:])
 
 
 def _compares_tokens(path: Path, padding: Mapping[str, _Padding]) -> bool:
-    """Say whether a graph compares the tokens with something, rather than only looking them up."""
+    """Return True if a graph compares the tokens with something, rather than only looking them up."""
     tokens = set(padding)
     for node in read_structure(path).graph.node:
         if tokens.isdisjoint(node.input):
@@ -397,7 +398,7 @@ def _compares_tokens(path: Path, padding: Mapping[str, _Padding]) -> bool:
 
 
 def config_beside(model: Path) -> PretrainedConfig | None:
-    """Return the transformers config in the folder of a model, or in the one above; None where it can read none."""
+    """Return the transformers config in the folder of a model or in its parent; None if there is none."""
     folder = files_folder(model)
     try:
         config: PretrainedConfig | None = open_config(folder)

@@ -1,4 +1,4 @@
-"""What does ``winml run`` do with a request? Answers one set of inputs with a model, as people read it."""
+"""Command ``winml run`` as a library function: runs a model on one set of inputs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _BY_OPTION = frozenset({"text", "image", "audio", "label"})
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest(AnswerRequest, ProviderFields):
-    """What is requested of ``winml run``."""
+    """Request of ``winml run``."""
 
     name: str
     """The model as the user wrote it."""
@@ -74,26 +74,26 @@ class RunRequest(AnswerRequest, ProviderFields):
 
 @dataclass(frozen=True)
 class RunSubject:
-    """What is run on what."""
+    """Model and inputs of a run."""
 
     task: str | None
-    """None where tensors are passed by name, or the task of a checkpoint is not known yet."""
+    """None if tensors are passed by name, or if the task of a checkpoint is not known yet."""
     task_rule: str
     tensors: Mapping[str, str]
     """Input of the graph → value as the user wrote it."""
     named: Mapping[str, tuple[str, ...]]
     """Input of the task → values as the user wrote them."""
     definition: RunTask | None = None
-    """Inputs of the task, if it is known."""
+    """Inputs of the task, if known."""
 
 
 def plan_run(request: RunRequest) -> AnswerPlan[RunSubject]:
-    """Return what would be run on what. Nothing is written, and no model is loaded.
+    """Plan a run. No file is written, and no model is loaded.
 
     Raises:
-        UsageError: an input is missing, unknown or of another task, there is nothing to save, or the execution
+        UsageError: an input is missing, unknown or of another task, the result cannot be saved, or the execution
             provider is unknown or not installed.
-        TaskError: the task is unknown, or the model is for another.
+        TaskError: the task is unknown, or the model is for another task.
         OutputExistsError, WriteError: as :func:`winml.modelkit.verbs.answers.plan_answer` raises.
     """
     request.refuse_unknown_provider()
@@ -142,7 +142,7 @@ def _subject(request: RunRequest) -> RunSubject:
         _refuse_save(request, RunTask((), "arrays"), "tensors by name")
         values = {key: value[-1] for key, value in passed.items()}
         return RunSubject(None, "tensors are passed by name", values, {})
-    # Texts, images or audio? The tensors of a checkpoint are known once it is built.
+    # Texts, images or audio? The tensors of a checkpoint are known after its build.
     if name is None or (not request.files and canonical_task(name) == "feature-extraction"):
         if request.files and not request.schema:
             by_name = [f"{opt.input} {item}=@FILE.npy" for item in tensors]
@@ -173,7 +173,7 @@ def _is_of_task(key: str, name: str | None, tensors: tuple[str, ...]) -> bool:
 
 
 def _named_values(request: RunRequest) -> dict[str, tuple[str, ...]]:
-    """Return what the options pass, by name; files as ``@path``.
+    """Return the input values of the options, by name; files as ``@path``.
 
     Raises:
         UsageError: a value without a name.
@@ -228,15 +228,15 @@ def _refuse_inputs(
     named: Mapping[str, tuple[str, ...]],
     tensors: tuple[str, ...],
 ) -> None:
-    """Refuse names that the task does not know, and what is missing.
+    """Refuse input names unknown to the task, and missing inputs.
 
     Raises:
-        UsageError: names the input and the nearest that there is.
+        UsageError: names the input and the nearest known input.
     """
     known = {item.name: item for item in definition.inputs}
     for name, values in named.items():
         if name not in known:
-            # Those of options are no misspellings: the task takes others.
+            # Names of options are not misspelled: the task takes other inputs.
             guess = None if name in _BY_OPTION else nearest(name, (*known, *tensors))
             hint = (
                 f"Did you mean {guess!r}? "
@@ -299,10 +299,10 @@ def example_command(
     """Return a command that runs a model on inputs of its task; None if only tensors can be passed.
 
     Args:
-        name: The model, as it is written on a command line.
+        name: The model, as written on a command line.
         task: Its task, as :func:`~winml.modelkit.generate.task_inputs.run_task` names it.
-        definition: What the task takes, if it is known.
-        files: Part → ONNX file, to find the tokenizer or processor beside it and the provider it is compiled for.
+        definition: Inputs of the task, if known.
+        files: Part → ONNX file, to find its tokenizer or processor and the provider it is compiled for.
     """
     if files:
         from winml.modelkit.ort.decoding.inputs import TOKEN_IDS
@@ -321,7 +321,7 @@ def example_command(
 
 
 def _with_provider(name: str, path: Path) -> str:
-    """Return a model as it is written on a command line, with the options of the provider that it is compiled for."""
+    """Return a model as written on a command line, with the options of the provider it is compiled for."""
     return f"{name} {provider_options_of(path)}".rstrip()
 
 
@@ -381,7 +381,7 @@ def _damaged_bounds_notes(files: Mapping[str, Path]) -> list[str]:
 
 
 def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:
-    """Return what a model takes: inputs of its task, tensors of its graph, and a command. Loads no weights.
+    """Describe the inputs of a model: inputs of its task, tensors of its graph, and a command. Loads no weights.
 
     Raises:
         WinMLError: a checkpoint cannot be resolved.
@@ -423,10 +423,10 @@ def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:
 
 
 def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[InferenceResult, Mapping[Path, Any]]:
-    """Answer the inputs, and compare with PyTorch where that is requested; write nothing.
+    """Run the model on the inputs, and compare with PyTorch if requested; write no file.
 
     Returns:
-        The answer, and for each file of ``save`` what writes it.
+        The result, and file of ``save`` → function that writes it.
 
     Raises:
         WinMLError: an input cannot be read, the model cannot be loaded or built, or a run fails.
@@ -500,7 +500,7 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
 def _calls(
     definition: RunTask, named: Mapping[str, tuple[str, ...]]
 ) -> list[tuple[str | None, Mapping[str, tuple[str, ...]]]]:
-    """Return what each run of the model takes, with the text or file that it is for; None where there is one run."""
+    """Return the inputs of each run of the model, with its text or file; None for a single run."""
     several = (item.name for item in definition.inputs if len(named.get(item.name, ())) > 1 and not item.is_repeatable)
     name = next(several, None)
     if name is None:
@@ -513,9 +513,9 @@ def _entries(answers: Sequence[tuple[str | None, Answer]]) -> tuple[AnswerEntry,
 
 
 def _runner(model: Any, built: Any, task: str, request: RunRequest) -> TaskRunner:
-    """Return what answers a task with a model, its inputs made to fit the graph of the built one.
+    """Create the task runner of a model, with inputs fitted to the graph of the built model.
 
-    PyTorch takes audio and text of any length, also where the graph is padded or its text is cut.
+    PyTorch takes audio and text of any length, even if the graph's inputs are padded or truncated.
     """
     from winml.modelkit.generate.answering import AUDIO, TEXT, TaskRunner
     from winml.modelkit.generate.generation.transformers_loop import EncoderDecoderModel
@@ -533,7 +533,7 @@ def _runner(model: Any, built: Any, task: str, request: RunRequest) -> TaskRunne
 
 
 def _described_file(request: RunRequest) -> Path:
-    """Return the file that says what the model is for, with tokenizer and configs beside it."""
+    """Return the file that states the task of the model, with tokenizer and configs next to it."""
     return request.files.get(DECODER) or request.files[ONLY_PART]
 
 
@@ -575,7 +575,7 @@ def _reference(request: RunRequest) -> ModelRequest:
     """Return the checkpoint to compare with.
 
     Raises:
-        UsageError: the user named none, and the model names none on this disk.
+        UsageError: neither the user nor the model names a checkpoint on this disk.
     """
     from winml.modelkit.models.request import reference_checkpoint
     from winml.modelkit.onnx.files.reading import read_structure
@@ -588,17 +588,17 @@ def _reference(request: RunRequest) -> ModelRequest:
 
 
 def _values(item: TaskInput, given: tuple[str, ...]) -> Any:
-    """Return the value of an input: one, or a list where several may be passed."""
+    """Return the value of an input, or a list for a repeatable input."""
     values = [_value(item, text) for text in given]
     return values if item.is_repeatable else values[0]
 
 
 def _value(item: TaskInput, given: str) -> Any:
-    """Return a text, an image or a recording.
+    """Read a text, an image or a recording.
 
     Raises:
-        ModelPathError: there is no such file.
-        InputError: it cannot be read.
+        ModelPathError: the file does not exist.
+        InputError: the file cannot be read.
     """
     if not given.startswith("@"):
         return given
@@ -626,16 +626,16 @@ def _value(item: TaskInput, given: str) -> Any:
 
 
 def _tensor(name: str, given: str, dtype: str | None) -> Any:
-    """Return an array: JSON, or a file that numpy.save or a JSON writer wrote.
+    """Parse an array: JSON, or a file in NumPy or JSON format.
 
     Args:
         name: Input of the graph.
-        given: The value as the user wrote it.
-        dtype: Element type of the input, which numbers of JSON are converted to; None if it is unknown.
+        given: The user's value.
+        dtype: Element type of the input, to which JSON numbers are converted; None if unknown.
 
     Raises:
-        UsageError: there is no such file, it is neither, or the input does not hold one of its numbers.
-        InputError: the file of numpy is damaged, or declares more than it holds.
+        UsageError: the file does not exist, has another format, or a number does not fit the type.
+        InputError: the NumPy file is damaged, or declares more data than it holds.
     """
     import numpy as np
 
@@ -695,7 +695,7 @@ def _refuse_number(name: str, number: float, dtype: str) -> None:
 
 
 def _saved(answer: Answer, values: Mapping[str, Any], path: Path | None) -> Mapping[Path, Any]:
-    """Return the file to save → what writes it to a path."""
+    """Return the file to save → function that writes it."""
     if path is None:
         return {}
     if path.suffix.lower() == _ARRAYS_SUFFIX:

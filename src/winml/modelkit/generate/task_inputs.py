@@ -1,7 +1,7 @@
-"""Which inputs does a task take from a user, and what does its answer look like?
+"""User inputs of each task, and the kind of its result.
 
-Names of texts, images and audio, as ``winml run`` takes them; the tensors of a graph are made of these by the tokenizer
-or processor beside the model. Imports no model library.
+Names of texts, images and audio, as in ``winml run``; the tokenizer or processor next to the model converts them to the
+tensors of a graph. Imports no model library.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from winml.modelkit.models.checkpoints.task import TASK_VARIANTS, canonical_task
 from winml.modelkit.samples.processors import kinds_for
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-"""Of the files that an image is saved to."""
+"""Suffixes of files that an image is saved to."""
 InputKind = Literal["text", "image", "audio"]
 Saved = Literal["image", "arrays"]
-"""What ``--save`` writes: a picture, or the arrays of the answer."""
+"""Content written by ``--save``: an image, or the arrays of the result."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class TaskInput:
 
 @dataclass(frozen=True)
 class RunTask:
-    """What a task takes, and what can be saved of its answer."""
+    """Inputs of a task, and the savable content of its result."""
 
     inputs: tuple[TaskInput, ...]
     saved: Saved | None = None
@@ -83,7 +83,7 @@ RUN_TASKS: Mapping[str, RunTask] = {
     "audio-classification": RunTask((_AUDIO,)),
     "text2text-generation": RunTask((_TEXT,)),
 }  # fmt: skip
-"""Task → what it takes. Other tasks are run on tensors by name."""
+"""Task → its inputs. Other tasks are run on tensors by name."""
 _AUDIO_FEATURES = RunTask(
     (TaskInput("audio", "audio", "one audio file: its embedding; several: the similarity of each to the first",
                "speech.wav", is_repeatable=True),),
@@ -93,14 +93,14 @@ _AUDIO_FEATURES = RunTask(
 
 
 def run_task(name: str, tensors: tuple[str, ...]) -> tuple[str, RunTask | None]:
-    """Return the task a name stands for and the inputs of the task; None if the model is run on tensors only.
+    """Return the canonical task of a name and its inputs; None if the model is run on tensors only.
 
     Args:
         name: Task, alias or variant.
-        tensors: Inputs of the graph. For ``feature-extraction``, they tell models of texts, images and audio apart.
+        tensors: Inputs of the graph. For ``feature-extraction``, they distinguish models of texts, images and audio.
 
     Raises:
-        TaskError: there is no such task.
+        TaskError: the task is unknown.
 
     >>> run_task("ner", ())[0]
     'token-classification'

@@ -64,7 +64,7 @@ def normalize(model: ir.Model, options: NormalizeOptions = NormalizeOptions()) -
 
     Raises:
         NormalizeError: a pass failed or violated its declaration; names the pass. A pass that makes the graph invalid
-        is undone instead, and noted.
+            is undone instead, and noted.
     """
     passes = _ordered_passes(options)
     notes: tuple[str, ...] = ()

@@ -94,8 +94,7 @@ def refuse_compiled_modules(model: onnx.ModelProto, path: Path) -> None:
 
     Args:
         model: The model; no weight is read.
-        path: The model file, for the message, which also names the source file if
-        known.
+        path: The model file, for the message, which also names the source file if known.
 
     Raises:
         UsageError: the file is compiled.

@@ -152,7 +152,7 @@ class Cutter:
 
         Args:
             part_nodes: Nodes of the part, of the main graph, in graph order. Constants belong to the part that reads
-            them.
+                them.
             may_join: Expensive nodes that may be drawn in.
 
         Returns:

@@ -78,7 +78,7 @@ def run_passes(model: ir.Model, passes: Sequence[DeclaredPass], failure: type[St
 
     Raises:
         StageError: of type ``failure``: a pass failed, or violated its declaration. Names the pass and the completed
-        passes.
+            passes.
     """
     changed = False
     before = _Promise.of(model)

@@ -122,7 +122,7 @@ def refuse_invalid(model: onnx.ModelProto, path: Path) -> None:
 
     Raises:
         InputError: a node or an output reads an undefined value, nodes form a cycle, or the file does not state the
-        opset of its ONNX operators.
+            opset of its ONNX operators.
     """
     _refuse_unknown_opset(model, path)
     problem = next(_undefined_reads(model.graph, frozenset()), None)

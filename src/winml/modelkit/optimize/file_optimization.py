@@ -84,7 +84,7 @@ def run_optimize_analyze_loop(
         output: The ``.onnx`` file to write.
         max_rounds: Maximum number of rounds, at least 1.
         analyze: Called after each round; returns the flags of the next round (``{}``: none), or None to keep the
-        current flags.
+            current flags.
         overwrite: Replace an existing file.
         verify: Compare the result with ``model`` in ONNX Runtime.
         external_data: As for :func:`~winml.modelkit.optimize_onnx`.

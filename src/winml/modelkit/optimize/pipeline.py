@@ -230,8 +230,7 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
 
     Args:
         model: The normalized model; consumed: the result may be this model or a new model.
-        options: Options of the
-        optimization.
+        options: Options of the optimization.
         selected: Names of the nodes that may be changed and fused; None: all.
 
     Returns:
@@ -239,7 +238,7 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
 
     Raises:
         UsageError: a capability was enabled by name whose operators the execution provider or the opset of the graph
-        lacks.
+            lacks.
         OptimizeError: an engine failed, or tags were lost.
     """
     enabled = list(options.enabled())

@@ -13,66 +13,66 @@ from winml.modelkit.transform.records import GraphSummary, ModuleFunctions, Tran
 
 @dataclass(frozen=True)
 class ModuleChange(Record):
-    """What became of the nodes of one module."""
+    """Changes to the nodes of one module."""
 
     tag: str
     nodes_before: int
     nodes_after: int
     operators: Mapping[str, int]
-    """Operator → how many more there are now, or fewer; those as before are absent."""
+    """Operator → change of its number of nodes; unchanged operators are absent."""
 
 
 @dataclass(frozen=True)
 class OptimizedFile(TransformedFile):
-    """A file that was optimized."""
+    """Record of an optimized file."""
 
     is_copy: bool
     normalizations: int
     functions: ModuleFunctions | None = field(metadata=entry(before="steps"))
     enabled: tuple[str, ...]
-    """Capabilities that were on."""
+    """Enabled capabilities."""
     fired: Mapping[str, int]
-    """Those of them that can be counted → how often they fired."""
+    """Countable enabled capabilities → how often they fired."""
 
     def operator_changes(self) -> dict[str, tuple[int, int]]:
-        """Return the operators whose number changed: nodes before and after, the largest change first."""
+        """Return the operators with changed numbers of nodes, before and after, the largest change first."""
         return changed_counts(self.before.operators, self.after.operators)
 
     @recorded(entry("modules", before="coverage"))
     def module_changes(self) -> tuple[ModuleChange, ...]:
-        """Return the modules whose operators changed, in the order of the source, new ones last."""
+        """Return the modules with changed operators, in the order of the source, new modules last."""
         return _changes_by_module(self.before, self.after)
 
 
 @dataclass(frozen=True)
 class OptimizationRound(Record):
-    """What one round of optimizing did."""
+    """Result of one optimization round."""
 
     number: int
     """From 1."""
     enabled: tuple[str, ...]
-    """Capabilities that were on."""
+    """Enabled capabilities."""
     fired: Mapping[str, int]
-    """Those of them that can be counted → how often they fired."""
+    """Countable enabled capabilities → how often they fired."""
     changed: bool
-    """True if the graph is another one than before the round."""
+    """True if the round changed the graph."""
     before: GraphSummary = field(metadata=entry("nodes_before", attribute="nodes"))
     after: GraphSummary = field(metadata=entry("nodes_after", attribute="nodes"))
     seconds: float = field(metadata=entry("milliseconds", scale=1000, digits=1))
 
     def operator_changes(self) -> dict[str, tuple[int, int]]:
-        """Return the operators whose number changed: nodes before and after, the largest change first."""
+        """Return the operators with changed numbers of nodes, before and after, the largest change first."""
         return changed_counts(self.before.operators, self.after.operators)
 
     @recorded(entry("modules", before="milliseconds"))
     def module_changes(self) -> tuple[ModuleChange, ...]:
-        """Return the modules whose operators changed, in the order of the graph, new ones last."""
+        """Return the modules with changed operators, in the order of the graph, new modules last."""
         return _changes_by_module(self.before, self.after)
 
 
 @dataclass(frozen=True)
 class OptimizationLoop(Record):
-    """What came of optimizing in rounds."""
+    """Result of an optimization in rounds."""
 
     file: OptimizedFile = field(metadata=entry(last=True))
     """The result of all rounds together."""
@@ -81,7 +81,7 @@ class OptimizationLoop(Record):
     @property
     @recorded(entry(before="rounds"))
     def is_settled(self) -> bool:
-        """True if the last round found nothing more to do."""
+        """True if the last round changed nothing."""
         return not self.rounds[-1].changed
 
 
@@ -97,39 +97,39 @@ def _changes_by_module(before: GraphSummary, after: GraphSummary) -> tuple[Modul
 
 @dataclass(frozen=True)
 class BlockedFusion(Record):
-    """A place where a capability fires with fixed sizes, and does not with open ones."""
+    """A fusion that fires with fixed sizes only."""
 
     module: str
-    """Tag."""
+    """Tag of the module."""
     count: int
-    """How often it fires there besides, with fixed sizes."""
+    """Number of additional matches with fixed sizes."""
     dimensions: Mapping[str, tuple[str, ...]]
-    """Dynamic dimension that keeps it from firing → where the inputs have it, ``input:axis``."""
+    """Dynamic dimension that prevents it → its axes in the inputs, ``input:axis``."""
     only_at_one: bool
-    """True if it fires because a size is 1, and with no larger one."""
+    """True if it fires only with a size of 1."""
 
 
 @dataclass(frozen=True)
 class CheckedCapability(Record):
-    """What one capability would do."""
+    """Effect of one capability."""
 
     name: str
     count: int | None
-    """How often it fires; None for one that only removes nodes, and is not counted one by one."""
+    """How often it fires; None for a capability that only removes nodes."""
     removed: int | None
-    """Of such a one: how many nodes fewer there are after it alone; None for those that are counted."""
+    """Number of nodes removed by the capability alone; None for countable capabilities."""
     modules: Mapping[str, int]
-    """Tag → how often it fires there, or how many nodes go."""
+    """Tag → how often it fires there, or number of removed nodes."""
     blocked: tuple[BlockedFusion, ...] = ()
 
 
 @dataclass(frozen=True)
 class OptimizationCheck(Record):
-    """What optimizing a file would do. Nothing was written."""
+    """Result of an optimization check, without a written file."""
 
     source: Path
     nodes_before: int
     nodes_after: int
     capabilities: tuple[CheckedCapability, ...]
-    """Those that are on, in the order of the registry."""
+    """Enabled capabilities, in registry order."""
     notes: tuple[str, ...]

@@ -95,8 +95,7 @@ def write_adapter(path: Path, values: Mapping[str, Array]) -> None:
         values: Input of the graph → its value, of the input's type.
 
     Raises:
-        StageError: ONNX Runtime cannot write the
-        file.
+        StageError: ONNX Runtime cannot write the file.
     """
     try:
         adapter = ort.AdapterFormat()

@@ -92,9 +92,8 @@ def choose_provider(ep: str | None, device: Device | None, options: Mapping[str,
 
     Raises:
         UsageError: the provider is unknown, is not installed, has no options, does not support the device, or does not
-        find it on this machine; or no installed provider supports it.
-        StageError: the provider is a plug-in that the
-        installed ONNX Runtime cannot load.
+            find it on this machine; or no installed provider supports it.
+        StageError: the provider is a plug-in that the installed ONNX Runtime cannot load.
     """
     provider = find_execution_provider(ep) if ep is not None else _provider_for(device or "cpu")
     present = present_providers()

@@ -92,7 +92,7 @@ def library_folder(folder: Path, words: str, *, error: type[InputError] = InputE
 
     Raises:
         InputError: a file is a link to another folder or no regular file, a config has an absurd size, or the library
-        raises any error.
+            raises any error.
     """
     from winml.modelkit.onnx.files.foreign_numbers import check_config_files
 

@@ -397,8 +397,7 @@ def read_array(path: Path, source: str) -> Array:
 
     Raises:
         UsageError: the file does not exist.
-        InputError: the file is damaged, holds several arrays or Python objects, or
-        declares more data than it holds.
+        InputError: the file is damaged, holds several arrays or Python objects, or declares more data than it holds.
     """
     with _opened(path, source, _SAVE_ARRAY) as file, _parsed(source, "not an .npy file", _SAVE_ARRAY):
         if file.read(len(np.lib.format.MAGIC_PREFIX)) != np.lib.format.MAGIC_PREFIX:
@@ -424,8 +423,7 @@ def _read_arrays(path: Path, source: str) -> dict[str, Array]:
 
     Raises:
         UsageError: the file does not exist, or holds one unnamed array.
-        InputError: the file is damaged, holds Python
-        objects, or declares more data than it holds.
+        InputError: the file is damaged, holds Python objects, or declares more data than it holds.
     """
     with _opened(path, source, "Pass a file written by numpy.savez.") as file:
         is_single = file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX

@@ -34,8 +34,7 @@ def ask_onnxruntime(question: Mapping[str, object], who: str, seconds: float) ->
     Args:
         question: As ``placement_query`` takes it.
         who: Subject of the messages.
-        seconds: Time
-        limit of the process.
+        seconds: Time limit of the process.
 
     Returns:
         The answer, and node name → printed reason why the provider does not run the

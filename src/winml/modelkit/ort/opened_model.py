@@ -180,8 +180,7 @@ def run_at_fitting_sizes(path: Path, options: RunOptions, work: Callable[[RunOpt
         work: Opens the file and runs it with the passed options.
 
     Raises:
-        WinMLError: an
-        error of the work.
+        WinMLError: an error of the work.
     """
     try:
         return work(options)

@@ -127,7 +127,7 @@ def _register_plug_in(provider: ExecutionProvider) -> None:
 
     Raises:
         StageError: its package is damaged, or ONNX Runtime cannot load its library, such as a library for another
-        version.
+            version.
         UsageError: a user-specified library belongs to another provider.
     """
     if not provider.library:

@@ -290,7 +290,9 @@ def ask_limited(module: str, question: object, who: str, *, seconds: float, resi
         question: JSON values.
         who: Subject of the messages.
         seconds: Time limit, without the imports.
-        resident_bytes: Memory limit. Raises:
+        resident_bytes: Memory limit.
+
+    Raises:
         InputError: the process exceeded a limit, or ended without an answer.
     """
     process = AnsweringProcess(module)

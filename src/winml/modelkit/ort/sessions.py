@@ -95,14 +95,14 @@ class Session:
             in_written_order: Run nodes in the order of the file, which limits the lifetime of values.
             adapter: File of an adapter that is active in every run except prepared runs; None: the base model runs.
             weights: Name → value of initializers with external data in a model passed as bytes; used without copying
-            instead of the data file.
+                instead of the data file.
             folds_constants: Fold constants in the optimizer, and hold the results.
 
         Raises:
             UsageError: a provider is not part of the installed ONNX Runtime.
             InputError: the file, or one of its data files, is damaged or missing.
             StageError: ONNX Runtime cannot load the graph, or not on the preferred provider; names the file and the
-            reason. Or its weights have the layout of another kind of processor.
+                reason. Or its weights have the layout of another kind of processor.
             WriteError: the optimized graph cannot be written.
         """
         self.name = (name or "the model in memory") if isinstance(model, bytes) else os.fspath(model)
@@ -311,7 +311,7 @@ class InPlaceRun:
         Args:
             feeds: An array for each graph input that is no state.
             like: Outputs of an earlier run with the same sizes and types; binding outputs of unknown sizes takes 0.1 ms
-            for 12 layers (measured).
+                for 12 layers (measured).
 
         Returns:
             The outputs except states; never the arrays of an earlier run.

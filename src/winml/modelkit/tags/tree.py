@@ -125,7 +125,7 @@ def build_tree(
         trace: The calls :func:`~winml.modelkit.tags.torch_modules.record_calls` recorded, the root's included.
         torch_modules: Which modules of ``torch.nn`` to include: ``auto``, ``none``, ``all``, or class names.
         all_parts: The runs of all parts of the model, if ``trace`` is the run of one part. Modules and tags are derived
-        from all runs, so that a module has the same tag in each part.
+            from all runs, so that a module has the same tag in each part.
 
     Raises:
         UsageError: a class in ``torch_modules`` did not run in this model.

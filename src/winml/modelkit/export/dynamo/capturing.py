@@ -260,14 +260,14 @@ def capture_dynamo(
     Args:
         model: The module, its forward replaced by ``forward``; its parameters may be fake tensors.
         inputs: Example tensors by input name, in order; their shapes become the graph's. Fake if the parameters are
-        fake.
+            fake.
         forward: The flat forward, called at least once, so that its output names are known.
         tree: The modules of the model, for the names of nodes.
         options: Opset, dynamic sizes, weights and time limit.
 
     Raises:
         ExportError: the module cannot be traced, a size cannot be dynamic, the exporter lacks an operator, or the time
-        limit is exceeded; the error names operator and module if known.
+            limit is exceeded; the error names operator and module if known.
     """
     stacks = ModuleStacks(model)
     assumed: dict[tuple[str, int], Assumption] = {}

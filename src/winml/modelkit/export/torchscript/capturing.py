@@ -87,7 +87,7 @@ def _merge_equal_nodes(
         model: A captured graph.
         scopes: The scope of each node.
         repeated_modules: Paths of modules that run more than once. Their nodes are not merged, so that each call has
-        separate nodes.
+            separate nodes.
     """
     numbers: dict[Scope, int] = {}
     nodes = [node for node in model.graph if node.inputs]
@@ -125,7 +125,7 @@ def capture_torchscript(
     Args:
         model: The module, its forward replaced by ``forward``; its parameters may be fake tensors.
         inputs: Example tensors by input name, in order; their shapes become the graph's. Fake if the parameters are
-        fake.
+            fake.
         forward: The flat forward, called at least once, so that its output names are known.
         tree: The modules of the model, for the names of nodes.
         options: Opset, dynamic sizes and weights; the time limit is not used.

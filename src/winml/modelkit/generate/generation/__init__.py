@@ -1,1 +1,1 @@
-"""How does a built model write text, token by token?"""
+"""Text generation with a built model, token by token."""

@@ -1,6 +1,6 @@
-"""The prompt of a model, and the first and last tokens of the decoder of an encoder-decoder, from the files beside it.
+"""The prompt of a model, and the forced first and last tokens of an encoder-decoder, from the files of the model.
 
-Positions are counted from the first token, which is given. Reads JSON: no model library is needed for that.
+Positions are counted from the first token, which is fixed. Reads JSON; needs no model library.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ _READ_HERE = {
     "lang_to_id", "task_to_id", "no_timestamps_token_id", "is_multilingual", "alignment_heads", "median_filter_width",
     "max_initial_timestamp_index", "prev_sot_token_id", "return_timestamps", "language", "task",
 }  # fmt: skip
-"""Keys of ``generation_config.json`` about the first and the last tokens, or about times, of which none are told."""
+"""Keys of ``generation_config.json`` about first and last tokens, or about timestamps, which are not generated."""
 
 _OF_CONFIG = {
     "forced_bos_token_id", "forced_eos_token_id", "forced_decoder_ids", "suppress_tokens", "begin_suppress_tokens",
 }  # fmt: skip
-"""Those that older checkpoints have in ``config.json``."""
+"""Keys that older checkpoints have in ``config.json``."""
 
 
 @dataclass(frozen=True)
 class DecoderPrompt:
-    """What is known of a text before any token is chosen."""
+    """Constraints on a text before any token is chosen."""
 
     start: int
     """The first token."""
     prompt_places: int = 0
-    """How many places after the first one tell language and task. They are no new tokens, as those of a prompt."""
+    """Number of positions for language and task tokens after the first. Like a prompt, these are no new tokens."""
     allowed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Position → the only tokens that may stand there."""
     last: int | None = None
@@ -58,15 +58,15 @@ class DecoderPrompt:
     """Tokens that are not the first that is chosen freely."""
 
     def scores(self, logits: Array, position: int, *, is_last: bool) -> Array:
-        """Return the scores of one step without the tokens that may not stand there.
+        """Return the scores of one step with forbidden tokens excluded.
 
         Args:
-            logits: Of every token of the vocabulary.
-            position: Where the token will stand.
-            is_last: Whether the text may not become longer.
+            logits: Logits of every token of the vocabulary.
+            position: Position of the next token.
+            is_last: True if the text reaches its maximum length.
 
         Raises:
-            InputError: a token that has to stand there is none of the model.
+            InputError: a forced token is not in the vocabulary.
         """
         allowed = (self.last,) if is_last and self.last is not None else self.allowed.get(position)
         if allowed is not None:
@@ -90,14 +90,14 @@ class DecoderPrompt:
 
 
 def read_decoder_prompt(folder: Path, text: TextTokens | None = None) -> tuple[DecoderPrompt, GenerationSettings]:
-    """Return how a text begins, and how it goes on, as the files in the folder of a model say.
+    """Read the forced tokens and the generation settings from the files in the folder of a model.
 
     Args:
-        folder: Where they are.
-        text: The first token and those that end a text, where the graph says them; it stands before the files.
+        folder: The folder.
+        text: Start and end tokens stated in the graph, which override the files.
 
     Raises:
-        InputError: they do not say what it begins with, or are damaged.
+        InputError: the files state no start token, or are damaged.
     """
     settings = read_settings(folder)
     passed, config = read_generation_config(folder), _read_config(folder)
@@ -130,16 +130,16 @@ def read_decoder_prompt(folder: Path, text: TextTokens | None = None) -> tuple[D
 
 
 def read_prompt(folder: Path, **requested: object) -> dict[int, tuple[int, ...]]:
-    """Return the tokens that tell language and task, by position: one, or for a language that nobody named any of them.
+    """Return position → allowed language or task tokens: a single token, or all languages if none is requested.
 
-    As transformers makes the beginning of what Whisper writes.
+    As in transformers' prompt for Whisper.
 
     Args:
-        folder: With the files of a model.
-        **requested: ``language`` and ``task`` that stand before those of the files; None: as the files say.
+        folder: Folder of the model.
+        **requested: ``language`` and ``task``, which override the files; None: as in the files.
 
     Raises:
-        InputError: a language or task is not one of the model, or times are asked for.
+        InputError: an unknown language or task, or a request for timestamps.
     """
     passed = {**read_generation_config(folder), **without_none(**requested)}
     language, task = passed.get("language"), passed.get("task")
@@ -209,17 +209,17 @@ class PreparedPrompt:
     """A prompt in the tokens of the model that is to go on with it."""
 
     files: Mapping[str, Path]
-    """Part of the model → its ONNX file; tokenizer, processors and configs are beside them."""
+    """Part of the model → its ONNX file; tokenizer, processors and configs are in the same folder."""
     text: str
     tokens: tuple[int, ...]
     settings: GenerationSettings
     tokenizer: TextTokenizer
     beginning: DecoderPrompt | None = None
-    """How the answer begins, where an encoder reads the prompt and another graph writes the answer."""
+    """Forced tokens at the start of the answer of an encoder-decoder."""
     medium: str = "prompt"
-    """What the encoder reads: ``prompt``, a text; ``audio`` and ``image``, the file named by ``text``."""
+    """Input of the encoder: ``prompt``, a text; ``audio`` and ``image``, the file named by ``text``."""
     recording: Recording | None = None
-    """The sound of that file, where it is a recording."""
+    """The audio samples of that file, for a recording."""
     inputs: Arrays = field(default_factory=dict)
     """Inputs of a model that takes images, beside the tokens: pixels, kinds and positions of tokens, by name."""
 
@@ -240,5 +240,5 @@ class PreparedPrompt:
 
     @property
     def decoder_tokens(self) -> int:
-        """Number of tokens that the decoder reads before it writes the first one."""
+        """Number of tokens that the decoder reads before the first new token."""
         return len(self.before) + (0 if self.beginning is None else self.beginning.prompt_places)

@@ -1,7 +1,7 @@
-"""Writes one text token by token, with numpy and ONNX Runtime alone.
+"""Generation of one text token by token, with numpy and ONNX Runtime only.
 
-Does what transformers' loop does for one prompt without beams; why it stands beside that is told in
-docs/decisions/0012-generation-loop.md. Knows token numbers only.
+Equivalent to transformers' loop for one prompt without beams; for the reason see
+docs/decisions/0012-generation-loop.md. Works on token ids only.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Scores = NDArray[np.float32]
 
 
 def choose_token(logits: Array, before: Sequence[int], settings: GenerationSettings, draw: np.random.Generator) -> int:
-    """Return the next token, chosen as transformers' loop does: greedily, or drawn from the likely ones.
+    """Choose the next token as transformers' loop does: greedily, or by sampling.
 
     Args:
-        logits: Of every token of the vocabulary, shape [vocabulary].
+        logits: Logits of every token, shape [vocabulary].
         before: Prompt and text so far.
-        settings: How it is chosen.
-        draw: Where random numbers come from.
+        settings: Generation settings.
+        draw: Random number generator.
     """
     if not settings.is_sampled and settings.repetition_penalty == 1.0:
         return int(np.argmax(logits))
@@ -41,7 +41,7 @@ def choose_token(logits: Array, before: Sequence[int], settings: GenerationSetti
 
 
 def processed_scores(logits: Array, before: Sequence[int], settings: GenerationSettings) -> Scores:
-    """Return the scores a token is chosen by, shape [vocabulary]; those that are out have -inf.
+    """Return the processed scores, shape [vocabulary]; excluded tokens have -inf.
 
     Each step is transformers' processor of that name, in its order (``generation/logits_process.py``).
     """
@@ -67,7 +67,7 @@ def processed_scores(logits: Array, before: Sequence[int], settings: GenerationS
 
 
 def _outside_share(scores: Scores, share: float) -> NDArray[np.bool_]:
-    """Say which tokens are not among the fewest likely ones whose probabilities reach a share; the first always is."""
+    """Return True per token outside the fewest likely tokens that reach a share; never for the most likely."""
     ascending = np.argsort(scores, kind="stable")
     is_out = np.zeros(len(scores), bool)
     below = np.cumsum(_probabilities(scores)[ascending]) <= 1 - share
@@ -87,9 +87,9 @@ class GeneratedToken:
 
     token: int
     seconds: float
-    """Since the one before it, or since the start."""
+    """Time since the previous token, or since the start."""
     end: Literal["", "eos", "length"] = ""
-    """Why it is the last one; empty where it is not."""
+    """Reason why it is the last token; ``""`` if it is not."""
 
 
 TokenSource = tuple[Literal["winml", "transformers"], Iterator[GeneratedToken]]
@@ -104,15 +104,15 @@ def generate_tokens(
     inputs: Arrays | None = None,
     beginning: DecoderPrompt | None = None,
 ) -> Iterator[GeneratedToken]:
-    """Yield the tokens after a prompt, one by one; an end token is the last one.
+    """Yield the tokens after a prompt, one by one, including an end token.
 
     Args:
         graph: The model; without a cache, every step runs the whole text.
-        prompt: One token at least.
-        settings: How tokens are chosen, and when the text ends.
-        inputs: Inputs of the graphs before the decoder, by name. ``position_ids`` are those of the tokens of the
-            prompt, where they are not counted one by one; later ones follow the last.
-        beginning: Which tokens may stand where, besides what is chosen.
+        prompt: At least one token.
+        settings: Generation settings.
+        inputs: Inputs of the graphs before the decoder, by name. ``position_ids`` are the positions of the prompt, if
+            not consecutive; later positions follow the last.
+        beginning: Constraints on tokens by position.
 
     Raises:
         UsageError: the graph does not take as many tokens.

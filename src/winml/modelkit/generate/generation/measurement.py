@@ -30,16 +30,16 @@ question to a page."""
 def measure_generation(files: Mapping[str, Path], options: RunOptions, latency: LatencyOptions) -> GenerationPerf:
     """Measure a decoder with a cache, or an encoder and its decoder.
 
-    The time to the first token after an encoder holds encoding and the first run of the decoder.
+    With an encoder, the time to the first token includes encoding and the first run of the decoder.
 
     Args:
         files: Part → ONNX file: a decoder alone, or ``encoder`` and ``decoder``.
-        options: Where they run, the model as the user wrote it, sizes of what is encoded, and the seed of the values.
-        latency: How often each length is measured.
+        options: Provider, model as written by the user, sizes of the encoder input, and seed of the values.
+        latency: Number of measurements per length.
 
     Raises:
         UsageError: the model has no cache, or a size does not fit.
-        InputError: it does not generate, or the files do not belong together.
+        InputError: the model does not generate, or the files do not belong together.
         StageError: ONNX Runtime fails.
     """
     started = time.perf_counter()

@@ -1,7 +1,7 @@
-"""Prepares prompts of images and recordings, and texts that an encoder reads.
+"""Preparation of prompts with images or recordings, and of texts for an encoder.
 
-Pixels and features are made by transformers' processors beside the model. Of a vision-language model, the processor
-makes tokens and pixels together: it knows which tokens stand for a picture, and how many. A text without pictures needs
+transformers' processors next to the model compute pixels and features. For a vision-language model, the processor makes
+tokens and pixels together: it defines the placeholder tokens of an image and their number. A text without images needs
 the tokenizer only, and no torch.
 """
 
@@ -63,19 +63,19 @@ def open_picture(path: str) -> Any:
 def process_text(
     files: Mapping[str, Path], folder: Path, text: str, images: Sequence[object], *, is_chat: bool, system: str | None
 ) -> tuple[str, tuple[int, ...], dict[str, Array]]:
-    """Return the text with places for the pictures, its tokens, and what the graphs take besides, by name.
+    """Return the text with image placeholders, its tokens, and the other inputs of the graphs by name.
 
     Args:
         files: The ONNX files by part.
-        folder: With the processor.
-        text: What is asked. Where it names no place for the pictures, they come before it.
-        images: The pictures.
-        is_chat: Whether the text is the message of a user, which the chat template of the model makes a prompt of.
-        system: What the chat template is given before it in the role ``system``.
+        folder: Folder of the processor.
+        text: The text. Without placeholders, images are placed before it.
+        images: The images.
+        is_chat: True if the text is a user message for the chat template of the model.
+        system: Message in the role ``system`` before it, or None.
 
     Raises:
-        UsageError: there is no chat template.
-        InputError: there is no processor, or it fails.
+        UsageError: the model has no chat template.
+        InputError: the processor is missing, or fails.
     """
     processor = _open_processor(folder)
     count = len(images)
@@ -114,7 +114,7 @@ def _open_processor(folder: Path) -> Any:
 
 
 def _processor_class(folder: Path) -> Any:
-    """Return what opens the processor in a folder: without its half for videos, where a package for that is missing."""
+    """Return the class of the processor in a folder; without its video processor if a package for it is missing."""
     import transformers
     from transformers.models.auto import processing_auto
     from transformers.utils.import_utils import is_torchvision_available
@@ -133,20 +133,20 @@ _COPY_HINT = "Copy the processor files of the checkpoint there (processor_config
 
 
 def _placed_text(processor: object, text: str, count: int) -> str:
-    """Return a text that holds a place for each picture: before it, where it names none itself.
+    """Return a text with image placeholders, added before it if it has none.
 
-    A token that is more than its text is one that a processor puts before texts itself.
+    An image token that is no text is added by the processor itself.
     """
     place = getattr(processor, "image_token", None)
     return text if not isinstance(place, str) or not place or place in text else place * count + text
 
 
 def _chat_text(processor: Any, folder: Path, text: str, count: int, system: str | None) -> str:
-    """Return what the chat template makes of a message with pictures.
+    """Render the chat template for a message with images.
 
     Raises:
-        UsageError: there is no template.
-        InputError: it fails.
+        UsageError: the model has no chat template.
+        InputError: the template fails.
     """
     content = [*({"type": "image"} for _ in range(count)), {"type": "text", "text": text}]
     templates = (getattr(holder, "chat_template", None) for holder in (processor, processor.tokenizer))
@@ -162,15 +162,15 @@ def _chat_text(processor: Any, folder: Path, text: str, count: int, system: str 
 
 
 def _recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedPrompt:
-    """Return what is to be written of a recording, opened: segment by segment where it is long, or times are asked for.
+    """Open the recording of a prompt; segment by segment if it is long, or if timestamps are requested.
 
     Args:
-        prompt: A recording, as it would be written in one piece.
-        with_times: Whether the text says when each segment is spoken.
+        prompt: Prompt of a recording in one piece.
+        with_times: True if the text contains the times of each segment.
 
     Raises:
-        UsageError: times are asked of a model that tells none, or a long recording is given to one.
-        InputError: the recording does not open, or is empty.
+        UsageError: a model without timestamps gets a long recording, or a request for timestamps.
+        InputError: the recording cannot be opened, or is empty.
     """
     folder = prompt.folder
     seconds = read_processor_files(folder).window_seconds
@@ -203,11 +203,11 @@ def _recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedPro
 
 
 def recorded_tokens(graph: EncoderDecoder, prompt: PreparedPrompt, timed: TimedText) -> Iterator[GeneratedToken]:
-    """Yield the tokens of a whole recording, all at the end; the segments are told to ``timed`` before the first.
+    """Yield the tokens of a whole recording, all at the end; ``timed`` gets the segments before the first token.
 
     Raises:
         InputError: transformers' loop refuses the configs of the model.
-        WinMLError: whatever a run of the graphs raises.
+        WinMLError: a run of the graphs fails.
     """
     from transformers import AutoFeatureExtractor, set_seed
 
@@ -250,23 +250,23 @@ def recorded_tokens(graph: EncoderDecoder, prompt: PreparedPrompt, timed: TimedT
 _OPTIONS: Mapping[str, str] = {
     "input_ids": "prompt", "input_features": "audio", "input_values": "audio", "pixel_values": "image",
 }  # fmt: skip
-"""Specified: what transformers calls the input that carries the content → the option that gives it."""
+"""Specified: transformers' name of the content input → the option that provides it."""
 
 
 def prepare_encoder_decoder(
     files: Mapping[str, Path], passed: Mapping[str, str | None], *, with_times: bool = False, **requested: Any
 ) -> PreparedPrompt:
-    """Encode what is given, and settle how the answer is written; no graph is opened.
+    """Prepare the input of an encoder-decoder and its generation settings; no graph is opened.
 
     Args:
-        files: The ONNX files of ``encoder`` and ``decoder``; tokenizer, processors and configs are beside them.
-        passed: ``prompt``: a text; ``audio``, ``image``: paths; None where one was not given.
-        with_times: Whether the text is to say when it is spoken, of a recording.
+        files: The ONNX files of ``encoder`` and ``decoder``; tokenizer, processors and configs are in the same folder.
+        passed: ``prompt``: a text; ``audio``, ``image``: paths; None if not passed.
+        with_times: True if the text of a recording contains times.
         **requested: See :meth:`~winml.modelkit.generate.generation.settings.GenerationSettings.updated`.
 
     Raises:
-        UsageError: the model reads something else than what is given, or tells no times.
-        InputError: there is no tokenizer, a file is damaged, or a recording does not open.
+        UsageError: the model takes another kind of input, or has no timestamps.
+        InputError: the tokenizer is missing, a file is damaged, or a recording cannot be opened.
     """
     encoder, decoder = files[ENCODER], files[DECODER]
     names = [value.name for value in read_structure(encoder).graph.input]
@@ -299,11 +299,11 @@ def prepare_encoder_decoder(
 
 
 def encoder_arrays(encoder: Encoder, prompt: PreparedPrompt) -> dict[str, Array]:
-    """Return the inputs of an encoder by name, made of the prompt.
+    """Compute the inputs of an encoder from the prompt, by name.
 
     Raises:
-        UsageError: the graph does not take what is given.
-        InputError: what is given does not open.
+        UsageError: the graph does not take the input.
+        InputError: the input file cannot be opened.
     """
     inputs = encoder.unpadded_inputs if prompt.medium == "audio" else encoder.inputs
     if prompt.medium == "prompt":

@@ -1,6 +1,6 @@
-"""Lets PyTorch go on with the same prompt, and finds the first token that differs.
+"""Text generation with PyTorch for the same prompt, and comparison of the tokens.
 
-PyTorch runs the checkpoint with transformers' own loop and its own cache.
+PyTorch runs the checkpoint with transformers' loop and cache.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS
 def compare_with_pytorch(
     results: Sequence[GeneratedText], prompts: Sequence[PreparedPrompt], request: ModelRequest
 ) -> list[GeneratedText]:
-    """Return the results with the text that PyTorch generates after the same prompts. The checkpoint is loaded once.
+    """Add the texts that PyTorch generates after the same prompts to the results. The checkpoint is loaded once.
 
     Args:
-        results: The texts that ONNX Runtime generated greedily, one for each prompt.
+        results: Texts generated greedily by ONNX Runtime, one for each prompt.
         prompts: Prompts of one model.
-        request: Hub id or folder of the checkpoint, and the adapters that are merged into it.
+        request: Hub id or folder of the checkpoint, and the adapters to merge.
 
     Raises:
-        UsageError: it does not generate.
+        UsageError: the checkpoint does not generate.
         WinMLError: the checkpoint cannot be loaded.
     """
     model = _loaded_model(request, prompts[0])

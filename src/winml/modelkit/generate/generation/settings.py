@@ -1,6 +1,6 @@
-"""What decides which token comes next, and when the text ends: the files beside a model, and what a user asks for.
+"""Generation settings: choice of the next token and end of the text, from files next to a model and user options.
 
-Reads ``generation_config.json`` and ``config.json`` as JSON: no model library is needed for that.
+Reads ``generation_config.json`` and ``config.json`` as JSON; needs no model library.
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ class _GenerationConfig(Options):
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
-    """Return what ``generation_config.json`` in a folder says, without nulls and empty lists; empty without one.
+    """Read ``generation_config.json`` in a folder, without nulls and empty lists; ``{}`` without such a file.
 
     Raises:
         InputError: the file is damaged, or a value is of the wrong kind.
-        UsageError: it asks for a way to choose tokens that is not offered.
+        UsageError: an unsupported decoding strategy is requested.
     """
     path = folder / GENERATION_CONFIG_NAME
     record = {
@@ -131,10 +131,10 @@ def check_kinds(record: Mapping[str, object], path: Path) -> None:
 
 
 def read_record(folder: Path, name: str) -> dict[str, Any]:
-    """Return the JSON object in a file beside a model; ``{}`` if there is no such file.
+    """Read the JSON object in a file next to a model; ``{}`` if the file does not exist.
 
     Raises:
-        InputError: it is damaged, or a link that leads out of the folder.
+        InputError: the file is damaged, or a link that leads out of the folder.
     """
     path = library_file(folder, name)
     if path is None:
@@ -151,13 +151,14 @@ def read_record(folder: Path, name: str) -> dict[str, Any]:
 _DEFAULT_NEW_TOKENS: Final = 256
 """Chosen: a long answer. transformers' own default is 20."""
 _DEFAULT_TOP_K = 50
-"""Specified: what transformers' sampling takes where nothing says otherwise."""
+"""Specified: default of transformers' sampling."""
 
 _POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_sequence_length", "seq_length")
 """Specified: how the configs of transformers call the number of positions."""
 _RELATIVE_KEY = "relative_attention_num_buckets"
-"""Specified: stands in configs of models whose positions are relative. ``n_positions`` limits nothing beside it: it is
-the length of the texts of the training."""
+"""Specified: key in configs of models with relative positions. ``n_positions`` is no limit then: it is the text length
+of the training.
+"""
 _TEXT_CONFIGS = ("text_config", "decoder", "llm_config")
 """Specified: sections of the config of a model of several parts that are about its text."""
 
@@ -177,51 +178,51 @@ _NEUTRAL: Mapping[str, Any] = {
 """Specified: values with which a key changes nothing."""
 
 _NOTED = {"prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp"}
-"""Those of ``SPEED_ONLY`` that switch another way to generate on; the others say how it or a cache is laid out."""
+"""Keys of ``SPEED_ONLY`` that enable another generation method; the remaining keys configure it or a cache."""
 
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """How a text is written."""
+    """Settings of the text generation."""
 
     is_sampled: bool = False
-    """Draw it; else it is the one with the highest score."""
+    """Sample the next token; otherwise use the token with the highest score."""
     temperature: float = 1.0
     """Scores are divided by it."""
     top_k: int = 0
     """Draw from that many of the highest scores; 0: from all."""
     top_p: float = 1.0
-    """Draw from the fewest tokens whose probabilities reach this sum."""
+    """Sample from the fewest tokens whose probabilities reach this sum."""
     min_p: float | None = None
-    """Draw from tokens that have at least this share of the largest probability."""
+    """Sample from tokens with at least this share of the largest probability."""
     repetition_penalty: float = 1.0
     """Divides positive scores of tokens that occurred, and multiplies negative ones."""
     max_new_tokens: int = _DEFAULT_NEW_TOKENS
     is_default_length: bool = True
-    """Whether nobody said how long it may become, so that it may be made to fit the positions of the model."""
+    """True if the length is a default, which may be reduced to the positions of the model."""
     max_length: int | None = None
-    """Tokens of the prompt and the answer together, where the files limit these; None: they do not."""
+    """Limit of the files for prompt and answer together; None without such a limit."""
     eos_token_ids: tuple[int, ...] = ()
     """Tokens that end it."""
     seed: int = 0
     for_transformers: Mapping[str, Any] | None = None
-    """Keys of the files that only transformers' own generation loop honours; None: there are none."""
+    """Keys of the files that only transformers' generation loop supports; None without such keys."""
     notes: tuple[str, ...] = ()
-    """What the files ask for and is left out, one sentence each."""
+    """Ignored settings of the files, one sentence each."""
 
     @property
     def drawn(self) -> dict[str, Any]:
-        """What decides how a token is drawn, by the names of transformers; `{}` if none is drawn."""
+        """Sampling parameters by their names in transformers; `{}` without sampling."""
         values = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
         return values if self.is_sampled else {}
 
     @property
     def is_stepwise(self) -> bool:
-        """Whether each token is known as soon as it is chosen; of beams, all are known at the end."""
+        """True if each token is known as soon as it is chosen; with beams, all are known at the end."""
         return bool((self.for_transformers or {}).get("num_beams", 1) == 1)
 
     def as_record(self) -> dict[str, Any]:
-        """Return what decides the text, as JSON values."""
+        """Return the settings as JSON values."""
         return {
             "do_sample": self.is_sampled,
             **(self.drawn | {"seed": self.seed} if self.is_sampled else {}),
@@ -244,18 +245,18 @@ class GenerationSettings:
         stop: Sequence[str] = (),
         seed: int = 0,
     ) -> GenerationSettings:
-        """Return the settings with what a user asks for; None: as the files say.
+        """Return the settings updated by user options; None: as in the files.
 
         Args:
-            max_new_tokens: Longest text.
-            temperature: Scores are divided by it, and tokens drawn; 0 takes the token with the highest score.
-            top_k: Tokens are drawn from that many of the highest scores; 0: from all.
-            top_p: Tokens are drawn from the fewest whose probabilities reach this sum.
-            min_p: Tokens are drawn from those with at least this share of the largest probability.
-            repetition_penalty: Divides positive scores of tokens that occurred, and multiplies negative ones.
-            num_beams: Texts that are followed at once, by transformers' loop; 1: one.
-            stop: Texts that end the answer, by transformers' loop.
-            seed: Of what is drawn.
+            max_new_tokens: Maximum number of new tokens.
+            temperature: Divisor of the scores for sampling; 0 selects the token with the highest score.
+            top_k: Number of highest scores to sample from; 0: all.
+            top_p: Sample from the fewest tokens whose probabilities reach this sum.
+            min_p: Sample from tokens with at least this share of the largest probability.
+            repetition_penalty: Divides positive scores of earlier tokens, and multiplies negative scores.
+            num_beams: Number of beams, with transformers' loop; 1: no beam search.
+            stop: Strings that end the text, with transformers' loop.
+            seed: Seed of the sampling.
         """
         drawn = without_none(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         changed = without_none(repetition_penalty=repetition_penalty)
@@ -273,14 +274,14 @@ class GenerationSettings:
         return replace(found, max_new_tokens=max_new_tokens, max_length=None, is_default_length=False)
 
     def fitted(self, prompt_tokens: int, positions: int | None) -> GenerationSettings:
-        """Return the settings with a length that the positions of the model leave room for.
+        """Return the settings with a length that fits the positions of the model.
 
         Args:
             prompt_tokens: Tokens of the prompt.
-            positions: Tokens that the model has positions for; None: it has no limit.
+            positions: Maximum number of positions of the model; None: no limit.
 
         Raises:
-            UsageError: the prompt fills them, or what was asked for does not fit.
+            UsageError: the prompt fills them, or the requested length does not fit.
         """
         if self.max_length is not None:
             if prompt_tokens >= self.max_length:
@@ -311,11 +312,11 @@ class GenerationSettings:
 
 
 def read_settings(folder: Path) -> GenerationSettings:
-    """Return what the files in the folder of a model say.
+    """Read the generation settings from the files in the folder of a model.
 
     Raises:
         InputError: a file is damaged, or a value is of the wrong kind.
-        UsageError: a way to choose tokens is asked for that is not supported.
+        UsageError: an unsupported decoding strategy is requested.
     """
     config = read_record(folder, CHECKPOINT_CONFIG_NAME)
     passed = read_generation_config(folder)
@@ -348,11 +349,11 @@ def read_settings(folder: Path) -> GenerationSettings:
 
 
 def position_limit(folder: Path, part: str = DECODER) -> int | None:
-    """Return the tokens that the model in a folder has positions for, as its config says; None: nothing limits them.
+    """Return the maximum number of positions in the config of a model; None: no limit.
 
     Args:
-        folder: With the config.
-        part: ``encoder`` or ``decoder``, where the model is made of both.
+        folder: Folder of the config.
+        part: ``encoder`` or ``decoder``, for an encoder-decoder.
 
     Raises:
         InputError: the config is damaged.
@@ -368,12 +369,12 @@ def position_limit(folder: Path, part: str = DECODER) -> int | None:
 
 
 def part_position_limit(model: Path, folder: Path, part: str = DECODER) -> int | None:
-    """Return the tokens that one of several parts has positions for, as its file says; else as the config does.
+    """Return the maximum number of positions of a part, from its file or else from the config.
 
     Args:
         model: The file of the part.
-        folder: With the config.
-        part: ``encoder`` or ``decoder``, where the model is made of both.
+        folder: Folder of the config.
+        part: ``encoder`` or ``decoder``, for an encoder-decoder.
 
     Raises:
         InputError: a file is damaged.

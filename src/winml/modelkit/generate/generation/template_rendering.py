@@ -19,7 +19,7 @@ def _render(template: str, messages: list[dict[str, object]], variables: Mapping
             [messages], chat_template=template, add_generation_prompt=True, **variables
         )
         return {"text": str(rendered[0][0])}
-    except Exception as error:  # a template is code of the model's maker and raises what it likes
+    except Exception as error:  # a template is code of the model's author and may raise any error
         return {"error": first_line(error)}
 
 

@@ -1,7 +1,7 @@
-"""Turns text and chat messages into tokens, and tokens into text, with the files beside a model.
+"""Tokenization and detokenization of text and chat messages, with the files of a model.
 
-A tokenizer that is whole in ``tokenizer.json`` is read by the ``tokenizers`` library, which starts in no time; any
-other by transformers, which brings in torch.
+A tokenizer that is complete in ``tokenizer.json`` is read by the ``tokenizers`` library, which loads fast; any other
+tokenizer by transformers, which imports torch.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ from winml.modelkit.samples.processors import LONGEST_TEXT_CHARACTERS, tokenizer
 
 _REBUILD = "Build the model again."
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
-"""What stands for bytes of a character that is not whole yet."""
+"""Placeholder for bytes of an incomplete character."""
 
 
 class TextTokenizer(Protocol):
-    """What is needed of a tokenizer."""
+    """Protocol of the required functions of a tokenizer."""
 
     def encode(self, text: str, *, with_special: bool = True) -> list[int]:
-        """Return the tokens of a text.
+        """Tokenize a text.
 
         Args:
             text: The text.
-            with_special: Add what the model expects around it, such as a first token.
+            with_special: Add the model's special tokens, such as a first token.
         """
 
     def pieces(self, tokens: Iterable[int], *, after: Sequence[int]) -> Iterator[str]:
-        """Yield the text of each token as soon as its characters are whole; special tokens have none.
+        """Yield the text of each token as soon as its characters are complete; special tokens have no text.
 
         Args:
             tokens: The tokens.
-            after: Those of the text before, which decide whether a space stands between.
+            after: Tokens of the preceding text, which decide on a space in between.
         """
 
 
 @dataclass(frozen=True)
 class TextSegment:
-    """What is said in a part of a recording."""
+    """Transcript of a part of a recording."""
 
     start_s: float
     end_s: float
     tokens: tuple[int, ...]
-    """Without those that stand for times."""
+    """Tokens without the timestamp tokens."""
 
 
 class TimedText:
-    """Turns the segments of a recording into text, with their times where these are asked for.
+    """Converts the segments of a recording to text, optionally with their times.
 
     Attributes:
-        segments: What was heard; known once the first token is.
+        segments: Transcribed segments; known with the first token.
     """
 
     def __init__(self, tokenizer: TextTokenizer, *, with_times: bool) -> None:
@@ -73,7 +73,7 @@ class TimedText:
         return self._tokenizer.encode(text, with_special=with_special)
 
     def pieces(self, tokens: Iterable[int], *, after: Sequence[int]) -> Iterator[str]:
-        """Yield the text of each segment once all tokens are known, on a line of its own where it has times."""
+        """Yield the text of each segment once all tokens are known, on a separate line with times."""
         for _ in tokens:
             yield ""
         for segment in self.segments:
@@ -81,7 +81,7 @@ class TimedText:
             yield f"[{segment.start_s:.2f} → {segment.end_s:.2f}] {text.strip()}\n" if self._with_times else text
 
     def as_records(self, after: Sequence[int]) -> tuple[dict[str, object], ...] | None:
-        """Return the segments as JSON values; None where no times were asked for."""
+        """Return the segments as JSON values; None if no times were requested."""
         if not self._with_times:
             return None
         return tuple(
@@ -94,10 +94,10 @@ class TimedText:
 
 
 def read_tokenizer(folder: Path) -> TextTokenizer:
-    """Return the tokenizer in the folder of a model.
+    """Open the tokenizer in the folder of a model.
 
     Raises:
-        InputError: there is none, or it cannot be read.
+        InputError: the tokenizer is missing, or cannot be read.
     """
     path = library_file(folder, TOKENIZER_NAME)
     if path is not None:
@@ -113,7 +113,7 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
 
 
 class _TokenizerOfFile:
-    """``tokenizer.json``, read by the library that wrote it."""
+    """A ``tokenizer.json``, read by the ``tokenizers`` library."""
 
     def __init__(self, path: Path) -> None:
         import tokenizers
@@ -140,10 +140,10 @@ class _TokenizerOfFile:
 
 
 def open_tokenizer(folder: Path) -> Any:
-    """Return transformers' tokenizer in a folder.
+    """Open transformers' tokenizer in a folder.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: the tokenizer cannot be read.
     """
     with library_folder(folder, f"{folder}: its tokenizer cannot be read", hint=_REBUILD), tokenizer_call(folder):
         from transformers import AutoTokenizer
@@ -179,7 +179,7 @@ class _TokenizerOfTransformers:
 
 
 _TEMPLATE_NAME = "chat_template.jinja"
-"""Specified: the file transformers keeps a chat template in; before, it was a key of the tokenizer's config."""
+"""Specified: transformers' file of a chat template; formerly a key of the tokenizer's config."""
 _LIMIT_SECONDS: Final = 5.0
 """Chosen: a thousand times what templates of chat models take (measured: 1 to 5 ms)."""
 _LIMIT_BYTES: Final = 1_000_000_000
@@ -189,14 +189,14 @@ RENDERING = "winml.modelkit.generate.generation.template_rendering"
 
 
 def chat_prompt(folder: Path, message: str, system: str | None = None) -> str:
-    """Return the text with which a model is asked to answer a message of a user, as its chat template writes it.
+    """Render the chat template of a model for a user message.
+
+    The text contains the special tokens: it is tokenized without adding any.
 
     Args:
-        folder: With the template.
-        message: What the user says.
-        system: What is said before it in the role ``system``.
-
-    The special tokens are in the text: it is encoded without adding any.
+        folder: Folder of the template.
+        message: The user message.
+        system: Message in the role ``system`` before it, or None.
 
     Raises:
         UsageError: the model has no chat template.
@@ -216,13 +216,13 @@ def chat_prompt(folder: Path, message: str, system: str | None = None) -> str:
 def rendered_chat(
     folder: Path, template: str, messages: Sequence[Mapping[str, object]], variables: Mapping[str, object]
 ) -> str:
-    """Return what a template makes of messages.
+    """Render a chat template.
 
     Args:
-        folder: Where the template is from, for messages.
-        template: Its text.
-        messages: Each a role and its content: a text, or parts.
-        variables: What the template knows besides, such as ``bos_token``.
+        folder: Folder of the template, for error messages.
+        template: Text of the template.
+        messages: Role and content of each message: a text, or parts.
+        variables: Further variables, such as ``bos_token``.
 
     Raises:
         InputError: the template fails, or takes too much time or memory.
@@ -270,7 +270,7 @@ def _chat_template(folder: Path, config: Mapping[str, object]) -> str | None:
 
 
 def _special_tokens(config: Mapping[str, object]) -> dict[str, object]:
-    """Return what templates know of a tokenizer: ``bos_token`` and the like."""
+    """Return the special tokens of a tokenizer as template variables: ``bos_token`` and the like."""
     tokens = {key: value for key, value in config.items() if key.endswith("_token")}
     named = {key: value.get("content") if isinstance(value, dict) else value for key, value in tokens.items()}
     return {key: value for key, value in named.items() if isinstance(value, str)}

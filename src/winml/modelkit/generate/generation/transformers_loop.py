@@ -1,8 +1,8 @@
-"""Lets transformers' own generation loop drive the graphs of a model.
+"""Use of transformers' generation loop with the graphs of a model.
 
-The loop is given tokens, mask and positions as for a model of its own; the cache it hands from step to step is that of
-the decoder, and stays in ONNX Runtime's memory. Of an encoder-decoder it encodes once and hands the outputs of the
-encoder to every step; it repeats rows for beams.
+The loop passes tokens, mask and positions as for one of its models; the cache that it passes from step to step is the
+decoder's, in ONNX Runtime's memory. For an encoder-decoder the loop encodes once and passes the encoder outputs to
+every step, with rows repeated for beams.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ from winml.modelkit.samples.processors import tokenizer_call
 
 _Output = TypeVar("_Output")
 _IMAGES_KEY = "winml_seen_images"
-"""Among the arguments of the loop: what the model made of images before their rows were repeated."""
+"""Key among the loop's arguments for image features computed before rows are repeated."""
 
 
 def _passed_cache(cache: GraphCache | None, past_key_values: GraphCache | None) -> GraphCache | None:
-    """Return the cache that a call is given by either of its names; None: it is given none.
+    """Return the cache passed under either of its names; None without a cache.
 
     Raises:
-        UsageError: it is given two.
+        UsageError: two different caches are passed.
     """
     if cache is not None and past_key_values is not None and cache is not past_key_values:
         raise UsageError(
@@ -84,12 +84,12 @@ def _passed_cache(cache: GraphCache | None, past_key_values: GraphCache | None) 
 
 
 def _with_cache(record: Callable[..., _Output], logits: torch.Tensor, cache: GraphCache | None) -> _Output:
-    """Return an answer with logits and a cache, which is named as the installed transformers names it.
+    """Create an output record with logits and a cache, under the name used by the installed transformers.
 
     Args:
-        record: Class of the answer.
-        logits: Of shape [batch, sequence, vocabulary].
-        cache: For the next call; None: there is none.
+        record: Class of the record.
+        logits: Logits of shape [batch, sequence, vocabulary].
+        cache: Cache for the next call, or None.
     """
     return record(logits=logits, **{loop_cache_name(): cache})
 
@@ -108,12 +108,12 @@ def _refuse_tuple(return_dict: bool | None) -> None:
 
 
 class DecoderModel(GenerationMixin):
-    """What transformers' loop asks of a model, answered by a graph, or by several of one model.
+    """Adapter of a decoder graph, or of several graphs of one model, to transformers' generation loop.
 
     Attributes:
         graph: The decoder in its session.
         config: The model's config.
-        generation_config: What decides how it generates where a call says nothing.
+        generation_config: Default generation settings of a call.
     """
 
     main_input_name = "input_ids"
@@ -124,7 +124,7 @@ class DecoderModel(GenerationMixin):
     config: Any
     generation_config: GenerationConfig
     tokenizer_folder: Path
-    """Where the tokenizer is, which finds the strings that end a text."""
+    """Folder of the tokenizer, which is used to find stop strings."""
 
     def __init__(
         self,
@@ -139,13 +139,13 @@ class DecoderModel(GenerationMixin):
 
         Args:
             files: Part → ONNX file.
-            ep: Execution provider to run on; None: the one for the device.
-            device: Kind of processor; None: the provider's own, the CPU without one.
+            ep: Execution provider to run on; None: the provider for the device.
+            device: Kind of processor; None: the provider's default, or the CPU without a provider.
             ep_options: Options of the provider.
-            threads: Threads that share the work of one operator; None: the runtime's own choice.
+            threads: Number of threads per operator; None: the runtime's default.
 
         Raises:
-            InputError: the files do not belong together, or there is no config beside them.
+            InputError: the files do not belong together, or no config is next to them.
             UsageError: the provider is unknown or not installed.
             StageError: ONNX Runtime cannot load a file.
         """
@@ -166,7 +166,7 @@ class DecoderModel(GenerationMixin):
 
     @classmethod
     def can_generate(cls) -> bool:
-        """Say that it does."""
+        """Return True: the model generates text."""
         return True
 
     @classmethod
@@ -176,16 +176,16 @@ class DecoderModel(GenerationMixin):
 
     @staticmethod
     def is_remote_code() -> bool:
-        """Say that the class comes with no checkpoint."""
+        """Return False: the class does not come from a checkpoint."""
         return False
 
     @staticmethod
     def get_experts_implementation() -> dict[str, str]:
-        """Say that transformers has no experts of its own to run here."""
+        """Return ``{}``: no transformers implementation of experts runs here."""
         return {}
 
     def prepare_inputs_for_generation(self, *arguments: Any, **kwargs: Any) -> dict[str, object]:
-        """Return what a step is given: not the tokenizer, which the loop hands on with what a model takes."""
+        """Prepare the inputs of a step, without the tokenizer that the loop passes along."""
         kwargs.pop("tokenizer", None)
         loop: Any = super()  # declared for models of torch
         prepared: dict[str, object] = loop.prepare_inputs_for_generation(*arguments, **kwargs)
@@ -202,25 +202,24 @@ class DecoderModel(GenerationMixin):
         cache: GraphCache | None = None,
         **other: Any,
     ) -> CausalLMOutputWithPast:
-        """Answer tokens.
+        """Compute the logits of tokens.
 
         Args:
-            input_ids: Integers of shape [batch, sequence]: those after what ``cache`` stands for.
-            attention_mask: Integers of shape [batch, cached + sequence], 0 for padding; None: there is none.
-            position_ids: Integers of shape [batch, sequence]; None: counted on from the cache.
-            past_key_values: ``cache`` by its name before transformers 5.24.
-            use_cache: Whether the answer brings a cache along; None: where the graph has one.
-            return_dict: Must not be False: the answer is a record.
-            cache: That of the answer before, which this one changes in place; None: a new text begins.
-            **other: Inputs that a caller may hand on, as None.
+            input_ids: Integers of shape [batch, sequence]: the tokens after the cached tokens.
+            attention_mask: Integers of shape [batch, cached + sequence], 0 for padding; None: no padding.
+            position_ids: Integers of shape [batch, sequence]; None: continued from the cache.
+            past_key_values: Name of ``cache`` before transformers 5.24.
+            use_cache: If True, return a cache; None: if the graph has a cache.
+            return_dict: Must not be False: the result is a record.
+            cache: Cache of the previous output, changed in place; None: start a new text.
+            **other: Further inputs that a caller may pass as None.
 
         Returns:
             ``logits`` of shape [batch, sequence or 1, vocabulary], and the cache for the next call: ``cache``, or
             ``past_key_values`` before transformers 5.24.
 
         Raises:
-            UsageError: an input is missing, unknown or of a shape the graph does not take; or the cache is that of
-                another model.
+            UsageError: an input is missing, unknown or of an unsupported shape; or the cache belongs to another model.
             StageError: ONNX Runtime fails.
         """
         self._refuse_inputs(input_ids, use_cache, return_dict, other)
@@ -237,10 +236,10 @@ class DecoderModel(GenerationMixin):
     __call__ = forward
 
     def _take_graph(self, graph: Any, folder: Path) -> None:
-        """Take a graph and the configs in a folder.
+        """Set the graph, and the configs from a folder.
 
         Raises:
-            InputError: there is none.
+            InputError: the folder has no config.
         """
         config = config_beside(folder / "model.onnx")
         if config is None:
@@ -268,21 +267,21 @@ class DecoderModel(GenerationMixin):
 
 
 class EncoderDecoderModel(DecoderModel):
-    """What transformers' loop asks of an encoder-decoder, answered by two graphs.
+    """Adapter of the two graphs of an encoder-decoder to transformers' generation loop.
 
     Attributes:
         graph: The graphs in their sessions.
         config: The model's config.
-        generation_config: What decides how it generates where a call says nothing.
+        generation_config: Default generation settings of a call.
     """
 
     graph: EncoderDecoder
     base_model_prefix = ""
-    """Read by transformers' loop: the model has no other inside."""
+    """Read by transformers' loop: the model has no inner base model."""
 
     def _take_graph(self, graph: EncoderDecoder, folder: Path) -> None:
         super()._take_graph(graph, folder)
-        # Of a decoder inside another model, the config of the whole does not say it.
+        # For a decoder inside another model, the config of the whole model does not state it.
         self.config.is_encoder_decoder = True
         if (text := graph.text) is not None:
             self.generation_config.decoder_start_token_id = text.first
@@ -292,14 +291,14 @@ class EncoderDecoderModel(DecoderModel):
         self._folder = files_folder(folder / "model.onnx")
 
     def generate(self, *inputs: object, **settings: Any) -> Any:
-        """Let transformers' loop write texts; see ``GenerationMixin.generate``.
+        """Generate texts with transformers' loop; see ``GenerationMixin.generate``.
 
         Args:
-            *inputs: As there.
-            **settings: As there; besides them ``language`` and ``task`` of a model that writes what it hears. Without
-                ``decoder_input_ids``, a text begins with the tokens of these, or of those that the files name. A longer
-                recording than the encoder takes, ``return_timestamps`` and the like are left to the loop that
-                transformers has for such a model.
+            *inputs: As in ``GenerationMixin.generate``.
+            **settings: As in ``GenerationMixin.generate``; also ``language`` and ``task`` of a speech model. Without
+                ``decoder_input_ids``, a text begins with the tokens of these, or of the language and task in the files.
+                A recording longer than the encoder's input, ``return_timestamps`` and the like are handled by
+                transformers' loop for such models.
 
         Raises:
             InputError: the model has no such language or task.
@@ -317,9 +316,9 @@ class EncoderDecoderModel(DecoderModel):
         return general_loop.generate(*inputs, **settings)
 
     def _lengthen(self, settings: dict[str, Any], count: int) -> None:
-        """Allow more new tokens where their number is given: in a call, its config, or that of the model.
+        """Increase an explicit limit of new tokens: of a call, its config, or the model's config.
 
-        transformers' loop for such a model counts the tokens of the beginning as given, and this one as new.
+        transformers' loop for such a model does not count the forced first tokens as new, the general loop does.
         """
         passed = settings.get("generation_config")
         requested = self.generation_config.max_new_tokens
@@ -338,7 +337,7 @@ class EncoderDecoderModel(DecoderModel):
             passed.max_new_tokens = longest
 
     def get_encoder(self, *_modality: object) -> _LoopEncoder:
-        """Return what encodes; transformers' loop calls it once."""
+        """Return the encoder; transformers' loop calls it once."""
         return self.encoder
 
     def forward(  # type: ignore[override]  # an encoder-decoder's own names
@@ -351,15 +350,15 @@ class EncoderDecoderModel(DecoderModel):
         cache: GraphCache | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
-        """Answer tokens of the decoder.
+        """Compute the logits of decoder tokens.
 
         Args:
-            decoder_input_ids: Integers of shape [batch, sequence]: those after what ``cache`` stands for.
-            encoder_outputs: What :meth:`get_encoder` answered; None: ``kwargs`` are encoded now.
-            attention_mask: Of the encoder's tokens, 0 for padding.
-            past_key_values: ``cache`` by its name before transformers 5.24.
-            use_cache: Whether the answer brings a cache along; None: it does.
-            cache: That of the answer before, which this one changes in place; None: a new text begins.
+            decoder_input_ids: Integers of shape [batch, sequence]: the tokens after the cached tokens.
+            encoder_outputs: Outputs of :meth:`get_encoder`; None: ``kwargs`` are encoded now.
+            attention_mask: Mask of the encoder's tokens, 0 for padding.
+            past_key_values: Name of ``cache`` before transformers 5.24.
+            use_cache: If True or None, return a cache.
+            cache: Cache of the previous output, changed in place; None: start a new text.
             **kwargs: Inputs of the encoder.
 
         Returns:
@@ -367,7 +366,7 @@ class EncoderDecoderModel(DecoderModel):
             ``past_key_values`` before transformers 5.24.
 
         Raises:
-            UsageError: an input is missing, unknown or of a shape the graphs do not take.
+            UsageError: an input is missing, unknown or of an unsupported shape.
             StageError: ONNX Runtime fails.
         """
         if decoder_input_ids is None:
@@ -386,7 +385,7 @@ class EncoderDecoderModel(DecoderModel):
     def _refuse_unknown(self, passed: Mapping[str, object], mask: Any, *, return_dict: bool | None) -> None:
         names = {item.name for item in self.graph.encoder.inputs}
         unknown = [name for name in passed if name not in names]
-        # transformers' loop gives a mask that hides nothing to every model.
+        # transformers' loop passes a mask that hides no token to every model.
         if mask is not None and "attention_mask" not in names and not torch.as_tensor(mask).bool().all():
             unknown.append("attention_mask")
         if unknown:
@@ -401,7 +400,7 @@ class EncoderDecoderModel(DecoderModel):
 
 
 class _PromptProcessor(LogitsProcessor):
-    """Leaves only the tokens of language and task at their places, and no others that must not follow them."""
+    """Logits processor that forces language and task tokens, and suppresses forbidden tokens after them."""
 
     def __init__(self, allowed: Mapping[int, tuple[int, ...]], first_suppressed: tuple[int, ...]) -> None:
         self._allowed, self._first_suppressed = allowed, list(first_suppressed)
@@ -413,7 +412,7 @@ class _PromptProcessor(LogitsProcessor):
         allowed = self._allowed.get(input_ids.shape[1])
         if allowed is not None:
             retained.fill_(-torch.inf)
-            # A token alone stands there even where it is suppressed otherwise.
+            # A single allowed token stays allowed even if it is suppressed otherwise.
             retained[:, list(allowed)] = 0.0 if len(allowed) == 1 else scores[:, list(allowed)]
         elif input_ids.shape[1] == self._free:
             retained[:, self._first_suppressed] = -torch.inf
@@ -421,7 +420,7 @@ class _PromptProcessor(LogitsProcessor):
 
 
 class _LoopEncoder:
-    """The encoder as transformers' loop calls it; its signature names the inputs of the graph."""
+    """The encoder as called by transformers' loop; its signature names the inputs of the graph."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
@@ -449,17 +448,17 @@ def _field(name: str) -> str:
 
 
 def own_loop(config: object) -> type | None:
-    """Return transformers' class with the generation loop of a model that writes what it hears; None: it has none."""
+    """Return transformers' class with a special generation loop for a speech model, or None."""
     model_class = _model_class(config)
     return next((base for base in model_class.__mro__ if _is_loop(base)), None) if model_class is not None else None
 
 
 def _looping_model(loop: type, model: Any) -> Any:
-    """Return a model whose ``generate()`` is a loop of transformers, and whose pieces another model writes.
+    """Combine the special loop of a model class with a model that generates the text of each segment.
 
     Args:
         loop: See :func:`own_loop`.
-        model: Writes the pieces.
+        model: The model that generates the segments.
     """
     model_class: Any = _model_class(model.config)
 
@@ -467,14 +466,14 @@ def _looping_model(loop: type, model: Any) -> Any:
         """Writes one piece."""
 
         def generate(self, *inputs: object, **settings: Any) -> Any:
-            """Let the general loop write a piece; what it keeps is not handed on."""
+            """Generate one segment with the general loop, without its cache."""
             if settings.get("output_attentions") or settings.get("return_token_timestamps"):
                 raise UsageError(
                     "token-level timestamps require attentions, which the graphs do not return",
                     hint="Use return_timestamps=True for timestamps of segments.",
                 )
             if "attention_mask" not in {item.name for item in self.graph.encoder.inputs}:
-                # It tells how long each recording is, which is read before.
+                # The mask gives the length of each recording, which is read before.
                 settings.pop("attention_mask", None)
             displayed = settings.pop("decoder_attention_mask", None)
             if displayed is not None and not torch.as_tensor(displayed).bool().all():
@@ -512,19 +511,19 @@ def _is_loop(base: type) -> bool:
 
 
 class VisionLanguageModel(DecoderModel):
-    """What transformers' loop asks of a language model that is shown images, answered by three graphs.
+    """Adapter of the three graphs of a vision-language model to transformers' generation loop.
 
     Attributes:
         graph: The graphs in their sessions.
         config: The model's config.
-        generation_config: What decides how it generates where a call says nothing.
+        generation_config: Default generation settings of a call.
     """
 
     graph: VisionLanguageDecoder
 
     @property
     def _extra_argument_names(self) -> tuple[str, ...]:
-        """What a call may be given beside tokens."""
+        """Names of the arguments that a call may pass besides tokens."""
         kinds = (TOKEN_TYPES,) if self.graph.takes_kinds else ()
         by_image = (KINDS_PARAMETER,) if self.graph.position_rows is not None else ()
         return (*(item.name for item in self.graph.embedder.image_inputs), PIXEL_MASK, *kinds, *by_image)
@@ -534,7 +533,7 @@ class VisionLanguageModel(DecoderModel):
         return ImagePositions(self.config, self.graph.position_rows or 1)
 
     def _prepare_position_ids_for_generation(self, inputs_tensor: torch.Tensor, model_kwargs: Mapping[str, Any]) -> Any:
-        # Called by transformers' loop: of a text alone, its own way; with pictures, that of the model.
+        # Called by transformers' loop: for text alone, the general positions; with images, those of the model.
         if self.graph.position_rows is None:
             loop: Any = super()  # declared for models of torch
             return loop._prepare_position_ids_for_generation(inputs_tensor, model_kwargs)
@@ -543,7 +542,7 @@ class VisionLanguageModel(DecoderModel):
     def _validate_model_kwargs(self, model_kwargs: dict[str, object]) -> None:
         # Called by transformers' loop, which knows the names in a signature only.
         names = {*self._extra_argument_names, "labels"}
-        model_kwargs.pop("labels", None)  # of processors for training as well; no forward is given them
+        model_kwargs.pop("labels", None)  # outputs of processors for training; no forward takes them
         others = {name: value for name, value in model_kwargs.items() if name not in names}
         loop: Any = super()  # declared for models of torch
         loop._validate_model_kwargs(others)
@@ -574,23 +573,23 @@ class VisionLanguageModel(DecoderModel):
         cache: GraphCache | None = None,
         **images: Any,
     ) -> CausalLMOutputWithPast:
-        """Answer tokens; see :meth:`DecoderModel.forward`.
+        """Compute the logits of tokens; see :meth:`DecoderModel.forward`.
 
         Args:
-            input_ids: Integers of shape [batch, sequence]; some of them may stand for images.
-            attention_mask: As there.
-            position_ids: As there; of a decoder that takes several of each token, rows of these. None: as the model
-                makes them of the text and its pictures.
-            past_key_values: As there.
-            use_cache: As there.
-            return_dict: As there.
-            cache: As there.
-            **images: What the graph that sees takes, such as ``pixel_values``; with a cache, of the images for which
-                these tokens hold places. Not read where they hold none. With them ``token_type_ids``, where the decoder
-                is told the kind of each token.
+            input_ids: Integers of shape [batch, sequence]; image placeholders are allowed.
+            attention_mask: See :meth:`DecoderModel.forward`.
+            position_ids: See :meth:`DecoderModel.forward`; rows of positions for a decoder with several per token.
+                None: computed as by the model from text and images.
+            past_key_values: See :meth:`DecoderModel.forward`.
+            use_cache: See :meth:`DecoderModel.forward`.
+            return_dict: See :meth:`DecoderModel.forward`.
+            cache: See :meth:`DecoderModel.forward`.
+            **images: Inputs of the vision encoder, such as ``pixel_values``; with a cache, of the images whose
+                placeholders are in these tokens. Ignored without placeholders. Also ``token_type_ids``, if the decoder
+                takes token types.
 
         Raises:
-            UsageError: an input is missing, unknown or of a shape the graphs do not take.
+            UsageError: an input is missing, unknown or of an unsupported shape.
             StageError: ONNX Runtime fails.
         """
         cache = _passed_cache(cache, past_key_values)
@@ -635,7 +634,7 @@ def _repeated(vectors: Any, counts: Sequence[int], times: int) -> Any:
 
 
 class ImagePositions:
-    """Makes the positions of tokens as the model of a config does."""
+    """Computes the positions of tokens with the model class of a config."""
 
     def __init__(self, config: Any, rows: int) -> None:
         """Build the model, without its weights.
@@ -653,17 +652,17 @@ class ImagePositions:
         self._rows = rows
 
     def of_prompt(self, tokens: torch.Tensor, passed: Mapping[str, Any]) -> torch.Tensor:
-        """Return the positions of tokens, and remember by how much later ones are ahead of their number.
+        """Return the positions of tokens, and store the offset of later positions from their index.
 
         Args:
-            tokens: Of shape [batch, sequence].
-            passed: What else ``generate()`` is given, such as the grids of pictures and the kinds of tokens.
+            tokens: Tokens of shape [batch, sequence].
+            passed: Further arguments of ``generate()``, such as image grids and token types.
 
         Returns:
             Integers of shape [rows, batch, sequence].
 
         Raises:
-            UsageError: there are grids of pictures, and nothing says which tokens stand for them.
+            UsageError: image grids are passed without the types of the tokens.
         """
         grids = [name for name in passed if name.endswith("grid_thw") and passed[name] is not None]
         if grids and passed.get(KINDS_PARAMETER) is None:
@@ -677,16 +676,16 @@ class ImagePositions:
 
 
 def generation_config_beside(folder: Path, config: PretrainedConfig, *, has_cache: bool) -> GenerationConfig:
-    """Return what the files in a folder say about generating.
+    """Read the generation settings from the files in a folder.
 
     Args:
-        folder: Where the files are.
-        config: The model's config, which says it where ``generation_config.json`` is missing.
-        has_cache: Whether the graph has a cache.
+        folder: The folder.
+        config: The model's config, used without a ``generation_config.json``.
+        has_cache: True if the graph has a cache.
 
     Raises:
         InputError: a file is damaged, or transformers refuses its values.
-        UsageError: a way to choose tokens is asked for that is not supported.
+        UsageError: an unsupported decoding strategy is requested.
     """
     path = folder / GENERATION_CONFIG_NAME
     passed = {key: value for key, value in read_generation_config(folder).items() if key not in SPEED_ONLY}
@@ -697,22 +696,22 @@ def generation_config_beside(folder: Path, config: PretrainedConfig, *, has_cach
 
 
 def generation_call(model: DecoderModel, **arguments: Any) -> Any:
-    """Return what ``generate()`` answers, with the tokenizer where a string ends the text.
+    """Call ``generate()``, with the tokenizer if a stop string is set.
 
     Raises:
         InputError: transformers refuses the settings beside the model, or the tokenizer cannot be read.
-        WinMLError: whatever a run of a graph raises.
+        WinMLError: a run of a graph fails.
     """
     folder = model.tokenizer_folder
     if "max_new_tokens" in arguments:
-        model.generation_config.max_length = None  # transformers warns where both are set
+        model.generation_config.max_length = None  # transformers warns if both are set
     ends_by_strings = (arguments.get("stop_strings") or model.generation_config.stop_strings) is not None
     if ends_by_strings:
         arguments["tokenizer"] = open_tokenizer(folder)
     try:
         with tokenizer_call(folder) if ends_by_strings else contextlib.nullcontext():
             return model.generate(**arguments)  # type: ignore[misc]  # declared for models of torch
-    except (ValueError, TypeError) as error:  # its words for settings that do not go together
+    except (ValueError, TypeError) as error:  # its message for incompatible settings
         if _comes_from_graph(error):
             raise
         raise InputError(
@@ -722,7 +721,7 @@ def generation_call(model: DecoderModel, **arguments: Any) -> Any:
 
 
 def _comes_from_graph(error: Exception) -> bool:
-    """Say whether an error was raised while a graph ran, or by code of ours: then no setting is wrong."""
+    """Return True if an error was raised while a graph ran, or by code of ours: then no setting is wrong."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     own = __name__.partition(".")[0]
     ours = [frame for frame in frames if str(frame.f_globals.get("__name__")).partition(".")[0] == own]
@@ -730,7 +729,7 @@ def _comes_from_graph(error: Exception) -> bool:
 
 
 def loop_arguments(settings: GenerationSettings) -> dict[str, Any]:
-    """Return what ``generate()`` is told of settings that a user can change."""
+    """Return the arguments of ``generate()`` for settings that a user can change."""
     others = settings.for_transformers or {}
     return {
         "max_new_tokens": settings.max_new_tokens,
@@ -745,17 +744,17 @@ def loop_arguments(settings: GenerationSettings) -> dict[str, Any]:
 def generated_by(
     model: Any, inputs: Mapping[str, torch.Tensor], passed: int, settings: GenerationSettings
 ) -> Iterator[GeneratedToken]:
-    """Yield the tokens that transformers' loop chooses; with beams, all of them at the end.
+    """Yield the tokens chosen by transformers' loop; with beams, all of them at the end.
 
     Args:
-        model: What the loop runs.
-        inputs: Of one row, by argument of ``generate()``.
-        passed: Tokens at the start of the answer that were not chosen; 0: a loop of the model type takes them off, and
-            gives all others at the end.
-        settings: How tokens are chosen, besides what the configs say.
+        model: The model that the loop runs.
+        inputs: Inputs of one row, by argument of ``generate()``.
+        passed: Number of prompt tokens at the start of the output; 0: a loop of the model type removes them, and
+            returns all tokens at the end.
+        settings: Generation settings, in addition to the configs.
 
     Raises:
-        WinMLError: whatever a run of a graph raises.
+        WinMLError: a run of a graph fails.
     """
     set_seed(settings.seed)
     streams = passed > 0 and settings.is_stepwise
@@ -789,19 +788,19 @@ class _Stream(BaseStreamer):
         self._is_prompt = True
 
     def put(self, value: Any) -> None:
-        """Take the prompt, then token after token."""
+        """Receive the prompt, then token after token."""
         if not self._is_prompt:
             self.entries.put(int(value))
         self._is_prompt = False
 
     def end(self) -> None:
-        """Do nothing: the end is told when ``generate`` returns."""
+        """Do nothing: the end is signalled when ``generate`` returns."""
 
     def tokens(self) -> Iterator[int]:
-        """Yield the tokens as they come.
+        """Yield the tokens as they are chosen.
 
         Raises:
-            BaseException: whatever the thread met.
+            BaseException: an error in the generating thread.
         """
         while (entry := self.entries.get()) is not None:
             if isinstance(entry, BaseException):

@@ -1,7 +1,7 @@
-"""Generates text with a built model, piece by piece.
+"""Text generation with a built model, piece by piece.
 
-Our own loop chooses the tokens as long as the files ask for nothing else; it needs no torch. Whatever only transformers
-knows, such as beams, is left to its loop.
+Our loop chooses the tokens unless the files request unsupported features; it needs no torch. Features that only
+transformers has, such as beams, use its loop.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from winml.modelkit.progress import count_progress
 
 @dataclass
 class _Progress:
-    """What was written so far."""
+    """Progress of a generated text."""
 
     most: int
     """Tokens that may be written."""
@@ -39,7 +39,7 @@ class _Progress:
     end: Literal["eos", "stop", "length"] = "length"
 
     def add(self, entry: GeneratedToken) -> int:
-        """Take note of a token and return it."""
+        """Record a token and return it."""
         self.tokens.append(entry.token)
         count_progress(len(self.tokens), self.most, f"token {len(self.tokens)} of at most {self.most}")
         self.seconds.append(entry.seconds)
@@ -48,7 +48,7 @@ class _Progress:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of the tokens after the first."""
+        """Rate of the tokens after the first."""
         return len(self.seconds[1:]) / sum(self.seconds[1:]) if sum(self.seconds[1:]) else None
 
 
@@ -61,19 +61,19 @@ def prepare_prompt(
     system: str | None = None,
     **requested: Any,
 ) -> PreparedPrompt:
-    """Encode a prompt, and settle how the answer is written; the model itself is not opened.
+    """Tokenize a prompt, and determine its generation settings; the model itself is not opened.
 
     Args:
-        files: The ONNX files by part; tokenizer and configs are beside them.
+        files: The ONNX files by part; tokenizer and configs are in the same folder.
         prompt: The text.
-        pictures: Paths of the images that it is about, for a model that takes some.
-        is_chat: Whether it is the message of a user, which the chat template of the model makes a prompt of.
-        system: What the chat template is given before it in the role ``system``.
+        pictures: Paths of the images of the prompt, for a vision-language model.
+        is_chat: True if the text is a user message for the chat template of the model.
+        system: Message in the role ``system`` before it, or None.
         **requested: See :meth:`~winml.modelkit.generate.generation.settings.GenerationSettings.updated`.
 
     Raises:
-        UsageError: the prompt is empty, there is no such picture or no chat template, or there are too few positions.
-        InputError: a picture does not open, there is no tokenizer or processor, or a file is damaged.
+        UsageError: the prompt is empty or exceeds the positions, or an image or the chat template does not exist.
+        InputError: an image cannot be opened, the tokenizer or processor is missing, or a file is damaged.
     """
     images: list[Any] = []
     if VISION in files:
@@ -107,14 +107,14 @@ def write_texts(
 
     Args:
         prompts: Prompts of one model, at least one.
-        provider: Where the model runs.
-        threads: Threads that share the work of one operator; None: the runtime's own choice.
+        provider: The execution provider.
+        threads: Number of threads per operator; None: the runtime's default.
         show: Called with each piece of the text as soon as it is generated.
-        adapter: File of the active adapter; None: the base model answers.
+        adapter: File of the active adapter; None: the base model runs.
 
     Raises:
         InputError: the model does not generate.
-        UsageError: it does not take as many tokens.
+        UsageError: the model does not take as many tokens.
         StageError: ONNX Runtime fails.
     """
     started = time.perf_counter()
@@ -131,8 +131,8 @@ def refuse_other_task(name: str, task: str | None) -> None:
     """Refuse a model of a task that generates no text.
 
     Args:
-        name: The model, as it is written on a command line.
-        task: Its task, as its file states it.
+        name: The model, as written on a command line.
+        task: Task stated in its file.
 
     Raises:
         UsageError: the task generates no text.

@@ -128,7 +128,7 @@ def check_library_files(folder: Path, *, error: type[InputError] = InputError) -
 
     Raises:
         InputError: a file is a link to another folder, a pipe, a device or a socket; or a config lists a file outside
-        of the folder for another version of transformers.
+            of the folder for another version of transformers.
     """
     if not folder.is_dir():
         return ()

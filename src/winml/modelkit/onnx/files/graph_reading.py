@@ -125,8 +125,7 @@ def load_by_reference(path: Path) -> ir.Model:
     Raises:
         ModelPathError: the file does not exist.
         InputError: the file is no ONNX model.
-        ValueError: the file is not an
-        ONNX graph.
+        ValueError: the file is not an ONNX graph.
     """
     model = _graph_beside(read_referring(path), path.parent)
     for graph in model.graphs():

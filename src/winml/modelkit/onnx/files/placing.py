@@ -118,9 +118,9 @@ def place_copy(original: Path, target: Path, *, share_data: bool = False, may_li
         original: The model; not changed.
         target: The copy; must not exist.
         share_data: Reference the source's data files in the target. Valid only for a target in the folder of the
-        source, and as long as the source exists.
-        may_link: Allow a hard link, through which a later write into either file changes both. Valid only
-            between files of one build folder.
+            source, and as long as the source exists.
+        may_link: Allow a hard link, through which a later write into either file changes both. Valid only between files
+            of one build folder.
 
     Returns:
         The new files, the model first.

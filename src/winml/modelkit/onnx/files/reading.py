@@ -319,7 +319,7 @@ def check_data_file(folder: Path, name: str, needed_bytes: int = 0) -> DataFile:
     Args:
         folder: The folder of the model file.
         name: File name as written in the model. A name that leads out of the folder is not looked up: it could be any
-        file of the machine.
+            file of the machine.
         needed_bytes: Smallest size of the file that holds all the data.
     """
     path = folder / name

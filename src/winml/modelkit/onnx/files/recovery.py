@@ -556,8 +556,7 @@ def temporary_folder(beside: Path | None = None) -> Iterator[Path]:
 
     Args:
         beside: A file to write; the folder is then hidden on the same file system, so that large files can be moved.
-        The
-            next command that writes there removes the remains of a kill. None: among the system's temporary files.
+            The next command that writes there removes the remains of a kill. None: among the system's temporary files.
 
     Raises:
         OSError: the folder cannot be created.

@@ -61,7 +61,7 @@ class ResumableResults:
 
         Args:
             parse: Returns the results of the whole record. Its ConfigError, ValueError, LookupError, TypeError or
-            AttributeError marks a damaged file.
+                AttributeError marks a damaged file.
         """
         try:
             record = read_json_file(self.path)
@@ -96,7 +96,7 @@ def locked_folder(folder: Path, lock_name: str, run: str) -> Iterator[None]:
     Args:
         folder: The folder.
         lock_name: Name of the file in it that is locked. The file stays: a lock on a removed file excludes no other
-        process.
+            process.
         run: Name of the run, for messages: ``tuning``.
 
     Raises:

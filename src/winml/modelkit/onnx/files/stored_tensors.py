@@ -142,10 +142,8 @@ class ReferringTensor(ir.LazyTensor, Generic[_SourceT]):
     """A tensor that reads its values from a source on demand, cast and with permuted axes.
 
     Args:
-        source: The values.
-        dtype: Element type of the tensor; None: the source's type.
-        permutation: Order of the source's axes in the tensor; None: unchanged.
-        name: Name in the graph.
+        source: The values. dtype: Element type of the tensor; None: the source's type. permutation: Order of the
+            source's axes in the tensor; None: unchanged. name: Name in the graph.
     """
 
     def __init__(

@@ -201,10 +201,10 @@ class DecoderGraph:
         Args:
             session: The graph.
             prompt: A graph of the same model with a cache of the same fixed length that reads several tokens per run;
-            None: ``session`` also reads prompts.
+                None: ``session`` also reads prompts.
             encoded: Inputs that are equal in every step: the encoder outputs.
             values: Inputs that share the last axis of the result of :meth:`token_values`; empty: a single input takes
-            it.
+                it.
 
         Raises:
             InputError: the graph does not map tokens to logits, or has an input of unknown meaning.

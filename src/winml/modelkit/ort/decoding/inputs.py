@@ -168,8 +168,7 @@ def decoder_feeds(
         inputs: The inputs of a decoder with a cache.
         run: Its length.
         requested: The user's sizes; sizes of tokens and cache come from the run.
-        batch_size: Requested number of rows,
-        or None.
+        batch_size: Requested number of rows, or None.
         seed: Seed of the values.
 
     Raises:
@@ -238,7 +237,7 @@ def next_feeds(
         output: Its outputs; including scores.
         states: Input → output with its next value.
         shapes: Input → sizes as the model states them. Inputs with the token axis get one entry for the new token;
-        other inputs, such as the mask of an encoder, stay.
+            other inputs, such as the mask of an encoder, stay.
     """
     token = output[SCORES][:, -1].argmax(-1)[:, None]
     tokens_axis = shapes[TOKEN_IDS][1]

@@ -409,8 +409,7 @@ class VisionLanguageDecoder(DecoderGraph):
             cache: Holds the image features.
 
         Raises:
-            UsageError: the numbers of placeholders and image embeddings
-            differ.
+            UsageError: the numbers of placeholders and image embeddings differ.
         """
         vectors = self.embedder.embed(tokens, {} if cache is None else cache.encoded)
         return np.concatenate([vectors[output] for output in self._vectors], axis=-1)
