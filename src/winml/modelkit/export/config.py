@@ -97,19 +97,21 @@ where it can trace the model; dynamo exports most of the others (docs/decisions/
 EXPORTER_WORDS: Mapping[ExporterName, str] = {"torchscript": "TorchScript", "dynamo": "dynamo"}
 
 SECOND_TRY_S = 120.0
-"""Time limit of the second choice. Chosen: ten times what a text encoder of 12 layers takes; with dynamic sizes
-that a forward divides it can take hours."""
+"""Time limit of the second choice. Chosen: ten times the time for a text encoder of 12 layers; with dynamic sizes that
+a
+forward divides, the export can take hours.
+"""
 
 
 @dataclass(frozen=True)
 class ExporterUse:
-    """Which exporter is used, and why."""
+    """The exporter in use, and the reason for it."""
 
     name: ExporterName
     reason: str = ""
-    """In a few words; empty where it is the default."""
+    """Reason in a few words; ``""`` for the default exporter."""
     time_limit_s: float | None = None
-    """Longest time it may take; None: unlimited."""
+    """Maximum time; None: unlimited."""
 
 
 def first_choice(config: WinMLExportConfig) -> ExporterUse:

@@ -227,7 +227,7 @@ class ExportResult:
     def as_record(self) -> dict[str, object]:
         """Return a JSON-ready summary: sizes in bytes, times in milliseconds.
 
-        What belongs to a graph stands at the top for one part, and in ``parts`` for several.
+        The fields of a graph are at the top level for one part, and in ``parts`` for several.
         """
         record = {
             "files": [file.as_record() for file in self.files],

@@ -1,4 +1,4 @@
-"""What was exported: for people, and the ``<stem>_htp_metadata.json`` sidecar for programs."""
+"""Documents of an export for people; the ``<stem>_htp_metadata.json`` sidecar is for programs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _dimension_words(dimension: DynamicDimension, checked: Sequence[int]) -> str
 
 
 _MOST_SINGLE = 2
-"""Tensors of a cache that are still named one by one."""
+"""Maximum number of cache tensors that are named one by one."""
 
 
 def input_words(inputs: Sequence[InputTensorSpec]) -> str:
@@ -39,7 +39,7 @@ def input_words(inputs: Sequence[InputTensorSpec]) -> str:
 
 
 def output_words(outputs: Sequence[OutputTensorSpec], description: PartDescription | None) -> str:
-    """Return the outputs of a graph; what its description says that it feeds to itself is the cache."""
+    """List the outputs of a graph; outputs that the part feeds to itself are summarized as the cache."""
     own_feeds = [feed for feed in description.feeds if feed.part == description.name] if description else []
     return _words(outputs, {feed.output for feed in own_feeds})
 
@@ -56,11 +56,11 @@ def _words(specs: Sequence[InputTensorSpec] | Sequence[OutputTensorSpec], togeth
 
 
 def export_document(result: ExportResult, limits: TreeLimits | None = None) -> doc.Document:
-    """Describe what was exported: the model, its inputs and outputs, coverage, verification and files, part by part.
+    """Describe an export: the model, its inputs and outputs, coverage, verification and files, part by part.
 
     Args:
         result: The export.
-        limits: How much of the module tree of each part is shown; None shows none.
+        limits: Limits of the displayed module tree of each part; None: no tree.
     """
     fields = list(_model_fields(result, result.parts[0]))
     trees: list[doc.Block] = []

@@ -51,7 +51,7 @@ class ValueLoops(ABC):
         """Return the number of elements at a position, at least 1."""
 
     def after_failure(self) -> None:  # noqa: B027  # nothing is left behind where it is not overridden
-        """Remove what a failed trace leaves behind."""
+        """Remove the remains of a failed trace."""
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -1,1 +1,1 @@
-"""Calls of a built model."""
+"""How is a built model called?"""

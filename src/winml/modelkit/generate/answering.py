@@ -358,7 +358,7 @@ class TaskRunner:
             return Answer("text", (AnswerEntry(text=self._tokenizer.decode(tokens, skip_special_tokens=True)),))
 
     def _fit_images(self, image: Any) -> Any:
-        """Return the image processor, which resizes to what a graph of fixed sizes takes."""
+        """Return the image processor, set to resize to the size of a graph of fixed sizes."""
         processor, item = self._image_processor, self._graph_inputs.get("pixel_values")
         if item is None or not all(isinstance(size, int) for size in item.shape[-2:]):
             return processor

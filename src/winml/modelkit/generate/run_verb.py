@@ -545,7 +545,7 @@ def _compared(
     request: RunRequest,
     model: Any,
 ) -> InferenceResult:
-    """Return a result with what PyTorch answers in each call."""
+    """Add PyTorch's results of each call to a result."""
     from winml.modelkit.generate.answering import compared_answers, tensor_answer
     from winml.modelkit.models.model import load_model
 

@@ -1,4 +1,4 @@
-"""Describes what a model takes and what it answered, and how a text was generated."""
+"""Documents of a model's inputs, its results, and generated texts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from winml.modelkit.report import document as doc
 from winml.modelkit.words import shape_words, size_words
 
 _DISPLAYED_CHARACTERS = 40
-"""Of a text beside its result. Chosen: the result fits on the same line."""
+"""Maximum characters of a text beside its result. Chosen: the result fits on the same line."""
 
 
 def inference_document(result: InferenceResult) -> doc.Document:
-    """Describe the answer as people read it, and how it compares with PyTorch."""
+    """Describe a result for people, and its comparison with PyTorch."""
     return doc.Document([_answer(result)], doc.Fields(list(_summary(result))), title="Answer")
 
 
@@ -113,7 +113,7 @@ def _summary(result: InferenceResult) -> Iterator[doc.Field]:
 
 
 def schema_document(schema: RunSchema) -> doc.Document:
-    """Describe what a model takes: inputs of its task, tensors of its graph, and a command that runs it."""
+    """Describe the inputs of a model: inputs of its task, tensors of its graph, and a command that runs it."""
     blocks: list[doc.Block] = [doc.Fields([("task", schema.task or "not stated")])]
     if schema.inputs:
         columns = doc.columns("input", "kind", "option", "meaning")
@@ -157,11 +157,11 @@ _ENDS = {
 
 
 def generated_lines(result: GeneratedText, number: int | None = None) -> Iterator[str]:
-    """Yield a line for times and memory, one for each note, and what PyTorch wrote.
+    """Yield a line for times and memory, a line per note, and the text of PyTorch.
 
     Args:
         result: The text.
-        number: Of the prompt, where there are several of one model.
+        number: Number of the prompt, if there are several.
     """
     rate = result.tokens_per_second
     count = len(result.prompt_tokens)

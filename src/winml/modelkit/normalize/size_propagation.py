@@ -272,7 +272,7 @@ def _own_name(value: ir.Value, axis: int) -> str:
 
 
 def _learn(known: KnownSizes, node: ir.Node) -> None:
-    """Learn shapes and contents of what a node makes."""
+    """Record shapes and contents of the outputs of a node."""
     for value in node.outputs:
         _take_stated(known, value)
     if node.domain or not node.outputs:

@@ -323,7 +323,7 @@ class _Simplification:
         return value if content is None else (value.dtype, self.known.find_shape(value), content)
 
     def has_shape_of(self, value: ir.Value, node: ir.Node) -> bool:
-        """Return True if a value has the shape of what a node makes."""
+        """Return True if a value has the shape of a node's output."""
         return self.known.shape(value) == self.known.shape(node.outputs[0])
 
     def pass_on(self, node: ir.Node, value: ir.Value) -> bool:

@@ -51,7 +51,7 @@ def context_nodes(model: ir.Model) -> list[ir.Node]:
 
 
 def context_file_attributes(model: onnx.ModelProto) -> Iterator[onnx.AttributeProto]:
-    """Yield the attributes of nodes that name a file of what was compiled."""
+    """Yield the attributes of nodes that name a file of compiled content."""
     for node in proto_nodes(model):
         if is_context(node):
             attributes = {attribute.name: attribute for attribute in node.attribute}

@@ -436,7 +436,7 @@ def _reads(node: ir.Node) -> list[ir.Value]:
 
 
 def _scope(path: str, names: Iterable[str]) -> str:
-    """Return the name of a call: what the names of a module's nodes begin with, such as ``/encoder/layer.0``."""
+    """Return the name of a call: the common prefix of a module's node names, such as ``/encoder/layer.0``."""
     for name in names:
         head = name[: len(path) + 1]
         if head.replace("/", ".") == f".{path}" and name[len(head) :].startswith(function_inlining.SCOPE_START):

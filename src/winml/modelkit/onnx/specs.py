@@ -410,12 +410,12 @@ DynamicAxes = Annotated[
 
 @dataclass(frozen=True)
 class OutputAxis:
-    """An axis of an output that is to be open under a name; open axes of the inputs decide whether it can be."""
+    """A requested dynamic axis of an output; it is dynamic only if it depends on dynamic axes of the inputs."""
 
     output: str
     axis: int
     name: str
-    """``UNNAMED``: whatever follows from the inputs."""
+    """Name of the axis; ``UNNAMED``: named after the inputs."""
     requested_by: str
     """The option, for messages."""
 

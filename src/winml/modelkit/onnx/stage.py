@@ -30,7 +30,7 @@ _NEW = object()
 
 @dataclass(frozen=True)
 class StageResult:
-    """The result of a stage, whatever the stage is."""
+    """The result of any stage."""
 
     model: ir.Model
     changed: bool

@@ -1,4 +1,4 @@
-"""Optimization of a graph without changing its outputs.
+"""What makes a graph faster without changing its outputs?
 
 Takes a graph and frozen options, returns a graph. Depends on neither files nor the tool that made the graph.
 """

@@ -269,7 +269,7 @@ RESERVED = frozenset(
         "spelled", "uses_contrib", "ways_out", "with_decoder_fusions", "with_token_windows",
     }
 )  # fmt: skip
-"""Names of options that are no capabilities, and of what else ``OptimizeOptions`` has."""
+"""Reserved names: options that are no capabilities, and other attributes of ``OptimizeOptions``."""
 
 
 def _problem_of(name: str, capability: Capability) -> str:

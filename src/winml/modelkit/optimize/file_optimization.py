@@ -196,7 +196,7 @@ class SingleOptimization(_Optimization):
 
     @property
     def request_words(self) -> str:
-        """The level, the opset and what is on."""
+        """The level, the opset and the enabled capabilities."""
         if not self.is_requested:
             return "nothing requested"
         opset = () if self.options.opset is None else (f"opset {self.options.opset}",)

@@ -1,4 +1,4 @@
-"""Describes what optimizing a file did, or would do."""
+"""Documents of an optimization and of its check."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from winml.modelkit.transform.table import written_fields
 from winml.modelkit.words import count_noun, size_words
 
 _DISPLAYED_CHECKED = 3
-"""Modules of a capability unless all are asked for. Chosen: they fit on a line."""
+"""Maximum number of modules per capability without ``--verbose``. Chosen: they fit on a line."""
 DISPLAYED_MODULES = 12
-"""Rows of the module table unless all are asked for. Chosen: the whole summary fits on a screen."""
+"""Maximum number of rows of the module table without ``--verbose``. Chosen: the whole summary fits on a screen."""
 
 
 def optimization_check_document(check: OptimizationCheck) -> doc.Document:
-    """Describe what optimizing would do, and what a dynamic size keeps it from."""
+    """Describe the effect of an optimization, and the fusions prevented by dynamic sizes."""
     busy = [bool(entry.count or entry.removed or entry.blocked) for entry in check.capabilities]
     idle = f"{busy.count(False)} capabilities would do nothing"
     fields: list[doc.Field] = [
@@ -103,12 +103,10 @@ def optimization_document(result: OptimizedFile) -> doc.Document:
 
 
 def capabilities_document(capabilities: Sequence[Mapping[str, Any]]) -> doc.Document:
-    """List what optimizing can do.
-
-    Args:
-        capabilities: Those of the JSON of ``winml optimize --list``.
+    """List the capabilities of the optimizer. Args: capabilities: Capabilities in the JSON of ``winml optimize
+    --list``.
     """
-    # At the level none nothing is on that is not enabled by name.
+    # At the level ``none``, only capabilities enabled by name are on.
     levels = [level for level in capabilities[0]["defaults"] if level != "none"]
     return doc.Document(
         [

@@ -23,9 +23,9 @@ IMAGE_EDGE = 224
 IMAGE_CHANNELS = 3
 """Red, green and blue."""
 PATCH_EDGE = 16
-"""Pixels per edge of a patch: that of the first vision transformers."""
+"""Pixels per edge of a patch, as in the first vision transformers."""
 VIDEO_FRAMES = 16
-"""Frames of a video: what most video models were trained on."""
+"""Frames of a video: the training length of most video models."""
 SAMPLING_RATE_HZ = 16_000
 """Sampling rate of nearly all speech models; the default length of raw audio is one second."""
 AUDIO_FRAMES = 256

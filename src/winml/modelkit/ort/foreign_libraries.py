@@ -50,7 +50,7 @@ def _refuse_kernel(kernel_name: str, *_arguments: object, **_keywords: object) -
 def quiet_libraries() -> Iterator[None]:
     """Keep transformers and huggingface_hub from writing to stderr.
 
-    Threads share the change: the last to leave puts back what the first found.
+    Threads share the change: the last to leave restores the original settings.
     """
     from huggingface_hub.utils import logging as hub_messages
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars

@@ -229,7 +229,7 @@ _NODE_NAMED = re.compile(r"\.?\w+ node `[^`]*` will not be assigned to .*$")
 _ASSIGNMENT_SECONDS = 1800
 """Chosen: half an hour to compile a graph."""
 _COMPILATION_SECONDS = 86_400
-"""Chosen: a day; who waits for a file can end the command."""
+"""Chosen: a day; a waiting user can end the command."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Tags: identification of modules and of the nodes that belong to them.
+"""How is a module identified, and which nodes belong to it?
 
 Tags as text (``address``), module calls of a forward pass (``torch_modules``), the module tree built from those calls
 (``tree``), tags on nodes and the share of tagged nodes (``tagging``), selectors (``selector``), and transfer of tags

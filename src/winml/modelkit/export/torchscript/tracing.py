@@ -292,7 +292,7 @@ def _as_number(value: object) -> Any:
 
 _MODULE = "transformers.masking_utils"
 _MAPPED, _INDEXING = "_vmap_expansion_sdpa", "TransformGetItemToIndex"
-"""Not public: what maps conditions over tokens, and how their tensors are indexed meanwhile."""
+"""Private in transformers: the function that maps conditions over tokens, and the class for indexing inside it."""
 
 
 def masks_without_vmap() -> AbstractContextManager[None]:

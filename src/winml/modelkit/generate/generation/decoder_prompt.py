@@ -192,7 +192,7 @@ def _token_of(name: object, known: Mapping[str, int], key: str, folder: Path) ->
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    """Return ``config.json``, in which older checkpoints keep what ``generation_config.json`` holds now."""
+    """Read ``config.json``, which holds the keys of ``generation_config.json`` in older checkpoints."""
     path = folder / CHECKPOINT_CONFIG_NAME
     record = without_none(**read_record(folder, CHECKPOINT_CONFIG_NAME))
     check_kinds({key: record[key] for key in record.keys() & _OF_CONFIG}, path)

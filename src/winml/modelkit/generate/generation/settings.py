@@ -33,7 +33,7 @@ UNSUPPORTED: Final[Mapping[str, Any]] = {
 transformers in version 5 for repositories of code on the Hub."""
 
 _LARGEST_INT = 2**63 - 1
-"""Specified: what an int64 tensor holds."""
+"""Specified: maximum of an int64 tensor."""
 _Token = Annotated[int, pydantic.Field(ge=-_LARGEST_INT - 1, le=_LARGEST_INT)]
 _Count = Annotated[int, pydantic.Field(ge=0, le=_LARGEST_INT)]
 _Positive = Annotated[int, pydantic.Field(ge=1, le=_LARGEST_INT)]

@@ -181,11 +181,11 @@ class _TokenizerOfTransformers:
 _TEMPLATE_NAME = "chat_template.jinja"
 """Specified: transformers' file of a chat template; formerly a key of the tokenizer's config."""
 _LIMIT_SECONDS: Final = 5.0
-"""Chosen: a thousand times what templates of chat models take (measured: 1 to 5 ms)."""
+"""Chosen: a thousand times the rendering time of chat models' templates (measured: 1 to 5 ms)."""
 _LIMIT_BYTES: Final = 1_000_000_000
-"""Chosen: more than ten times what rendering takes (measured: 60 MB, libraries included)."""
+"""Chosen: more than ten times the memory for rendering (measured: 60 MB, including libraries)."""
 RENDERING = "winml.modelkit.generate.generation.template_rendering"
-"""The module that renders."""
+"""The module that renders templates."""
 
 
 def chat_prompt(folder: Path, message: str, system: str | None = None) -> str:

@@ -203,7 +203,7 @@ class StoredTensor(ReferringTensor[StoredValues]):
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """A key that is equal for two tensors with the same bytes, whatever their names."""
+        """A key that is equal for two tensors with the same bytes, regardless of their names."""
         return (self.source, self.dtype, self.permutation)
 
     def _source_values(self) -> Array:

@@ -21,7 +21,7 @@ from winml.modelkit.optimize.decoders.probing import Probe, probe_between
 from winml.modelkit.optimize.graph_matching import NodeBuilder, tag_like
 
 _HIDDEN = -1e4
-"""Chosen: what is added to a score that does not count is below, in every dtype."""
+"""Chosen: a mask value of a hidden token is below this, in every dtype."""
 _LOWEST = float(np.finfo(np.float16).min)
 """Chosen: gives probability zero beside any score, and is representable in every float type."""
 _SIZES = ((2, 5, 7), (1, 1, 9), (2, 4, 0), (3, 1, 4))

@@ -279,7 +279,7 @@ class DecoderGraph:
 
         Args:
             rows: Size of the batch.
-            encoded: What an encoder answered, by name of the graph input.
+            encoded: Encoder outputs by name of the graph input.
         """
         batch = self._by_name[self.fed_input].shape[0]
         states = (self._by_name[name] for name in self.states)

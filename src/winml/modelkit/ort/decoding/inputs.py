@@ -71,7 +71,7 @@ class DecoderRun:
 
 @dataclass(frozen=True)
 class _Axes:
-    """Names of what a decoder leaves open, in the file."""
+    """Names of a decoder's dynamic axes in the file."""
 
     tokens: str
     past: tuple[str, ...]

@@ -177,7 +177,7 @@ class Encoder:
 
 
 class EncoderDecoder(DecoderGraph):
-    """A decoder that reads what an encoder returns.
+    """A decoder that reads the outputs of an encoder.
 
     Attributes:
         encoder: The graph of the encoder.
