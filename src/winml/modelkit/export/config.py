@@ -1,6 +1,6 @@
-"""The options of the export stage.
+"""Options of the export stage.
 
-A frozen record that validates itself; read from ``--export-config`` JSON, from command options, or given in Python.
+A frozen record that validates itself; read from ``--export-config`` JSON, from command options, or passed in Python.
 Imports no torch.
 """
 
@@ -81,7 +81,7 @@ def configured_request(request: ModelRequest, config: WinMLExportConfig, origin:
     """Return a request with the inputs and the dynamic dimensions of an export config.
 
     Args:
-        request: The model; inputs and names of axes that it states itself stay.
+        request: The model; its own inputs and axis names take precedence.
         config: Options of the export.
         origin: Place of a key of the config, for messages, with ``{}`` for the key.
     """
@@ -92,8 +92,9 @@ def configured_request(request: ModelRequest, config: WinMLExportConfig, origin:
 
 
 EXPORTER_ORDER: tuple[ExporterName, ExporterName] = ("torchscript", "dynamo")
-"""Chosen: the exporter that ``auto`` tries first, and the one that it tries if the first fails. TorchScript is faster
-where it can trace the model; dynamo exports most of the others (docs/decisions/0003-torchscript-first.md)."""
+"""Chosen: the first exporter of ``auto``, and the exporter tried if the first fails. TorchScript is faster if it can
+trace the model; dynamo exports most other models (docs/decisions/0003-torchscript-first.md).
+"""
 EXPORTER_WORDS: Mapping[ExporterName, str] = {"torchscript": "TorchScript", "dynamo": "dynamo"}
 
 SECOND_TRY_S = 120.0

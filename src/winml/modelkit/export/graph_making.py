@@ -207,8 +207,9 @@ def _both_failed(first: ExportError, second: ExportError) -> ExportError:
 
 
 _LATER_CALLS = 8
-"""Chosen: calls after which a counter of calls has shown; only a forward that changes something in each is called so
-often."""
+"""Chosen: number of calls after which a call counter is detected; only a forward that changes state in each call is
+called so often.
+"""
 _DISPLAYED_CHANGES = 4
 _ABSENT = object()
 
@@ -255,7 +256,7 @@ class ExportRun:
     target: ExportTarget
     loaded: LoadedModel
     files: OutputFiles
-    """Everything that is written; put in place with the last part."""
+    """All written files; committed with the last part."""
     all_parts: CallTrace | None = None
     """Module calls of all parts; None for a single part."""
     handover: GraphHandover | None = None
@@ -397,7 +398,7 @@ def make_tagged_graph(
             everything = build_tree(run.all_parts or trace, run.config.torch_module)
             chosen_modules(everything, run.target.functions)
         draw = _with_output_names(draw, prepared.forward, run.config)
-        # What is compared by decibels stays near the traced sizes.
+        # Comparisons in decibels stay near the traced sizes.
         parameters = _parameter_count(prepared) if run.handover is None and run.config.verify else None
 
         run_at = partial(_draw_of_sizes, run, prepared)
@@ -740,7 +741,7 @@ def _plain_graph(model: ir.Model, config: WinMLExportConfig, used: ExporterUse) 
     requested_opset = config.opset_for(used.name)
     if model.opset_imports[""] <= requested_opset:
         return normalized.model, normalized.notes
-    # Only now: what older opsets take as a number, a graph fresh from the exporter computes.
+    # Only now: numbers that older opsets hold as attributes are computed in a graph fresh from the exporter.
     lowered, note = lower_opset(normalized.model, requested_opset)
     renormalized = normalize(lowered, options)
     return renormalized.model, (*renormalized.notes, *((note,) if note else ()))

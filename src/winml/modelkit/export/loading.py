@@ -120,7 +120,7 @@ def _load_weights(
 
 
 def _stored_entries(model: nn.Module) -> dict[str, ir.TensorProtocol]:
-    """Return every entry of the state dict; those that share their values share their tensor."""
+    """Return every entry of the state dict; entries that share values share their tensor."""
     tensors: dict[int, ir.TensorProtocol] = {}
     stored = {}
     for name, value in model.state_dict(keep_vars=True).items():
@@ -243,7 +243,7 @@ def _load(
     is_handed_over = is_handed_over or resolved.coded is not None
     are_read = config.verify and not is_handed_over
     are_large = weight_bytes > (LARGE_WEIGHTS_BYTES if are_read else _LARGE_UNREAD_BYTES)
-    # Codes of few bits are carried over by reference, whatever their size.
+    # Low-bit codes are transferred by reference, regardless of their size.
     if use.name == "torchscript" and not are_large and resolved.coded is None:
         return load_resolved(resolved, request), use
     # A graph that is handed over is compared without them.

@@ -449,7 +449,7 @@ def _samples(run: ExportRun, part: ModelPart) -> tuple[Sequence[Arrays], Quality
     folder = None if run.handover is None else run.handover.processors
     if folder is None:
         return None
-    # What makes samples is for checkpoints with a processor alone.
+    # Samples can only be made for checkpoints with a processor.
     from winml.modelkit.compare.quality_samples import default_samples
     from winml.modelkit.ort.opened_model import RunOptions
     from winml.modelkit.samples.generated_samples import has_processors, made_values

@@ -69,7 +69,7 @@ class ValueLoops(ABC):
 
     @contextmanager
     def in_trace(self) -> Iterator[None]:
-        """Trace a round for every place inside the block; patches torch."""
+        """Trace an iteration for every position inside the block; patches torch."""
         self.begin()
         with ExitStack() as stack:
             for owner, name, patch in (

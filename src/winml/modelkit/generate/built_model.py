@@ -59,7 +59,7 @@ _PER_TOKEN_RANKS = {
 
 
 _TOKEN_COPIES = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
-"""Operators that hand tokens on as they are."""
+"""Operators that pass tokens on unchanged."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class WinMLModel:
         if len(tensors) > len(names):
             raise UsageError(f"got {len(tensors)} inputs, but the model takes {len(names)}: {', '.join(names)}")
         values = {**dict(zip(names, tensors, strict=False)), **named}
-        # What the model's own forward takes and the graph does not use changes no answer.
+        # Inputs of the model's own forward that the graph does not use do not affect the outputs.
         unused = [name for name in values if name not in names and name in self._forward_parameters]
         # A mask that hides no pixel, as pipelines pass for one image, does not affect the outputs either.
         if "pixel_mask" in values and "pixel_mask" not in names and bool(as_array(values["pixel_mask"]).all()):

@@ -41,7 +41,7 @@ def convert_opset(model: ir.Model, target: int) -> tuple[ir.Model, tuple[str, ..
 
 
 def _convert_in_place(model: ir.Model, target: int) -> str:
-    """Convert in place as far as possible; return the last failure, for the case that the opset was not reached."""
+    """Convert in place as far as possible; return the last failure, in case the opset was not reached."""
     # Imported on demand: most graphs retain their opset, and the import takes a third of a second.
     from onnxscript import version_converter
 

@@ -229,7 +229,7 @@ class UniqueNodeNamesPass(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rename nodes without a unique name; the first of several equal names is kept."""
+        """Rename nodes without a unique name; the first of several equal names is unchanged."""
         nodes = list(all_nodes(model))
         fresh = FreshNames((node.name for node in nodes), first_number=1)
         assigned_names: set[str] = set()
@@ -324,7 +324,7 @@ class InferredShapesPass(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Infer shapes; an error of onnx is raised as it is."""
+        """Infer shapes; an error of onnx is raised unchanged."""
         # Not strict: one operator without an inference function would stop the inference of all others.
         infer = partial(onnx.shape_inference.infer_shapes, check_type=False, strict_mode=False, data_prop=True)
         for node in all_nodes(model):

@@ -91,7 +91,7 @@ def _run_until_settled(model: ir.Model, passes: Sequence[DeclaredPass]) -> tuple
     """Run the passes until no pass changes the model; return True if any did, and True if the last round did not."""
     changed = False
     for _ in range(MAX_ROUNDS):
-        # Shapes learned at the end of a round let more be folded in the next.
+        # Shapes learned at the end of a round allow further folding in the next round.
         if not run_passes(model, passes, NormalizeError):
             return changed, True
         changed = True
@@ -107,7 +107,7 @@ def _ordered_passes(options: NormalizeOptions) -> tuple[DeclaredPass, ...]:
     # It turns nodes into identities, which are removed before patterns are matched.
     simplification = (DeclaredPass(SizeSimplificationPass(), "keeps"), DeclaredPass(IdentityRemovalPass(), "keeps"))
     return (
-        # First: what follows finds values again by name.
+        # First: later passes identify values by name.
         DeclaredPass(ValueNamesPass(), "keeps"),
         # Before folding, which computes casts of constants.
         DeclaredPass(BFloat16WideningPass(), "creates"),
@@ -259,7 +259,7 @@ def _write_in_opset(model: ir.Model) -> None:
                 node.attributes["value"] = ir.AttrTensor("value", tensor)
         if (name := _CONSTANT_ATTRIBUTES.get(node.op_type)) is None:
             continue
-        # The parts are equal, which is what a Split without sizes makes.
+        # The parts are equal, as made by a Split without sizes.
         node.attributes.pop("num_outputs", None)
         second = node.inputs[1] if len(node.inputs) > 1 else None
         constant = None if second is None else ir.convenience.get_const_tensor(second)

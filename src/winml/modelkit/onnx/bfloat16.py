@@ -1,6 +1,6 @@
-"""Rewrites a graph that computes in bfloat16 to compute in float32, with the same weights.
+"""Conversion of a graph that computes in bfloat16 to float32, with the same weights.
 
-ONNX Runtime's CPU provider has few bfloat16 kernels, so such a file cannot be run there as it is.
+ONNX Runtime's CPU provider has few bfloat16 kernels, so such a file cannot be run there unchanged.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class TextTokens(Record):
     """Start and end tokens of a text, if the files next to a model do not state them."""
 
     first: int
-    """The token that is given to the first run."""
+    """The token fed to the first run."""
     ends: tuple[int, ...] = ()
     """Tokens that end a text."""
 

@@ -49,7 +49,7 @@ class CodedParts:
     """The codes of a weight in memory; rows are output channels."""
 
     codes: Array
-    """uint8, rows × bytes of a row. Codes of less than eight bits stand from the lowest bits of a byte on."""
+    """uint8, rows × bytes per row. Codes of less than eight bits are packed from the lowest bits of a byte on."""
     scales: Array
     """float32, rows × blocks of a row."""
     zero_points: Array | None = None
@@ -87,7 +87,7 @@ class CodedWeight:
 
     @property
     def dtype(self) -> ir.DataType:
-        """Type of the numbers that the codes stand for."""
+        """Type of the dequantized values."""
         return ir.DataType.FLOAT
 
     @property
@@ -124,7 +124,7 @@ class CodedWeight:
         return self.rows * math.ceil(self.depth * self.bits / 8)
 
     def dequantized(self) -> Array:
-        """Return the numbers that the codes stand for, float32."""
+        """Return the dequantized values, float32."""
         parts = self.read()
         values: Array = np.empty((self.rows, self.depth), np.float32)
         for start in range(0, self.rows, step := max(1, _PIECE_ELEMENTS // max(1, self.depth))):

@@ -67,7 +67,7 @@ class Weight(Record):
     weight, and more than the stored values if values are packed.
     """
     kind: str = field(default="", metadata=entry(skip=True))
-    """Type of a parameter in a quantized weight; of others empty."""
+    """Type of a parameter in a quantized weight; ``""`` for other weights."""
 
     @property
     def has_parameters(self) -> bool:
@@ -113,7 +113,7 @@ class Contents:
 
 
 def read_contents(model: onnx.ModelProto) -> Contents:
-    """Collect the nodes and weights of a model, those of subgraphs and functions included."""
+    """Collect the nodes and weights of a model, including subgraphs and functions."""
     contents = Contents()
     _add_graph(contents, model.graph, {}, "graph")
     for function in model.functions:

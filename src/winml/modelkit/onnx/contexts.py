@@ -22,14 +22,14 @@ from winml.modelkit.words import printable
 
 
 def proto_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Yield every node of a model, those of subgraphs and functions included."""
+    """Yield every node of a model, including subgraphs and functions."""
     yield from _nested_nodes(model.graph.node)
     for function in model.functions:
         yield from _nested_nodes(function.node)
 
 
 def _nested_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield nodes and those of their subgraphs."""
+    """Yield nodes and the nodes of their subgraphs."""
     for node in nodes:
         yield node
         for graph in subgraphs(node):

@@ -51,7 +51,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """A part of a graph and its boundary; values and nodes are those of the whole graph."""
+    """A part of a graph and its boundary; values and nodes belong to the whole graph."""
 
     nodes: tuple[ir.Node, ...]
     """All nodes computed in the part, in graph order: its own nodes, nodes drawn in, and constants."""

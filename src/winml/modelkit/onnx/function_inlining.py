@@ -231,7 +231,7 @@ def _value_names(values: Iterable[ir.Value | None]) -> list[str]:
 
 
 def _checked_changes(changes: object, walked: Sequence[ir.Node]) -> dict[ir.Node, Mapping[str, Any]]:
-    """Return the recorded change of each node; a ValueError says that the record is damaged."""
+    """Return the recorded change of each node; raise a ValueError for a damaged record."""
     checked: dict[ir.Node, Mapping[str, Any]] = {}
     for index, change in changes.items() if isinstance(changes, dict) else [("", changes)]:
         if not (index.isascii() and index.isdecimal() and int(index) < len(walked) and isinstance(change, dict)):

@@ -96,11 +96,11 @@ class _BranchAdder:
         self._graph, self._fresh = graph, FreshNames.of_graph(graph)
         self._nodes: dict[str, list[ir.Node]] = defaultdict(list)
         for node in graph:
-            # Named by the export: the name holds every module, tags only those that are no layers of torch.nn.
+            # Named by the export: the name contains every module, tags only modules that are no layers of torch.nn.
             self._nodes[scope_path(name_scope(node.name or "", node.op_type))].append(node)
 
     def reserve(self, names: Iterable[str]) -> None:
-        """Keep names for inputs: a merged adapter of the same module takes others."""
+        """Reserve names for inputs: a merged adapter of the same module takes other names."""
         for name in names:
             self._fresh.take(name)
 
@@ -173,7 +173,7 @@ class _BranchAdder:
 
 
 def _is_constant(value: ir.Value | None) -> bool:
-    """Return True if a value is a weight, as it is or transposed."""
+    """Return True if a value is a weight or a transposed weight."""
     maker = value.producer() if value is not None else None
     if maker is not None and maker.op_type == "Transpose":
         value = maker.inputs[0]

@@ -27,8 +27,10 @@ class Cost(Record):
 
     nodes: int = 0
     parameters: int = 0
-    """Elements of the initializers, shapes and indices included, and of constants that are weights; of quantized
-    weights those of the floating-point model, so that scales count 0."""
+    """Elements of the initializers, including shapes and indices, and of constant weights; for quantized weights,
+    elements of
+    the floating-point model, so that scales count 0.
+    """
     size_bytes: int = 0
     macs: int | None = 0
     """Multiply-accumulate operations of one run; None if the operations of any node are unknown."""

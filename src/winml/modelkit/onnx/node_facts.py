@@ -44,7 +44,7 @@ class NodeFacts:
 
 @dataclass(frozen=True)
 class GraphFacts:
-    """The nodes of a graph, without those that hold constants."""
+    """The nodes of a graph, without constants."""
 
     nodes: tuple[NodeFacts, ...]
     open_places: Mapping[str, Sequence[str]]

@@ -45,7 +45,7 @@ def _find_violation(node: ir.Node, schema: onnx.defs.OpSchema, version: str) -> 
         ("inputs", node.inputs, schema.min_input, schema.max_input),
         ("outputs", node.outputs, schema.min_output, schema.max_output),
     ):
-        # Omitted at the end are those that a schema of fewer values does not name.
+        # Omitted at the end: values that a schema with fewer values does not name.
         count = max((number for number, value in enumerate(values, 1) if value is not None), default=0)
         if not least <= count <= most:
             return f"{place} with {count} {kind}; {version} defines {least} to {most}"

@@ -1,7 +1,7 @@
-"""Fixes the dynamic dimensions of a graph.
+"""Fixing of the dynamic dimensions of a graph.
 
-Replaces names by numbers in the declared shapes, in place. The inner shapes are inferred again by the caller
-(``normalize``). Values are not changed.
+Replaces names by numbers in the declared shapes, in place. The caller infers the inner shapes again (``normalize``).
+Values are not changed.
 """
 
 from __future__ import annotations

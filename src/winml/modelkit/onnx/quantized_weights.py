@@ -56,7 +56,7 @@ def count_parameters(contents: Contents) -> None:
     """Set number and type of the represented parameters on every weight, in place."""
     range_makers = {
         node.proto.output[1] for node in contents.nodes if node.proto.op_type == "DynamicQuantizeLinear"
-    }  # the scales of activations, with which those of weights are multiplied
+    }  # the scales of activations, which are multiplied with the scales of weights
     reshaped = {
         node.proto.output[0]: index
         for node in contents.nodes

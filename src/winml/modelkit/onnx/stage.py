@@ -25,7 +25,7 @@ new node gets the common ancestor of the replaced nodes. ``creates``: a new node
 
 
 _NEW = object()
-"""Stands for the tag of a node that was not there before."""
+"""Marks the missing tag of a new node."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class StageResult:
     notes: tuple[str, ...]
     """Sentences for the user: skipped work, and the reason why that is acceptable."""
     coverage: Coverage
-    """Tags of the model as it is now."""
+    """Tag coverage of the model."""
 
 
 class GraphPass(ir.passes.InPlacePass):
@@ -123,7 +123,7 @@ class _Promise:
     def of(cls, model: ir.Model) -> _Promise:
         return cls(
             inputs=tuple(f"{value.name} {value.type}" for value in model.graph.inputs),
-            # A pass may learn the type of an output; an input's is given.
+            # A pass may learn the type of an output; the type of an input is fixed.
             outputs=tuple(str(value.name) for value in model.graph.outputs),
             tags={node: read_tag(node) for node in all_nodes(model)},
         )

@@ -1,5 +1,4 @@
-"""Weights of a graph: weights read by integer operators, copies of transposed weights, and idle weights, of which only
-the sizes are read.
+"""Weights of a graph: weights of integer operators, copies of transposed weights, and weights read only for sizes.
 
 Tools that need protos get a proto without the weights.
 """

@@ -163,7 +163,7 @@ class SingleOptimization(_Optimization):
 
     options: OptimizeOptions
     sizes: Mapping[str, int]
-    """Sizes of dynamic dimensions to compare at; of the others, some are tried."""
+    """Sizes of dynamic dimensions to compare at; for other dimensions, several sizes are tried."""
 
     @property
     def requested_options(self) -> Sequence[OptimizeOptions]:

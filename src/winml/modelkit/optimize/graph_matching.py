@@ -20,7 +20,7 @@ TO_HEADS = (0, 2, 1, 3)
 SWAPPED = (0, 1, 3, 2)
 """Permutation that exchanges sequence and size for the product of queries and keys."""
 _SMALL = 16
-"""Chosen: no constant a pattern asks for has more values."""
+"""Chosen: maximum number of values of a constant in a pattern."""
 _WHOLE = 2**62
 """Chosen: exporters write an end this large for a slice without an end."""
 

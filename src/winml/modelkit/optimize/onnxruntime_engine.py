@@ -102,7 +102,7 @@ def _is_shared_weight(value: ir.Value) -> bool:
 
 @contextlib.contextmanager
 def _shared_weights_as_inputs(model: ir.Model) -> Iterator[None]:
-    """Turn weights that must not be folded into inputs for the time of the block: ONNX Runtime folds no inputs."""
+    """Turn weights that must not be folded into inputs inside the block: ONNX Runtime folds no inputs."""
     values = [value for value in model.graph.initializers.values() if _is_shared_weight(value)]
     for value in values:
         del model.graph.initializers[value.name or ""]

@@ -271,7 +271,7 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
         if selected is None:
             model, engine_notes = rewrite(model)
         else:
-            # What the engine before made is of selected nodes.
+            # Nodes made by the previous engine replace selected nodes.
             engine_notes = rewrite_selected(model, {*selected, *(before.names - scopes.names)}, rewrite)
         notes += engine_notes
         after = GraphCensus.of(model)

@@ -103,8 +103,10 @@ def optimization_document(result: OptimizedFile) -> doc.Document:
 
 
 def capabilities_document(capabilities: Sequence[Mapping[str, Any]]) -> doc.Document:
-    """List the capabilities of the optimizer. Args: capabilities: Capabilities in the JSON of ``winml optimize
-    --list``.
+    """List the capabilities of the optimizer.
+
+    Args:
+        capabilities: Capabilities in the JSON of ``winml optimize --list``.
     """
     # At the level ``none``, only capabilities enabled by name are on.
     levels = [level for level in capabilities[0]["defaults"] if level != "none"]

@@ -227,7 +227,7 @@ def find_execution_provider(name: str) -> ExecutionProvider:
     short = name.lower().removesuffix("executionprovider")
     if short in EXECUTION_PROVIDERS:
         return EXECUTION_PROVIDERS[short]
-    from winml.modelkit.options import nearest  # imports pydantic, which the help of a verb does without
+    from winml.modelkit.options import nearest  # imports pydantic, which the help of a command does not import
 
     guess = nearest(short, EXECUTION_PROVIDERS)
     hint = f"Did you mean {guess!r}?" if guess else f"Known: {', '.join(EXECUTION_PROVIDERS)}."
@@ -253,7 +253,7 @@ def _options_for_compiled(record: str) -> str:
     >>> _options_for_compiled('{"provider": "QNNExecutionProvider", "device": "npu", "options": {"soc_model": "60"}}')
     '--ep qnn --ep-options soc_model=60'
     """
-    from winml.modelkit.options import load_metadata  # imports pydantic, which the help of a verb does without
+    from winml.modelkit.options import load_metadata  # imports pydantic, which the help of a command does not import
 
     try:
         stated = load_metadata(record)

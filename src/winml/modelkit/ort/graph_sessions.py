@@ -135,7 +135,7 @@ class GraphSessions:
             optimize=optimize,
             in_written_order=in_written_order,
             weights={key: to_ort_value(array) for key, array in arrays.items()},
-            # Folded, what the readers make would be held in memory.
+            # With folding, the outputs of the reading nodes would be held in memory.
             folds_constants=not readers,
         )
 

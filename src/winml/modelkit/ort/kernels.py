@@ -255,7 +255,7 @@ class Assignment:
 
 
 def reports_placement() -> bool:
-    """Return True if the installed ONNX Runtime tells which provider got which node."""
+    """Return True if the installed ONNX Runtime reports the assignment of nodes to providers."""
     return hasattr(ort.InferenceSession, "get_provider_graph_assignment_info")
 
 

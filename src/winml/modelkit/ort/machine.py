@@ -123,7 +123,7 @@ def _package_version(name: str) -> str | None:
 
 
 def _package_names(providers: Iterable[ExecutionProvider]) -> set[str]:
-    """Return the names of packages, without the versions that are asked for."""
+    """Return the names of packages, without their version requirements."""
     return {re.split("[<>=]", package)[0] for provider in providers for package in provider.packages.values()}
 
 

@@ -1,4 +1,4 @@
-"""Opens an ONNX file on an execution provider and prepares its input values; shared by all verbs that run a file."""
+"""Opening of an ONNX file on an execution provider, with its input values, for all commands that run a file."""
 
 from __future__ import annotations
 

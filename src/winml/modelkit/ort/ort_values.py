@@ -1,4 +1,4 @@
-"""Turns arrays into values of ONNX Runtime and back, ``ml_dtypes.bfloat16`` included."""
+"""Conversion of arrays to values of ONNX Runtime and back, including ``ml_dtypes.bfloat16``."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ def _without_empty_inductor_cache() -> Iterator[None]:
 
 
 class TimeIsUpError(BaseException):
-    """The time limit is exceeded. Not an ``Exception``: libraries catch those and continue."""
+    """The time limit is exceeded. Not an ``Exception``: libraries catch exceptions and continue."""
 
 
 @contextmanager

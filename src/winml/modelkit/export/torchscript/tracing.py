@@ -200,7 +200,7 @@ def _counting_operand(node: Any) -> Any:
     if name not in _UNTAGGED and not _has_tagged_size(name):
         return None
     if kind == "aten::one_hot":
-        # -1: as many classes as the largest value says.
+        # -1: as many classes as the largest value.
         return operands[0] if operands[1].toIValue() == -1 else None
     return operands[1 if name in ("aten::masked_select", "aten::repeat_interleave.self_Tensor") else 0]
 
@@ -250,7 +250,7 @@ def _is_library(frame: FrameType) -> bool:
 
 
 def _is_subscript(frame: FrameType) -> bool:
-    """Return True if a frame is at ``values[…]``: of tensors, a trace follows those."""
+    """Return True if a frame evaluates ``values[…]``: a trace follows this for tensors."""
     name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
     return "SUBSCR" in name or "SLICE" in name
 
@@ -260,7 +260,9 @@ _OF_TENSORS = (
     *("scatter", "scatter_"),
 )
 _OF_TORCH = ("full", "full_like", "index_fill", "masked_fill", "scatter")
-"""Specified, with those above: functions that write a number into a tensor; all but ``full`` use the tensor's dtype."""
+"""Specified, together with the names above: functions that write a number into a tensor; all except ``full`` use the
+tensor's dtype.
+"""
 _NAMES_OF_NUMBERS = ("fill_value", "value")
 
 
@@ -357,7 +359,7 @@ class TracedLoops(ValueLoops):
         return len(_values(values)) if self._depends_on_inputs(values) else None
 
     def place(self, number: int, device: torch.device) -> torch.Tensor:
-        """Return the place as a constant."""
+        """Return the position as a constant."""
         return torch.full((1,), number, dtype=torch.int64, device=device)
 
     def size_if_filled(self, values: torch.Tensor) -> Any:

@@ -49,11 +49,11 @@ class DecoderPrompt:
     prompt_places: int = 0
     """Number of positions for language and task tokens after the first. Like a prompt, these are no new tokens."""
     allowed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """Position → the only tokens that may stand there."""
+    """Position → the only allowed tokens."""
     last: int | None = None
     """The token at the greatest length; None: any."""
     suppressed: tuple[int, ...] = ()
-    """Tokens that stand nowhere."""
+    """Tokens that are never allowed."""
     first_suppressed: tuple[int, ...] = ()
     """Tokens that are not the first that is chosen freely."""
 
@@ -173,7 +173,7 @@ def read_prompt(folder: Path, **requested: object) -> dict[int, tuple[int, ...]]
 
 
 def _token_of(name: object, known: Mapping[str, int], key: str, folder: Path) -> int:
-    """Return the token of a language or a task; languages may be given by token, code or English name."""
+    """Return the token of a language or a task; languages are a token, code or English name."""
     if isinstance(name, (list, tuple)) and len(name) == 1:
         (name,) = name
     names = [str(name).lower()]
@@ -235,7 +235,7 @@ class PreparedPrompt:
 
     @property
     def before(self) -> tuple[int, ...]:
-        """Tokens of the text that the answer goes on with."""
+        """Tokens of the prompt that the answer continues."""
         return self.tokens if self.beginning is None else (self.beginning.start,)
 
     @property

@@ -56,7 +56,7 @@ def compare_with_pytorch(
 
 
 def _is_quantized(path: Path) -> bool:
-    """Return True if a graph has quantized operators that are not those of a quantized checkpoint."""
+    """Return True if a graph has quantized operators that do not come from a quantized checkpoint."""
     is_coded = described_model(path).get("source_format") is not None
     return not is_coded and any(node.op_type in QUANTIZED_OPERATORS for node in read_structure(path).graph.node)
 

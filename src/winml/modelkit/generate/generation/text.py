@@ -121,7 +121,7 @@ class _TokenizerOfFile:
         self._folder = path.parent
         with foreign_parser(f"{path} cannot be read", hint=_REBUILD), tokenizer_call(self._folder):
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        # What a training needed: a prompt is neither cut nor filled up.
+        # Settings of the training: a prompt is neither truncated nor padded.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 

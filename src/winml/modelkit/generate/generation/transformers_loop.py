@@ -95,7 +95,7 @@ def _with_cache(record: Callable[..., _Output], logits: torch.Tensor, cache: Gra
 
 
 def _refuse_tuple(return_dict: bool | None) -> None:
-    """Refuse a request for a tuple in place of a record.
+    """Refuse a request for a tuple instead of a record.
 
     Raises:
         UsageError: ``return_dict`` is False.
@@ -328,7 +328,7 @@ class EncoderDecoderModel(DecoderModel):
         if requested is None:
             return
         positions = position_limit(self._folder)
-        # The first token stands at a position, too.
+        # The first token takes a position, too.
         longest = requested + count if positions is None else max(requested, min(requested + count, positions - 1))
         if passed is None or "max_new_tokens" in settings:
             settings["max_new_tokens"] = longest

@@ -107,7 +107,7 @@ def outdated_companions(
 
 
 def _can_be_ours(directory: Path, name: str, owned: Collection[str]) -> bool:
-    """Return True if no file of somebody else has the name."""
+    """Return True if the name is not used by a file of other origin."""
     return not is_in_the_way(directory, name) and (name in owned or not os.path.lexists(directory / name))
 
 

@@ -91,13 +91,13 @@ def _is_number(value: object) -> bool:
 _CONFIG_NAME = "config.json"
 _PROCESSOR_NAMES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 _EDGES = re.compile(r"(^|[._])(height|width|shortest_edge|longest_edge|size|crop_size|pad_size)$")
-"""Keys of processors that say how large an image becomes."""
+"""Keys of processors with the size of an image."""
 _LONGEST_EDGE = 8192
 """Chosen: pixels; three times the largest of known processors."""
 _MOST_PIXELS = 10**8
-"""Chosen: Qwen2-VL and others name two numbers of pixels as the edges of ``size``, at most 17 million."""
+"""Chosen: Qwen2-VL and similar models state two numbers of pixels as the edges of ``size``, at most 17 million."""
 _FILTERS = re.compile(r"^(feature_size|num_mel_bins|n_fft|fft_length|hop_length|num_mel_filters)$")
-"""Keys of feature extractors that say how large a filter bank is."""
+"""Keys of feature extractors with the size of a filter bank."""
 _LARGEST_FILTER = 100_000
 """Chosen: a hundred times the largest known."""
 _LONGEST_CHUNK = 10**4

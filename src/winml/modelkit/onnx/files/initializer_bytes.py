@@ -30,7 +30,7 @@ class StoredBytes:
     path: Path
     start: int = 0
     length: int = 0
-    """Place of the values in the file."""
+    """Offset of the values in the file."""
     inline: bytes = b""
     """The values themselves, if the file is not read for them."""
 
@@ -120,7 +120,7 @@ def _have_equal_bytes(left: StoredBytes, right: StoredBytes) -> bool:
 
 
 def _bytes_digest(place: StoredBytes) -> str:
-    """Return a digest of the values as they are stored."""
+    """Return a digest of the stored values."""
     digest = hashlib.blake2b(digest_size=16)
     for piece in place.read():
         digest.update(piece)

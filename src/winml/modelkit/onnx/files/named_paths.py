@@ -76,7 +76,7 @@ _is_recorded: contextvars.ContextVar[bool] = contextvars.ContextVar("is_recorded
 
 
 def record_committed(paths: Iterable[Path]) -> None:
-    """Note files that are in place for good."""
+    """Record committed files."""
     if _is_recorded.get():
         _committed.update(dict.fromkeys(paths))
 

@@ -294,8 +294,9 @@ class OutputFiles:
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> with OutputFiles() as files:
-    ...     _ = files.reserve(folder / "new" / "report.md").write_text("done") ...     [path.name for path in
-    files.commit()] ['report.md']
+    ...     _ = files.reserve(folder / "new" / "report.md").write_text("done")
+    ...     [path.name for path in files.commit()]
+    ['report.md']
     """
 
     def __init__(self) -> None:
@@ -344,7 +345,7 @@ class OutputFiles:
             raise write_error(target, error) from error
 
     def write_text(self, path: Path, text: str) -> None:
-        """Write a text that is put in place at ``path``; in UTF-8, with the line ends of Unix.
+        """Write a text to be committed to ``path``; in UTF-8, with Unix line ends.
 
         Raises:
             WriteError: the directory cannot be created or written to.

@@ -286,7 +286,7 @@ def _without_values(
                 inner,
             ]
             copied = stop
-    # At the end: of a field that stands there several times the last counts, and some tools write data_location.
+    # At the end: the last occurrence of a field counts, and some tools write data_location.
     return b"".join((*pieces, data[copied:end], *replacements))
 
 

@@ -349,7 +349,7 @@ class OwnedFolder:
             self.path.rmdir()
 
     def release(self) -> None:
-        """Leave the folder as it is, without an owner."""
+        """Leave the folder unchanged, without an owner."""
         if self._lock is not None:
             self._unlock()
             with contextlib.suppress(OSError):

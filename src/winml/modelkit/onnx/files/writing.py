@@ -428,7 +428,7 @@ def _write_inside(original: Path, target: Path, limit_bytes: int) -> bool:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             streamed[tensor.name] = _file_tensor(_values(original, tensor), tensor.name)
             tensor.ClearField("data_location")
-    for tensor in placing.external_tensors(model):  # the others, of subgraphs, functions and attributes, are small
+    for tensor in placing.external_tensors(model):  # tensors of subgraphs, functions and attributes are small
         tensor.raw_data = b"".join(_values(original, tensor).read())
         tensor.ClearField("data_location")
         tensor.ClearField("external_data")

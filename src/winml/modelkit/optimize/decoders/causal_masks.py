@@ -172,7 +172,7 @@ class MaskWriter:
         return self._of("bias", "Expand", [plane, shape])
 
     def lengths(self) -> tuple[ir.Value, ir.Value]:
-        """Return, as int32, the place of the last token in every row, and the number of all tokens."""
+        """Return, as int32, the position of the last token in every row, and the number of all tokens."""
         total = self._of("total_int", "Cast", [self._total()], to=ir.DataType.INT32)
         last = self._of("last_place", "Sub", [total, self._number("one_int", 1, ir.DataType.INT32)])
         rows = self._of("rows", "Shape", [self.interface.mask], start=0, end=1)
@@ -183,7 +183,7 @@ class MaskWriter:
         counted, now = self._counted(), self._counted_now()
         start, axes = self._start(), self._numbers("last", [1])
         suffix = ""
-        # The last token that is shown lies in every window of tokens.
+        # The last visible token is inside every window of tokens.
         if mask.window is not None and not self.counts_tokens:
             suffix = f"_{mask.window}"
             shift = self._numbers(f"shift{suffix}", [0, mask.window, 0, 0])

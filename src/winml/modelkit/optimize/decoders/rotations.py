@@ -20,7 +20,7 @@ from winml.modelkit.optimize.graph_matching import TO_HEADS, before_transpose, r
 _CHUNK = 512
 """Chosen: positions that are computed at once."""
 _MOST_POSITIONS = 1 << 18
-"""Chosen: tables of as many positions have up to 128 MB; of more, the rotation stays as it is."""
+"""Chosen: tables of so many positions have up to 128 MB; with more positions, the rotation is not replaced."""
 _CLOSE = 1e-5
 """Chosen: a few roundings of float32, of vectors of size 1."""
 _SEED = 0
@@ -28,7 +28,7 @@ _SEED = 0
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
-    """Cosines and sines by position, and which elements turn together."""
+    """Cosines and sines by position, and the pairing of elements."""
 
     cos: Array
     """Positions × turned pairs, float32."""
@@ -106,7 +106,7 @@ class RotationFinder:
 
 
 def _is_before_rotation(value: ir.Value) -> bool:
-    """Return True if a value can be queries or keys as they are turned: split into heads, normalized or not."""
+    """Return True if a value can be queries or keys before their rotation: split into heads, normalized or not."""
     is_split = before_transpose(value, TO_HEADS) is not None
     return rank_of(value) == 4 and (is_split or producer_of(value, "SimplifiedLayerNormalization") is not None)
 
@@ -133,7 +133,7 @@ class _Runs:
     def form(self) -> tuple[int, bool] | None:
         """Return the number of rotated elements and True if adjacent elements are paired; None if it is no rotation."""
         position = min(1, self.count - 1)
-        # Row i of the answer is what becomes of the i-th unit vector.
+        # Row i of the output is the rotated i-th unit vector.
         matrix = self.run(np.eye(self.size, dtype=np.float32)[None, None], np.full(self.size, position))[0, 0].T
         apart = np.abs(matrix) > _CLOSE
         np.fill_diagonal(apart, val=False)

@@ -468,7 +468,7 @@ class DecoderGraph:
         return tokens
 
     def token_kinds(self, values: Array, cache: GraphCache | None) -> Array:  # noqa: ARG002  # read where others derive
-        """Return the kind of each token of a run, of which the vectors or numbers are given: that of text."""
+        """Return the type of each token of a run, from their embeddings or ids: the type of text."""
         return np.full(values.shape[:2], self._plain_kind, np.int64)
 
     def _refuse_foreign_cache(self, cache: object, rows: int) -> None:
@@ -595,7 +595,7 @@ def _adds_in_place(session: Session, states: Mapping[str, str]) -> bool:
 
 
 def _is_next(node: NodeSummary, past: str, present: str) -> bool:
-    """Return True if a node takes a state once and answers with its next value at the place that belongs to it."""
+    """Return True if a node reads a state once and returns its next value at the corresponding output."""
     place = node.inputs.index(past)
     if node.inputs.count(past) != 1 or place not in _PRESENT_PLACES:
         return False
@@ -636,10 +636,10 @@ def rows_of(tokens: Sequence[int]) -> Array:
 
 
 def feeds_between(giver: Session, taker: Session) -> dict[str, str]:
-    """Return output → input.
+    """Return output → connected input of the next graph.
 
     Raises:
-        InputError: the files do not say it, or say it of another model.
+        InputError: the files do not connect the graphs, or belong to another model.
     """
     try:
         record = load_metadata(giver.metadata.get(PART_KEY) or "{}")

@@ -389,7 +389,7 @@ class _Matching:
             return Replaced(places, 1, node, owners)
         regions = [self.original.regions.get(maker, NOTHING) for maker in makers]
         for region in regions:
-            # What only converted a value of another module is no work of that module.
+            # A node that only converts a value of another module does no work of that module.
             if region.only is None or region.only.op_type not in CONVERTING or not places:
                 places |= region.places
                 owners |= region.owners

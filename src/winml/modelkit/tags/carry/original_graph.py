@@ -28,8 +28,10 @@ from winml.modelkit.tags.selector import recorded_modules
 from winml.modelkit.tags.tagging import all_nodes, listed_names, node_graphs
 
 MOST_PLACES = 64
-"""Most modules listed for the nodes that one node replaced; beyond, only their common module is kept. Chosen: fused
-operators replace nodes of a handful of modules. The limit keeps the work linear in the size of the graph."""
+"""Maximum number of modules listed for the nodes that one node replaced; beyond, only their common module is recorded.
+Chosen: fused
+operators replace nodes of a handful of modules. The limit keeps the work linear in the size of the graph.
+"""
 
 _JOINT = ";"
 """Separator of the values of merged nodes. Specified in docs/reference/formats.md."""
