@@ -234,7 +234,10 @@ class OutputTensorSpec(_TensorSpec):
     """One graph output: name, shape and element type."""
 
     def disagreement(self, actual: OutputTensorSpec) -> str:
-        """Describe how the actual output differs from this specification; a dynamic size matches any size."""
+        """Describe how the actual output differs from this specification, or return ``""``.
+
+        A dynamic size matches any size.
+        """
         agrees = len(self.shape) == len(actual.shape) and all(
             isinstance(expected_size, str) or expected_size in (OPEN_SIZE, size)
             for expected_size, size in zip(self.shape, actual.shape, strict=False)

@@ -174,7 +174,10 @@ def _windowed_tokens(specs: Sequence[InputTensorSpec], shapes: Mapping[str, tupl
 
 
 def _padded_before(mask: Array, past: int) -> Array:
-    """Return a mask that hides the same number of tokens at the start of rows, at most the cached tokens."""
+    """Return a mask that hides the same number of tokens at the start of rows.
+
+    Only cached tokens are hidden, so that every token attends to at least one token.
+    """
     hidden = np.minimum((mask == 0).sum(axis=-1, keepdims=True), past)
     padded: Array = (np.arange(mask.shape[-1]) >= hidden).astype(mask.dtype)
     return padded
