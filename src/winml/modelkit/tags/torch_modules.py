@@ -121,7 +121,7 @@ def torch_module_notes(modules: Iterable[TracedModule], torch_modules: TorchModu
         classes = sorted(
             {module.class_name for module in called if module.is_torch_nn and module.path in chosen - {""}}
         )
-        displayed = ", ".join(classes[:_DISPLAYED_CLASSES])
+        class_names = ", ".join(classes[:_DISPLAYED_CLASSES])
         more = f" and {len(classes) - _DISPLAYED_CLASSES} more" if len(classes) > _DISPLAYED_CLASSES else ""
         reason = f"only the root is above them; {opt.torch_module} none excludes them"
         return (f"Classes of torch.nn in the hierarchy: {displayed}{more} ({reason}).",) if classes else ()
@@ -136,14 +136,14 @@ def torch_module_notes(modules: Iterable[TracedModule], torch_modules: TorchModu
 
 def _refuse_unknown_classes(called: Sequence[TracedModule], names: Iterable[str]) -> None:
     present = {module.class_name for module in called}
-    displayed = sorted({module.class_name for module in called if module.is_torch_nn})
+    torch_classes = sorted({module.class_name for module in called if module.is_torch_nn})
     for name in sorted(set(names) - present):
         from winml.modelkit.options import nearest
 
-        guess = nearest(name, displayed)
+        guess = nearest(name, torch_classes)
         raise UsageError(
             f"no torch.nn class {name!r} runs in this model" + (f"; did you mean {guess!r}?" if guess else ""),
-            hint=f"Classes that run: {', '.join(displayed) or 'none'}.",
+            hint=f"Classes that run: {', '.join(torch_classes) or 'none'}.",
         )
 
 

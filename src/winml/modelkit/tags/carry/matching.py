@@ -85,18 +85,18 @@ def _reads_the_same(node: ir.Node, survivor: ir.Node) -> bool:
 
 def _values_before(matching: _Matching, makers: Iterable[ir.Node], *, is_same: bool) -> set[str]:
     """Return the names of the values read by original nodes; unless ``is_same``, also by the nodes they replaced."""
-    found: set[str] = set()
-    pending, seen = list(makers), set(makers)
-    while pending and len(seen) <= _LARGEST_REGION:
+    names: set[str] = set()
+    pending, visited = list(makers), set(makers)
+    while pending and len(visited) <= _LARGEST_REGION:
         node = pending.pop()
         for value in _data_inputs(matching, node):
             maker = matching.gone_maker(value)
             if maker is None or is_same:
-                found.add(value.name or "")
-            elif maker not in seen:
-                seen.add(maker)
+                names.add(value.name or "")
+            elif maker not in visited:
+                visited.add(maker)
                 pending.append(maker)
-    return found
+    return names
 
 
 def _data_inputs(matching: _Matching, node: ir.Node) -> Iterator[ir.Value]:
@@ -294,8 +294,8 @@ class _Matching:
 
     @cached_property
     def _named_values(self) -> set[str]:
-        named = {value.name for value in self.graph.inputs if value.name} | self.makers.keys()
-        return named | set(self.relaid_values.values())
+        names = {value.name for value in self.graph.inputs if value.name} | self.makers.keys()
+        return names | set(self.relaid_values.values())
 
     @cached_property
     def provided_values(self) -> dict[ir.Node, str]:
@@ -679,8 +679,8 @@ def _match_by_neighbours(matching: _Matching, outside: Callable[[], Place]) -> N
     for node, enclosing in matching.nodes:
         if node in matches:
             continue
-        fed, read = (_matched_places(matching, side) for side in (_nodes_feeding(node), _nodes_reading(node)))
-        shared = next((places for places in (fed, read) if len(tags_of(places)) == 1), read or fed)
+        fed, reading = (_matched_places(matching, side) for side in (_nodes_feeding(node), _nodes_reading(node)))
+        shared = next((places for places in (fed, reading) if len(tags_of(places)) == 1), reading or fed)
         if shared:
             matches[node] = Match("neighbours", matching.original.places.common(shared))
         elif enclosing is not None and enclosing in matches:
