@@ -210,10 +210,10 @@ class SingleOptimization(_Optimization):
         Raises:
             UsageError: a selector names no module.
         """
-        named = [entry for entry in self.options.named() if entry.makes or entry.marks]
-        plain = model.clone() if named else model
+        requested = [entry for entry in self.options.named() if entry.makes or entry.marks]
+        plain = model.clone() if requested else model
         result = optimize_within(model, self.options)
-        idle = [entry for entry in named if not result.fired.get(entry.name)]
+        idle = [entry for entry in requested if not result.fired.get(entry.name)]
         return replace(result, notes=(*result.notes, *_idle_notes(plain, idle, self.options)))
 
     def compare(self, source: Path, written: Path, seed: int) -> VerificationInfo:
@@ -302,11 +302,11 @@ def _idle_notes(plain: ir.Model, idle: Sequence[Capability], options: OptimizeOp
     notes = []
     for entry in idle:
         blocked, _ = _blocked(plain, _alone(entry, options), {})
-        found = [item for item in blocked.get(entry.name, ()) if not item.only_at_one]
+        dynamic = [item for item in blocked.get(entry.name, ()) if not item.only_at_one]
         reason = "the graph has no nodes that it fuses"
-        if found:
-            sizes = ", ".join(dict.fromkeys(name for item in found for name in item.dimensions))
-            count = sum(item.count for item in found)
+        if dynamic:
+            sizes = ", ".join(dict.fromkeys(name for item in dynamic for name in item.dimensions))
+            count = sum(item.count for item in dynamic)
             reason = (
                 f"dynamic sizes ({sizes}) prevent it in {count} place{'' if count == 1 else 's'}. Fix them first "
                 "(winml export -m FILE.onnx --shape-config); winml optimize --check shows the modules"
@@ -410,10 +410,10 @@ def _blocked(
         alone = [name for name in dimensions if (capability, tag) in by_dimension[name]]
         causes = alone or list(dimensions)
         places = {name: tuple(dimensions[name]) for name in causes}
-        if retained := min(count, lasting.get((capability, tag), 0)):
-            blocked[capability].append(records.BlockedFusion(tag, retained, places, only_at_one=False))
-        if count > retained:
-            blocked[capability].append(records.BlockedFusion(tag, count - retained, places, only_at_one=True))
+        if lasting_count := min(count, lasting.get((capability, tag), 0)):
+            blocked[capability].append(records.BlockedFusion(tag, lasting_count, places, only_at_one=False))
+        if count > lasting_count:
+            blocked[capability].append(records.BlockedFusion(tag, count - lasting_count, places, only_at_one=True))
     note = (
         f"Optimizations that dynamic dimensions prevent were found by fixing the sizes: {words}; sizes of 1 to "
         f"{_OTHER_THAN_ONE}."
@@ -455,5 +455,5 @@ def optimize_within(model: ir.Model, options: OptimizeOptions) -> OptimizeResult
     names, notes = selected_nodes(model, options.module, options.exclude)
     before = len(model.graph)
     result = optimize(model, options, names)
-    left = f"Only the {len(names)} of {before} nodes in the selected modules were optimized."
-    return replace(result, notes=(*notes, left, *result.notes))
+    note = f"Only the {len(names)} of {before} nodes in the selected modules were optimized."
+    return replace(result, notes=(*notes, note, *result.notes))

@@ -95,8 +95,8 @@ class GraphCensus:
         modules: defaultdict[str, Counter[str]] = defaultdict(Counter)
         tag_of: dict[str, str] = {}
         for node in nodes:
-            found = read_tag(node)
-            tag = "" if found is None else found.tag
+            node_tag = read_tag(node)
+            tag = "" if node_tag is None else node_tag.tag
             modules[tag][operator_name(node)] += 1
             for name in (node.name, *(value.name for value in node.inputs if value is not None)):
                 tag_of.setdefault(name or "", tag)
@@ -113,19 +113,19 @@ class GraphCensus:
 
     def fired_in(self, capability: Capability, before: GraphCensus) -> dict[str, int]:
         """Return module tag → how often a capability fired; for uncountable capabilities, the modules it shortened."""
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         if capability.marks and not capability.makes:
             for name in sorted(self.names - before.names):
                 if any(mark in name for mark in capability.marks):
-                    found[self.tag_of.get(name, "")] += 1
-            return dict(found)
+                    counts[self.tag_of.get(name, "")] += 1
+            return dict(counts)
         for tag in dict.fromkeys([*before.modules, *self.modules]):
             now, then = self.modules.get(tag, Counter()), before.modules.get(tag, Counter())
             if capability.makes:
-                found[tag] = sum(now[name] - then[name] for name in capability.makes)
+                counts[tag] = sum(now[name] - then[name] for name in capability.makes)
             else:
-                found[tag] = then.total() - now.total()
-        return {tag: count for tag, count in found.most_common() if count > 0}
+                counts[tag] = then.total() - now.total()
+        return {tag: count for tag, count in counts.most_common() if count > 0}
 
 
 class _ModuleScopes:

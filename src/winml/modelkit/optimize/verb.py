@@ -57,8 +57,8 @@ class OptimizeRequest(WeightsRequest["OptimizeOptions", "OptimizedFile"]):
         """Return a name with a suffix beside the source."""
         if not model.is_dir():
             return optimized_path(model)
-        named = model if model.name else model.absolute()  # the working directory is "."
-        return named.with_name(f"{named.name}{OPTIMIZED_SUFFIX}")
+        folder = model if model.name else model.absolute()  # the working directory is "."
+        return folder.with_name(f"{folder.name}{OPTIMIZED_SUFFIX}")
 
     def task(self, source: Path, output: Path, folder: FoundFolder | None = None) -> GraphFileTask:
         """Return the task, with the functions of modules."""

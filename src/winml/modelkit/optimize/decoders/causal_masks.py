@@ -90,8 +90,8 @@ def is_blind(value: ir.Value, interface: DecoderInterface, mask: CausalMask) -> 
 
     def says(draw: _Draw) -> bool:
         expected = ~draw.visible(mask).any(-1, keepdims=True)
-        found = probe.run(draw.feeds)
-        return found.ndim == 4 and found.dtype == np.bool_ and bool((found == expected).all())
+        result = probe.run(draw.feeds)
+        return result.ndim == 4 and result.dtype == np.bool_ and bool((result == expected).all())
 
     return _all(probe, interface, mask, says)
 
@@ -128,13 +128,13 @@ def _all(
 def _draw(probe: Probe, interface: DecoderInterface, sizes: tuple[int, int, int]) -> _Draw | None:
     rows, tokens, past = sizes
     generator = np.random.default_rng(_SEED + sum(sizes))
-    passed = np.ones((rows, past + tokens), np.int64)
-    passed[0, : min(3, past + tokens - 1)] = 0
+    mask = np.ones((rows, past + tokens), np.int64)
+    mask[0, : min(3, past + tokens - 1)] = 0
     if rows > 1:
         # Anything may be hidden but the last token.
-        passed[1:, :-1] = generator.integers(0, 2, (rows - 1, past + tokens - 1))
-    feeds = interface.feeds(probe.leaves, passed, tokens, generator)
-    return _Draw(passed, tokens, feeds) if feeds is not None else None
+        mask[1:, :-1] = generator.integers(0, 2, (rows - 1, past + tokens - 1))
+    feeds = interface.feeds(probe.leaves, mask, tokens, generator)
+    return _Draw(mask, tokens, feeds) if feeds is not None else None
 
 
 @dataclass
@@ -159,8 +159,8 @@ class MaskWriter:
 
     def bias(self, mask: CausalMask) -> ir.Value:
         """Return the value added to the scores: rows × 1 × tokens × all tokens. Later tokens are not hidden here."""
-        shown = self._of("float", "Cast", [self.interface.mask], to=ir.DataType.FLOAT)
-        hidden = self._of("hidden", "Sub", [self._number("one", 1.0, ir.DataType.FLOAT), shown])
+        visible = self._of("float", "Cast", [self.interface.mask], to=ir.DataType.FLOAT)
+        hidden = self._of("hidden", "Sub", [self._number("one", 1.0, ir.DataType.FLOAT), visible])
         row = self._of("row", "Mul", [hidden, self._lowest()])
         plane = self._of("plane", "Unsqueeze", [row, self._numbers("middle", [1, 2])])
         if mask.window is not None:
@@ -190,8 +190,8 @@ class MaskWriter:
             shifted = self._of(f"shifted{suffix}", "Pad", [counted, shift])
             before = self._of(f"before{suffix}", "Slice", [shifted, start, self._total(), axes])
             now = self._of(f"inside{suffix}", "Sub", [now, before])
-        seen = self._of(f"seen{suffix}", "Greater", [now, self._number("nothing", 0, ir.DataType.INT64)])
-        return self._of(f"seen_any{suffix}", "Unsqueeze", [seen, self._numbers("third", [2])])
+        attends = self._of(f"seen{suffix}", "Greater", [now, self._number("nothing", 0, ir.DataType.INT64)])
+        return self._of(f"seen_any{suffix}", "Unsqueeze", [attends, self._numbers("third", [2])])
 
     def zero(self) -> ir.Value:
         """Return the number 0."""

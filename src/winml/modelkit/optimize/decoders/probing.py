@@ -42,8 +42,8 @@ class Probe:
         if self._session is None:
             # As written: fusing nodes of a graph that runs a few times costs more than it saves.
             self._session = Session(self._as_bytes(), optimize=False, threads=1, name="a part of the graph")
-        named = {str(leaf.name): array for leaf, array in feeds.items()}
-        return next(iter(self._session.run(named).values()))
+        arrays = {str(leaf.name): array for leaf, array in feeds.items()}
+        return next(iter(self._session.run(arrays).values()))
 
     def _as_bytes(self) -> bytes:
         owner = self.result.producer()
