@@ -70,10 +70,10 @@ class Size:
         # Each iteration removes the last term, and adds none after it.
         while rest.terms:
             names, number = rest.terms[-1]
-            left = _without(names, lead)
-            if left is None or number % coefficient:
+            factors = _without(names, lead)
+            if factors is None or number % coefficient:
                 return None
-            part = Size(((left, number // coefficient),))
+            part = Size(((factors, number // coefficient),))
             rest, quotient = rest - part * other, quotient + part
         return quotient
 
@@ -110,12 +110,12 @@ def _order(term: tuple[_Monomial, int]) -> tuple[int, _Monomial]:
 
 
 def _without(names: _Monomial, divisor: _Monomial) -> _Monomial | None:
-    left = list(names)
+    remaining = list(names)
     for name in divisor:
-        if name not in left:
+        if name not in remaining:
             return None
-        left.remove(name)
-    return tuple(left)
+        remaining.remove(name)
+    return tuple(remaining)
 
 
 def _term_words(names: _Monomial, coefficient: int) -> str:
@@ -197,10 +197,10 @@ def learn_sizes(graph: ir.Graph) -> KnownSizes:
     for value in (*graph.inputs, *graph.initializers.values()):
         _take_stated(known, value)
     for node in graph:
-        for read in node.inputs:
+        for value_in in node.inputs:
             # A value of an enclosing graph, or an initializer outside the graph's list.
-            if read is not None and read not in known.shapes:
-                _take_stated(known, read)
+            if value_in is not None and value_in not in known.shapes:
+                _take_stated(known, value_in)
         _learn(known, node)
     return known
 
@@ -300,10 +300,10 @@ def _apply(rule: Callable[[KnownSizes, ir.Node], _T | None] | None, known: Known
 
 def _take(known: KnownSizes, value: ir.Value, shape: _PartialShape) -> None:
     """Record a shape that follows from the graph, combined with the stated shape."""
-    stated = known.shapes.get(value)
-    if stated is None or len(stated) == len(shape):
+    declared = known.shapes.get(value)
+    if declared is None or len(declared) == len(shape):
         known.shapes[value] = tuple(
-            _better(known, size, stated[axis] if stated is not None else symbol(_own_name(value, axis)))
+            _better(known, size, declared[axis] if declared is not None else symbol(_own_name(value, axis)))
             for axis, size in enumerate(shape)
         )
 
@@ -526,9 +526,9 @@ def _parts_of_split(known: KnownSizes, node: ir.Node) -> list[_PartialShape]:
     if not shape:
         return []
     axis = node.attributes.get_int("axis", 0) % len(shape)
-    stated = node.attributes.get_ints("split", ())
-    is_stated = bool(stated) or len(node.inputs) > 1
-    parts = tuple(map(constant, stated)) or (known.find_content(node.inputs[1]) if len(node.inputs) > 1 else None)
+    sizes = node.attributes.get_ints("split", ())
+    is_stated = bool(sizes) or len(node.inputs) > 1
+    parts = tuple(map(constant, sizes)) or (known.find_content(node.inputs[1]) if len(node.inputs) > 1 else None)
     if parts is None:
         equal = None if is_stated else shape[axis].divided_by(constant(len(node.outputs)))
         return [(*shape[:axis], equal, *shape[axis + 1 :])] * len(node.outputs)

@@ -514,19 +514,19 @@ def _simplify_where(work: _Simplification, node: ir.Node, source: ir.Value) -> b
 def _simplify_and(work: _Simplification, node: ir.Node, _source: ir.Value) -> bool:
     """Leave out the side of an And that is true everywhere."""
     left, right = node.inputs
-    retained = right if work.uniforms.number(left) else left if work.uniforms.number(right) else None
+    operand = right if work.uniforms.number(left) else left if work.uniforms.number(right) else None
     shape = work.known.shape(node.outputs[0])
-    if retained is None:
+    if operand is None:
         return False
-    if work.known.find_shape(retained) == shape:
-        return work.pass_on(node, retained)
+    if work.known.find_shape(operand) == shape:
+        return work.pass_on(node, operand)
     # The next node broadcasts the value to its shape in any case.
     readers = list(node.outputs[0].consumers())
     if not _is_free(node) or not all(is_operator(reader, "Expand") for reader in readers):
         return False
     wide = [reader for reader in readers if _covers(work.known.find_content(reader.inputs[1]), shape)]
     for reader in wide:
-        reader.replace_input_with(0, retained)
+        reader.replace_input_with(0, operand)
     return bool(wide)
 
 
