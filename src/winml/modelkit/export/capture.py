@@ -118,12 +118,12 @@ def shared_scope(scopes: Mapping[ir.Node, Scope], nodes: Iterable[ir.Node]) -> S
 
 def accepted_names(names: Sequence[str], is_accepted: Callable[[str], bool]) -> list[str]:
     """Return the names of inputs, with an unused ``input_<number>`` in place of each name that torch does not take."""
-    taken = set(names)
+    used_names = set(names)
     accepted = []
     for position, name in enumerate(names):
         if not is_accepted(name):
-            name = next(free for number in count(position) if (free := f"input_{number}") not in taken)
-        taken.add(name)
+            name = next(free for number in count(position) if (free := f"input_{number}") not in used_names)
+        used_names.add(name)
         accepted.append(name)
     return accepted
 

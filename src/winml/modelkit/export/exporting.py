@@ -182,8 +182,8 @@ class HTPExporter:
 
     def _target(self, output: str | os.PathLike[str], *, overwrite: bool, with_report: bool) -> ExportTarget:
         # The model's own code may change the working directory.
-        named = Path(output)
-        return ExportTarget(named.absolute(), overwrite, self.config.hierarchy, with_report, named_folder=named.parent)
+        path = Path(output)
+        return ExportTarget(path.absolute(), overwrite, self.config.hierarchy, with_report, named_folder=path.parent)
 
     def _export_parts(
         self,
@@ -205,10 +205,10 @@ class HTPExporter:
             with clock.step("model preparation") as step:
                 # Deciding the inputs of a live module may run the module as well.
                 if live_module is not None:
-                    retained = left_as_found.enter_context(module_left_as_found(live_module))
+                    module_state = left_as_found.enter_context(module_left_as_found(live_module))
                 loaded, exporter = load()
                 if live_module is None:
-                    retained = left_as_found.enter_context(module_left_as_found(loaded.model))
+                    module_state = left_as_found.enter_context(module_left_as_found(loaded.model))
                 self._refuse_options(loaded, target)
                 parameter_count = sum(parameter.numel() for parameter in loaded.model.parameters())
                 step.summary = f"{loaded.info.class_name}, {count_words(parameter_count)} parameters"
@@ -228,7 +228,7 @@ class HTPExporter:
                 run = ExportRun(self.config, self.seed, clock, target, loaded, files, all_parts, handover)
                 for part in loaded.requested_parts:
                     result = export_part(run, result, part, exporter)
-        result = replace(result, model_notes=(*result.model_notes, *retained.notes))
+        result = replace(result, model_notes=(*result.model_notes, *module_state.notes))
         return result.in_folder(target.named_folder)
 
     def _refuse_options(self, loaded: LoadedModel, target: ExportTarget) -> None:

@@ -427,15 +427,15 @@ def make_tagged_graph(
         step.summary = f"{len(capture.scopes)} nodes tagged"
     with clock.step("tag injection") as step:
         model, graph_notes = _plain_graph(capture.model, run.config, used) if normalizes else (capture.model, ())
-        stated = {item.name: item.max for item in part.dimensions if item.max is not None}
+        maxima = {item.name: item.max for item in part.dimensions if item.max is not None}
         limits = {
             name: rows
             for name, rows in (table_limits(model.graph) if draw.sizes else {}).items()
-            if name not in capture.bounds and rows < stated.get(name, math.inf)
+            if name not in capture.bounds and rows < maxima.get(name, math.inf)
         }
         extended, of_tables = limited_by_tables(proof, draw.sizes, limits, run_at, _parameter_count(prepared))
         dimensions, bound_notes, bounded_sums = _bounded(part.dimensions, capture.bounds, of_tables)
-        bounds = {name: found for name, found in capture.bounds.items() if name in draw.sizes} | of_tables
+        bounds = {name: bound for name, bound in capture.bounds.items() if name in draw.sizes} | of_tables
         # Without a comparison of values, further draws are of no use.
         proof = bounded_proof(proof if parameters is None else extended, draw.sizes, bounds, run_at, parameters)
         if part.branches:
@@ -584,8 +584,8 @@ def _trace_calls(prepared: PreparedPart, inputs: InputDraws, *, watches_reads: b
                 state.keep()
                 if _parameter_kinds(model) <= parameters:
                     prepared.as_loaded = prepared.as_loaded or state
-        written = tuple(name for name, value in shared_state(model).items() if shared.get(name, _ABSENT) != value)
-        runs.append(_FirstRun(trace, draw, changes, written, reads() if reads is not None else None))
+        changed = tuple(name for name, value in shared_state(model).items() if shared.get(name, _ABSENT) != value)
+        runs.append(_FirstRun(trace, draw, changes, changed, reads() if reads is not None else None))
         return draw
 
     def run(tensors: Tensors) -> Draw:
@@ -691,18 +691,18 @@ def _suggest_axes(error: UsageError, prepared: PreparedPart, tensors: Mapping[st
 
     shapes = {spec.name: spec.shape for spec in prepared.part.inputs}
     for dimension in error.frozen:
-        named = [(name, axis) for name, shape in shapes.items() for axis, size in enumerate(shape) if size == dimension]
-        sizes = {(axis, tensors[name].shape[axis]) for name, axis in named}
+        fixed = [(name, axis) for name, shape in shapes.items() for axis, size in enumerate(shape) if size == dimension]
+        sizes = {(axis, tensors[name].shape[axis]) for name, axis in fixed}
         others = [
             (name, axis)
             for name, shape in shapes.items()
             for axis, size in enumerate(shape)
             if isinstance(size, int) and (axis, size) in sizes
         ]
-        if not others or is_accepted(named):
+        if not others or is_accepted(fixed):
             continue
         choices = [*([other] for other in others), others]
-        if missing := next((axes for axes in choices if is_accepted([*named, *axes])), None):
+        if missing := next((axes for axes in choices if is_accepted([*fixed, *axes])), None):
             places = " and ".join(f"axis {axis} of {name}" for name, axis in missing)
             option = " ".join(f"{name}:{axis}={dimension}" for name, axis in missing)
             error.hint = (

@@ -205,9 +205,9 @@ def _write_part(
         tagged_graph = _handed_over(run, tagged_graph, paths.model)
         is_external = run.handover.is_external(tagged_graph.model) if run.handover is not None else None
         to_write, functions, function_notes = _with_functions(run, result, part, tagged_graph)
-        written = [*write_model(to_write, staged, external=is_external)]
+        files = [*write_model(to_write, staged, external=is_external)]
         if tagged_graph.handed is not None:
-            tagged_graph.handed.refuse_written(sum(file.stat().st_size for file in written))
+            tagged_graph.handed.refuse_written(sum(file.stat().st_size for file in files))
         try:
             comparison = _verify_part(run, prepared, tagged_graph, staged)
             adapter_notes = _verify_adapters(run, prepared, tagged_graph, staged)
@@ -218,7 +218,7 @@ def _write_part(
             if tagged_graph.handed is not None:
                 error.hint = tagged_graph.handed.below_minimum_hint or error.hint
             # Another exporter may be tried, which needs the disk space.
-            for file in written:
+            for file in files:
                 file.unlink(missing_ok=True)
             raise
         exported = _exported_part(run, part, paths, tagged_graph, comparison)
@@ -226,13 +226,13 @@ def _write_part(
         notes = (*exported.notes, *function_notes, *adapter_notes)
         if run.target.with_adapters:
             names = write_adapters(part.adapters, staged, lambda name: run.files.reserve(paths.model.with_name(name)))
-            written += [paths.model.with_name(name) for name in names]
+            files += [paths.model.with_name(name) for name in names]
         exported = replace(
             exported,
             functions=functions,
             notes=notes,
             model_sha256=hash_file(staged) if paths.sidecar or paths.report else "",
-            files=_written_files(paths, written, run.files.written_sizes()),
+            files=_written_files(paths, files, run.files.written_sizes()),
         )
         # Files of an earlier export, also if this export writes no sidecar.
         owned = earlier_companions(sidecar_path(paths.model)) if run.target.overwrite else ()
@@ -251,7 +251,7 @@ def _write_part(
             result = replace(result, companions=companions)
             models = [run.target.part_paths(other).model for other in run.loaded.requested_parts]
             remove_companions(paths.model.parent, {*owned} - {*sources, *(path.name for path in sizes)}, models)
-    return _with_part(result, replace(exported, files=_written_files(paths, written, sizes)), run)
+    return _with_part(result, replace(exported, files=_written_files(paths, files, sizes)), run)
 
 
 def _with_functions(
@@ -361,8 +361,8 @@ def _verify_part(
         # A head, or a neighbouring scale, may be zero.
         verified = _verified_on_copy(run, prepared, tagged_graph, advice)
         if verified is not None and len(verified.constant) < len(verification.constant):
-            shown = {*verification.constant} - {*verified.constant}
-            assumed = (item for item in verification.assumed or () if item.value not in shown)
+            disproved = {*verification.constant} - {*verified.constant}
+            assumed = (item for item in verification.assumed or () if item.value not in disproved)
             verification = replace(verification, assumed=tuple(assumed), on_drawn_weights=True)
     verification = replace(verification, accepts_assumptions=run.config.accept_assumptions)
     return _verify_text(run, prepared, verification)

@@ -110,13 +110,13 @@ class ValueLoops(ABC):
         return True
 
     def _places(self, original: Callable[..., object], *args: Any, **options: Any) -> Any:
-        found = original(*args, **options)
+        result = original(*args, **options)
         values = args[0] if args else options["input"]
-        if isinstance(found, torch.Tensor) and values.dim() == 1:
+        if isinstance(result, torch.Tensor) and values.dim() == 1:
             places = self.place_count(values)
             if places is not None:
-                setattr(found, _ROUNDS, places)
-        return _marked(found)
+                setattr(result, _ROUNDS, places)
+        return _marked(result)
 
     def _rounds(self, original: Callable[..., object], values: torch.Tensor) -> Any:
         places = getattr(values, _ROUNDS, None)
@@ -154,9 +154,9 @@ def call_replaced(owner: object, name: str, patch: Callable[..., object]) -> Abs
 
 
 def _counted(original: Callable[..., object], *args: object, **options: object) -> Any:
-    found = original(*args, **options)
+    result = original(*args, **options)
     # A call with two tensors returns a single tensor, which holds no positions.
-    return found if isinstance(found, torch.Tensor) else _marked(found)
+    return result if isinstance(result, torch.Tensor) else _marked(result)
 
 
 def _marked(found: Any) -> Any:

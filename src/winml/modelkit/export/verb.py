@@ -90,8 +90,8 @@ def plan_export(request: ExportRequest) -> ExportPlan:
     companions, orphans = _companions(request, paths, folder)
     adapters = read_adapters(model.adapter)
     reads = (*(path for path in source.files if path.is_file()), *adapter_files(adapters).values())
-    named = (adapter.name for adapter in adapters if adapter.name is not None)
-    beside = tuple(paths.model.with_name(f"{name}{ADAPTER_SUFFIX}") for name in named)
+    adapter_names = (adapter.name for adapter in adapters if adapter.name is not None)
+    beside = tuple(paths.model.with_name(f"{name}{ADAPTER_SUFFIX}") for name in adapter_names)
     refuse_existing(beside, overwrite=request.overwrite)
     return ExportPlan(
         verb="export",

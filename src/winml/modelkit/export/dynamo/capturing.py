@@ -359,10 +359,10 @@ def _bounds_of_sizes(
         shape = getattr(placeholders.get(argument) if isinstance(argument, str) else None, "shape", ())
         for axis, dimension in axes.get(name, {}).items() if shape else ():
             size = shape[axis]
-            found = program.range_constraints.get(size.node.expr) if isinstance(size, torch.SymInt) else None
-            if found is None:
+            limits = program.range_constraints.get(size.node.expr) if isinstance(size, torch.SymInt) else None
+            if limits is None:
                 continue
-            least, most = (int(bound) if bound.is_Integer else sys.maxsize for bound in (found.lower, found.upper))
+            least, most = (int(bound) if bound.is_Integer else sys.maxsize for bound in (limits.lower, limits.upper))
             if least > _LEAST_TRACED or most < _LARGEST_SIZE:
                 before = bounds.get(dimension, (0, sys.maxsize))
                 bounds[dimension] = (max(before[0], least if least > _LEAST_TRACED else 0), min(before[1], most))

@@ -156,11 +156,11 @@ def _computed_from(value: Any, until: Collection[str] = (), *, follows_writes: b
         follows_writes: Also yield operands that were written into these values or into views of them.
     """
     pending: list[Any] = [value]
-    seen: set[int] = set()
+    visited: set[int] = set()
     while pending:
         item = pending.pop()
-        if item.unique() not in seen:
-            seen.add(item.unique())
+        if item.unique() not in visited:
+            visited.add(item.unique())
             yield item
             pending += [] if item.node().kind() in until else item.node().inputs()
             pending += _written_into(item) if follows_writes else []
