@@ -40,8 +40,8 @@ class Assumption(Record):
     def words(self) -> str:
         """The assumption without its sentence: ``branch at net.py:8 (x: False)``."""
         at = f" at {self.place}" if self.place else ""
-        found = ": ".join(word for word in (self.input, self.value) if word)
-        return f"{self.kind}{at}{f' ({found})' if found else ''}"
+        detail = ": ".join(word for word in (self.input, self.value) if word)
+        return f"{self.kind}{at}{f' ({detail})' if detail else ''}"
 
 
 def branch_taken(place: Place) -> Assumption:

@@ -147,8 +147,8 @@ def _add_node(
     function: tuple[str, str] | None = None,
 ) -> None:
     weight_inputs = tuple((position, visible[name]) for position, name in enumerate(node.input) if name in visible)
-    held = visible.get(node.output[0]) if _is_constant(node) else None
-    contents.nodes.append(PlacedNode(node, place, weight_inputs, held, function))
+    held_weight = visible.get(node.output[0]) if _is_constant(node) else None
+    contents.nodes.append(PlacedNode(node, place, weight_inputs, held_weight, function))
     for graph in subgraphs(node):
         _add_graph(contents, graph, visible, "function" if function else "subgraph", function)
 

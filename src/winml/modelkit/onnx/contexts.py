@@ -62,8 +62,8 @@ def context_file_attributes(model: onnx.ModelProto) -> Iterator[onnx.AttributePr
 
 def context_file_names(model: ir.Model) -> tuple[str, ...]:
     """Return the files of compiled content, as named by the nodes of a model."""
-    named = (node for node in context_nodes(model) if not node.attributes.get_int(_EMBEDS, 1))
-    return tuple(dict.fromkeys(filter(None, (node.attributes.get_string(_CACHE, "") for node in named))))
+    nodes = (node for node in context_nodes(model) if not node.attributes.get_int(_EMBEDS, 1))
+    return tuple(dict.fromkeys(filter(None, (node.attributes.get_string(_CACHE, "") for node in nodes))))
 
 
 def rename_context_files(model: ir.Model, names: dict[str, str]) -> None:

@@ -190,14 +190,14 @@ class Cutter:
         """
         inside = set(part_nodes)
         nodes = self._in_graph_order(inside)
-        read = dict.fromkeys(value for node in nodes for value in self._reads[node] if value.producer() not in inside)
+        outer = dict.fromkeys(value for node in nodes for value in self._reads[node] if value.producer() not in inside)
         return Cut(
             nodes,
             drawn_in=(),
             left_out=(),
-            inputs=tuple(value for value in read if not value.is_initializer()),
+            inputs=tuple(value for value in outer if not value.is_initializer()),
             outputs=self._read_outside(nodes, inside),
-            initializers=tuple(value for value in read if value.is_initializer()),
+            initializers=tuple(value for value in outer if value.is_initializer()),
         )
 
     def _read_outside(self, nodes: Iterable[ir.Node], inside: set[ir.Node]) -> tuple[ir.Value, ...]:

@@ -431,8 +431,8 @@ def _reads(node: ir.Node) -> list[ir.Value]:
     own = {value for inner in nodes[1:] for value in inner.outputs}
     for graph in (graph for inner in nodes for graph in node_graphs(inner)):
         own |= {*graph.inputs, *graph.initializers.values()}
-    read = (value for each in nodes for value in each.inputs)
-    return list(dict.fromkeys(value for value in read if value is not None and value not in own))
+    values = (value for each in nodes for value in each.inputs)
+    return list(dict.fromkeys(value for value in values if value is not None and value not in own))
 
 
 def _scope(path: str, names: Iterable[str]) -> str:
@@ -476,10 +476,10 @@ def _signature(body: Sequence[ir.Node], inputs: Sequence[ir.Value], outputs: Seq
     places: dict[ir.Value | None, object] = {value: number for number, value in enumerate(inputs)}
     nodes = []
     for index, node in enumerate(body):
-        read = tuple(None if value is None else places[value] for value in node.inputs)
+        operands = tuple(None if value is None else places[value] for value in node.inputs)
         attributes = sorted(ir.serde.serialize_attribute(item).SerializeToString() for item in node.attributes.values())
         created = tuple(_described(value) for value in node.outputs)
-        nodes.append((node.op_identifier(), node.doc_string, tuple(attributes), read, created))
+        nodes.append((node.op_identifier(), node.doc_string, tuple(attributes), operands, created))
         places.update({value: (index, output) for output, value in enumerate(node.outputs)})
     return tuple(nodes), len(inputs), tuple(places[value] for value in outputs)
 

@@ -82,10 +82,10 @@ def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
         getattr(bare, field).extend(getattr(model, field))
     for field in ("node", "input", "output", "value_info"):
         getattr(bare.graph, field).extend(getattr(model.graph, field))
-    passed = {value.name for value in model.graph.input}
+    input_names = {value.name for value in model.graph.input}
     tensors = (*model.graph.initializer, *(item.values for item in model.graph.sparse_initializer))
     for name in dict.fromkeys(tensor.name for tensor in tensors):
-        if name not in passed:
+        if name not in input_names:
             bare.graph.input.add().name = name
     return bare
 
@@ -137,9 +137,9 @@ class _Names:
         passed_through = set(inlined)
         others = [node for node in nodes if node not in passed_through]
         renamed = {value for node in inlined for value in _renamed_values(node)}
-        held = (value.name for node in nodes for value in node.outputs if value not in renamed)
+        original_names = (value.name for node in nodes for value in node.outputs if value not in renamed)
         self.nodes = FreshNames(node.name for node in others)
-        self.values = FreshNames([*(value.name for value in graph.inputs), *graph.initializers, *held])
+        self.values = FreshNames([*(value.name for value in graph.inputs), *graph.initializers, *original_names])
 
 
 def _renamed_values(node: ir.Node) -> list[ir.Value]:
@@ -268,8 +268,8 @@ def _checked_places(runs: object, nodes: Sequence[ir.Node]) -> list[int]:
         raise ValueError("not every position once")
     place_of: dict[ir.Node | None, int] = dict(zip(nodes, places, strict=True))
     for node in nodes:
-        read = (value.producer() for inner in walk_nodes([node]) for value in inner.inputs if value is not None)
-        if any(place_of.get(maker, -1) >= place_of[node] for maker in read):
+        producers = (value.producer() for inner in walk_nodes([node]) for value in inner.inputs if value is not None)
+        if any(place_of.get(maker, -1) >= place_of[node] for maker in producers):
             raise ValueError("a node would stand before what it reads")
     return places
 

@@ -137,7 +137,7 @@ def _open_names(shapes: Iterable[Shape | None], places: Mapping[str, Sequence[st
         for size in (None,) if shape is None else shape:
             if isinstance(size, int):
                 continue
-            found = {size, *_IDENTIFIER.findall(size)} & places.keys() if size else set()
-            names |= found or places.keys()
-            is_unknown = is_unknown or not found
+            size_names = {size, *_IDENTIFIER.findall(size)} & places.keys() if size else set()
+            names |= size_names or places.keys()
+            is_unknown = is_unknown or not size_names
     return names, is_unknown

@@ -130,19 +130,19 @@ def idle_weight_bytes(model: ir.Model) -> int:
 
     A graph may compute values only to read their sizes.
     """
-    read: set[str] = set()
-    seen: set[ir.Node] = set()
+    read_names: set[str] = set()
+    visited: set[ir.Node] = set()
     waiting = list(model.graph.outputs)
     while waiting:
         value = waiting.pop()
         node = value.producer()
         if node is None:
-            read.add(value.name or "")
-        elif node not in seen and node.op_type not in _ASKS_SIZES:
-            seen.add(node)
+            read_names.add(value.name or "")
+        elif node not in visited and node.op_type not in _ASKS_SIZES:
+            visited.add(node)
             waiting += [item for item in node.inputs if item is not None]
             waiting += _captured(node)
-    tensors = (value.const_value for name, value in model.graph.initializers.items() if name not in read)
+    tensors = (value.const_value for name, value in model.graph.initializers.items() if name not in read_names)
     # Shapes and axes are small compared with weights.
     return sum(tensor.nbytes for tensor in tensors if tensor is not None and tensor.dtype.is_floating_point())
 

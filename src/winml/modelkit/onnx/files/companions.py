@@ -70,7 +70,7 @@ def reserve_companions(
         WriteError: a file cannot be written.
     """
     digests: dict[str, str] = {}
-    retained, size_bytes = [], 0
+    unchanged, size_bytes = [], 0
     for name, source in sources.items():
         if not stays_inside(name):
             raise InternalError(f"companion {name!r} of {source} leads out of {directory}")
@@ -78,7 +78,7 @@ def reserve_companions(
         is_same, is_ours = _is_same_content(source, target), _can_be_ours(directory, name, owned)
         if not is_ours or (is_same and name not in owned):
             # Equal files that were there before, such as the checkpoint's own, do not become ours.
-            retained += [] if is_same else [name]
+            unchanged += [] if is_same else [name]
             continue
         if not is_same:
             with files.explained_errors():
@@ -86,7 +86,7 @@ def reserve_companions(
         digests[name] = hash_file(source)
         size_bytes += source.stat().st_size
     damaged = tuple(name for name in digests if name.endswith(".json") and not _may_be_json(sources[name]))
-    return Companions(tuple(digests), size_bytes, tuple(retained), digests, damaged)
+    return Companions(tuple(digests), size_bytes, tuple(unchanged), digests, damaged)
 
 
 def _may_be_json(path: Path) -> bool:
@@ -179,10 +179,10 @@ def earlier_companions(sidecar: Path) -> tuple[str, ...]:
         return ()
     if not isinstance(names, list):
         return ()
-    named = (name for name in names if isinstance(name, str) and lies_within(sidecar.parent, name))
+    inner_names = (name for name in names if isinstance(name, str) and lies_within(sidecar.parent, name))
     # Sidecars of earlier versions hold no digests.
     known = digests if isinstance(digests, dict) else {}
-    return tuple(name for name in named if not _is_changed(sidecar.parent / name, known.get(name)))
+    return tuple(name for name in inner_names if not _is_changed(sidecar.parent / name, known.get(name)))
 
 
 def _is_changed(path: Path, digest: str | None) -> bool:

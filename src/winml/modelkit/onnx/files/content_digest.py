@@ -47,11 +47,11 @@ def hash_file(path: Path) -> str:
 
 def _hash_next(file: FileIO, most: int, update: Callable[[bytes], None]) -> int:
     """Hash the next bytes of a file, ``most`` or up to its end; return how many there were."""
-    left = most
-    while left and (block := file.read(min(_BLOCK_BYTES, left))):
+    remaining = most
+    while remaining and (block := file.read(min(_BLOCK_BYTES, remaining))):
         update(block)
-        left -= len(block)
-    return most - left
+        remaining -= len(block)
+    return most - remaining
 
 
 def _state(path: Path) -> tuple[int, int, int, int]:

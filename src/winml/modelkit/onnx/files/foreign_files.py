@@ -136,12 +136,12 @@ def check_library_files(folder: Path, *, error: type[InputError] = InputError) -
     templates = folder / TEMPLATES_FOLDER
     if templates.is_dir():
         names |= {f"{TEMPLATES_FOLDER}/{entry.name}" for entry in templates.iterdir() if entry.suffix == ".jinja"}
-    found = {name: library_file(folder, name, error=error) for name in sorted(names)}
+    paths = {name: library_file(folder, name, error=error) for name in sorted(names)}
     for holder, key in _VERSION_LISTS.items():
-        if (config := found.get(holder)) is not None:
+        if (config := paths.get(holder)) is not None:
             for name in _listed_names(config, key):
-                found[name] = file_within(folder, name, f"{config}: {key}", missing_ok=True, error=error)
-    return tuple(path for path in found.values() if path is not None)
+                paths[name] = file_within(folder, name, f"{config}: {key}", missing_ok=True, error=error)
+    return tuple(path for path in paths.values() if path is not None)
 
 
 def _listed_names(config: Path, key: str) -> list[str]:

@@ -64,10 +64,8 @@ def _largest_value(key: str) -> float:
 
 
 def _size_error(path: Path, name: str, value: int, expected: str, error: type[InputError]) -> InputError:
-    displayed = (
-        str(value) if abs(value) < 10**15 else f"{float(value):.0e}" if abs(value) < 10**300 else "far too large"
-    )
-    return error(f"{path}: {name} is {displayed}, {expected}", hint="Correct the value, or download the config again.")
+    text = str(value) if abs(value) < 10**15 else f"{float(value):.0e}" if abs(value) < 10**300 else "far too large"
+    return error(f"{path}: {name} is {text}, {expected}", hint="Correct the value, or download the config again.")
 
 
 def _named_numbers(content: Mapping[str, object]) -> Iterator[tuple[str, str, int]]:

@@ -67,18 +67,18 @@ def _value_text(path: Path, key: str) -> str | None:
     if not lines or lines[0].strip() != _MARK:
         return None
     start = re.compile(rf"{re.escape(key)}[ \t]*:(?:\s|$)")
-    found: list[str] | None = None
+    value_lines: list[str] | None = None
     is_inside = False
     for line in lines[1:]:
         if line.rstrip() == _MARK:
             break
         if start.match(line):
-            found, is_inside = [], True
+            value_lines, is_inside = [], True
         elif line.strip() and not line.startswith(_GOES_ON):
             is_inside = False
-        if is_inside and found is not None:
-            found.append(line)
-    return None if found is None else "".join(found)
+        if is_inside and value_lines is not None:
+            value_lines.append(line)
+    return None if value_lines is None else "".join(value_lines)
 
 
 def _refuse_unusable(events: Any) -> None:

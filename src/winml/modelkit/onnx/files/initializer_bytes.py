@@ -46,15 +46,15 @@ class StoredBytes:
             return
         with self.path.open("rb") as file:
             file.seek(self.start)
-            left = self.length
-            while left:
-                piece = file.read(min(left, PIECE_BYTES))
+            remaining = self.length
+            while remaining:
+                piece = file.read(min(remaining, PIECE_BYTES))
                 if not piece:
                     raise InputError(
                         f"{self.path} is cut off: it ends before its last weight",
                         hint="Export or download the model again.",
                     )
-                left -= len(piece)
+                remaining -= len(piece)
                 yield piece
 
 
@@ -142,8 +142,8 @@ class WeightEquality:
         left, right = self._before.get(before), self._after.get(after)
         if left is None or right is None:
             return left is right  # a weight of a subgraph or a constant: its node is compared
-        done, total = size_words(self._compared), size_words(self._total)
-        count_progress(self._compared, self._total, f"{done} of {total} compared")
+        compared, total = size_words(self._compared), size_words(self._total)
+        count_progress(self._compared, self._total, f"{compared} of {total} compared")
         self._compared = min(self._compared + left.size_bytes + right.size_bytes, self._total)
         if before == after:
             return _have_equal_bytes(left, right)

@@ -40,11 +40,11 @@ def named_path(text: str | os.PathLike[str]) -> Path:
         record_read(path)
         return path
     except (OSError, RuntimeError, ValueError) as error:
-        displayed = os.fspath(text)
-        displayed = displayed if len(displayed) <= _DISPLAYED_CHARACTERS else f"{displayed[:_DISPLAYED_CHARACTERS]}…"
+        shortened = os.fspath(text)
+        shortened = shortened if len(shortened) <= _DISPLAYED_CHARACTERS else f"{shortened[:_DISPLAYED_CHARACTERS]}…"
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise ModelPathError(
-            f"{displayed}: cannot be a path: {reason}", hint="Pass the path of a file or folder."
+            f"{shortened}: cannot be a path: {reason}", hint="Pass the path of a file or folder."
         ) from None
 
 

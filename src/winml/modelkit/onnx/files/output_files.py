@@ -95,13 +95,13 @@ def waiting_files(paths: Iterable[Path]) -> frozenset[Path]:
     """Return the files next to these paths that a killed command finished and did not move; changes nothing."""
     directories = dict.fromkeys(path.parent for path in paths)
     return frozenset(
-        directory / name for directory in directories for found in interrupted_in(directory) for name in found.completes
+        directory / name for directory in directories for item in interrupted_in(directory) for name in item.completes
     )
 
 
 def is_waiting(path: Path, outputs: Iterable[Path]) -> bool:
     """Return True if recovery next to the outputs would move a file to a path before the path is read."""
-    return path.absolute() in {found.absolute() for found in waiting_files(outputs)}
+    return path.absolute() in {waiting.absolute() for waiting in waiting_files(outputs)}
 
 
 def recover(paths: Iterable[Path]) -> None:
@@ -440,15 +440,15 @@ class OutputFiles:
 
     def _orphaned_data(self, targets: Iterable[Path]) -> dict[Path, list[str]]:
         """Return directory → weight files of the replaced models that may be removed."""
-        found: dict[Path, list[str]] = {}
+        orphans: dict[Path, list[str]] = {}
         for target in targets:
             if target.suffix.lower() != file_names.MODEL_SUFFIX or not os.path.lexists(target):
                 continue
             from winml.modelkit.onnx.files.placing import replaceable_data
 
             paths = {target.with_name(name) for name in replaceable_data(target)} - {*self._kept, *self._reserved}
-            found.setdefault(target.parent, []).extend(path.name for path in paths if os.path.lexists(path))
-        return found
+            orphans.setdefault(target.parent, []).extend(path.name for path in paths if os.path.lexists(path))
+        return orphans
 
     def _reserved_places(self) -> dict[Path, Path]:
         """Return final path → temporary path. The file reserved first is moved last, after the files it names."""

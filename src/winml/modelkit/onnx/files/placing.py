@@ -174,16 +174,16 @@ def _copied_by_system(original: Path, target: Path) -> bool:
     """Copy a file by the system call that makes reflinks; return False if it is not supported."""
     if sys.platform != "linux":
         return False
-    with original.open("rb") as read, target.open("wb") as written:
-        left = os.fstat(read.fileno()).st_size
+    with original.open("rb") as source_file, target.open("wb") as target_file:
+        remaining = os.fstat(source_file.fileno()).st_size
         try:
-            while left and (copied := os.copy_file_range(read.fileno(), written.fileno(), left)):
-                left -= copied
+            while remaining and (copied := os.copy_file_range(source_file.fileno(), target_file.fileno(), remaining)):
+                remaining -= copied
         except OSError as error:
             if error.errno in _NOT_SUPPORTED:
                 return False
             raise
-    return not left
+    return not remaining
 
 
 def _existing_data_file(model: Path, name: str) -> Path:

@@ -273,13 +273,13 @@ def interruptions_held() -> Iterator[None]:
 
     # Handlers set outside Python (None) and ignored signals stay unchanged.
     handlers = {number: signal.getsignal(number) for number in _HELD}
-    held = {number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
-    for number in held:
+    replaced = {number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
+    for number in replaced:
         signal.signal(number, note)
     try:
         yield
     finally:
-        for number, handler in held.items():
+        for number, handler in replaced.items():
             signal.signal(number, handler)
         for number in dict.fromkeys(received):
             signal.raise_signal(number)
@@ -471,7 +471,7 @@ def unfinished_notes(paths: Iterable[Path]) -> tuple[str, ...]:
 
 
 def _unfinished_words(directory: Path) -> str:
-    names = [name for found in interrupted_in(directory) for name in found.completes]
+    names = [name for interrupted in interrupted_in(directory) for name in interrupted.completes]
     if not names:
         return _unfinished_build_words(directory)
     return (
@@ -544,8 +544,8 @@ def _settle(folder: Path, directory: Path) -> tuple[_Settled | None, tuple[str, 
 
 
 def _note(directory: Path, settled: _Settled, earlier: tuple[str, ...]) -> None:
-    done = {"put in place": settled.placed, "removed": settled.removed, "put back": earlier}
-    words = "; ".join(f"{verb} {', '.join(names)}" for verb, names in done.items() if names)
+    changes = {"put in place": settled.placed, "removed": settled.removed, "put back": earlier}
+    words = "; ".join(f"{verb} {', '.join(names)}" for verb, names in changes.items() if names)
     if words:
         record_settled(f"{directory}: an earlier command was killed; {words}")
 

@@ -177,8 +177,8 @@ def _number(data: mmap.mmap | bytes, start: int, end: int, requested: int) -> in
 def _messages(data: mmap.mmap | bytes, start: int, end: int, *path: int) -> Iterator[tuple[int, int]]:
     """Yield start and end of the messages on a path of fields through a message."""
     number, *rest = path
-    for found, wire_type, _, value, stop in walk_fields(data, start, end):
-        if found == number and wire_type == LENGTH_DELIMITED:
+    for field_number, wire_type, _, value, stop in walk_fields(data, start, end):
+        if field_number == number and wire_type == LENGTH_DELIMITED:
             if rest:
                 yield from _messages(data, value, stop, *rest)
             else:
