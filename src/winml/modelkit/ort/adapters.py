@@ -74,17 +74,21 @@ def adapter_beside(model: Path, name: str, metadata: Mapping[str, str]) -> Path:
             f"{opt.adapter} {name}: {model} was built without switchable adapters",
             hint=f"Build it with {opt.adapter} NAME=PATH, where PATH is the folder of the adapter.",
         )
-    found = {path.name.removesuffix(ADAPTER_SUFFIX): path for path in sorted(model.parent.glob(f"*{ADAPTER_SUFFIX}"))}
-    if name not in found:
-        guess = nearest(name, found)
+    adapters = {
+        path.name.removesuffix(ADAPTER_SUFFIX): path for path in sorted(model.parent.glob(f"*{ADAPTER_SUFFIX}"))
+    }
+    if name not in adapters:
+        guess = nearest(name, adapters)
         known = (
-            f"Available adapters: {', '.join(found)}." if found else "There is no adapter file: build the model again."
+            f"Available adapters: {', '.join(adapters)}."
+            if adapters
+            else "There is no adapter file: build the model again."
         )
         raise UsageError(
             f"{opt.adapter} {name}: no {adapter_name(name)} beside {model}",
             hint=f"Did you mean {guess}? {known}" if guess else known,
         )
-    return library_file(model.parent, found[name].name) or found[name]
+    return library_file(model.parent, adapters[name].name) or adapters[name]
 
 
 def write_adapter(path: Path, values: Mapping[str, Array]) -> None:

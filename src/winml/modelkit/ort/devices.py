@@ -128,8 +128,8 @@ def choose_provider(ep: str | None, device: Device | None, options: Mapping[str,
 
 def _choose_named(provider: ExecutionProvider, device: Device | None, options: Mapping[str, str]) -> ChosenProvider:
     """Return a provider with a user-specified library, on the first device it finds."""
-    found = fitting_kind(provider, device_kinds(provider), {})
-    kind: Device = next(item for item in get_args(Device) if item == found)
+    kind_name = fitting_kind(provider, device_kinds(provider), {})
+    kind: Device = next(item for item in get_args(Device) if item == kind_name)
     if device is not None and device != kind:
         raise UsageError(
             f"{opt.device} {device}: {provider.name} selects the {kind} by default, and winml does not know the option "

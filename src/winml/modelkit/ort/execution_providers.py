@@ -161,20 +161,20 @@ def _named_libraries() -> dict[str, tuple[str, str]]:
 
 
 def _read_library(text: str) -> tuple[str, str, str]:
-    written, equals, path = text.partition("=")
-    if not equals or not written.strip() or not path.strip():
+    name, equals, path = text.partition("=")
+    if not equals or not name.strip() or not path.strip():
         raise UsageError(
             f"{opt.ep_library} {text!r}: expected NAME=PATH",
             hint="For example qnn=libonnxruntime_providers_qnn.so. For a provider that winml does not know, use its "
             "name in ONNX Runtime: MyExecutionProvider=PATH.",
         )
-    short = written.strip().lower().removesuffix(_SUFFIX.lower())
+    short = name.strip().lower().removesuffix(_SUFFIX.lower())
     if short == "cpu":
         raise UsageError(f"{opt.ep_library} {text}: the CPU provider is part of every ONNX Runtime", hint="Omit it.")
     if not Path(path).is_file():
         raise UsageError(f"{opt.ep_library} {text}: {path} is not a file", hint="Pass the path of the plug-in library.")
     own = _BUILT_IN.get(short)
-    stem = written.strip()[: -len(_SUFFIX)] if written.strip().lower().endswith(_SUFFIX.lower()) else written.strip()
+    stem = name.strip()[: -len(_SUFFIX)] if name.strip().lower().endswith(_SUFFIX.lower()) else name.strip()
     return short, f"{stem}{_SUFFIX}" if own is None else own.name, str(Path(path).absolute())
 
 
@@ -199,13 +199,13 @@ class _Providers(Registry[ExecutionProvider]):
         return super().__contains__(name) or name in _named_libraries()
 
     def __getitem__(self, name: str) -> ExecutionProvider:
-        named = _named_libraries().get(name)
-        if named is None:
+        library = _named_libraries().get(name)
+        if library is None:
             return super().__getitem__(name)
         if super().__contains__(name):
-            return replace(super().__getitem__(name), library=named[1])
+            return replace(super().__getitem__(name), library=library[1])
         # The supported devices are unknown until its library is loaded.
-        return ExecutionProvider(named[0], get_args(Device), library=named[1], compiles=True)
+        return ExecutionProvider(library[0], get_args(Device), library=library[1], compiles=True)
 
     def __iter__(self) -> Iterator[str]:
         yield from super().__iter__()

@@ -45,8 +45,8 @@ class FeedRules:
 
 def is_mask(spec: InputTensorSpec, rules: FeedRules | None = None) -> bool:
     """Return True if values are drawn for an input as for a mask."""
-    named = spec.name.endswith("mask") or (rules is not None and spec.name in rules.masks)
-    return named and "float" not in spec.dtype
+    is_named = spec.name.endswith("mask") or (rules is not None and spec.name in rules.masks)
+    return is_named and "float" not in spec.dtype
 
 
 def hiding_value(spec: InputTensorSpec, rules: FeedRules | None = None) -> int:
@@ -57,8 +57,8 @@ def hiding_value(spec: InputTensorSpec, rules: FeedRules | None = None) -> int:
 
 def holds_lengths(spec: InputTensorSpec, rules: FeedRules | None = None) -> bool:
     """Return True if values are drawn for an input as for the lengths of rows."""
-    named = _LENGTHS_NAME.search(spec.name) is not None or (rules is not None and spec.name in rules.length_axes)
-    return named and len(spec.shape) == 1 and "int" in spec.dtype
+    is_named = _LENGTHS_NAME.search(spec.name) is not None or (rules is not None and spec.name in rules.length_axes)
+    return is_named and len(spec.shape) == 1 and "int" in spec.dtype
 
 
 def make_feeds(
@@ -158,13 +158,13 @@ def _mask_input(
     dtype = numpy_dtype(spec.dtype)
     if spec.value_range is not None and spec.value_range[0] == spec.value_range[1]:
         return np.full(shape, spec.value_range[0], dtype)
-    displayed = np.ones(shape, dtype=np.int64)
+    visible = np.ones(shape, dtype=np.int64)
     if with_padding:
-        displayed = _draw_mask(generator, shape, is_plane=_last_name(spec).startswith("pixel"))
+        visible = _draw_mask(generator, shape, is_plane=_last_name(spec).startswith("pixel"))
     if spec.sums:
         # After a cache, the last token is the start of generation; models that read it alone ignore the mask.
-        displayed[..., -1] = 1
-    return (1 - displayed if hiding_value(spec, rules) == 1 else displayed).astype(dtype)
+        visible[..., -1] = 1
+    return (1 - visible if hiding_value(spec, rules) == 1 else visible).astype(dtype)
 
 
 def _windowed_tokens(specs: Sequence[InputTensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> int | None:
@@ -318,5 +318,5 @@ def _end_rows(values: Array, last_value: int, mask: Array | None) -> None:
     else:
         ends = np.full((*values.shape[:-1], 1), values.shape[-1] - 1)
     # A row's only token is not replaced: equal in every draw, it would hide the dependence of the outputs.
-    retained = np.take_along_axis(values, ends, axis=-1)
-    np.put_along_axis(values, ends, np.where(ends > 0, last_value, retained).astype(values.dtype), axis=-1)
+    last_values = np.take_along_axis(values, ends, axis=-1)
+    np.put_along_axis(values, ends, np.where(ends > 0, last_value, last_values).astype(values.dtype), axis=-1)

@@ -188,7 +188,7 @@ def settle_sizes(
     chosen: dict[str, int] = {}
     sums = _all_sums(inputs)
     patches = {item.grid.patches: item.name for item in inputs if item.grid is not None}
-    if passed := [name for name in patches if name in by_name]:
+    if determined := [name for name in patches if name in by_name]:
         raise UsageError(
             f"{opt.shape_config}: {passed[0]} {by_name[passed[0]]}: it is determined by the image sizes in "
             f"{patches[passed[0]]}",
@@ -241,8 +241,8 @@ def _batch_names(inputs: Sequence[InputTensorSpec], batch_size: int) -> list[str
     first = [item.shape[0] for item in inputs if item.shape]
     named = [key for key in first if isinstance(key, str) and counts_rows(key)]
     nameless = [key for key in first if isinstance(key, str) and ":" in key]
-    if named or nameless:
-        return list(dict.fromkeys(named or nameless))
+    if batch_keys or nameless:
+        return list(dict.fromkeys(batch_keys or nameless))
     if first and all(size == batch_size for size in first):
         return []
     shapes = ", ".join(f"{item.name} {item.words}" for item in inputs)
@@ -404,10 +404,10 @@ def read_array(path: Path, source: str) -> Array:
             raise InputError(f"{source}: does not begin as an .npy file", hint=_SAVE_ARRAY)
         file.seek(0)
         declared = _declared_bytes(file)
-        held = path.stat().st_size - file.tell()
-        if declared > held:
+        size = path.stat().st_size - file.tell()
+        if declared > size:
             raise InputError(
-                f"{source}: the array declares {size_words(declared)} and has {size_words(held)}", hint=_SAVE_ARRAY
+                f"{source}: the array declares {size_words(declared)} and has {size_words(size)}", hint=_SAVE_ARRAY
             )
         file.seek(0)
         array: Array = np.load(file, allow_pickle=False)

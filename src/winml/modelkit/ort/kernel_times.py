@@ -236,7 +236,7 @@ def _executed_parts(path: Path) -> list[list[list[dict[str, str]]]]:
 
 
 def _device_kernel(row: Mapping[str, str], run: int, start: float, provider: str) -> KernelTime:
-    found = _IDENTIFIER.match(row["Event Identifier"])
-    name = row["Event Identifier"] if found is None else found["name"] or found["number"]
+    match = _IDENTIFIER.match(row["Event Identifier"])
+    name = row["Event Identifier"] if match is None else match["name"] or match["number"]
     duration = float(row["Time"])
     return KernelTime(name, "", run, start, duration, duration, None, None, provider)

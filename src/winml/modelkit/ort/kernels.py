@@ -325,10 +325,10 @@ def reasons_in_log(lines: Iterable[str]) -> dict[str, str]:
     reasons: dict[str, str] = {}
     names: list[str] = []
     for line in lines:
-        if found := _NODE.search(line):
-            names.append(found[1])
-        elif found := _REASON.match(line):
-            reasons |= dict.fromkeys(names, _NODE_NAMED.sub("", found[1]))
+        if match := _NODE.search(line):
+            names.append(match[1])
+        elif match := _REASON.match(line):
+            reasons |= dict.fromkeys(names, _NODE_NAMED.sub("", match[1]))
             names = []
         elif line.strip():
             names = []

@@ -176,7 +176,7 @@ def _catalogue_notes() -> Iterator[str]:
         return
     catalogue = importlib.import_module("windowsml").EpCatalog
     with contextlib.suppress(OSError), catalogue() as catalog:
-        for found in catalog.find_all_providers():
+        for entry in catalog.find_all_providers():
             yield (
                 f"the Windows ML catalog has {found.name} {found.version} ({found.ready_state.name}); load its library "
                 f"with {opt.ep_library} {found.name}=PATH"

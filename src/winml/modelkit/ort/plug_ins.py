@@ -55,17 +55,17 @@ def missing_kernel_hint(reason: str) -> str:
 
 def _is_of_unsupported_opset(reason: str) -> bool:
     """Return True if the operator without a kernel was replaced by another version in an opset that has kernels."""
-    if (found := _MISSING_KERNEL.search(reason)) is None:
+    if (match := _MISSING_KERNEL.search(reason)) is None:
         return False
     import onnx
 
     from winml.modelkit.onnx.validity import OLDEST_OPSET
 
     try:
-        newer = onnx.defs.get_schema(found[1], OLDEST_OPSET)
+        newer = onnx.defs.get_schema(match[1], OLDEST_OPSET)
     except onnx.defs.SchemaError:  # an operator of another domain
         return False
-    return int(found[2]) < newer.since_version
+    return int(match[2]) < newer.since_version
 
 
 _RECOMMENDED_OPSET = 17
@@ -81,8 +81,8 @@ def _node_words(found: re.Match[str]) -> str:
 
 def failed_node(reason: str) -> str:
     """Return the name of the node that a reason of :func:`ort_reason` begins with, or an empty string."""
-    found = _FAILED_NODE.search(reason)
-    return found[1] if found is not None else ""
+    match = _FAILED_NODE.search(reason)
+    return match[1] if match is not None else ""
 
 
 _FAILED_NODE = re.compile(r"\bnode (?!without a name )(.+?) \(\w+\): ")
@@ -180,8 +180,8 @@ _MISSPELLED = 0.8
 
 def library_version(provider: ExecutionProvider) -> str:
     """Return the version stated by a user-specified library; ``unknown`` before it is registered."""
-    found = (device for device in ort.get_ep_devices() if _is_of(device, provider.library))
-    return next((device.ep_metadata.get("version", "unknown") for device in found), "unknown")
+    devices = (device for device in ort.get_ep_devices() if _is_of(device, provider.library))
+    return next((device.ep_metadata.get("version", "unknown") for device in devices), "unknown")
 
 
 def device_kinds(provider: ExecutionProvider) -> list[str]:
@@ -290,10 +290,10 @@ def fitting_kind(provider: ExecutionProvider, present: Sequence[str], options: M
         UsageError: no device is found, or the selected device is neither found nor simulated.
     """
     if not present:
-        taken = f"Its plug-in supports {provider.plug_in_devices} only. " if provider.plug_in_devices else ""
+        supported = f"Its plug-in supports {provider.plug_in_devices} only. " if provider.plug_in_devices else ""
         raise UsageError(
             f"{provider.name} finds no supported device on this machine",
-            hint=f"{taken}winml sys lists the devices of every provider.",
+            hint=f"{supported}winml sys lists the devices of every provider.",
         )
     selected = _selected_kinds(provider, options)
     if fitting := next((kind for kind in present if kind in selected), ""):

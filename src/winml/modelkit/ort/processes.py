@@ -45,8 +45,8 @@ def module_path() -> list[str]:
     Entries are absolute, so that they are valid in another working directory. The folder of this package is appended if
     missing.
     """
-    found = [str(Path(entry).absolute()) for entry in search_path()]
-    return list(dict.fromkeys((*found, str(Path(__file__).absolute().parents[3]))))
+    entries = [str(Path(entry).absolute()) for entry in search_path()]
+    return list(dict.fromkeys((*entries, str(Path(__file__).absolute().parents[3]))))
 
 
 def start_python(module: str, *arguments: str, **settings: Any) -> subprocess.Popen[Any]:

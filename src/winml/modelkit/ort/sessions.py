@@ -235,10 +235,10 @@ class Session:
         output_names: Sequence[str],
         retained: Collection[str],
     ) -> tuple[dict[str, Array], dict[str, ort.OrtValue]]:
-        passed = (*feeds, *states)
-        if set(passed) != set(self.inputs):
+        names = (*feeds, *states)
+        if set(names) != set(self.inputs):
             raise UsageError(
-                f"{self.name} takes {', '.join(self.inputs) or 'no inputs'}; got {', '.join(passed) or 'none'}"
+                f"{self.name} takes {', '.join(self.inputs) or 'no inputs'}; got {', '.join(names) or 'none'}"
             )
         self.refuse_sizes(feeds)
         with _run_errors(self.name):

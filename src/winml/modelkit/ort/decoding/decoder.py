@@ -402,17 +402,17 @@ class DecoderGraph:
                 self._step_outputs = {sizes: arrays}
         else:
             before = cache.values
-            arrays, retained = self._session.run_with_states(feeds, before, {*self.states.values()})
+            arrays, states = self._session.run_with_states(feeds, before, {*self.states.values()})
             cache.values = {
-                name: retained[output]
+                name: states[output]
                 if name not in self._growing_axes
-                else _last_entries(retained[output], self.held or 0, self._growing_axes[name])
+                else _last_entries(states[output], self.held or 0, self._growing_axes[name])
                 for name, output in self.states.items()
             }
             if is_hidden.any():
                 for name, axis in self._constant_states.items():
-                    held = hold_hidden_rows(to_array(before[name]), to_array(cache.values[name]), is_hidden, axis)
-                    cache.values[name] = to_ort_value(held)
+                    merged = hold_hidden_rows(to_array(before[name]), to_array(cache.values[name]), is_hidden, axis)
+                    cache.values[name] = to_ort_value(merged)
         cache.length = past + values.shape[1]
         self.last_cache = cache
         scores = arrays[SCORES]
@@ -448,15 +448,15 @@ class DecoderGraph:
             positions = np.pad(positions, [(0, 0)] * (np.ndim(positions) - 1) + [(filled - count, 0)])
             values = np.pad(values, [(0, 0), (filled - count, 0), *[(0, 0)] * (values.ndim - 2)])
             past = self.held
-        passed = {
+        arrays = {
             **_shares(self._value_inputs, _filled(values, filled)),
             MASK: _filled(mask[:, past:], filled) if self._masks_new_tokens else _filled(mask, past + filled),
             POSITIONS: _all_positions(np.asarray(positions), self.position_rows, rows, filled),
         }
         if TOKEN_TYPES in self._by_name:
-            passed[TOKEN_TYPES] = _filled(self.token_kinds(values, cache), filled)
+            arrays[TOKEN_TYPES] = _filled(self.token_kinds(values, cache), filled)
         hint = "Pass that many rows and tokens, or build the model with dynamic sizes."
-        return {item.name: fitted_array(item, passed[item.name], self.name, hint) for item in self._fed_inputs}
+        return {item.name: fitted_array(item, arrays[item.name], self.name, hint) for item in self._fed_inputs}
 
     def token_values(self, tokens: Array, cache: GraphCache | None) -> Array:  # noqa: ARG002  # read where others derive
         """Return the input values of tokens: the token ids.

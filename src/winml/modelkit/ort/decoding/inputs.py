@@ -131,8 +131,8 @@ def decoder_tokens(inputs: Sequence[InputTensorSpec], requested: Mapping[str, in
     axes = _open_axes(inputs)
     if axes is None:
         return None
-    passed = sizes_by_key(inputs, requested)
-    tokens, past = passed.get(axes.tokens), next((passed[name] for name in axes.past if name in passed), None)
+    sizes = sizes_by_key(inputs, requested)
+    tokens, past = sizes.get(axes.tokens), next((sizes[name] for name in axes.past if name in sizes), None)
     if tokens is not None and past is not None:
         return None
     positions = next((item.value_range for item in inputs if item.name == POSITIONS), None)
@@ -180,8 +180,8 @@ def decoder_feeds(
     if axes.total is not None:
         own[axes.total] = run.tokens + run.cached
     requested_sizes = sizes_by_key(inputs, requested)
-    passed = {name: size for name, size in requested_sizes.items() if name not in own}
-    sizes = settle_sizes(inputs, {**passed, **own}, batch_size=batch_size)
+    other_sizes = {name: size for name, size in requested_sizes.items() if name not in own}
+    sizes = settle_sizes(inputs, {**other_sizes, **own}, batch_size=batch_size)
     chosen = dict(sizes.chosen)
     if not own.keys() & requested_sizes.keys():
         chosen |= dict.fromkeys(axes.past[:1], run.cached) if run.cached else {axes.tokens: run.tokens}
@@ -211,10 +211,10 @@ def prompt_before(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int
             f"{opt.step} {steps}: the model has no KV cache, or takes a fixed number of tokens",
             hint="Compare a decoder that was exported with a KV cache and dynamic sizes.",
         )
-    passed = sizes_by_key(inputs, requested)
+    sizes = sizes_by_key(inputs, requested)
     positions = next((item.value_range for item in inputs if item.name == POSITIONS), None)
     room = _PROMPT + steps if positions is None else int(positions[1]) + 1
-    tokens = passed.get(axes.tokens, max(min(_PROMPT, room - steps), 1))
+    tokens = sizes.get(axes.tokens, max(min(_PROMPT, room - steps), 1))
     if tokens + steps > room and positions is not None:
         raise UsageError(
             f"{opt.step} {steps}: after a prompt of {tokens} tokens the text has {tokens + steps} tokens, but the "
@@ -341,8 +341,8 @@ def hold_hidden_rows(before: Array, after: Array, is_hidden: Array, axis: int) -
         axis: Axis of the batch.
     """
     flags = is_hidden.reshape([-1 if place == axis else 1 for place in range(after.ndim)])
-    held: Array = np.where(flags, before, after)
-    return held
+    merged: Array = np.where(flags, before, after)
+    return merged
 
 
 def state_feeds(session: Session) -> dict[str, str]:

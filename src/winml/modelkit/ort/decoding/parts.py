@@ -283,8 +283,8 @@ class TokenEmbedder:
             is_real = pixels.any(axis=(1, 2, 3, 4))
             pixels = pixels[is_real]
         if mask is not None and item.name != PIXEL_MASK and PIXEL_MASK not in feeds:
-            displayed = mask.reshape(-1, *mask.shape[2:])[is_real] if is_of_rows else mask
-            if not displayed.all():
+            valid_pixels = mask.reshape(-1, *mask.shape[2:])[is_real] if is_of_rows else mask
+            if not valid_pixels.all():
                 raise UsageError(
                     f"{PIXEL_MASK} masks pixels, but {self._vision.name} does not support masked pixels",
                     hint="Pass images of the full input size: the processor splits or resizes them.",
@@ -391,15 +391,15 @@ class VisionLanguageDecoder(DecoderGraph):
         Raises:
             UsageError: the passed types do not fit the tokens.
         """
-        passed = cache.encoded.get(TOKEN_TYPES) if cache is not None else None
-        if passed is None:
+        kinds = cache.encoded.get(TOKEN_TYPES) if cache is not None else None
+        if kinds is None:
             return super().token_kinds(values, cache)
-        if passed.shape != values.shape[:2]:
+        if kinds.shape != values.shape[:2]:
             raise UsageError(
-                f"{TOKEN_TYPES} is {array_words(passed)}; expected one for each token, {list(values.shape[:2])}",
+                f"{TOKEN_TYPES} is {array_words(kinds)}; expected one for each token, {list(values.shape[:2])}",
                 hint="Pass the outputs of the model's processor for the same text and images.",
             )
-        return passed
+        return kinds
 
     def token_values(self, tokens: Array, cache: GraphCache | None) -> Array:
         """Return the embeddings of tokens, concatenated, so that they are divided into runs together.
