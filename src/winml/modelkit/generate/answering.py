@@ -86,8 +86,8 @@ class _CuttingTokenizer:
             return any(row.overflowing for row in rows.encodings)
         limit = self._tokenizer.model_max_length
         is_full = np.asarray(rows["input_ids"]).shape[-1] >= limit
-        named = {name: options[name] for name in ("text", "text_pair") if name in options}
-        return bool(is_full and len(self._tokenizer(*texts, **named, verbose=False)["input_ids"]) > limit)
+        texts_by_name = {name: options[name] for name in ("text", "text_pair") if name in options}
+        return bool(is_full and len(self._tokenizer(*texts, **texts_by_name, verbose=False)["input_ids"]) > limit)
 
 
 class _OneTextModel:
@@ -206,8 +206,8 @@ class TaskRunner:
 
         attributes = {"tokenizer": "_tokenizer", "image processor": "_image_processor",
                       "feature extractor": "_extractor"}  # fmt: skip
-        passed = {kind.replace(" ", "_"): getattr(self, attributes[kind]) for kind in kinds}
-        return transformers.pipeline(task or self._task, model=self._model, device="cpu", **passed)  # type: ignore[call-overload]  # one overload a task
+        processors = {kind.replace(" ", "_"): getattr(self, attributes[kind]) for kind in kinds}
+        return transformers.pipeline(task or self._task, model=self._model, device="cpu", **processors)  # type: ignore[call-overload]  # one overload a task
 
     def text_classes(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the classes of a text or of a pair, or how well each of the candidate labels describes a text.
@@ -219,8 +219,8 @@ class TaskRunner:
             return self._labelled_text(inputs, labels)
         pair = {"text_pair": inputs["text_pair"]} if inputs.get("text_pair") else {}
         with tokenizer_call(self._tokenizer, inputs["text"]):
-            found = self._pipeline("tokenizer")({"text": inputs["text"], **pair}, top_k=self._top, truncation=True)
-        return _classes(found)
+            results = self._pipeline("tokenizer")({"text": inputs["text"], **pair}, top_k=self._top, truncation=True)
+        return _classes(results)
 
     def _labelled_text(self, inputs: Mapping[str, Any], labels: Sequence[str]) -> Answer:
         if inputs.get("text_pair"):
@@ -234,15 +234,15 @@ class TaskRunner:
             )
         text = inputs["text"]
         with tokenizer_call(self._tokenizer, text):
-            found = pipeline(text, candidate_labels=list(labels))
+            result = pipeline(text, candidate_labels=list(labels))
         return _classes([
-            {"label": label, "score": score} for label, score in zip(found["labels"], found["scores"], strict=True)
+            {"label": label, "score": score} for label, score in zip(result["labels"], result["scores"], strict=True)
         ])  # fmt: skip
 
     def entities(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the entities of a text: neighbouring tokens of one class together."""
         with tokenizer_call(self._tokenizer, inputs["text"]):
-            found = self._pipeline("tokenizer")(inputs["text"], aggregation_strategy="simple")
+            results = self._pipeline("tokenizer")(inputs["text"], aggregation_strategy="simple")
         return Answer(
             "entities",
             tuple(
@@ -253,7 +253,7 @@ class TaskRunner:
                     start=item["start"],
                     end=item["end"],
                 )
-                for item in found
+                for item in results
             ),
         )
 
@@ -272,12 +272,12 @@ class TaskRunner:
         if mask not in text:
             raise UsageError(f"text {text!r} has no mask", hint=f"Put {mask} where the model should predict a token.")
         with tokenizer_call(self._tokenizer, text):
-            found = self._pipeline("tokenizer")(text, top_k=self._top, tokenizer_kwargs={"truncation": True})
+            results = self._pipeline("tokenizer")(text, top_k=self._top, tokenizer_kwargs={"truncation": True})
         return Answer(
             "labels",
             tuple(
                 AnswerEntry(label=item["token_str"], score=float(item["score"]), text=item["sequence"])
-                for item in _flat(found)
+                for item in _flat(results)
             ),
         )
 
@@ -320,8 +320,8 @@ class TaskRunner:
 
     def _outputs(self, inputs: Mapping[str, Any]) -> Arrays:
         with torch.inference_mode():
-            found = self._model(**{name: torch.as_tensor(np.asarray(value)) for name, value in inputs.items()})
-        return {name: to_numpy(value) for name, value in found.items() if isinstance(value, torch.Tensor)}
+            outputs = self._model(**{name: torch.as_tensor(np.asarray(value)) for name, value in inputs.items()})
+        return {name: to_numpy(value) for name, value in outputs.items() if isinstance(value, torch.Tensor)}
 
     def embeddings(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the embedding of one text or recording, or the similarity of each to the first."""
@@ -351,9 +351,9 @@ class TaskRunner:
         settings = read_settings(self._folder).fitted(1, position_limit(self._folder))
         with tokenizer_call(self._tokenizer, inputs["text"]):
             row = self._tokenizer(inputs["text"], return_tensors="pt", truncation=True)
-        passed = {name: row[name] for name in ("input_ids", "attention_mask") if name in row}
+        model_inputs = {name: row[name] for name in ("input_ids", "attention_mask") if name in row}
         self._model.generation_config.max_length = None  # transformers warns if both are set
-        tokens = self._model.generate(**passed, max_new_tokens=settings.max_new_tokens)[0]
+        tokens = self._model.generate(**model_inputs, max_new_tokens=settings.max_new_tokens)[0]
         with tokenizer_call(self._tokenizer):
             return Answer("text", (AnswerEntry(text=self._tokenizer.decode(tokens, skip_special_tokens=True)),))
 
@@ -395,30 +395,30 @@ class TaskRunner:
     def boxes(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the objects in an image, each with its box."""
         self._fit_images(inputs["image"])
-        found = self._pipeline("image processor")(inputs["image"], **self._threshold)
+        results = self._pipeline("image processor")(inputs["image"], **self._threshold)
         entries = (
             AnswerEntry(
                 label=str(item["label"]),
                 score=float(item["score"]),
                 box=tuple(float(item["box"][side]) for side in ("xmin", "ymin", "xmax", "ymax")),  # type: ignore[arg-type]  # four
             )
-            for item in found
+            for item in results
         )
         return Answer("boxes", tuple(entries))
 
     def segments(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the classes or objects that pixels of an image belong to, the largest first."""
         self._fit_images(inputs["image"])
-        found = self._pipeline("image processor")(inputs["image"], **self._threshold)
-        masks = [np.asarray(item["mask"]) > 0 for item in found]
+        results = self._pipeline("image processor")(inputs["image"], **self._threshold)
+        masks = [np.asarray(item["mask"]) > 0 for item in results]
         order = sorted(range(len(masks)), key=lambda place: -int(masks[place].sum()))
         numbers = np.zeros(masks[0].shape if masks else (0, 0), np.int32)
         for number, place in enumerate(order, 1):
             numbers[masks[place]] = number
         entries = (
             AnswerEntry(
-                label=str(found[place]["label"]),
-                score=None if found[place]["score"] is None else float(found[place]["score"]),
+                label=str(results[place]["label"]),
+                score=None if results[place]["score"] is None else float(results[place]["score"]),
                 share=float(masks[place].mean()),
             )
             for place in order
@@ -428,8 +428,8 @@ class TaskRunner:
     def depth(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the depth of the pixels of an image, in the model's unit."""
         self._fit_images(inputs["image"])
-        found = self._pipeline("image processor")(inputs["image"])
-        return Answer("depth", *_tensors({"depth": to_numpy(found["predicted_depth"]).squeeze()}))
+        result = self._pipeline("image processor")(inputs["image"])
+        return Answer("depth", *_tensors({"depth": to_numpy(result["predicted_depth"]).squeeze()}))
 
     def image_embeddings(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the embedding of one image, or the similarity of each to the first."""
@@ -528,8 +528,8 @@ class TaskRunner:
             settings = read_settings(self._folder).fitted(_BEFORE_TEXT, position_limit(self._folder))
             arguments["generate_kwargs"] = {"max_new_tokens": settings.max_new_tokens}
         with tokenizer_call(self._tokenizer):
-            found = pipeline(samples, **arguments)
-        return Answer("text", (AnswerEntry(text=str(found["text"])),))
+            result = pipeline(samples, **arguments)
+        return Answer("text", (AnswerEntry(text=str(result["text"])),))
 
     def audio_classes(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the classes of a recording."""
@@ -568,11 +568,11 @@ def tensor_answer(model: Any, tensors: Arrays, names: Iterable[str] | None = Non
         StageError: ONNX Runtime fails.
     """
     with torch.inference_mode():
-        found = model(**{name: torch.as_tensor(array) for name, array in tensors.items()})
+        output = model(**{name: torch.as_tensor(array) for name, array in tensors.items()})
     wanted = None if names is None else set(names)
     arrays = {
         name: to_numpy(value)
-        for name, value in found.items()
+        for name, value in output.items()
         if isinstance(value, torch.Tensor) and (wanted is None or name in wanted)
     }
     return Answer("tensors", *_tensors(arrays))
@@ -655,9 +655,9 @@ def compared_answers(ours: Answer, theirs: Answer, name: str) -> ReferenceAnswer
         theirs: Result of PyTorch.
         name: The checkpoint, as the user wrote it.
     """
-    found = list(_differences(ours, theirs))
-    numbers = [number for number, _ in found if number is not None]
-    words = next((words for _, words in found if words), None)
+    differences = list(_differences(ours, theirs))
+    numbers = [number for number, _ in differences if number is not None]
+    words = next((words for _, words in differences if words), None)
     return ReferenceAnswer(name, theirs.entries, words is None, max(numbers, default=None), ALIKE, words)
 
 

@@ -258,8 +258,8 @@ class _GeneratingModel(DecoderModel, _BuiltModel):
         """Load an ONNX file with config and tokenizer next to it; with ``config`` or ``precision``, build it first."""
         if options.get("config") is not None or options.get("precision") is not None:
             return super().from_onnx(model, **options)
-        retained = {key: value for key, value in options.items() if key not in ("config", "precision")}
-        return cls._open_file(Path(model), **retained)
+        load_options = {key: value for key, value in options.items() if key not in ("config", "precision")}
+        return cls._open_file(Path(model), **load_options)
 
 
 _OF_LOOPS = {"use_cache", "return_dict", *CACHE_ARGUMENTS, "logits_to_keep"}

@@ -351,7 +351,7 @@ def _graph_tensors(files: Mapping[str, Path], which: str) -> list[SchemaTensor]:
     from winml.modelkit.onnx.contents import declared_shape, dtype_name
     from winml.modelkit.onnx.files.reading import read_structure, required_inputs
 
-    found = []
+    tensors = []
     for part, path in files.items():
         graph = read_structure(path).graph
         for value in required_inputs(graph) if which == "inputs" else graph.output:
@@ -561,10 +561,10 @@ def _compared(
     compared = [
         compared_answers(ours, other, checkpoint.model) for (_, ours), (_, other) in zip(answers, theirs, strict=True)
     ]
-    differing = next((place for place, found in enumerate(compared) if not found.is_same), None)
+    differing = next((place for place, item in enumerate(compared) if not item.is_same), None)
     reference = compared[0 if differing is None else differing]
     if len(compared) > 1:
-        differences = [found.max_difference for found in compared if found.max_difference is not None]
+        differences = [item.max_difference for item in compared if item.max_difference is not None]
         words = None if differing is None else f"{answers[differing][0]!r}: {reference.difference}"
         difference = max(differences, default=None)
         reference = replace(reference, entries=_entries(theirs), max_difference=difference, difference=words)

@@ -70,23 +70,23 @@ class DecoderPrompt:
         """
         allowed = (self.last,) if is_last and self.last is not None else self.allowed.get(position)
         if allowed is not None:
-            retained = np.full_like(logits, -np.inf)
+            masked = np.full_like(logits, -np.inf)
             if outside := [token for token in allowed if not 0 <= token < len(logits)]:
                 raise InputError(
                     f"{GENERATION_CONFIG_NAME}: token {outside[0]} is forced at position {position}, but the "
                     f"vocabulary has {len(logits)} tokens",
                     hint="Correct it in this file (forced_bos_token_id, forced_decoder_ids, lang_to_id and the like).",
                 )
-            retained[list(allowed)] = logits[list(allowed)]
-            return retained
+            masked[list(allowed)] = logits[list(allowed)]
+            return masked
         first_free = next((place for place in range(1, position + 1) if place not in self.allowed), position)
         suppressed = (*self.suppressed, *(self.first_suppressed if position == first_free else ()))
         out = [token for token in suppressed if 0 <= token < len(logits)]
         if not out:
             return logits
-        retained = logits.copy()
-        retained[out] = -np.inf
-        return retained
+        masked = logits.copy()
+        masked[out] = -np.inf
+        return masked
 
 
 def read_decoder_prompt(folder: Path, text: TextTokens | None = None) -> tuple[DecoderPrompt, GenerationSettings]:
@@ -100,9 +100,9 @@ def read_decoder_prompt(folder: Path, text: TextTokens | None = None) -> tuple[D
         InputError: the files state no start token, or are damaged.
     """
     settings = read_settings(folder)
-    passed, config = read_generation_config(folder), _read_config(folder)
+    generation_config, config = read_generation_config(folder), _read_config(folder)
     decoder = config["decoder"] if isinstance(config.get("decoder"), dict) else {}
-    records = (passed, config, decoder)
+    records = (generation_config, config, decoder)
     numbers = (_number(record, key) for key in ("decoder_start_token_id", "bos_token_id") for record in records)
     start = next((value for value in numbers if value is not None), None)
     if text is not None:
@@ -112,18 +112,18 @@ def read_decoder_prompt(folder: Path, text: TextTokens | None = None) -> tuple[D
             f"{folder}: no decoder_start_token_id, the first token of a text",
             hint=f"Add it to {GENERATION_CONFIG_NAME}, or build the model again with its files beside it.",
         )
-    stated = passed if (folder / GENERATION_CONFIG_NAME).is_file() else config
+    forced = generation_config if (folder / GENERATION_CONFIG_NAME).is_file() else config
     prompt = read_prompt(folder)
     allowed = dict(prompt)
-    if (first := _number(stated, "forced_bos_token_id")) is not None:
+    if (first := _number(forced, "forced_bos_token_id")) is not None:
         allowed[1] = (first,)
     beginning = DecoderPrompt(
         start,
         prompt_places=len(prompt),
         allowed=allowed,
-        last=_number(stated, "forced_eos_token_id"),
-        suppressed=tuple(stated.get("suppress_tokens") or ()),
-        first_suppressed=tuple(stated.get("begin_suppress_tokens") or ()),
+        last=_number(forced, "forced_eos_token_id"),
+        suppressed=tuple(forced.get("suppress_tokens") or ()),
+        first_suppressed=tuple(forced.get("begin_suppress_tokens") or ()),
     )
     others = {key: value for key, value in (settings.for_transformers or {}).items() if key not in _READ_HERE}
     return beginning, replace(settings, for_transformers=others or None)
@@ -141,32 +141,32 @@ def read_prompt(folder: Path, **requested: object) -> dict[int, tuple[int, ...]]
     Raises:
         InputError: an unknown language or task, or a request for timestamps.
     """
-    passed = {**read_generation_config(folder), **without_none(**requested)}
-    language, task = passed.get("language"), passed.get("task")
-    if passed.get("return_timestamps"):
+    config = {**read_generation_config(folder), **without_none(**requested)}
+    language, task = config.get("language"), config.get("task")
+    if config.get("return_timestamps"):
         raise InputError(
-            f"{folder / GENERATION_CONFIG_NAME}: return_timestamps is {passed['return_timestamps']}, but text "
+            f"{folder / GENERATION_CONFIG_NAME}: return_timestamps is {config['return_timestamps']}, but text "
             "is generated without timestamps",
             hint="Set it to false.",
         )
     is_named = language is not None or task is not None
-    if is_named and passed.get("is_multilingual") is False:
+    if is_named and config.get("is_multilingual") is False:
         raise InputError(
             f"{folder}: language {language!r} and task {task!r} require a multilingual model",
             hint=f"Remove them from {GENERATION_CONFIG_NAME}.",
         )
-    forced = passed.get("forced_decoder_ids") or _read_config(folder).get("forced_decoder_ids")
+    forced = config.get("forced_decoder_ids") or _read_config(folder).get("forced_decoder_ids")
     pairs = () if is_named else forced or ()
     allowed: dict[int, tuple[int, ...]] = {position: (token,) for position, token in pairs if token is not None}
-    languages = passed.get("lang_to_id") or {}
+    languages = config.get("lang_to_id") or {}
     if language is not None:
         allowed[1] = (_token_of(language, languages, "language", folder),)
     elif languages and 1 not in allowed:
         allowed[1] = tuple(languages.values())
-    tasks = passed.get("task_to_id") or {}
+    tasks = config.get("task_to_id") or {}
     if task is not None or (language is not None and tasks):
         allowed[max(allowed, default=0) + 1] = (_token_of(task or "transcribe", tasks, "task", folder),)
-    without_times = _number(passed, "no_timestamps_token_id")
+    without_times = _number(config, "no_timestamps_token_id")
     if without_times is not None and (without_times,) not in allowed.values():
         allowed[max(allowed, default=0) + 1] = (without_times,)
     return allowed
@@ -182,13 +182,13 @@ def _token_of(name: object, known: Mapping[str, int], key: str, folder: Path) ->
         from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
         names += [f"<|{TO_LANGUAGE_CODE.get(names[0])}|>"]
-    found = next((known[item] for item in names if item in known), None)
-    if found is None:
+    token = next((known[item] for item in names if item in known), None)
+    if token is None:
         raise InputError(
             f"{folder}: {key} is {name!r}; the model supports {', '.join(list(known)[:8]) or 'not named'}",
             hint=f"Use a supported value in {GENERATION_CONFIG_NAME} (lang_to_id, task_to_id).",
         )
-    return found
+    return token
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

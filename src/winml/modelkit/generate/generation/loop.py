@@ -47,10 +47,10 @@ def processed_scores(logits: Array, before: Sequence[int], settings: GenerationS
     """
     scores: Scores = logits.astype(np.float32)
     if settings.repetition_penalty != 1.0:
-        seen = np.unique(np.asarray(before, np.int64))
-        at_seen = scores[seen]
+        earlier_tokens = np.unique(np.asarray(before, np.int64))
+        at_seen = scores[earlier_tokens]
         penalty = np.float32(settings.repetition_penalty)
-        scores[seen] = np.where(at_seen < 0, at_seen * penalty, at_seen / penalty)
+        scores[earlier_tokens] = np.where(at_seen < 0, at_seen * penalty, at_seen / penalty)
     if not settings.is_sampled:
         return scores
     if settings.temperature != 1.0:

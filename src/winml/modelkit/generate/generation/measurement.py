@@ -51,21 +51,21 @@ def measure_generation(files: Mapping[str, Path], options: RunOptions, latency: 
             hint=f"Omit {opt.generation}, or build the model again without {opt.no_cache}.",
         )
     folder = files_folder(files.get(DECODER) or files[ONLY_PART])
-    passed: dict[str, Array] = {}
+    encoder_inputs: dict[str, Array] = {}
     notes: tuple[str, ...] = ()
     if isinstance(graph, EncoderDecoder):
-        passed = dict(values_for(graph.encoder.session, options).feeds)
+        encoder_inputs = dict(values_for(graph.encoder.session, options).feeds)
         lengths = _measured_lengths(part_position_limit(files[DECODER], folder))
         measured = [1]
-        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in passed.items())
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in encoder_inputs.items())
         notes = (f"The time to the first token includes the encoder on {shapes} and the decoder on one token.",)
     else:
         lengths = measured = _measured_lengths(position_limit(folder))
-    rows = len(next(iter(passed.values()))) if passed else 1
+    rows = len(next(iter(encoder_inputs.values()))) if encoder_inputs else 1
     tokens = np.repeat(_random_tokens(graph, lengths[-1], options.seed), rows, axis=0)
 
     def begun(length: int) -> GraphCache:
-        cache = graph.start(passed, rows)
+        cache = graph.start(encoder_inputs, rows)
         graph.run(tokens[:, :length], cache=cache)
         return cache
 
@@ -103,11 +103,11 @@ def _random_tokens(graph: DecoderGraph, count: int, seed: int) -> Array:
 
 def _step_ms(graph: DecoderGraph, cache: GraphCache, token: Array, latency: LatencyOptions) -> float:
     """Measure the time of a step after a cache, whose own values stay."""
-    taken = copy.copy(cache)
+    copied = copy.copy(cache)
 
     def run() -> None:
-        taken.rewind(cache)
-        graph.run(token, cache=taken)
+        copied.rewind(cache)
+        graph.run(token, cache=copied)
 
     return _median_ms(run, latency)
 

@@ -90,11 +90,11 @@ def process_text(
     requested = {value.name: value for value in read_structure(files[DECODER]).graph.input}
     names += [PIXEL_MASK, *(name for name in requested if name == TOKEN_TYPES)]
     tokens = tuple(int(token) for token in arrays["input_ids"][0])
-    retained = {name: arrays[name] for name in names if name in arrays}
+    inputs = {name: arrays[name] for name in names if name in arrays}
     several: Any = requested[POSITIONS].type.tensor_type.shape.dim if POSITIONS in requested else ()
     if images and len(several) > 2:
-        retained[POSITIONS] = _positions_with_images(folder, several[0].dim_value, created)
-    return text, tokens, {name: array for name, array in retained.items() if images or name == TOKEN_TYPES}
+        inputs[POSITIONS] = _positions_with_images(folder, several[0].dim_value, created)
+    return text, tokens, {name: array for name, array in inputs.items() if images or name == TOKEN_TYPES}
 
 
 def _positions_with_images(folder: Path, rows: int, created: Mapping[str, Any]) -> Array:
@@ -121,12 +121,12 @@ def _processor_class(folder: Path) -> Any:
 
     make: Any = transformers.AutoProcessor
     class_of_name: Any = processing_auto.processor_class_from_name
-    named = next((item for item in find_processor_classes(folder, "", ()) if item.role == "processor"), None)
-    found: Any = None if named is None else class_of_name(named.class_name)
-    if is_torchvision_available() or found is None or _VIDEO_HALF not in found.get_attributes():
+    file_class = next((item for item in find_processor_classes(folder, "", ()) if item.role == "processor"), None)
+    processor_class: Any = None if file_class is None else class_of_name(file_class.class_name)
+    if is_torchvision_available() or processor_class is None or _VIDEO_HALF not in processor_class.get_attributes():
         return make
-    halves = [name for name in found.get_attributes() if name != _VIDEO_HALF]
-    return type(found.__name__, (found,), {"get_attributes": classmethod(lambda _class: halves)})
+    halves = [name for name in processor_class.get_attributes() if name != _VIDEO_HALF]
+    return type(processor_class.__name__, (processor_class,), {"get_attributes": classmethod(lambda _class: halves)})
 
 
 _COPY_HINT = "Copy the processor files of the checkpoint there (processor_config.json), or build the model again."
@@ -225,13 +225,13 @@ def recorded_tokens(graph: EncoderDecoder, prompt: PreparedPrompt, timed: TimedT
         samples = resampled(prompt.recording, int(extractor.sampling_rate))
         is_long = len(samples) > extractor.n_samples
         complete = {"truncation": False, "padding": "longest", "return_attention_mask": True} if is_long else {}
-        passed = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt", **complete)
+        features = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt", **complete)
     settings = prompt.settings
     requested: dict[str, object] = {} if settings.is_default_length else {"max_new_tokens": settings.max_new_tokens}
     drawn = {"temperature": settings.temperature, "top_p": settings.top_p} if settings.is_sampled else {}
     set_seed(settings.seed)
     requested |= {"return_timestamps": True, "return_segments": True, "do_sample": settings.is_sampled}
-    output = generation_call(model, **passed, **requested, **drawn)
+    output = generation_call(model, **features, **requested, **drawn)
     first_time = int(model.generation_config.no_timestamps_token_id) + 1
     timed.segments = tuple(
         TextSegment(
@@ -308,8 +308,8 @@ def encoder_arrays(encoder: Encoder, prompt: PreparedPrompt) -> dict[str, Array]
     inputs = encoder.unpadded_inputs if prompt.medium == "audio" else encoder.inputs
     if prompt.medium == "prompt":
         tokens = np.array([prompt.tokens], np.int64)
-        passed = {"input_ids": tokens, "attention_mask": np.ones_like(tokens)}
-        return {item.name: passed[item.name] for item in inputs if item.name in passed}
+        arrays = {"input_ids": tokens, "attention_mask": np.ones_like(tokens)}
+        return {item.name: arrays[item.name] for item in inputs if item.name in arrays}
     from winml.modelkit.samples.preprocessing import Preprocessor
 
     opened: Any = prompt.recording or open_image(prompt.text, None, prompt.text)

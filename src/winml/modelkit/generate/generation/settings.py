@@ -268,10 +268,10 @@ class GenerationSettings:
         if num_beams is not None:
             others.pop("num_beams", None)
             others |= {"num_beams": num_beams} if num_beams > 1 else {}
-        found = replace(self, **changed, seed=seed, for_transformers=others or None)
+        updated_settings = replace(self, **changed, seed=seed, for_transformers=others or None)
         if max_new_tokens is None:
-            return found
-        return replace(found, max_new_tokens=max_new_tokens, max_length=None, is_default_length=False)
+            return updated_settings
+        return replace(updated_settings, max_new_tokens=max_new_tokens, max_length=None, is_default_length=False)
 
     def fitted(self, prompt_tokens: int, positions: int | None) -> GenerationSettings:
         """Return the settings with a length that fits the positions of the model.
@@ -319,31 +319,31 @@ def read_settings(folder: Path) -> GenerationSettings:
         UsageError: an unsupported decoding strategy is requested.
     """
     config = read_record(folder, CHECKPOINT_CONFIG_NAME)
-    passed = read_generation_config(folder)
-    eos = passed.get("eos_token_id", _first_of(config, ("eos_token_id",)))
+    generation_config = read_generation_config(folder)
+    eos = generation_config.get("eos_token_id", _first_of(config, ("eos_token_id",)))
     ids = eos if isinstance(eos, list) else [eos]
     read_here = _OF_STEPS | _OF_ENDS | _WITHOUT_EFFECT | SPEED_ONLY | UNSUPPORTED.keys()
     other = {
         key: value
-        for key, value in passed.items()
+        for key, value in generation_config.items()
         if key not in read_here and (key not in _NEUTRAL or value != _NEUTRAL[key])
     }
-    temperature = float(passed.get("temperature", 1.0))
+    temperature = float(generation_config.get("temperature", 1.0))
     return GenerationSettings(
         # As --temperature 0 does: the token with the highest score.
-        is_sampled=passed.get("do_sample", False) and temperature > 0,
+        is_sampled=generation_config.get("do_sample", False) and temperature > 0,
         temperature=temperature or 1.0,
-        top_k=passed.get("top_k", _DEFAULT_TOP_K),
-        top_p=float(passed.get("top_p", 1.0)),
-        min_p=passed.get("min_p"),
-        repetition_penalty=float(passed.get("repetition_penalty", 1.0)),
-        max_new_tokens=passed.get("max_new_tokens", _DEFAULT_NEW_TOKENS),
-        max_length=None if "max_new_tokens" in passed else passed.get("max_length"),
+        top_k=generation_config.get("top_k", _DEFAULT_TOP_K),
+        top_p=float(generation_config.get("top_p", 1.0)),
+        min_p=generation_config.get("min_p"),
+        repetition_penalty=float(generation_config.get("repetition_penalty", 1.0)),
+        max_new_tokens=generation_config.get("max_new_tokens", _DEFAULT_NEW_TOKENS),
+        max_length=None if "max_new_tokens" in generation_config else generation_config.get("max_length"),
         eos_token_ids=tuple(token for token in ids if isinstance(token, int) and not isinstance(token, bool)),
         for_transformers=other or None,
         notes=tuple(
             f"{folder / GENERATION_CONFIG_NAME}: {key} is ignored: it does not affect the generated tokens"
-            for key in sorted(passed.keys() & _NOTED)
+            for key in sorted(generation_config.keys() & _NOTED)
         ),
     )
 
@@ -382,8 +382,8 @@ def part_position_limit(model: Path, folder: Path, part: str = DECODER) -> int |
     from winml.modelkit.onnx.bundle import read_part_description
 
     described = read_part_description(model)
-    stated = None if described is None else described.positions
-    return position_limit(folder, part) if stated is None else stated
+    limit = None if described is None else described.positions
+    return position_limit(folder, part) if limit is None else limit
 
 
 def without_none(**values: Any) -> dict[str, Any]:
@@ -394,5 +394,5 @@ def without_none(**values: Any) -> dict[str, Any]:
 def _first_of(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
     """Return the first value of a config, or of the section about its text."""
     sections = (config, *(config[name] for name in _TEXT_CONFIGS if isinstance(config.get(name), dict)))
-    found = (section[key] for section in sections for key in keys if section.get(key) is not None)
-    return next(found, None)
+    values = (section[key] for section in sections for key in keys if section.get(key) is not None)
+    return next(values, None)

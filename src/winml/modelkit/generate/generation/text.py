@@ -162,11 +162,11 @@ class _TokenizerOfTransformers:
             return list(self._tokenizer.encode(text, add_special_tokens=with_special))
 
     def pieces(self, tokens: Iterable[int], *, after: Sequence[int]) -> Iterator[str]:
-        written = list(after)
-        reported = self._decoded(written)
+        all_tokens = list(after)
+        reported = self._decoded(all_tokens)
         for token in tokens:
-            written.append(token)
-            text = self._decoded(written)
+            all_tokens.append(token)
+            text = self._decoded(all_tokens)
             if text.endswith(_BROKEN):
                 yield ""
                 continue
@@ -264,13 +264,13 @@ def _chat_template(folder: Path, config: Mapping[str, object]) -> str | None:
             raise InputError(f"{path}: {error}", hint=error.hint) from error
     value = config.get("chat_template") or read_record(folder, "chat_template.json").get("chat_template")
     if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
-        value = named.get("default")
+        templates = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+        value = templates.get("default")
     return value if isinstance(value, str) else None
 
 
 def _special_tokens(config: Mapping[str, object]) -> dict[str, object]:
     """Return the special tokens of a tokenizer as template variables: ``bos_token`` and the like."""
     tokens = {key: value for key, value in config.items() if key.endswith("_token")}
-    named = {key: value.get("content") if isinstance(value, dict) else value for key, value in tokens.items()}
-    return {key: value for key, value in named.items() if isinstance(value, str)}
+    texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in tokens.items()}
+    return {key: value for key, value in texts.items() if isinstance(value, str)}

@@ -251,9 +251,9 @@ class DecoderModel(GenerationMixin):
         self.generation_config = generation_config_beside(folder, config, has_cache=graph.has_cache)
 
     def _refuse_inputs(self, tokens: Any, use_cache: bool | None, return_dict: bool | None, other: Any) -> None:
-        passed = [name for name, value in other.items() if value is not None]
-        if tokens is None or passed:
-            problem = f"unexpected input {passed[0]!r}" if passed else "missing input_ids"
+        unexpected = [name for name, value in other.items() if value is not None]
+        if tokens is None or unexpected:
+            problem = f"unexpected input {unexpected[0]!r}" if unexpected else "missing input_ids"
             raise UsageError(
                 f"{problem}: {self.graph.name} takes {', '.join(item.name for item in self.graph.inputs)}",
                 hint="Pass input_ids, and attention_mask if rows are padded.",
@@ -320,21 +320,21 @@ class EncoderDecoderModel(DecoderModel):
 
         transformers' loop for such a model does not count the forced first tokens as new, the general loop does.
         """
-        passed = settings.get("generation_config")
+        call_config = settings.get("generation_config")
         requested = self.generation_config.max_new_tokens
-        if passed is not None and passed.max_new_tokens is not None:
-            requested = passed.max_new_tokens
+        if call_config is not None and call_config.max_new_tokens is not None:
+            requested = call_config.max_new_tokens
         requested = settings.get("max_new_tokens", requested)
         if requested is None:
             return
         positions = position_limit(self._folder)
         # The first token takes a position, too.
         longest = requested + count if positions is None else max(requested, min(requested + count, positions - 1))
-        if passed is None or "max_new_tokens" in settings:
+        if call_config is None or "max_new_tokens" in settings:
             settings["max_new_tokens"] = longest
         else:
-            settings["generation_config"] = passed = copy.deepcopy(passed)
-            passed.max_new_tokens = longest
+            settings["generation_config"] = call_config = copy.deepcopy(call_config)
+            call_config.max_new_tokens = longest
 
     def get_encoder(self, *_modality: object) -> _LoopEncoder:
         """Return the encoder; transformers' loop calls it once."""
@@ -408,15 +408,15 @@ class _PromptProcessor(LogitsProcessor):
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> Any:
         """Return the scores of one step."""
-        retained: Any = scores.clone()
+        masked: Any = scores.clone()
         allowed = self._allowed.get(input_ids.shape[1])
         if allowed is not None:
-            retained.fill_(-torch.inf)
+            masked.fill_(-torch.inf)
             # A single allowed token stays allowed even if it is suppressed otherwise.
-            retained[:, list(allowed)] = 0.0 if len(allowed) == 1 else scores[:, list(allowed)]
+            masked[:, list(allowed)] = 0.0 if len(allowed) == 1 else scores[:, list(allowed)]
         elif input_ids.shape[1] == self._free:
-            retained[:, self._first_suppressed] = -torch.inf
-        return retained
+            masked[:, self._first_suppressed] = -torch.inf
+        return masked
 
 
 class _LoopEncoder:
@@ -475,8 +475,8 @@ def _looping_model(loop: type, model: Any) -> Any:
             if "attention_mask" not in {item.name for item in self.graph.encoder.inputs}:
                 # The mask gives the length of each recording, which is read before.
                 settings.pop("attention_mask", None)
-            displayed = settings.pop("decoder_attention_mask", None)
-            if displayed is not None and not torch.as_tensor(displayed).bool().all():
+            mask = settings.pop("decoder_attention_mask", None)
+            if mask is not None and not torch.as_tensor(mask).bool().all():
                 raise UsageError(
                     "the previous tokens of the segments have different lengths, but the decoder takes no mask "
                     "for them",
@@ -553,13 +553,13 @@ class VisionLanguageModel(DecoderModel):
         # Called by transformers' loop, which repeats the rows of every tensor for beams: patches are no rows.
         loop: Any = super()  # declared for models of torch
         items = self.graph.embedder.image_inputs
-        displayed = {item.name: model_kwargs[item.name] for item in items if model_kwargs.get(item.name) is not None}
-        if expand_size > 1 and displayed and any(item.grid is not None for item in items):
-            seen = self.graph.embedder.see({name: to_numpy(value) for name, value in displayed.items()})
+        pixels = {item.name: model_kwargs[item.name] for item in items if model_kwargs.get(item.name) is not None}
+        if expand_size > 1 and pixels and any(item.grid is not None for item in items):
+            encoded = self.graph.embedder.see({name: to_numpy(value) for name, value in pixels.items()})
             counts = [self.graph.embedder.count_places(to_numpy(row)) for row in input_ids]
             # An array: the loop repeats tensors.
-            model_kwargs = {name: value for name, value in model_kwargs.items() if name not in displayed}
-            model_kwargs[_IMAGES_KEY] = {name: _repeated(value, counts, expand_size) for name, value in seen.items()}
+            model_kwargs = {name: value for name, value in model_kwargs.items() if name not in pixels}
+            model_kwargs[_IMAGES_KEY] = {name: _repeated(value, counts, expand_size) for name, value in encoded.items()}
         return loop._expand_inputs_for_generation(expand_size, is_encoder_decoder, input_ids, **model_kwargs)
 
     def forward(
@@ -688,11 +688,11 @@ def generation_config_beside(folder: Path, config: PretrainedConfig, *, has_cach
         UsageError: an unsupported decoding strategy is requested.
     """
     path = folder / GENERATION_CONFIG_NAME
-    passed = {key: value for key, value in read_generation_config(folder).items() if key not in SPEED_ONLY}
+    values = {key: value for key, value in read_generation_config(folder).items() if key not in SPEED_ONLY}
     with foreign_parser(f"{path}: transformers rejects it", hint="Correct it in this file."):
-        found = GenerationConfig.from_dict(passed) if path.is_file() else GenerationConfig.from_model_config(config)
-    found.use_cache = has_cache
-    return found
+        result = GenerationConfig.from_dict(values) if path.is_file() else GenerationConfig.from_model_config(config)
+    result.use_cache = has_cache
+    return result
 
 
 def generation_call(model: DecoderModel, **arguments: Any) -> Any:

@@ -201,10 +201,10 @@ def _token_source(graph: DecoderGraph, prompt: PreparedPrompt) -> TokenSource:
     from winml.modelkit.generate.generation.transformers_loop import generated_by, model_of_graph, own_loop
 
     model = model_of_graph(graph, prompt.folder)
-    passed = {name: torch.from_numpy(array) for name, array in inputs.items()}
+    arguments = {name: torch.from_numpy(array) for name, array in inputs.items()}
     count = len(prompt.before)
     if prompt.beginning is None:
-        passed["inputs"] = torch.tensor([list(prompt.tokens)])
+        arguments["inputs"] = torch.tensor([list(prompt.tokens)])
     elif own_loop(model.config) is not None:
         count = 0
-    return "transformers", generated_by(model, passed, count, prompt.settings)
+    return "transformers", generated_by(model, arguments, count, prompt.settings)
