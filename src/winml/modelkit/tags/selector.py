@@ -147,7 +147,7 @@ def select(modules: Iterable[_AddressT], selector: str, node_names: Iterable[str
         if _is_in_names(glob, node_names)
         else "",
         f"Nearest: {', '.join(guesses)}." if guesses else "",
-        _class_words(selector, modules),
+        _list_classes(selector, modules),
         "" if guesses else _SELECTOR_HINT,
     )
     raise UsageError(f"no module matches {selector!r}", hint=" ".join(filter(None, hints)))
@@ -232,7 +232,7 @@ def _set_expression(characters: str, *, negated: bool) -> str:
     return f"[{'^' if negated else ''}{''.join(members)}]"
 
 
-def _class_words(selector: str, modules: Sequence[ModuleAddress]) -> str:
+def _list_classes(selector: str, modules: Sequence[ModuleAddress]) -> str:
     """Return a sentence that lists the model's classes, most similar to the selector first; ``""`` if unknown."""
     classes = list(dict.fromkeys(module.class_name for module in modules if module.class_name))
     last = re.split(r"[/.]", selector)[-1].lower()

@@ -40,7 +40,7 @@ _LARGEST_REGION = 32
 """Maximum number of original nodes searched for the values they read. Chosen: more than a fused layer replaces."""
 
 
-def _absorbed_work(
+def _find_absorbed_work(
     matching: _Matching, known: Mapping[ir.Node, tuple[ir.Node | None, tuple[ir.Node, ...]]]
 ) -> dict[ir.Node, list[ir.Node]]:
     """Return node after the tool → original nodes whose work the node absorbed.
@@ -64,11 +64,11 @@ def _absorbed_work(
         if not nearer or not further:
             continue
         for name in nearer:
-            work, source = _work_between(matching, name, further)
+            work, source = _find_work_between(matching, name, further)
             if not work:
                 continue
             # The layer before absorbs the work, as tools do it, unless that layer is unchanged.
-            takers = [] if name in matching.makers else _changed_before(matching, node, source, before)
+            takers = [] if name in matching.makers else _find_changed_nodes(matching, node, source, before)
             if not takers and (_has_other_weights(matching, node, survivor) or _is_new_with_factor(node, survivor)):
                 takers = [node]
             for taker in (node for node in takers if node.op_type not in _LAYOUT_CHANGES):
@@ -128,7 +128,7 @@ def _values_read(
             yield from _values_read(matching, maker, before, depth - 1)
 
 
-def _work_between(matching: _Matching, name: str, further: set[str]) -> tuple[list[ir.Node], str]:
+def _find_work_between(matching: _Matching, name: str, further: set[str]) -> tuple[list[ir.Node], str]:
     """Return the computing original nodes from a value up to a value in ``further``, and the latter's name.
 
     ``([], "")`` if no path of single inputs leads to ``further``.
@@ -173,7 +173,9 @@ def _is_new_with_factor(node: ir.Node, survivor: ir.Node | None) -> bool:
     return survivor is None and any(attribute.type in kinds for attribute in node.attributes.values())
 
 
-def _changed_before(matching: _Matching, node: ir.Node, name: str, before: Mapping[ir.Node, ir.Node]) -> list[ir.Node]:
+def _find_changed_nodes(
+    matching: _Matching, node: ir.Node, name: str, before: Mapping[ir.Node, ir.Node]
+) -> list[ir.Node]:
     """Return the nodes from the producer of this input of ``node`` up to the first node with new weights."""
     for value in node.inputs:
         if value is None or value.name != name:
@@ -586,7 +588,7 @@ def _match_by_readers(matching: _Matching) -> None:
         region = replaced = _needed_by_readers(matching, node)
         fused_original = _original_in_name(matching.names, node.name or "")
         named_place = original.place_of.get(fused_original) if fused_original is not None else None
-        if owners := _weight_owners(original, node, region):
+        if owners := _find_weight_owners(original, node, region):
             replaced = Replaced(owners, max(len(owners), region.nodes), owners=region.owners & owners)
         elif named_place is not None and {named_place.tag} != {place.tag for place in region.places}:
             replaced = Replaced(frozenset({named_place}), 1)
@@ -596,7 +598,7 @@ def _match_by_readers(matching: _Matching) -> None:
             matching.matches[node] = Match(way, place, None, replaced, region if region.nodes > 1 else NOTHING)
 
 
-def _weight_owners(original: OriginalModel, node: ir.Node, region: Replaced) -> frozenset[Place]:
+def _find_weight_owners(original: OriginalModel, node: ir.Node, region: Replaced) -> frozenset[Place]:
     """Return the positions of the readers of a node's weights in the original, restricted to the replaced region."""
     owners: frozenset[Place] = frozenset()
     for value in node.inputs:
@@ -648,7 +650,7 @@ def _add_absorbed_work(matching: _Matching) -> None:
         if match.way != "kept"
         and (makers := (match.survivor,) if match.survivor is not None else tuple(_original_makers(matching, node)))
     }
-    for node, work in _absorbed_work(matching, known).items():
+    for node, work in _find_absorbed_work(matching, known).items():
         match = matches.get(node)
         if match is None:
             continue

@@ -80,7 +80,7 @@ def _names_module(key: str) -> bool:
 _LEVEL_KEYS = (SCOPES_KEY, BUILDER_SCOPES_KEY, NAMESPACE_KEY)
 
 
-def _levels(key: str, text: str) -> list[str]:
+def _parse_levels(key: str, text: str) -> list[str]:
     """Return the modules that a key names, outermost first; torch names the node itself last."""
     if key == NAMESPACE_KEY:
         return text.split(address.SEPARATOR)
@@ -270,7 +270,7 @@ class OriginalModel:
     def _untagged_place(self, metadata: Mapping[str, str]) -> Place:
         """Return the position of a node of a model without tags, from the module named by other exporters."""
         dialect = tuple((key, text) for key, text in metadata.items() if _names_module(key))
-        levels = next((_levels(key, metadata[key]) for key in _LEVEL_KEYS if metadata.get(key)), [])
+        levels = next((_parse_levels(key, metadata[key]) for key in _LEVEL_KEYS if metadata.get(key)), [])
         tag = _UNTAGGED + "".join(f"/{level.replace(address.SEPARATOR, '_') or '-'}" for level in levels)
         self.dialects.setdefault(tag, dialect)
         foreign = tuple((key, text) for key, text in metadata.items() if not _names_module(key))
