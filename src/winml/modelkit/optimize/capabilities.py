@@ -272,7 +272,7 @@ RESERVED = frozenset(
 """Reserved names: options that are no capabilities, and other attributes of ``OptimizeOptions``."""
 
 
-def _problem_of(name: str, capability: Capability) -> str:
+def _find_problem(name: str, capability: Capability) -> str:
     """Return the problem of a capability of a plug-in; ``""`` if it is valid."""
     if capability.name != name:
         return f"it calls itself {capability.name}"
@@ -284,7 +284,7 @@ def _problem_of(name: str, capability: Capability) -> str:
 
 
 CAPABILITIES: Registry[Capability] = Registry(
-    "passes", "capability", {entry.name: entry for entry in _ENTRIES}, lambda: Capability, _problem_of
+    "passes", "capability", {entry.name: entry for entry in _ENTRIES}, lambda: Capability, _find_problem
 )
 """Name → capability, in the order they are listed to users."""
 

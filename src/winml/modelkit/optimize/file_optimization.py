@@ -214,7 +214,7 @@ class SingleOptimization(_Optimization):
         plain = model.clone() if requested else model
         result = optimize_within(model, self.options)
         idle = [entry for entry in requested if not result.fired.get(entry.name)]
-        return replace(result, notes=(*result.notes, *_idle_notes(plain, idle, self.options)))
+        return replace(result, notes=(*result.notes, *_explain_idle(plain, idle, self.options)))
 
     def compare(self, source: Path, written: Path, seed: int) -> VerificationInfo:
         """Compare with the source, at the requested sizes.
@@ -301,7 +301,7 @@ def _idle_notes(plain: ir.Model, idle: Sequence[Capability], options: OptimizeOp
     """Explain why capabilities that were enabled by name changed nothing: dynamic sizes, or no matching nodes."""
     notes = []
     for entry in idle:
-        blocked, _ = _blocked(plain, _alone(entry, options), {})
+        blocked, _ = _find_blocked(plain, _enable_only(entry, options), {})
         dynamic = [item for item in blocked.get(entry.name, ()) if not item.only_at_one]
         reason = "the graph has no nodes that it fuses"
         if dynamic:
@@ -315,7 +315,7 @@ def _idle_notes(plain: ir.Model, idle: Sequence[Capability], options: OptimizeOp
     return notes
 
 
-def _alone(entry: Capability, options: OptimizeOptions) -> OptimizeOptions:
+def _enable_only(entry: Capability, options: OptimizeOptions) -> OptimizeOptions:
     """Return the options with a single capability enabled."""
     alone = {**dict.fromkeys(CAPABILITIES), "level": "none", "opset": None, entry.name: True}
     return options.model_copy(update=alone)
@@ -357,7 +357,7 @@ def check_optimization(
     path = Path(model)
     plain, read_notes = graph_file.read_plain(path, folds_constants=options.folds_constants)
     result = optimize_within(plain.clone(), options)
-    blocked, blocked_notes = _blocked(plain, options, result.fired_in)
+    blocked, blocked_notes = _find_blocked(plain, options, result.fired_in)
     return records.OptimizationCheck(
         source=path,
         nodes_before=_node_count(plain),
@@ -367,7 +367,7 @@ def check_optimization(
                 name, result.fired[name], None, result.fired_in.get(name, {}), blocked.get(name, ())
             )
             if (name := entry.name) in result.fired
-            else _removing(entry, plain, options)
+            else _check_removal(entry, plain, options)
             for entry in options.enabled()
         ),
         notes=(*notes, *read_notes, *result.notes, *blocked_notes),
@@ -378,25 +378,25 @@ def _node_count(model: ir.Model) -> int:
     return sum(1 for _ in all_nodes(model))
 
 
-def _removing(entry: Capability, plain: ir.Model, options: OptimizeOptions) -> records.CheckedCapability:
+def _check_removal(entry: Capability, plain: ir.Model, options: OptimizeOptions) -> records.CheckedCapability:
     """Run a capability that removes nodes by itself, because removals leave no mark."""
-    result = optimize_within(plain.clone(), _alone(entry, options))
+    result = optimize_within(plain.clone(), _enable_only(entry, options))
     removed = _node_count(plain) - _node_count(result.model)
     return records.CheckedCapability(entry.name, None, max(0, removed), result.fired_in.get(entry.name, {}))
 
 
-def _blocked(
+def _find_blocked(
     plain: ir.Model, options: OptimizeOptions, open_fired: _FiredIn
 ) -> tuple[dict[str, tuple[records.BlockedFusion, ...]], tuple[str, ...]]:
     """Return capability → fusions that fire only at fixed sizes; and a note if this could not be determined."""
     dimensions = open_dimensions(plain.graph)
     if not dimensions:
         return {}, ()
-    sizes = _with_sums(plain, {name: default_size(name) or _OTHER_SIZE for name in dimensions})
+    sizes = _apply_sums(plain, {name: default_size(name) or _OTHER_SIZE for name in dimensions})
     words = ", ".join(f"{name} {size}" for name, size in sizes.items())
     try:
         missing = _more_fired(_fired_at(plain, options, sizes), open_fired)
-        larger = _with_sums(plain, {name: _OTHER_THAN_ONE if size == 1 else size for name, size in sizes.items()})
+        larger = _apply_sums(plain, {name: _OTHER_THAN_ONE if size == 1 else size for name, size in sizes.items()})
         is_larger = bool(missing) and larger != sizes
         lasting = _more_fired(_fired_at(plain, options, larger), open_fired) if is_larger else missing
         by_dimension = {
@@ -429,7 +429,7 @@ def _fired_at(plain: ir.Model, options: OptimizeOptions, sizes: Mapping[str, int
     return optimize_within(pinned, options).fired_in
 
 
-def _with_sums(plain: ir.Model, sizes: Mapping[str, int]) -> dict[str, int]:
+def _apply_sums(plain: ir.Model, sizes: Mapping[str, int]) -> dict[str, int]:
     """Correct the sizes that the file states as sums of other sizes."""
     sums = summed_sizes(stated_sums(plain.metadata_props), sizes)
     return {**sizes, **{name: size for name, size in sums.items() if name in sizes}}

@@ -62,12 +62,14 @@ def find_mask(value: ir.Value, interface: DecoderInterface, window: int | None) 
     if probe is None or interface.mask not in probe.leaves:
         return None
     for mask in dict.fromkeys((CausalMask(), CausalMask(window))):
-        if (mask.window or 0) <= _WIDEST_WINDOW and _all(probe, interface, mask, partial(_hides, probe, mask), window):
+        if (mask.window or 0) <= _WIDEST_WINDOW and _holds_for_draws(
+            probe, interface, mask, partial(_matches_mask, probe, mask), window
+        ):
             return mask
     return None
 
 
-def _hides(probe: Probe, mask: CausalMask, draw: _Draw) -> bool:
+def _matches_mask(probe: Probe, mask: CausalMask, draw: _Draw) -> bool:
     visible = draw.visible(mask)
     added = probe.run(draw.feeds)
     if added.ndim != 4 or any(left not in (1, right) for left, right in zip(added.shape, visible.shape, strict=True)):
@@ -93,7 +95,7 @@ def is_blind(value: ir.Value, interface: DecoderInterface, mask: CausalMask) -> 
         result = probe.run(draw.feeds)
         return result.ndim == 4 and result.dtype == np.bool_ and bool((result == expected).all())
 
-    return _all(probe, interface, mask, says)
+    return _holds_for_draws(probe, interface, mask, says)
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class _Draw:
         return mask.visible(self.mask, self.tokens)
 
 
-def _all(
+def _holds_for_draws(
     probe: Probe,
     interface: DecoderInterface,
     mask: CausalMask,
@@ -159,39 +161,39 @@ class MaskWriter:
 
     def bias(self, mask: CausalMask) -> ir.Value:
         """Return the value added to the scores: rows × 1 × tokens × all tokens. Later tokens are not hidden here."""
-        visible = self._of("float", "Cast", [self.interface.mask], to=ir.DataType.FLOAT)
-        hidden = self._of("hidden", "Sub", [self._number("one", 1.0, ir.DataType.FLOAT), visible])
-        row = self._of("row", "Mul", [hidden, self._lowest()])
-        plane = self._of("plane", "Unsqueeze", [row, self._numbers("middle", [1, 2])])
+        visible = self._node_output("float", "Cast", [self.interface.mask], to=ir.DataType.FLOAT)
+        hidden = self._node_output("hidden", "Sub", [self._number("one", 1.0, ir.DataType.FLOAT), visible])
+        row = self._node_output("row", "Mul", [hidden, self._lowest()])
+        plane = self._node_output("plane", "Unsqueeze", [row, self._numbers("middle", [1, 2])])
         if mask.window is not None:
-            plane = self._of(f"windowed_{mask.window}", "Add", [plane, self._window(mask.window)])
+            plane = self._node_output(f"windowed_{mask.window}", "Add", [plane, self._window_bias(mask.window)])
             # Two of the lowest would be infinite, and a row of them no number.
-            return self._of(f"bias_{mask.window}", "Max", [plane, self._lowest()])
+            return self._node_output(f"bias_{mask.window}", "Max", [plane, self._lowest()])
         ones = [self._numbers("single", [1, 1]), self._tokens(), self._numbers("last", [1])]
-        shape = self._of("shape", "Concat", ones, axis=0)
-        return self._of("bias", "Expand", [plane, shape])
+        shape = self._node_output("shape", "Concat", ones, axis=0)
+        return self._node_output("bias", "Expand", [plane, shape])
 
     def lengths(self) -> tuple[ir.Value, ir.Value]:
         """Return, as int32, the position of the last token in every row, and the number of all tokens."""
-        total = self._of("total_int", "Cast", [self._total()], to=ir.DataType.INT32)
-        last = self._of("last_place", "Sub", [total, self._number("one_int", 1, ir.DataType.INT32)])
-        rows = self._of("rows", "Shape", [self.interface.mask], start=0, end=1)
-        return self._of("places", "Expand", [last, rows]), self._of("count", "Squeeze", [total])
+        total = self._node_output("total_int", "Cast", [self._total()], to=ir.DataType.INT32)
+        last = self._node_output("last_place", "Sub", [total, self._number("one_int", 1, ir.DataType.INT32)])
+        rows = self._node_output("rows", "Shape", [self.interface.mask], start=0, end=1)
+        return self._node_output("places", "Expand", [last, rows]), self._node_output("count", "Squeeze", [total])
 
     def sees_any(self, mask: CausalMask) -> ir.Value:
         """Return True for tokens that attend to any token, inside the window if there is one: rows × tokens × 1."""
-        counted, now = self._counted(), self._counted_now()
+        counted, now = self._count_visible(), self._counted_now()
         start, axes = self._start(), self._numbers("last", [1])
         suffix = ""
         # The last visible token is inside every window of tokens.
         if mask.window is not None and not self.counts_tokens:
             suffix = f"_{mask.window}"
             shift = self._numbers(f"shift{suffix}", [0, mask.window, 0, 0])
-            shifted = self._of(f"shifted{suffix}", "Pad", [counted, shift])
-            before = self._of(f"before{suffix}", "Slice", [shifted, start, self._total(), axes])
-            now = self._of(f"inside{suffix}", "Sub", [now, before])
-        attends = self._of(f"seen{suffix}", "Greater", [now, self._number("nothing", 0, ir.DataType.INT64)])
-        return self._of(f"seen_any{suffix}", "Unsqueeze", [attends, self._numbers("third", [2])])
+            shifted = self._node_output(f"shifted{suffix}", "Pad", [counted, shift])
+            before = self._node_output(f"before{suffix}", "Slice", [shifted, start, self._total(), axes])
+            now = self._node_output(f"inside{suffix}", "Sub", [now, before])
+        attends = self._node_output(f"seen{suffix}", "Greater", [now, self._number("nothing", 0, ir.DataType.INT64)])
+        return self._node_output(f"seen_any{suffix}", "Unsqueeze", [attends, self._numbers("third", [2])])
 
     def zero(self) -> ir.Value:
         """Return the number 0."""
@@ -205,51 +207,55 @@ class MaskWriter:
         if self._builder.nodes:
             self.graph.insert_before(self.graph[0], self._builder.nodes)
 
-    def _window(self, window: int) -> ir.Value:
+    def _window_bias(self, window: int) -> ir.Value:
         """Return the bias that hides tokens before the window, and is 0 elsewhere."""
         outside = self._before_tokens(window) if self.counts_tokens else self._before_places(window)
-        return self._of(f"far_{window}", "Where", [outside, self._lowest(), self.zero()])
+        return self._node_output(f"far_{window}", "Where", [outside, self._lowest(), self.zero()])
 
     def _before_tokens(self, window: int) -> ir.Value:
         """Return rows × 1 × tokens × all tokens."""
-        past = self._of("past_tokens", "Unsqueeze", [self._counted(), self._numbers("middle", [1, 2])])
-        now = self._of("now_tokens", "Unsqueeze", [self._counted_now(), self._numbers("outer", [1, 3])])
+        past = self._node_output("past_tokens", "Unsqueeze", [self._count_visible(), self._numbers("middle", [1, 2])])
+        now = self._node_output("now_tokens", "Unsqueeze", [self._counted_now(), self._numbers("outer", [1, 3])])
         width = self._number(f"window_{window}", window, ir.DataType.INT64)
-        return self._of(f"outside_{window}", "LessOrEqual", [past, self._of(f"reach_{window}", "Sub", [now, width])])
+        return self._node_output(
+            f"outside_{window}", "LessOrEqual", [past, self._node_output(f"reach_{window}", "Sub", [now, width])]
+        )
 
     def _before_places(self, window: int) -> ir.Value:
         """Return tokens × all tokens."""
         zero, one = (self._number(name, number, ir.DataType.INT64) for name, number in (("first", 0), ("step", 1)))
-        total = self._of("total_number", "Squeeze", [self._total()])
-        tokens = self._of("tokens_number", "Squeeze", [self._tokens()])
-        past = self._of("past_places", "Range", [zero, total, one])
-        begin = self._of("first_place", "Sub", [total, tokens])
-        now = self._of("now_places", "Range", [begin, total, one])
-        column = self._of("now_column", "Unsqueeze", [now, self._numbers("last", [1])])
+        total = self._node_output("total_number", "Squeeze", [self._total()])
+        tokens = self._node_output("tokens_number", "Squeeze", [self._tokens()])
+        past = self._node_output("past_places", "Range", [zero, total, one])
+        begin = self._node_output("first_place", "Sub", [total, tokens])
+        now = self._node_output("now_places", "Range", [begin, total, one])
+        column = self._node_output("now_column", "Unsqueeze", [now, self._numbers("last", [1])])
         width = self._number(f"window_{window}", window, ir.DataType.INT64)
-        reach = self._of(f"reach_{window}", "Sub", [column, width])
-        return self._of(f"outside_{window}", "LessOrEqual", [past, reach])
+        reach = self._node_output(f"reach_{window}", "Sub", [column, width])
+        return self._node_output(f"outside_{window}", "LessOrEqual", [past, reach])
 
-    def _counted(self) -> ir.Value:
+    def _count_visible(self) -> ir.Value:
         """Return the number of visible tokens up to each position: rows × all tokens."""
-        return self._of("counted", "CumSum", [self.interface.mask, self._number("axis", 1, ir.DataType.INT64)])
+        return self._node_output("counted", "CumSum", [self.interface.mask, self._number("axis", 1, ir.DataType.INT64)])
 
     def _counted_now(self) -> ir.Value:
         """Return the same of the tokens of this run: rows × tokens."""
-        counted, start, axes = self._counted(), self._start(), self._numbers("last", [1])
-        return self._of("now", "Slice", [counted, start, self._numbers("ends", [np.iinfo(np.int64).max]), axes])
+        counted, start, axes = self._count_visible(), self._start(), self._numbers("last", [1])
+        return self._node_output(
+            "now", "Slice", [counted, start, self._numbers("ends", [np.iinfo(np.int64).max]), axes]
+        )
 
     def _start(self) -> ir.Value:
-        return self._of("start", "Sub", [self._total(), self._tokens()])
+        return self._node_output("start", "Sub", [self._total(), self._tokens()])
 
     def _lowest(self) -> ir.Value:
         return self._number("lowest", _LOWEST, ir.DataType.FLOAT)
 
     def _total(self) -> ir.Value:
-        return self._of("total", "Shape", [self.interface.mask], start=1, end=2)
+        return self._node_output("total", "Shape", [self.interface.mask], start=1, end=2)
 
     def _tokens(self) -> ir.Value:
-        return self._of("tokens", "Shape", [self.interface.tokens], start=1, end=2)
+        return self._node_output("tokens", "Shape", [self.interface.tokens], start=1, end=2)
 
     def _number(self, name: str, number: float, dtype: ir.DataType) -> ir.Value:
         return self._constant(name, np.array(number, dtype.numpy()))
@@ -263,7 +269,7 @@ class MaskWriter:
             self._made[name] = self._builder.constant(array, name)
         return self._made[name]
 
-    def _of(self, name: str, operator: str, inputs: list[ir.Value], **attributes: Any) -> ir.Value:
+    def _node_output(self, name: str, operator: str, inputs: list[ir.Value], **attributes: Any) -> ir.Value:
         """Return the output of a node; created once per name."""
         if name not in self._made:
             dtype: ir.DataType | None = attributes.get("to") or inputs[1 if operator == "Where" else 0].dtype

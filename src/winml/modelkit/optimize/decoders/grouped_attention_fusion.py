@@ -92,7 +92,7 @@ def _match_cached_attention(softmax: ir.Node) -> _CachedAttention | None:
     if added is None or product.inputs[0] is None or product.inputs[1] is None or join.product.inputs[1] is None:
         return None
     query, query_scale = without_scale(product.inputs[0])
-    keys, key_scale = _untransposed(product.inputs[1])
+    keys, key_scale = _find_untransposed(product.inputs[1])
     if keys is None:
         return None
     key, value = _match_update(keys), _match_update(join.product.inputs[1])
@@ -120,7 +120,7 @@ def _keeps_heads(reshape: ir.Node) -> bool:
     return size is not None and fixed_size(after, 3) == size and fixed_size(after, 1) in (None, fixed_size(before, 1))
 
 
-def _untransposed(value: ir.Value) -> tuple[ir.Value | None, float]:
+def _find_untransposed(value: ir.Value) -> tuple[ir.Value | None, float]:
     """Return the keys before their transposition for the product, and their factor."""
     value, outer = without_scale(value)
     transposed = before_transpose(value, SWAPPED)
@@ -321,7 +321,7 @@ class _Fusion:
 
     def _replace(self, match: _CachedAttention, mask: CausalMask) -> None:
         output = match.join.output
-        query, key, rotation = self._unrotated(match)
+        query, key, rotation = self._find_unrotated(match)
         builder = NodeBuilder(f"{scope_of(output)}/{_OPERATOR}/")
         flat = [
             _joined(builder, query, match.heads, match.key.size, "query"),
@@ -362,7 +362,7 @@ class _Fusion:
         take_over(match.value.present, present_value)
         take_over(old, result)
 
-    def _unrotated(self, match: _CachedAttention) -> tuple[ir.Value, ir.Value, Rotation | None]:
+    def _find_unrotated(self, match: _CachedAttention) -> tuple[ir.Value, ir.Value, Rotation | None]:
         """Return queries and new keys before a rotation that the operator can compute, and this rotation."""
         query = self._rotations.find(match.query, match.heads, match.key.size)
         key = self._rotations.find(match.key.new, match.key.heads, match.key.size)

@@ -67,7 +67,7 @@ def _match_norm(mean: ir.Node) -> _Norm | None:
         or not _is_over_last(mean)
     ):
         return None
-    source = _squared(squares)
+    source = _find_squared(squares)
     shifted = graph_matching.only_user(mean.outputs[0], "Add")
     root = graph_matching.only_user(shifted.outputs[0], "Sqrt") if shifted is not None else None
     if source is None or shifted is None or root is None:
@@ -83,7 +83,7 @@ def _match_norm(mean: ir.Node) -> _Norm | None:
     return _Norm(source, weight, epsilon, output) if weight is not None and _is_weight(weight, source) else None
 
 
-def _squared(value: ir.Value) -> ir.Value | None:
+def _find_squared(value: ir.Value) -> ir.Value | None:
     """Return x if the value is the square of x."""
     if (power := producer_of(value, "Pow")) is not None:
         return power.inputs[0] if graph_matching.constant_number(power.inputs[1]) == 2.0 else None
