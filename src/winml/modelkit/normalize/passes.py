@@ -338,11 +338,11 @@ class InferredShapesPass(ir.passes.InPlacePass):
             inferred_values = ir.convenience.create_value_mapping(inferred_graph)
             for name, value in ir.convenience.create_value_mapping(graph).items():
                 if name in inferred_values:
-                    modified |= _learn(value, inferred_values[name])
+                    modified |= _set_inferred(value, inferred_values[name])
         return ir.passes.PassResult(model, modified)
 
 
-def _learn(value: ir.Value, inferred: ir.Value) -> bool:
+def _set_inferred(value: ir.Value, inferred: ir.Value) -> bool:
     """Set inferred type and shape of a value; return True if either is new."""
     has_type = inferred.type is not None and inferred.type != value.type
     has_shape = inferred.shape is not None and inferred.shape != value.shape

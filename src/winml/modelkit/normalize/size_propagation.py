@@ -70,7 +70,7 @@ class Size:
         # Each iteration removes the last term, and adds none after it.
         while rest.terms:
             names, number = rest.terms[-1]
-            factors = _without(names, lead)
+            factors = _divide_names(names, lead)
             if factors is None or number % coefficient:
                 return None
             part = Size(((factors, number // coefficient),))
@@ -109,7 +109,7 @@ def _order(term: tuple[_Monomial, int]) -> tuple[int, _Monomial]:
     return len(term[0]), term[0]
 
 
-def _without(names: _Monomial, divisor: _Monomial) -> _Monomial | None:
+def _divide_names(names: _Monomial, divisor: _Monomial) -> _Monomial | None:
     remaining = list(names)
     for name in divisor:
         if name not in remaining:
@@ -195,13 +195,13 @@ def learn_sizes(graph: ir.Graph) -> KnownSizes:
     dimensions = [size for value in graph.inputs for size in value.shape or () if isinstance(size, ir.SymbolicDim)]
     known = KnownSizes(frozenset(size.value for size in dimensions if size.value is not None))
     for value in (*graph.inputs, *graph.initializers.values()):
-        _take_stated(known, value)
+        _record_stated(known, value)
     for node in graph:
         for value_in in node.inputs:
             # A value of an enclosing graph, or an initializer outside the graph's list.
             if value_in is not None and value_in not in known.shapes:
-                _take_stated(known, value_in)
-        _learn(known, node)
+                _record_stated(known, value_in)
+        _record_sizes(known, node)
     return known
 
 
@@ -255,7 +255,7 @@ def _joint(known: KnownSizes, sizes: tuple[Size, ...]) -> Size | None:
     return numbers.pop() if len(numbers) == 1 else None
 
 
-def _take_stated(known: KnownSizes, value: ir.Value) -> None:
+def _record_stated(known: KnownSizes, value: ir.Value) -> None:
     """Learn the shape a value states; an axis without a name of the inputs is a size of its own."""
     if value.shape is None:
         return
@@ -271,19 +271,19 @@ def _own_name(value: ir.Value, axis: int) -> str:
     return f"{value.name}#{axis}"
 
 
-def _learn(known: KnownSizes, node: ir.Node) -> None:
+def _record_sizes(known: KnownSizes, node: ir.Node) -> None:
     """Record shapes and contents of the outputs of a node."""
     for value in node.outputs:
-        _take_stated(known, value)
+        _record_stated(known, value)
     if node.domain or not node.outputs:
         return
     output = node.outputs[0]
     shape = _apply(_SHAPES.get(node.op_type), known, node)
     if shape is not None:
-        _take(known, output, shape)
+        _record_shape(known, output, shape)
     if node.op_type == "Split":
         for value, part in zip(node.outputs, _parts_of_split(known, node), strict=False):
-            _take(known, value, part)
+            _record_shape(known, value, part)
     content = _apply(_CONTENTS.get(node.op_type), known, node)
     created = known.find_shape(output)
     # Contents have no axes: for more than one element, two tensors of equal elements may differ in shape.
@@ -298,17 +298,17 @@ def _apply(rule: Callable[[KnownSizes, ir.Node], _T | None] | None, known: Known
         return None
 
 
-def _take(known: KnownSizes, value: ir.Value, shape: _PartialShape) -> None:
+def _record_shape(known: KnownSizes, value: ir.Value, shape: _PartialShape) -> None:
     """Record a shape that follows from the graph, combined with the stated shape."""
     declared = known.shapes.get(value)
     if declared is None or len(declared) == len(shape):
         known.shapes[value] = tuple(
-            _better(known, size, declared[axis] if declared is not None else symbol(_own_name(value, axis)))
+            _choose_size(known, size, declared[axis] if declared is not None else symbol(_own_name(value, axis)))
             for axis, size in enumerate(shape)
         )
 
 
-def _better(known: KnownSizes, size: Size | None, stated: Size) -> Size:
+def _choose_size(known: KnownSizes, size: Size | None, stated: Size) -> Size:
     """Return the more precise of the propagated and the stated size.
 
     A file may state sizes that were true before its inputs became dynamic.
@@ -332,22 +332,22 @@ _ShapeRule = Callable[[KnownSizes, ir.Node], "_PartialShape | None"]
 """Returns the shape of the first output of a node (None for an unknown axis); None if the shape is unknown."""
 
 
-def _of_all(known: KnownSizes, node: ir.Node) -> _PartialShape:
+def _shape_of_all(known: KnownSizes, node: ir.Node) -> _PartialShape:
     return broadcast(known, [known.shape(value) for value in node.inputs if value is not None])
 
 
-def _of_first(known: KnownSizes, node: ir.Node) -> _PartialShape:
+def _shape_of_first(known: KnownSizes, node: ir.Node) -> _PartialShape:
     return known.shape(node.inputs[0])
 
 
-def _of_product(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+def _shape_of_product(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
     left, right = known.shape(node.inputs[0]), known.shape(node.inputs[1])
     if len(left) < 2 or len(right) < 2:
         return None
     return (*broadcast(known, [left[:-2], right[:-2]]), left[-2], right[-1])
 
 
-def _of_gemm(known: KnownSizes, node: ir.Node) -> _PartialShape:
+def _shape_of_gemm(known: KnownSizes, node: ir.Node) -> _PartialShape:
     left, right = known.shape(node.inputs[0]), known.shape(node.inputs[1])
     return (
         left[1 if node.attributes.get_int("transA", 0) else 0],
@@ -355,19 +355,19 @@ def _of_gemm(known: KnownSizes, node: ir.Node) -> _PartialShape:
     )
 
 
-def _of_transpose(known: KnownSizes, node: ir.Node) -> _PartialShape:
+def _shape_of_transpose(known: KnownSizes, node: ir.Node) -> _PartialShape:
     shape = known.shape(node.inputs[0])
     order = node.attributes.get_ints("perm", range(len(shape) - 1, -1, -1))
     return tuple(shape[axis] for axis in order)
 
 
-def _of_gather(known: KnownSizes, node: ir.Node) -> _PartialShape:
+def _shape_of_gather(known: KnownSizes, node: ir.Node) -> _PartialShape:
     data, indices = known.shape(node.inputs[0]), known.shape(node.inputs[1])
     axis = node.attributes.get_int("axis", 0) % max(len(data), 1)
     return (*data[:axis], *indices, *data[axis + 1 :])
 
 
-def _of_gather_nd(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+def _shape_of_gather_nd(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
     data, indices = known.shape(node.inputs[0]), known.shape(node.inputs[1])
     count = indices[-1].number if indices else None
     if count is None:
@@ -375,7 +375,7 @@ def _of_gather_nd(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
     return (*indices[:-1], *data[node.attributes.get_int("batch_dims", 0) + count :])
 
 
-def _of_concat(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+def _shape_of_concat(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
     shapes = [known.shape(value) for value in node.inputs]
     if not all(shapes):
         return None
@@ -389,7 +389,7 @@ def _of_concat(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
     return tuple(joint)
 
 
-def _of_unsqueeze(known: KnownSizes, node: ir.Node) -> _PartialShape:
+def _shape_of_unsqueeze(known: KnownSizes, node: ir.Node) -> _PartialShape:
     shape, axes = known.shape(node.inputs[0]), _axes(known, node)
     rank = len(shape) + len(axes)
     places = {axis % rank for axis in axes}
@@ -397,7 +397,7 @@ def _of_unsqueeze(known: KnownSizes, node: ir.Node) -> _PartialShape:
     return tuple(ONE if place in places else next(rest) for place in range(rank))
 
 
-def _of_squeeze(known: KnownSizes, node: ir.Node) -> _PartialShape:
+def _shape_of_squeeze(known: KnownSizes, node: ir.Node) -> _PartialShape:
     shape, axes = known.shape(node.inputs[0]), _axes(known, node)
     places = {axis % len(shape) for axis in axes}
     return tuple(size for place, size in enumerate(shape) if place not in places)
@@ -410,7 +410,7 @@ def _axes(known: KnownSizes, node: ir.Node) -> list[int]:
     return _known(list(node.attributes.get_ints("axes", ())) or None)
 
 
-def _of_reshape(known: KnownSizes, node: ir.Node) -> _PartialShape:
+def _shape_of_reshape(known: KnownSizes, node: ir.Node) -> _PartialShape:
     shape, target = known.find_shape(node.inputs[0]), known.content(node.inputs[1])
     is_zero_copied = not node.attributes.get_int("allowzero", 0)
     sizes: list[Size | None] = []
@@ -426,20 +426,20 @@ def _of_reshape(known: KnownSizes, node: ir.Node) -> _PartialShape:
     return tuple(sizes)
 
 
-def _of_expand(known: KnownSizes, node: ir.Node) -> _PartialShape:
+def _shape_of_expand(known: KnownSizes, node: ir.Node) -> _PartialShape:
     return broadcast(known, [known.shape(node.inputs[0]), known.content(node.inputs[1])])
 
 
-def _of_tile(known: KnownSizes, node: ir.Node) -> _PartialShape:
+def _shape_of_tile(known: KnownSizes, node: ir.Node) -> _PartialShape:
     shape, repeats = known.shape(node.inputs[0]), known.content(node.inputs[1])
     return tuple(size * count for size, count in zip(shape, repeats, strict=True))
 
 
-def _of_slice(known: KnownSizes, node: ir.Node) -> _PartialShape:
+def _shape_of_slice(known: KnownSizes, node: ir.Node) -> _PartialShape:
     shape = known.shape(node.inputs[0])
     sizes: list[Size | None] = list(shape)
     for axis, (start, end, step) in _slice_ranges(known, node).items():
-        sizes[axis] = _sliced(shape[axis], start, end, step)
+        sizes[axis] = _slice_size(shape[axis], start, end, step)
         if sizes[axis] is None and start == ZERO and step == 1 and shape[axis].number is not None and end.is_natural:
             name = f"min({end}, {shape[axis]})"
             known.cut[name] = end
@@ -447,7 +447,7 @@ def _of_slice(known: KnownSizes, node: ir.Node) -> _PartialShape:
     return tuple(sizes)
 
 
-def _sliced(size: Size, start: Size, end: Size, step: int) -> Size | None:
+def _slice_size(size: Size, start: Size, end: Size, step: int) -> Size | None:
     """Return the size of a slice, or None if unknown."""
     if step != 1:
         return None
@@ -490,25 +490,25 @@ def _slice_ranges(known: KnownSizes, node: ir.Node) -> dict[int, tuple[Size, Siz
     }
 
 
-def _of_range(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
+def _shape_of_range(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
     start, limit, step = (known.find_scalar(value) for value in node.inputs)
     if start is None or limit is None or step != ONE or not (limit - start).is_natural:
         return None
     return (limit - start,)
 
 
-def _of_shape(known: KnownSizes, node: ir.Node) -> _PartialShape:
+def _shape_of_shape(known: KnownSizes, node: ir.Node) -> _PartialShape:
     return (constant(len(_content_of_shape(known, node))),)
 
 
-def _of_flatten(known: KnownSizes, node: ir.Node) -> _PartialShape:
+def _shape_of_flatten(known: KnownSizes, node: ir.Node) -> _PartialShape:
     shape = known.shape(node.inputs[0])
     axis = node.attributes.get_int("axis", 1)
     axis = axis + len(shape) if axis < 0 else axis
     return product(shape[:axis]), product(shape[axis:])
 
 
-def _of_reduction(known: KnownSizes, node: ir.Node) -> _PartialShape:
+def _shape_of_reduction(known: KnownSizes, node: ir.Node) -> _PartialShape:
     shape, places = known.shape(node.inputs[0]), reduced_axes(known, node)
     if node.attributes.get_int("keepdims", 1):
         return tuple(ONE if axis in places else size for axis, size in enumerate(shape))
@@ -535,7 +535,7 @@ def _parts_of_split(known: KnownSizes, node: ir.Node) -> list[_PartialShape]:
     return [(*shape[:axis], size, *shape[axis + 1 :]) for size in parts]
 
 
-def _of_content(known: KnownSizes, node: ir.Node) -> _PartialShape:
+def _shape_of_content(known: KnownSizes, node: ir.Node) -> _PartialShape:
     return known.content(node.inputs[0])
 
 
@@ -554,25 +554,25 @@ _OF_FIRST = (
 _REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL2", "ReduceSumSquare")
 
 _SHAPES: Mapping[str, _ShapeRule] = {
-    **dict.fromkeys(_ELEMENTWISE, _of_all),
-    **dict.fromkeys(_OF_FIRST, _of_first),
-    **dict.fromkeys(_REDUCTIONS, _of_reduction),
-    "MatMul": _of_product,
-    "Gemm": _of_gemm,
-    "Transpose": _of_transpose,
-    "Gather": _of_gather,
-    "GatherND": _of_gather_nd,
-    "Concat": _of_concat,
-    "Unsqueeze": _of_unsqueeze,
-    "Squeeze": _of_squeeze,
-    "Reshape": _of_reshape,
-    "Expand": _of_expand,
-    "Tile": _of_tile,
-    "Slice": _of_slice,
-    "Range": _of_range,
-    "Shape": _of_shape,
-    "Flatten": _of_flatten,
-    "ConstantOfShape": _of_content,
+    **dict.fromkeys(_ELEMENTWISE, _shape_of_all),
+    **dict.fromkeys(_OF_FIRST, _shape_of_first),
+    **dict.fromkeys(_REDUCTIONS, _shape_of_reduction),
+    "MatMul": _shape_of_product,
+    "Gemm": _shape_of_gemm,
+    "Transpose": _shape_of_transpose,
+    "Gather": _shape_of_gather,
+    "GatherND": _shape_of_gather_nd,
+    "Concat": _shape_of_concat,
+    "Unsqueeze": _shape_of_unsqueeze,
+    "Squeeze": _shape_of_squeeze,
+    "Reshape": _shape_of_reshape,
+    "Expand": _shape_of_expand,
+    "Tile": _shape_of_tile,
+    "Slice": _shape_of_slice,
+    "Range": _shape_of_range,
+    "Shape": _shape_of_shape,
+    "Flatten": _shape_of_flatten,
+    "ConstantOfShape": _shape_of_content,
 }
 """Operator → rule for the shape of its first output; other operators use the shape inferred by onnx."""
 

@@ -110,7 +110,7 @@ class Grids:
                 return right.times(left.start) if not left.steps else None
             return left + (right if node.op_type == "Add" else right.times(constant(-1)))
         if is_operator(node, "Unsqueeze", "Squeeze", "Reshape", "Transpose"):
-            return self._moved(node, self.grid(node.inputs[0]))
+            return self._move_axes(node, self.grid(node.inputs[0]))
         is_same = (
             is_operator(node, "Identity", "Expand")
             or (is_operator(node, "Cast") and casts_to_sizes(node))
@@ -118,7 +118,7 @@ class Grids:
         )
         return self.grid(node.inputs[0]) if is_same else None
 
-    def _moved(self, node: ir.Node, grid: _Grid) -> _Grid | None:
+    def _move_axes(self, node: ir.Node, grid: _Grid) -> _Grid | None:
         """Return the grid after a change of its axes; None if the axes cannot be followed."""
         before, after = self.known.shape(node.inputs[0]), self.known.shape(node.outputs[0])
         if node.op_type == "Transpose":
@@ -328,7 +328,7 @@ class _Simplification:
 
     def pass_on(self, node: ir.Node, value: ir.Value) -> bool:
         """Turn a node into an Identity of a value."""
-        _become(node, "Identity", [value])
+        _replace_operator(node, "Identity", [value])
         return True
 
     def reshape(self, node: ir.Node, source: ir.Value, target: Shape, open_places: Sequence[int] = ()) -> bool:
@@ -355,7 +355,7 @@ class _Simplification:
                 if is_constant and content in (tuple(map(constant, numbers)), target):
                     return False
             shape_value = self.constant(numbers, [len(numbers)], ir.DataType.INT64, f"{node.outputs[0].name}_shape")
-            _become(node, "Reshape", [value, shape_value])
+            _replace_operator(node, "Reshape", [value, shape_value])
             return True
         return False
 
@@ -377,7 +377,7 @@ class _Simplification:
         return numbers if -1 not in numbers or is_sure or numbers.index(-1) in open_places else None
 
 
-def _become(node: ir.Node, operator: str, inputs: Sequence[ir.Value]) -> None:
+def _replace_operator(node: ir.Node, operator: str, inputs: Sequence[ir.Value]) -> None:
     """Turn a node into another operator of the ONNX domain with these inputs, in place; its attributes are removed."""
     node.op_type = operator
     node.attributes.clear()
@@ -435,7 +435,7 @@ def _replace_known_content(work: _Simplification, node: ir.Node) -> bool:
     if len(numbers) == len(content) and len(sizes) == len(shape):
         output.replace_all_uses_with(work.constant(numbers, sizes, output.dtype, f"{output.name}_known"))
         return True
-    return _use(work.contents.setdefault((output.dtype, shape, content), output), output)
+    return _redirect_uses(work.contents.setdefault((output.dtype, shape, content), output), output)
 
 
 def _replace_repetition(work: _Simplification, node: ir.Node) -> bool:
@@ -448,10 +448,10 @@ def _replace_repetition(work: _Simplification, node: ir.Node) -> bool:
         return False
     attributes = tuple(sorted((name, str(item.value)) for name, item in node.attributes.items()))
     inputs = tuple(work.identity_of(value) for value in node.inputs)
-    return _use(work.made.setdefault((node.op_type, inputs, attributes), node.outputs[0]), node.outputs[0])
+    return _redirect_uses(work.made.setdefault((node.op_type, inputs, attributes), node.outputs[0]), node.outputs[0])
 
 
-def _use(first: ir.Value, value: ir.Value) -> bool:
+def _redirect_uses(first: ir.Value, value: ir.Value) -> bool:
     if first is value:
         return False
     value.replace_all_uses_with(first)
@@ -476,7 +476,7 @@ def _simplify_unsqueeze(work: _Simplification, node: ir.Node, source: ir.Value) 
         places = [None if place in new else next(rest) for place in range(rank)]
     axes = [place for place, source_axis in enumerate(places) if source_axis is None]
     value = work.constant(axes, [len(axes)], ir.DataType.INT64, f"{node.outputs[0].name}_axes")
-    _become(node, "Unsqueeze", [inner.inputs[0], value])
+    _replace_operator(node, "Unsqueeze", [inner.inputs[0], value])
     return True
 
 
@@ -574,7 +574,7 @@ def _join_transposition(work: _Simplification, outer: ir.Node, source: ir.Value)
         return False
     if len(shape) < 3 or merged[1:] != shape[-2:] or target != (*shape[:-2], shape[-1], shape[-2]):
         return False
-    _become(outer, "Transpose", [inner.inputs[0]])
+    _replace_operator(outer, "Transpose", [inner.inputs[0]])
     rank = len(shape)
     outer.attributes["perm"] = ir.AttrInt64s("perm", [*range(rank - 2), rank - 1, rank - 2])
     return True
