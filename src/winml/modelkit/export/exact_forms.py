@@ -159,13 +159,13 @@ def _polynomial(builder: GraphBuilder, factors: Sequence[float], x: Any) -> Any:
 
 def remainder(builder: GraphBuilder, a: Any, b: Any) -> Any:
     """``a % b`` of floats, with the sign of ``b``: ``a - floor(a / b) * b`` is wrong where ``a / b`` is rounded up."""
-    rest, is_opposite = _rest(builder, a, b)
+    rest, is_opposite = _remainder(builder, a, b)
     return builder.op("Where", is_opposite, builder.op("Add", rest, b), rest)
 
 
 def floor_divide(builder: GraphBuilder, a: Any, b: Any) -> Any:
     """``a // b`` of floats, by the exact remainder, as Python and torch compute it."""
-    rest, is_opposite = _rest(builder, a, b)
+    rest, is_opposite = _remainder(builder, a, b)
     quotient = builder.op("Div", builder.op("Sub", a, rest), b)
     below = builder.op("Sub", quotient, builder.number(1.0, a))
     # A whole number but for rounding.
@@ -174,7 +174,7 @@ def floor_divide(builder: GraphBuilder, a: Any, b: Any) -> Any:
     return builder.op("Where", is_by_zero, builder.op("Div", a, b), whole)
 
 
-def _rest(builder: GraphBuilder, a: Any, b: Any) -> tuple[Any, Any]:
+def _remainder(builder: GraphBuilder, a: Any, b: Any) -> tuple[Any, Any]:
     """Return the remainder with the sign of ``a``, and True if it is not 0 and ``b`` has the other sign."""
     zero, rest = builder.number(0.0, a), builder.op("Mod", a, b, fmod=1)
     has_other_sign = builder.op("Xor", builder.op("Less", rest, zero), builder.op("Less", b, zero))

@@ -109,13 +109,13 @@ def _capture_graph(
             time_limit_s = use.time_limit_s if name == use.name else None
             capture = _capture_with(name, prepared, tensors, tree, config, time_limit_s, has_values=has_values)
         except (ExportError, ImportError, AttributeError) as error:
-            errors[name] = _named_failure(name, error)
+            errors[name] = _convert_failure(name, error)
         else:
             other = next((failed for failed in errors if failed != name), None)
             return capture, use if other is None else ExporterUse(name, _failure_words(other, errors[other]))
     first_error, *second_errors = errors.values()
     for second_error in second_errors:
-        raise _both_failed(first_error, second_error) from second_error
+        raise _combine_failures(first_error, second_error) from second_error
     raise first_error
 
 
@@ -169,7 +169,7 @@ def _capture_with(
         return capture_dynamo(model, tensors, prepared.forward, tree, options)
 
 
-def _named_failure(name: ExporterName, error: ExportError | ImportError | AttributeError) -> ExportError:
+def _convert_failure(name: ExporterName, error: ExportError | ImportError | AttributeError) -> ExportError:
     """Convert an exporter's failure to an ExportError, also for a missing library name; re-raise any other error."""
     missing = missing_name(error) or missing_name(error.__cause__ or error)
     if missing:
@@ -194,7 +194,7 @@ def _failure_words(name: ExporterName, error: ExportError) -> str:
     return f"{EXPORTER_WORDS[name]}: {error.message}"
 
 
-def _both_failed(first: ExportError, second: ExportError) -> ExportError:
+def _combine_failures(first: ExportError, second: ExportError) -> ExportError:
     error = ExportError(
         f"neither exporter can make a graph of this model: {first.message}; {second.message}",
         # The hint of an operator missing in TorchScript recommends dynamo.
@@ -397,7 +397,7 @@ def make_tagged_graph(
             # Refused here rather than after the capture, which may take minutes. Of several parts, any may have them.
             everything = build_tree(run.all_parts or trace, run.config.torch_module)
             chosen_modules(everything, run.target.functions)
-        draw = _with_output_names(draw, prepared.forward, run.config)
+        draw = _rename_outputs(draw, prepared.forward, run.config)
         # Comparisons in decibels stay near the traced sizes.
         parameters = _parameter_count(prepared) if run.handover is None and run.config.verify else None
 
@@ -426,7 +426,7 @@ def make_tagged_graph(
         tagger.tag_nodes(capture.scopes)
         step.summary = f"{len(capture.scopes)} nodes tagged"
     with clock.step("tag injection") as step:
-        model, graph_notes = _plain_graph(capture.model, run.config, used) if normalizes else (capture.model, ())
+        model, graph_notes = _normalize_graph(capture.model, run.config, used) if normalizes else (capture.model, ())
         maxima = {item.name: item.max for item in part.dimensions if item.max is not None}
         limits = {
             name: rows
@@ -434,7 +434,7 @@ def make_tagged_graph(
             if name not in capture.bounds and rows < maxima.get(name, math.inf)
         }
         extended, of_tables = limited_by_tables(proof, draw.sizes, limits, run_at, _parameter_count(prepared))
-        dimensions, bound_notes, bounded_sums = _bounded(part.dimensions, capture.bounds, of_tables)
+        dimensions, bound_notes, bounded_sums = _bound_dimensions(part.dimensions, capture.bounds, of_tables)
         bounds = {name: bound for name, bound in capture.bounds.items() if name in draw.sizes} | of_tables
         # Without a comparison of values, further draws are of no use.
         proof = bounded_proof(proof if parameters is None else extended, draw.sizes, bounds, run_at, parameters)
@@ -458,7 +458,7 @@ def make_tagged_graph(
         assumed=(
             *capture.assumed,
             *bounded_sums,
-            *_state_retained(prepared, inputs, draw, first.changes),
+            *_find_retained_state(prepared, inputs, draw, first.changes),
             *map(_shared_state_written, first.shared),
         ),
         dimensions=dimensions,
@@ -479,7 +479,7 @@ def bounded_graph(
         reason: Reason of the limits, for the note.
     """
     bounds = {item.name: (item.min, most[item.name]) for item in tagged_graph.dimensions if item.name in most}
-    dimensions, *_ = _bounded(tagged_graph.dimensions, bounds)
+    dimensions, *_ = _bound_dimensions(tagged_graph.dimensions, bounds)
     proof = bounded_proof(
         tagged_graph.proof,
         tagged_graph.draw.sizes,
@@ -493,7 +493,7 @@ def bounded_graph(
     return replace(tagged_graph, proof=proof, dimensions=dimensions, notes=(*tagged_graph.notes, *notes))
 
 
-def _bounded(
+def _bound_dimensions(
     dimensions: Sequence[DynamicDimension],
     bounds: Mapping[str, tuple[int, int]],
     of_tables: Mapping[str, tuple[int, int]] = MappingProxyType({}),
@@ -574,12 +574,12 @@ def _trace_calls(prepared: PreparedPart, inputs: InputDraws, *, watches_reads: b
 
     def run_once(tensors: Tensors, *, is_watched: bool) -> Draw:
         nonlocal replaces_modules
-        registered, shared, parameters = _kinds(model), shared_state(model), _parameter_kinds(model)
+        registered, shared, parameters = _module_kinds(model), shared_state(model), _parameter_kinds(model)
         with record_calls(model) as trace, unchanged_attributes(model) as state:
             with recorded_reads(tensors) if is_watched else nullcontext() as reads:
                 draw = Draw(tensors, run_reference(prepared, tensors, keeps_state=True), sizes)
             changes = state.changes()
-            if registered != _kinds(model):
+            if registered != _module_kinds(model):
                 replaces_modules = True
                 state.keep()
                 if _parameter_kinds(model) <= parameters:
@@ -610,7 +610,7 @@ def _shared_state_written(name: str) -> Assumption:
     )
 
 
-def _kinds(model: torch.nn.Module) -> list[tuple[int, type]]:
+def _module_kinds(model: torch.nn.Module) -> list[tuple[int, type]]:
     """Return identity and class of each module; modules that are initialized by the first call change their class."""
     return [(id(module), type(module)) for module in model.modules()]
 
@@ -619,7 +619,7 @@ def _parameter_kinds(model: torch.nn.Module) -> set[tuple[int, type]]:
     return {(id(parameter), type(parameter)) for parameter in model.parameters()}
 
 
-def _state_retained(
+def _find_retained_state(
     prepared: PreparedPart, inputs: InputDraws, draw: Draw, changes: Sequence[str]
 ) -> tuple[Assumption, ...]:
     """Return an assumption on state retained between calls, if PyTorch's outputs change in a later call."""
@@ -711,7 +711,7 @@ def _suggest_axes(error: UsageError, prepared: PreparedPart, tensors: Mapping[st
             )
 
 
-def _with_output_names(draw: Draw, forward: FlatForward, config: WinMLExportConfig) -> Draw:
+def _rename_outputs(draw: Draw, forward: FlatForward, config: WinMLExportConfig) -> Draw:
     """Rename the outputs as in ``output_tensors``, if stated; return the draw with the new names.
 
     Raises:
@@ -734,7 +734,7 @@ def _with_output_names(draw: Draw, forward: FlatForward, config: WinMLExportConf
     return replace(draw, reference=dict(zip(forward.output_names, draw.reference.values(), strict=True)))
 
 
-def _plain_graph(model: ir.Model, config: WinMLExportConfig, used: ExporterUse) -> tuple[ir.Model, tuple[str, ...]]:
+def _normalize_graph(model: ir.Model, config: WinMLExportConfig, used: ExporterUse) -> tuple[ir.Model, tuple[str, ...]]:
     """Normalize a tagged graph and lower it to the requested opset; return the model and notes for the user."""
     options = NormalizeOptions(fold_constants=config.do_constant_folding)
     normalized = normalize(model, options)

@@ -313,14 +313,14 @@ def closing_sizes(parts: Sequence[ModelPart]) -> dict[str, int] | None:
     step = "decoder_sequence_length" if "decoder_sequence_length" in bounds else "sequence_length"
     usual = {name: default_size(name) or 1 for name in bounds}
     requested = {**usual, step: 1, PAST_KEY: _CACHED}
-    sizes = {name: _within(requested[name], usual[name], items) for name, items in bounds.items()}
+    sizes = {name: _clamp_size(requested[name], usual[name], items) for name, items in bounds.items()}
     for item in bounds.get(PAST_KEY, ()):
         if item.max is not None:  # which reserves space for one token of a step
             sizes[PAST_KEY] = max(1, min(sizes[PAST_KEY], item.max + 1 - sizes.get(step, 1)))
     return sizes
 
 
-def _within(requested: int, usual: int, bounds: Sequence[DynamicDimension]) -> int:
+def _clamp_size(requested: int, usual: int, bounds: Sequence[DynamicDimension]) -> int:
     """Return the requested size, or the usual size if a part's minimum is larger, within the bounds of all parts."""
     least = max(item.min for item in bounds)
     most = [item.max for item in bounds if item.max is not None]

@@ -109,7 +109,7 @@ def hint_with_cache(hint: str) -> str:
 
 def _export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter: ExporterUse) -> ExportResult:
     with prepared_part(part) as prepared:
-        tagged_graph = _leaner(run, prepared, make_tagged_graph(run, prepared, exporter))
+        tagged_graph = _without_idle_weights(run, prepared, make_tagged_graph(run, prepared, exporter))
         _refuse_wrong_feeds(run, part, prepared.forward.output_names)
         try:
             return _write_part(run, result, prepared, tagged_graph)
@@ -167,7 +167,7 @@ def _blame_normalization(
     failed.hint = f"No file was written; {opt.no_verify} writes it anyway. This is a bug in winml: please report it."
 
 
-def _leaner(run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph) -> TaggedGraph:
+def _without_idle_weights(run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph) -> TaggedGraph:
     """Use the dynamo graph of a part if TorchScript's stores weights of other parts that are only read for shapes.
 
     A part may run modules of another part for sizes alone. TorchScript computes the sizes from values; dynamo knows
@@ -202,9 +202,9 @@ def _write_part(
     paths = run.target.part_paths(part)
     with run.clock.step("metadata and reports") as step, run.files.explained_errors():
         run.staged[part.name] = staged = run.files.reserve(paths.model)
-        tagged_graph = _handed_over(run, tagged_graph, paths.model)
+        tagged_graph = _apply_handover(run, tagged_graph, paths.model)
         is_external = run.handover.is_external(tagged_graph.model) if run.handover is not None else None
-        to_write, functions, function_notes = _with_functions(run, result, part, tagged_graph)
+        to_write, functions, function_notes = _convert_functions(run, result, part, tagged_graph)
         files = [*write_model(to_write, staged, external=is_external)]
         if tagged_graph.handed is not None:
             tagged_graph.handed.refuse_written(sum(file.stat().st_size for file in files))
@@ -239,7 +239,7 @@ def _write_part(
         sources = run.loaded.info.companions if run.target.with_companions else {}
         companions = reserve_companions(run.files, paths.model.parent, sources, owned=owned)
         result = replace(result, companions=companions)
-        reported = _with_part(result, exported, run)
+        reported = _append_part(result, exported, run)
         if paths.report:
             run.files.write_text(paths.report, render_markdown(export_report(reported, reported.parts[-1])))
         if paths.sidecar:
@@ -251,10 +251,10 @@ def _write_part(
             result = replace(result, companions=companions)
             models = [run.target.part_paths(other).model for other in run.loaded.requested_parts]
             remove_companions(paths.model.parent, {*owned} - {*sources, *(path.name for path in sizes)}, models)
-    return _with_part(result, replace(exported, files=_written_files(paths, files, sizes)), run)
+    return _append_part(result, replace(exported, files=_written_files(paths, files, sizes)), run)
 
 
-def _with_functions(
+def _convert_functions(
     run: ExportRun, result: ExportResult, part: ModelPart, tagged_graph: TaggedGraph
 ) -> tuple[ir.Model, ModuleFunctions | None, tuple[str, ...]]:
     """Return the model to write, the modules written as functions, and notes.
@@ -274,7 +274,7 @@ def _with_functions(
         return tagged_graph.model, None, (f"Part {part.name} was written without functions: {error.message}.",)
 
 
-def _handed_over(run: ExportRun, tagged_graph: TaggedGraph, path: Path) -> TaggedGraph:
+def _apply_handover(run: ExportRun, tagged_graph: TaggedGraph, path: Path) -> TaggedGraph:
     """Apply the handed-over works to the graph, if there are any."""
     if run.handover is None:
         return tagged_graph
@@ -554,7 +554,7 @@ def _exported_part(
     )
 
 
-def _with_part(result: ExportResult, part: ExportedPart, run: ExportRun) -> ExportResult:
+def _append_part(result: ExportResult, part: ExportedPart, run: ExportRun) -> ExportResult:
     """Append a part to the result, with the steps since the previous part."""
     timings = run.clock.timings()
     steps = timings[sum(len(earlier.steps) for earlier in result.parts) :]

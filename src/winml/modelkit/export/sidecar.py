@@ -49,7 +49,7 @@ def adapted_sidecar_json(sidecar: Mapping[str, Any], file: DescribedFile) -> str
     record = {
         **sidecar,
         "model_sha256": file.sha256,
-        **{key: _with_node_counts(module, own) for key, module in sidecar.items() if key == "modules"},
+        **{key: _update_node_counts(module, own) for key, module in sidecar.items() if key == "modules"},
         "nodes": dict(file.nodes),
         "statistics": {**sidecar["statistics"], **_coverage_record(file.coverage), "root_nodes": list(file.root_nodes)},
         "outputs": {**sidecar["outputs"], "files": [{"name": name, "size_bytes": size} for name, size in file.files]},
@@ -86,7 +86,7 @@ def _sidecar_record(result: ExportResult, part: ExportedPart) -> dict[str, objec
             "task": result.model.task,
             "inputs": [spec.as_record() for spec in part.inputs],
         },
-        "modules": _with_node_counts(_module_record(part, part.tree.root), Counter(node.tag for node in part.nodes)),
+        "modules": _update_node_counts(_module_record(part, part.tree.root), Counter(node.tag for node in part.nodes)),
         "nodes": {node.name: node.tag for node in part.nodes},
         "statistics": {
             "steps": [{"name": step.name, "seconds": round(step.seconds, 4)} for step in part.steps],
@@ -125,9 +125,9 @@ def _module_record(part: ExportedPart, node: ModuleNode) -> dict[str, object]:
     }
 
 
-def _with_node_counts(module: Mapping[str, Any], own: Mapping[str, int]) -> dict[str, Any]:
+def _update_node_counts(module: Mapping[str, Any], own: Mapping[str, int]) -> dict[str, Any]:
     """Return the record of a module and its children with node counts updated by tag."""
-    children = [_with_node_counts(child, own) for child in module["children"]]
+    children = [_update_node_counts(child, own) for child in module["children"]]
     count = own.get(module["tag"], 0)
     nodes = {"total": count + sum(child["nodes"]["total"] for child in children), "own": count}
     return {**module, "nodes": nodes, "children": children}

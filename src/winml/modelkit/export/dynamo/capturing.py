@@ -374,7 +374,7 @@ def _as_capture(
 ) -> Capture:
     """Attach weights, name nodes and dynamic sizes, drop torch's own metadata, in place; return the capture."""
     scopes = {node: stacks.read(node) for node in captured.graph.all_nodes()}
-    _place_bodies(scopes)
+    _copy_scopes_to_bodies(scopes)
     _drop_exporter_metadata(captured, keep_stack_traces=options.keep_stack_traces)
     _attach_weights(captured.graph, model, options.weights)
     if options.dynamic_axes:
@@ -385,7 +385,7 @@ def _as_capture(
     return Capture(captured, scopes, unused_inputs)
 
 
-def _place_bodies(scopes: dict[ir.Node, tuple[str, ...]]) -> None:
+def _copy_scopes_to_bodies(scopes: dict[ir.Node, tuple[str, ...]]) -> None:
     """Copy the scope of a loop or branch node to inner nodes without a recorded scope, in place.
 
     A node precedes the nodes of its subgraphs.

@@ -69,7 +69,7 @@ def library_repairs(model: nn.Module) -> Iterator[LibraryRepairs]:
         stack.enter_context(dynamo.reset_model_state(model))
         fix_nodes = stack.enter_context(_fixes_keeping_stacks(onnx))
         yield LibraryRepairs(
-            translations=_with_empty_sources(onnx._ONNX_TRANSLATION_TABLE),
+            translations=_allow_empty_sources(onnx._ONNX_TRANSLATION_TABLE),
             repair_program=lambda program: fix_nodes("onnx", program.graph_module),
             repair_graph=onnx.apply_onnx_ir_fixes,
         )
@@ -186,7 +186,7 @@ def _masked_scatter(self: torch.Tensor, mask: torch.Tensor, source: torch.Tensor
     return torch.where(is_set, elements[places], self.reshape(-1)).reshape(self.shape)
 
 
-def _with_empty_sources(translations: Mapping[Any, Callable[..., Any]]) -> Mapping[Any, Callable[..., Any]]:
+def _allow_empty_sources(translations: Mapping[Any, Callable[..., Any]]) -> Mapping[Any, Callable[..., Any]]:
     """Extend the ONNX form of ``index_put`` with a mask by empty sources, as in ``_masked_scatter``."""
     from onnxscript import opset18 as op
 

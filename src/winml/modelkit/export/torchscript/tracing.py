@@ -93,7 +93,7 @@ class NumbersTaken:
     def _note(self, place: Place, name: str, values: torch.Tensor, number: object) -> None:
         value: Any = torch._C._get_value_trace(values)  # type: ignore[attr-defined]  # its stub misses it
         is_of_rows = name in ("__len__", "__iter__")
-        inputs, sizes = self._sizes_of(value, 0) if is_of_rows else self._origins(value)
+        inputs, sizes = self._sizes_of(value, 0) if is_of_rows else self._find_origins(value)
         words = str(values.shape[0] if name == "__iter__" else number)
         if inputs:
             self.values[place] = (words, inputs)
@@ -112,21 +112,21 @@ class NumbersTaken:
         if value.unique() in names:
             axes = self.open_axes.get(names[value.unique()], {})
             return frozenset(), frozenset(size for number, size in axes.items() if axis is None or number == axis)
-        before = list(_computed_from(value))
+        before = list(_find_ancestors(value))
         inputs = [names[item.unique()] for item in before if item.unique() in names]
         sizes = frozenset(size for name in inputs for size in self.open_axes.get(name, {}).values())
         deciding = frozenset[str]()
         for item in before:
             operand = _counting_operand(item.node())
             if operand is not None and not _has_same_axis(item, value, axis):
-                deciding |= self._origins(operand)[0]
+                deciding |= self._find_origins(operand)[0]
         return deciding, sizes
 
-    def _origins(self, value: Any) -> tuple[frozenset[str], frozenset[str]]:
+    def _find_origins(self, value: Any) -> tuple[frozenset[str], frozenset[str]]:
         """Return the inputs whose values a traced number depends on, and the dynamic sizes it depends on."""
         names = self._inputs()
         inputs, sizes = frozenset[str](), frozenset[str]()
-        for item in _computed_from(value, until=_OF_SHAPES, follows_writes=True):
+        for item in _find_ancestors(value, until=_OF_SHAPES, follows_writes=True):
             if item.unique() in names:
                 inputs |= {names[item.unique()]}
             if item.node().kind() in _OF_SHAPES:
@@ -147,7 +147,7 @@ def _traced_inputs(count: int) -> list[int]:
     return [value.unique() for value in list(tracing.graph().inputs())[:count]]
 
 
-def _computed_from(value: Any, until: Collection[str] = (), *, follows_writes: bool = False) -> Iterator[Any]:
+def _find_ancestors(value: Any, until: Collection[str] = (), *, follows_writes: bool = False) -> Iterator[Any]:
     """Yield a traced value and its ancestors, stopping at operators of the kinds in ``until``.
 
     Args:
@@ -379,7 +379,7 @@ class TracedLoops(ValueLoops):
             return False
         inputs = _traced_inputs(self.input_count)
         value = torch._C._get_value_trace(values)  # type: ignore[attr-defined]  # its stub misses it
-        origins = _computed_from(value, until=_OF_SHAPES)
+        origins = _find_ancestors(value, until=_OF_SHAPES)
         return any(item.unique() in inputs or item.node().kind() in _OF_SHAPES for item in origins)
 
 
