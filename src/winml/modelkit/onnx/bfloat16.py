@@ -41,7 +41,7 @@ def widen_bfloat16(model: ir.Model) -> bool:
                 node.attributes[name] = ir.AttrInt64(name, int(_FLOAT))
             elif attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype == _BFLOAT16:
                 node.attributes[name] = ir.AttrTensor(
-                    name, ir.tensor(_widened(attribute.value), name=attribute.value.name)
+                    name, ir.tensor(_widen_tensor(attribute.value), name=attribute.value.name)
                 )
         for value in node.outputs:
             _widen_value(value)
@@ -54,10 +54,12 @@ def widen_bfloat16(model: ir.Model) -> bool:
 def _widen_value(value: ir.Value) -> None:
     tensor = value.const_value
     if tensor is not None and tensor.dtype == _BFLOAT16:
-        value.const_value = computed_tensor(partial(_widened, tensor), _FLOAT, tensor.shape.numpy(), value.name or "")
+        value.const_value = computed_tensor(
+            partial(_widen_tensor, tensor), _FLOAT, tensor.shape.numpy(), value.name or ""
+        )
     if value.dtype == _BFLOAT16:
         value.dtype = _FLOAT
 
 
-def _widened(tensor: ir.TensorProtocol) -> Array:
+def _widen_tensor(tensor: ir.TensorProtocol) -> Array:
     return read_once(tensor).astype(ml_dtypes.bfloat16, copy=False).astype(np.float32)

@@ -111,9 +111,9 @@ class _Planner:
             return
         (parent,) = parents
         retained = frozenset(nodes)
-        if between := self._between(retained, parent):
-            retained = self._without_blocked(retained, between, parent)
-            if len(retained) < (1 - FEW) * len(nodes) or self._between(retained, parent):
+        if between := self._find_between(retained, parent):
+            retained = self._drop_blocked(retained, between, parent)
+            if len(retained) < (1 - FEW) * len(nodes) or self._find_between(retained, parent):
                 first = min(between, key=self._cutter.position.__getitem__)
                 self.leave_out(module, _BETWEEN.format(node_words(first)))
                 return
@@ -140,20 +140,20 @@ class _Planner:
     def _reads_outside(self, nodes: Collection[ir.Node]) -> bool:
         return any(value.producer() not in nodes for node in nodes for value in self._cutter.reads(node))
 
-    def _between(self, nodes: frozenset[ir.Node], parent: FunctionPart | None) -> set[ir.Node]:
+    def _find_between(self, nodes: frozenset[ir.Node], parent: FunctionPart | None) -> set[ir.Node]:
         """Return the outside nodes on a path between two of the nodes, with each function treated as one node."""
-        after = self._reached(nodes, self._readers, parent, apart=nodes)
-        return after & self._reached(nodes, self._makers, parent, apart=nodes) if after else after
+        after = self._find_reachable(nodes, self._readers, parent, apart=nodes)
+        return after & self._find_reachable(nodes, self._makers, parent, apart=nodes) if after else after
 
-    def _without_blocked(
+    def _drop_blocked(
         self, nodes: frozenset[ir.Node], between: set[ir.Node], parent: FunctionPart | None
     ) -> frozenset[ir.Node]:
         """Return the larger set without the nodes before, or without the nodes after, the nodes in between."""
-        needed = self._reached(between, self._makers, parent, apart=between)
-        fed = self._reached(between, self._readers, parent, apart=between)
+        needed = self._find_reachable(between, self._makers, parent, apart=between)
+        fed = self._find_reachable(between, self._readers, parent, apart=between)
         return max(nodes - needed, nodes - fed, key=len)
 
-    def _reached(
+    def _find_reachable(
         self,
         start: Collection[ir.Node],
         neighbours: Callable[[ir.Node], Iterable[ir.Node]],
@@ -325,7 +325,9 @@ class _Folder:
         body = self._ordered([*(node for node in part.nodes if node not in folded), *inner])
         members = set(body)
         created = {value for node in body for value in node.outputs}
-        inputs = [value for value in dict.fromkeys(v for node in body for v in _reads(node)) if value not in created]
+        inputs = [
+            value for value in dict.fromkeys(v for node in body for v in _read_values(node)) if value not in created
+        ]
         outputs = [value for node in body for value in node.outputs if self._is_read_outside(value, members)]
         call = ir.Node(metadata_keys.FUNCTION_DOMAIN, "", inputs, num_outputs=len(outputs))
         call.name = self._node_names.take(_scope(part.module.path, (node.name or "" for node in body)))
@@ -337,7 +339,7 @@ class _Folder:
             call.metadata_props[metadata_keys.NAMESPACE_KEY] = namespace
         for old, new in zip(outputs, call.outputs, strict=True):
             self._replace_outside(old, new, members)
-        function = self._function_for(part, call, body, self._with_own_inputs(body, inputs), outputs)
+        function = self._function_for(part, call, body, self._replace_outer_values(body, inputs), outputs)
         call.op_type = function.name
         function.instances.append(call)
         return call
@@ -358,7 +360,7 @@ class _Folder:
             if value is old:
                 self._graph.outputs[index] = new
 
-    def _with_own_inputs(self, body: Sequence[ir.Node], outer: Sequence[ir.Value]) -> list[ir.Value]:
+    def _replace_outer_values(self, body: Sequence[ir.Node], outer: Sequence[ir.Value]) -> list[ir.Value]:
         """Replace outside values by new inputs in the nodes of a part; return these inputs."""
         own = {
             value: ir.Value(name=value.name, type=value.type, shape=None if value.shape is None else value.shape.copy())
@@ -397,7 +399,7 @@ class _Folder:
     def _ordered(self, nodes: Sequence[ir.Node]) -> list[ir.Node]:
         """Return nodes in topological order, and as far as that allows in the order of the graph."""
         makers = {value: node for node in nodes for value in node.outputs}
-        needed = {node: [makers[value] for value in _reads(node) if value in makers] for node in nodes}
+        needed = {node: [makers[value] for value in _read_values(node) if value in makers] for node in nodes}
         sorter = TopologicalSorter(needed)
         sorter.prepare()
         numbered = {self._position[node]: node for node in nodes}
@@ -425,7 +427,7 @@ class _Folder:
         self._model.functions[defined.identifier()] = defined
 
 
-def _reads(node: ir.Node) -> list[ir.Value]:
+def _read_values(node: ir.Node) -> list[ir.Value]:
     """Return the values a node reads, including values captured by its subgraphs."""
     nodes = list(function_inlining.walk_nodes([node]))
     own = {value for inner in nodes[1:] for value in inner.outputs}

@@ -127,7 +127,7 @@ def _inline(model: ir.Model, functions: Mapping[ir.OperatorIdentifier, ir.Functi
     inlined = [node for node in nodes if FUNCTION_CALL_KEY in node.metadata_props]
     free_names = _Names(model.graph, nodes, inlined)
     for node in inlined:
-        _settle(node, free_names)
+        _restore_node(node, free_names)
 
 
 class _Names:
@@ -147,13 +147,13 @@ def _renamed_values(node: ir.Node) -> list[ir.Value]:
     return [value for value, name in zip(node.outputs, outputs, strict=True) if name]
 
 
-def _settle(node: ir.Node, names: _Names) -> None:
+def _restore_node(node: ir.Node, names: _Names) -> None:
     """Set names and metadata of an inlined node."""
     props = node.metadata_props
     renamed = _renamed_values(node)
     scope, *anchors = json.loads(props.pop(FUNCTION_CALL_KEY))
     name, outputs, keys = json.loads(props.pop(FUNCTION_NODE_KEY))
-    relative = _relative(props.pop(RELATIVE_KEY)) if RELATIVE_KEY in keys else None
+    relative = _parse_relative(props.pop(RELATIVE_KEY)) if RELATIVE_KEY in keys else None
     for key in props.keys() - set(keys):
         del props[key]
     for key, template in (relative or {}).items():
@@ -170,7 +170,7 @@ def _settle(node: ir.Node, names: _Names) -> None:
         value.name = names.values.take(absolute(text))
 
 
-def _relative(text: str) -> dict[str, str]:
+def _parse_relative(text: str) -> dict[str, str]:
     """Parse the metadata of a function's node that is relative to its call.
 
     Raises:

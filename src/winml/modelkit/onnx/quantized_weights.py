@@ -68,13 +68,13 @@ def count_parameters(contents: Contents) -> None:
         inputs = _INPUTS.get(node.proto.domain, {}).get(node.proto.op_type, _Inputs())
         for position, name in enumerate(node.proto.input):
             if position in inputs.weights and name in reshaped:
-                contents.weights[reshaped[name]] = _quantized(contents.weights[reshaped[name]], node.proto)
+                contents.weights[reshaped[name]] = _describe_weight(contents.weights[reshaped[name]], node.proto)
         for position, index in node.weight_inputs:
             weight = contents.weights[index]
             if position in inputs.scales or _is_scale(node, range_makers):
                 contents.weights[index] = replace(weight, parameters=0)
             elif position in inputs.weights:
-                weight = _quantized(weight, node.proto)
+                weight = _describe_weight(weight, node.proto)
                 scales = dict(node.weight_inputs).get(_SCALES_OF_BLOCKS) if _is_block_operator(node) else None
                 first = index if scales is None else first_packed.setdefault(scales, index)
                 is_copy = first != index and weight.size_bytes == contents.weights[first].size_bytes
@@ -95,7 +95,7 @@ def _is_scale(node: PlacedNode, range_makers: set[str]) -> bool:
     return node.proto.op_type == "Mul" and any(name in range_makers for name in node.proto.input)
 
 
-def _quantized(weight: Weight, node: onnx.NodeProto) -> Weight:
+def _describe_weight(weight: Weight, node: onnx.NodeProto) -> Weight:
     """Return the weight of a quantized operator, with type and number of its packed values."""
     if weight.dtype.startswith(FLOATS):
         return weight

@@ -141,13 +141,13 @@ def idle_weight_bytes(model: ir.Model) -> int:
         elif node not in visited and node.op_type not in _ASKS_SIZES:
             visited.add(node)
             waiting += [item for item in node.inputs if item is not None]
-            waiting += _captured(node)
+            waiting += _captured_values(node)
     tensors = (value.const_value for name, value in model.graph.initializers.items() if name not in read_names)
     # Shapes and axes are small compared with weights.
     return sum(tensor.nbytes for tensor in tensors if tensor is not None and tensor.dtype.is_floating_point())
 
 
-def _captured(node: ir.Node) -> list[ir.Value]:
+def _captured_values(node: ir.Node) -> list[ir.Value]:
     """Return the values read by the subgraphs of a node, all of which may reach its outputs."""
     inner_nodes = (inner for graph in node_graphs(node) for inner in graph.all_nodes())
     return [value for inner in inner_nodes for value in inner.inputs if value is not None]

@@ -173,13 +173,13 @@ class GrowingDigest(_InThreads):
 
 def _piece_digest(places: Sequence[Path], start: int) -> bytes:
     hasher = hashlib.sha256()
-    with _opened(places) as file:
+    with _open_first(places) as file:
         file.seek(start)
         _hash_next(file, _PIECE_BYTES, hasher.update)
     return hasher.digest()
 
 
-def _opened(places: Sequence[Path]) -> FileIO:
+def _open_first(places: Sequence[Path]) -> FileIO:
     """Open a file at the first of its paths that exists; it may be renamed to the next path at any time."""
     for place in places[:-1]:
         with contextlib.suppress(FileNotFoundError):

@@ -375,12 +375,12 @@ def abandoned_folders(directory: Path, prefix: str, *, with_unlocked: bool = Fal
     except OSError:
         return
     for name in names:
-        folder = _taken_over(directory / name, with_unlocked=with_unlocked)
+        folder = _take_over(directory / name, with_unlocked=with_unlocked)
         if folder is not None:
             yield folder
 
 
-def _taken_over(path: Path, *, with_unlocked: bool) -> OwnedFolder | None:
+def _take_over(path: Path, *, with_unlocked: bool) -> OwnedFolder | None:
     """Return an abandoned folder, locked by this process; None if it has an owner or belongs to another user."""
     try:
         status = path.lstat()
@@ -450,7 +450,7 @@ def settle_interrupted(directory: Path) -> tuple[Path, ...]:
     """
     placed: list[Path] = []
     for folder in abandoned_folders(directory, file_names.PARTIAL_PREFIX, with_unlocked=True):
-        settled, earlier = _settle(folder.path, directory)
+        settled, earlier = _settle_folder(folder.path, directory)
         _note(directory, settled or _Settled(), earlier)
         if settled is None:
             folder.release()
@@ -532,7 +532,7 @@ def interrupted_in(directory: Path) -> tuple[Interrupted, ...]:
     return tuple(Interrupted(folder, _waiting_names(folder, folder / STAGED, directory)) for folder in folders)
 
 
-def _settle(folder: Path, directory: Path) -> tuple[_Settled | None, tuple[str, ...]]:
+def _settle_folder(folder: Path, directory: Path) -> tuple[_Settled | None, tuple[str, ...]]:
     """Complete a hidden folder; return the changes, None if the folder must not be touched, and the restored names."""
     try:
         settled = _complete_journal(folder, folder / STAGED, directory)
