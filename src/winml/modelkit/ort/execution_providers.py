@@ -134,7 +134,7 @@ _BUILT_IN: Mapping[str, ExecutionProvider] = {
 }
 
 
-def _problem_of(short: str, provider: ExecutionProvider) -> str:
+def _find_problem(short: str, provider: ExecutionProvider) -> str:
     """Return the problem of a provider of a plug-in package; ``""`` if it is valid."""
     if short != short.lower():
         return f"short names are of small letters: {short.lower()}"
@@ -213,7 +213,7 @@ class _Providers(Registry[ExecutionProvider]):
 
 
 EXECUTION_PROVIDERS: Registry[ExecutionProvider] = _Providers(
-    "providers", "execution provider", _BUILT_IN, lambda: ExecutionProvider, _problem_of
+    "providers", "execution provider", _BUILT_IN, lambda: ExecutionProvider, _find_problem
 )
 """Short name → provider."""
 

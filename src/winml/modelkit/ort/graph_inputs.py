@@ -197,7 +197,7 @@ def settle_sizes(
     for name in names:
         if name not in by_name and name not in sums and name not in patches:
             chosen[name] = _default_size(name, inputs, names)
-    by_name |= _summed({**by_name, **chosen}, sums)
+    by_name |= _compute_sums({**by_name, **chosen}, sums)
     return Sizes({**by_name, **chosen}, default_size_notes(chosen), chosen)
 
 
@@ -220,7 +220,7 @@ def with_sums(inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int]) -> di
     return {**sizes, **summed_sizes(_all_sums(inputs), sizes)}
 
 
-def _summed(sizes: Mapping[str, int], sums: Mapping[str, Sequence[int | str]]) -> dict[str, int]:
+def _compute_sums(sizes: Mapping[str, int], sums: Mapping[str, Sequence[int | str]]) -> dict[str, int]:
     """Return the sizes that are sums of other sizes.
 
     Raises:
@@ -399,7 +399,7 @@ def read_array(path: Path, source: str) -> Array:
         UsageError: the file does not exist.
         InputError: the file is damaged, holds several arrays or Python objects, or declares more data than it holds.
     """
-    with _opened(path, source, _SAVE_ARRAY) as file, _parsed(source, "not an .npy file", _SAVE_ARRAY):
+    with _open_file(path, source, _SAVE_ARRAY) as file, _parsed(source, "not an .npy file", _SAVE_ARRAY):
         if file.read(len(np.lib.format.MAGIC_PREFIX)) != np.lib.format.MAGIC_PREFIX:
             raise InputError(f"{source}: does not begin as an .npy file", hint=_SAVE_ARRAY)
         file.seek(0)
@@ -425,7 +425,7 @@ def _read_arrays(path: Path, source: str) -> dict[str, Array]:
         UsageError: the file does not exist, or holds one unnamed array.
         InputError: the file is damaged, holds Python objects, or declares more data than it holds.
     """
-    with _opened(path, source, "Pass a file written by numpy.savez.") as file:
+    with _open_file(path, source, "Pass a file written by numpy.savez.") as file:
         is_single = file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX
         file.seek(0)
         if not is_single:
@@ -440,7 +440,7 @@ def _read_arrays(path: Path, source: str) -> dict[str, Array]:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, source: str, hint: str) -> Iterator[IO[bytes]]:
+def _open_file(path: Path, source: str, hint: str) -> Iterator[IO[bytes]]:
     """Open a regular file inside the block.
 
     Raises:

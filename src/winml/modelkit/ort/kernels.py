@@ -174,12 +174,12 @@ def kernel_table(provider: str, opsets: Mapping[str, int]) -> KernelTable | None
     Raises:
         StageError: the listing process crashed, or exceeded its time limit.
     """
-    kernels, schemas = _listed(provider)
+    kernels, schemas = _list_kernels(provider)
     return KernelTable(kernels, schemas, opsets) if kernels else None
 
 
 @functools.cache
-def _listed(provider: str) -> tuple[dict[_Operator, list[_Kernel]], dict[_Operator, list[_Schema]]]:
+def _list_kernels(provider: str) -> tuple[dict[_Operator, list[_Kernel]], dict[_Operator, list[_Schema]]]:
     kernels: dict[_Operator, list[_Kernel]] = defaultdict(list)
     schemas: dict[_Operator, list[_Schema]] = defaultdict(list)
     reported, _ = ask_onnxruntime({"kernels_of": provider}, provider, _SECONDS)

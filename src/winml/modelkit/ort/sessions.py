@@ -369,7 +369,7 @@ class PreparedRun:
         with _run_errors(name):
             # These refer to the arrays, which have to stay.
             self._values = {input_name: to_ort_value(array) for input_name, array in feeds.items()}
-            self._binding = self._bound(memory)
+            self._binding = self._bind(memory)
         self._memory = memory
         self._run_once = self._run_on_last_outputs
 
@@ -415,7 +415,7 @@ class PreparedRun:
             self._binding.bind_output(name, kind)
         self._session.run_with_iobinding(self._binding)
 
-    def _bound(self, memory: Mapping[str, str]) -> ort.IOBinding:
+    def _bind(self, memory: Mapping[str, str]) -> ort.IOBinding:
         """Bind the inputs, copied to their device, and each output to a kind of memory."""
         binding = self._session.io_binding()
         for name, value in self._values.items():
@@ -428,7 +428,7 @@ class PreparedRun:
         binding = self._binding
         if self.output_memory != ("cpu",):
             with _run_errors(self._name):
-                binding = self._bound(dict.fromkeys(self._output_names, "cpu"))
+                binding = self._bind(dict.fromkeys(self._output_names, "cpu"))
                 self._session.run_with_iobinding(binding)
         return [to_array(value) if value.is_tensor() else None for value in binding.get_outputs()]
 

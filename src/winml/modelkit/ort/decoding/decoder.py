@@ -98,7 +98,9 @@ class GraphCache:
             room = total + max(total // 2, _SPARE_TOKENS)
         if self._is_shared or room != self.room:
             self.room = room
-            self.values = {name: _with_room(to_array(value), self.length, room) for name, value in self.values.items()}
+            self.values = {
+                name: _copy_with_room(to_array(value), self.length, room) for name, value in self.values.items()
+            }
             self._is_shared, self._run_in_place = False, None
         if self._run_in_place is None:
             self._run_in_place = InPlaceRun(self._graph._session, self.values, self._graph.states)
@@ -156,7 +158,7 @@ class GraphCache:
         return self.__copy__()
 
 
-def _with_room(state: Array, retained: int, room: int) -> onnxruntime.OrtValue:
+def _copy_with_room(state: Array, retained: int, room: int) -> onnxruntime.OrtValue:
     """Return a copy of the first tokens of a state, with zeroed capacity for further tokens."""
     sizes = [room if axis == _TOKENS_AXIS else size for axis, size in enumerate(state.shape)]
     roomy = np.zeros(sizes, state.dtype)
@@ -328,7 +330,7 @@ class DecoderGraph:
                 None if positions is None else positions[..., start:end],
                 cache,
             )
-            for start, end, graph in self._pieces(tokens.shape[1], past, self._padded_count(mask, tokens.shape[1]))
+            for start, end, graph in self._split_runs(tokens.shape[1], past, self._padded_count(mask, tokens.shape[1]))
         ]
         self.last_cache = cache
         return logits[0] if len(logits) == 1 else np.concatenate(logits, axis=1)
@@ -343,7 +345,7 @@ class DecoderGraph:
             return 0
         return int(np.max(np.flatnonzero((np.asarray(mask)[:, -count:] == 0).any(axis=0)), initial=-1)) + 1
 
-    def _pieces(self, count: int, past: int, padded: int = 0) -> list[tuple[int, int, DecoderGraph]]:
+    def _split_runs(self, count: int, past: int, padded: int = 0) -> list[tuple[int, int, DecoderGraph]]:
         """Return start and end of the tokens of each run, and its graph; ``padded`` tokens are read singly.
 
         With an empty cache the first run may be filled up with padding before its tokens. Later runs are full: tokens

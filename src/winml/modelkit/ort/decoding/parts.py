@@ -89,7 +89,7 @@ class Encoder:
             UsageError: an input is missing, has an unsupported shape, or cannot be padded.
             StageError: ONNX Runtime fails.
         """
-        passed = self._padded(passed)
+        passed = self._pad_inputs(passed)
         feeds = {item.name: self._fitted(item, passed) for item in self.inputs}
         answer = self.session.run(feeds, list(self._feeds))
         encoded = {name: answer[output] for output, name in self._feeds.items()}
@@ -112,7 +112,7 @@ class Encoder:
         length = next((lengths[name] for name in (MASK, *_LENGTH_KEYS) if name in lengths), None)
         return length if isinstance(length, int) else None
 
-    def _padded(self, passed: Arrays) -> Arrays:
+    def _pad_inputs(self, passed: Arrays) -> Arrays:
         """Pad inputs with zeros to the graph's fixed length, if a mask hides the padding."""
         length = self._length
         content = next((item.name for item in self.inputs if item.name != MASK and item.name in passed), None)
@@ -130,15 +130,15 @@ class Encoder:
         }
 
     def _refuse_padding(self, name: str, passed: int, length: int) -> None:
-        if self._unpaddable is not None:
+        if self._padding_problem is not None:
             raise UsageError(
                 f"input {name!r} has a length of {passed}, but {self.session.name} was built for {length}: "
-                f"padding would change the outputs, because {self._unpaddable}",
+                f"padding would change the outputs, because {self._padding_problem}",
                 hint=f"Pass exactly {length}{_other_length(name, passed)}.",
             )
 
     @functools.cached_property
-    def _unpaddable(self) -> str | None:
+    def _padding_problem(self) -> str | None:
         """Reason why padding changes the outputs; None if a mask hides it.
 
         for: Moonshine, whose group norm takes mean and variance over the whole recording. transformers' outputs also
@@ -171,7 +171,7 @@ class Encoder:
             and array.ndim > 1
             and array.shape[1] > self._length
         ):
-            most = "exactly" if self._unpaddable else "at most"
+            most = "exactly" if self._padding_problem else "at most"
             return f"Pass {most} {self._length}{_other_length(item.name, array.shape[1])}."
         return _OTHER_SIZE_HINT
 
