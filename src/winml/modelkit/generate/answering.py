@@ -435,11 +435,11 @@ class TaskRunner:
         """Return the embedding of one image, or the similarity of each to the first."""
         images = _several(inputs["image"])
         processor = self._fit_images(images[0])
-        embeddings = [self._pooled(dict(processor(images=[image], return_tensors="np"))) for image in images]
+        embeddings = [self._pool_states(dict(processor(images=[image], return_tensors="np"))) for image in images]
         names = [str(getattr(image, "filename", "") or f"image {place}") for place, image in enumerate(images, 1)]
         return _similarities(names, embeddings, ())
 
-    def _pooled(self, tensors: Mapping[str, Any], share: float = 1.0) -> Array:
+    def _pool_states(self, tensors: Mapping[str, Any], share: float = 1.0) -> Array:
         """Return the pooled output of a model, or the mean of its hidden states.
 
         Args:
@@ -508,7 +508,7 @@ class TaskRunner:
             rate_hz, length = samples["sampling_rate"], len(samples["raw"])
             tensors = dict(self._extractor(samples["raw"], sampling_rate=rate_hz, return_tensors="np"))
             own_length = len(recording.samples) * rate_hz / recording.rate_hz
-            embeddings.append(self._pooled(tensors, min(1.0, own_length / length)))
+            embeddings.append(self._pool_states(tensors, min(1.0, own_length / length)))
         names = [recording.name or f"audio {place}" for place, recording in enumerate(recordings, 1)]
         return _similarities(names, embeddings, ())
 

@@ -170,7 +170,7 @@ class WinMLModel:
             StageError: ONNX Runtime fails.
         """
         passed = self._named_arrays(tensors, named)
-        padding = self._paddings(passed)
+        padding = self._find_paddings(passed)
         outputs = self._run_padded(passed, padding, self.pad_token_id or 0)
         self._refuse_leak(passed, padding, outputs)
         return self._output_record({name: to_torch(value) for name, value in outputs.items()})
@@ -207,7 +207,7 @@ class WinMLModel:
             raise UsageError(f"input {missing[0]!r} is missing: the model takes {', '.join(names)}")
         return arrays
 
-    def _paddings(self, passed: Arrays) -> dict[str, _Padding]:
+    def _find_paddings(self, passed: Arrays) -> dict[str, _Padding]:
         """Return token input → lengths before and after padding, for inputs that need padding."""
         shapes = {item.name: item.shape for item in self.inputs}
         paddings = {}
@@ -281,7 +281,7 @@ class WinMLModel:
         if not fits:
             raise UsageError(
                 f"input {item.name!r} is {array_words(passed[item.name])}, but the model was built for {item.words}",
-                hint=f"Pad or resize it to this size ({self._fitting_ways(item, array)}), or build the model for a "
+                hint=f"Pad or resize it to this size ({self._suggest_fitting(item, array)}), or build the model for a "
                 "different size or with this dimension dynamic.",
             )
         return _cast_to_graph(array, item)

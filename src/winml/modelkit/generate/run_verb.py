@@ -456,7 +456,7 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
     started = time.perf_counter()
     if subject.task is None:
         dtypes = {item.name: item.dtype for item in getattr(model, "inputs", ())}
-        tensors = {name: _tensor(name, value, dtypes.get(name)) for name, value in subject.tensors.items()}
+        tensors = {name: _read_tensor(name, value, dtypes.get(name)) for name, value in subject.tensors.items()}
         answers: list[tuple[str | None, Answer]] = [(None, tensor_answer(model, tensors))]
         passed: Mapping[str, Any] = {
             name: f"{array.dtype}[{', '.join(map(str, array.shape))}]" for name, array in tensors.items()
@@ -468,11 +468,11 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
         calls = [
             (
                 text,
-                {item.name: _values(item, named[item.name]) for item in definition.inputs if item.name in named},
+                {item.name: _read_values(item, named[item.name]) for item in definition.inputs if item.name in named},
             )
-            for text, named in _calls(definition, subject.named)
+            for text, named in _split_calls(definition, subject.named)
         ]
-        run = _runner(model, model, subject.task, request)
+        run = _make_runner(model, model, subject.task, request)
         answers = [(text, run(values)) for text, values in calls]
         passed = {
             name: given[0].removeprefix("@") if len(given) == 1 else [text.removeprefix("@") for text in given]
@@ -493,11 +493,11 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
         saved=request.save,
     )
     if request.reference is not None:
-        result = _compared(result, answers, subject, calls, request, model)
+        result = _compare_with_pytorch(result, answers, subject, calls, request, model)
     return result, _saved(answers[0][1], calls[0][1], request.save)
 
 
-def _calls(
+def _split_calls(
     definition: RunTask, named: Mapping[str, tuple[str, ...]]
 ) -> list[tuple[str | None, Mapping[str, tuple[str, ...]]]]:
     """Return the inputs of each run of the model, with its text or file; None for a single run."""
@@ -512,7 +512,7 @@ def _entries(answers: Sequence[tuple[str | None, Answer]]) -> tuple[AnswerEntry,
     return tuple(replace(entry, input=text) for text, answer in answers for entry in answer.entries)
 
 
-def _runner(model: Any, built: Any, task: str, request: RunRequest) -> TaskRunner:
+def _make_runner(model: Any, built: Any, task: str, request: RunRequest) -> TaskRunner:
     """Create the task runner of a model, with inputs fitted to the graph of the built model.
 
     PyTorch takes audio and text of any length, even if the graph's inputs are padded or truncated.
@@ -537,7 +537,7 @@ def _described_file(request: RunRequest) -> Path:
     return request.files.get(DECODER) or request.files[ONLY_PART]
 
 
-def _compared(
+def _compare_with_pytorch(
     result: InferenceResult,
     answers: Sequence[tuple[str | None, Answer]],
     subject: RunSubject,
@@ -553,7 +553,7 @@ def _compared(
     if subject.task is not None:
         checkpoint = replace(checkpoint, task=subject.task)
     loaded: Any = load_model(replace(checkpoint, cache=False)).model
-    run = None if subject.task is None else _runner(loaded, model, subject.task, request)
+    run = None if subject.task is None else _make_runner(loaded, model, subject.task, request)
     theirs = [
         (text, tensor_answer(loaded, values, answer.arrays) if run is None else run(values))
         for (text, answer), (_, values) in zip(answers, calls, strict=True)
@@ -587,13 +587,13 @@ def _reference(request: RunRequest) -> ModelRequest:
     return reference_checkpoint(metadata, str(path), str(request.reference))
 
 
-def _values(item: TaskInput, given: tuple[str, ...]) -> Any:
+def _read_values(item: TaskInput, given: tuple[str, ...]) -> Any:
     """Return the value of an input, or a list for a repeatable input."""
-    values = [_value(item, text) for text in given]
+    values = [_read_value(item, text) for text in given]
     return values if item.is_repeatable else values[0]
 
 
-def _value(item: TaskInput, given: str) -> Any:
+def _read_value(item: TaskInput, given: str) -> Any:
     """Read a text, an image or a recording.
 
     Raises:
@@ -625,7 +625,7 @@ def _value(item: TaskInput, given: str) -> Any:
     return opened.convert("RGB") if item.kind == "image" else opened
 
 
-def _tensor(name: str, given: str, dtype: str | None) -> Any:
+def _read_tensor(name: str, given: str, dtype: str | None) -> Any:
     """Parse an array: JSON, or a file in NumPy or JSON format.
 
     Args:

@@ -79,7 +79,7 @@ def process_text(
     """
     processor = _open_processor(folder)
     count = len(images)
-    text = _chat_text(processor, folder, text, count, system) if is_chat else _placed_text(processor, text, count)
+    text = _chat_text(processor, folder, text, count, system) if is_chat else _place_images(processor, text, count)
     hint = "Pass one image for each image placeholder in the prompt."
     with foreign_parser(f"{opt.image}: the processor in {folder} failed", hint=hint), tokenizer_call(folder, text):
         created = processor(
@@ -132,7 +132,7 @@ def _processor_class(folder: Path) -> Any:
 _COPY_HINT = "Copy the processor files of the checkpoint there (processor_config.json), or build the model again."
 
 
-def _placed_text(processor: object, text: str, count: int) -> str:
+def _place_images(processor: object, text: str, count: int) -> str:
     """Return a text with image placeholders, added before it if it has none.
 
     An image token that is no text is added by the processor itself.
@@ -161,7 +161,7 @@ def _chat_text(processor: Any, folder: Path, text: str, count: int, system: str 
     return rendered_chat(folder, template, messages, processor.tokenizer.special_tokens_map)
 
 
-def _recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedPrompt:
+def _open_recording_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedPrompt:
     """Open the recording of a prompt; segment by segment if it is long, or if timestamps are requested.
 
     Args:
@@ -295,7 +295,7 @@ def prepare_encoder_decoder(
     if medium_option != "prompt" and not Path(content).is_file():
         raise UsageError(f"{spell(medium_option)} {content}: no such file", hint="Pass the path of an existing file.")
     prompt = PreparedPrompt(files, content, tokens, settings, tokenizer, beginning=beginning, medium=medium_option)
-    return _recorded_prompt(prompt, with_times=with_times) if medium_option == "audio" else prompt
+    return _open_recording_prompt(prompt, with_times=with_times) if medium_option == "audio" else prompt
 
 
 def encoder_arrays(encoder: Encoder, prompt: PreparedPrompt) -> dict[str, Array]:

@@ -83,7 +83,7 @@ def _passed_cache(cache: GraphCache | None, past_key_values: GraphCache | None) 
     return past_key_values if cache is None else cache
 
 
-def _with_cache(record: Callable[..., _Output], logits: torch.Tensor, cache: GraphCache | None) -> _Output:
+def _make_output(record: Callable[..., _Output], logits: torch.Tensor, cache: GraphCache | None) -> _Output:
     """Create an output record with logits and a cache, under the name used by the installed transformers.
 
     Args:
@@ -231,7 +231,7 @@ class DecoderModel(GenerationMixin):
         if cache is None and self.graph.has_cache:
             cache = self.graph.empty_cache(len(tokens))
         logits = to_torch(self.graph.run(tokens, mask, positions, cache))
-        return _with_cache(CausalLMOutputWithPast, logits, cache if keeps else None)
+        return _make_output(CausalLMOutputWithPast, logits, cache if keeps else None)
 
     __call__ = forward
 
@@ -311,11 +311,11 @@ class EncoderDecoderModel(DecoderModel):
             first = tuple(getattr(self.generation_config, "begin_suppress_tokens", None) or ())
             own = _PromptProcessor(allowed, first)
             settings["logits_processor"] = LogitsProcessorList([*(settings.get("logits_processor") or ()), own])
-            self._lengthen(settings, len(allowed))
+            self._raise_token_limit(settings, len(allowed))
         general_loop: Any = super()  # declared for models of torch
         return general_loop.generate(*inputs, **settings)
 
-    def _lengthen(self, settings: dict[str, Any], count: int) -> None:
+    def _raise_token_limit(self, settings: dict[str, Any], count: int) -> None:
         """Increase an explicit limit of new tokens: of a call, its config, or the model's config.
 
         transformers' loop for such a model does not count the forced first tokens as new, the general loop does.
@@ -380,7 +380,7 @@ class EncoderDecoderModel(DecoderModel):
             encoded = {name: to_numpy(encoder_outputs[_field(name)]) for name in self.graph.encoded}
             cache = self.graph.empty_cache(len(decoder_input_ids), encoded)
         logits = to_torch(self.graph.run(as_array(decoder_input_ids), cache=cache))
-        return _with_cache(Seq2SeqLMOutput, logits, cache if use_cache is None or use_cache else None)
+        return _make_output(Seq2SeqLMOutput, logits, cache if use_cache is None or use_cache else None)
 
     def _refuse_unknown(self, passed: Mapping[str, object], mask: Any, *, return_dict: bool | None) -> None:
         names = {item.name for item in self.graph.encoder.inputs}

@@ -124,7 +124,7 @@ def write_texts(
     fitted = [replace(item, settings=item.settings.fitted(item.decoder_tokens, graph.most_tokens)) for item in prompts]
     for prompt in fitted:
         loop, tokens = _token_source(graph, prompt)
-        yield _written(prompt, graph, loop, tokens, session_ms, show)
+        yield _write_text(prompt, graph, loop, tokens, session_ms, show)
 
 
 def refuse_other_task(name: str, task: str | None) -> None:
@@ -143,7 +143,7 @@ def refuse_other_task(name: str, task: str | None) -> None:
         )
 
 
-def _written(
+def _write_text(
     prompt: PreparedPrompt,
     graph: DecoderGraph,
     loop: Literal["winml", "transformers"],
