@@ -318,7 +318,7 @@ class EncoderDecoderModel(DecoderModel):
     def _raise_token_limit(self, settings: dict[str, Any], count: int) -> None:
         """Increase an explicit limit of new tokens: of a call, its config, or the model's config.
 
-        transformers' loop for such a model does not count the forced first tokens as new, the general loop does.
+        transformers' loop for such a model does not count the forced first tokens as new; the general loop does.
         """
         call_config = settings.get("generation_config")
         requested = self.generation_config.max_new_tokens
