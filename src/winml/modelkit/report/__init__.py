@@ -1,5 +1,5 @@
 """How are results rendered: console, Markdown, HTML, JSON?
 
-The document that the tables of all subjects are made of, and its renderers. Reads records only: runs nothing and
-computes no result.
+Contains the document that all tables are built from, and its renderers. Reads records only: runs no model and computes
+no result.
 """

@@ -1,7 +1,7 @@
-"""What is a report made of? Fields, tables, trees and charts of typed values, rendered in a terminal, Markdown or HTML.
+"""Document of a report: fields, tables, trees and charts of typed values, rendered in a terminal, Markdown or HTML.
 
-A subject is described once, as a :class:`Document`. What it tells only in its longer forms is marked with a
-:class:`Detail`. Numbers are written here, so that they read the same everywhere. Knows no form of output.
+A subject is described once, as a :class:`Document`. Blocks of the longer output formats are marked with a
+:class:`Detail`. Numbers are formatted here, so that every format prints the same text. Renders nothing.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from typing import Literal, TypeVar
 from winml.modelkit.words import count_words, decibel_words, size_words, time_words
 
 MISSING = "–"
-"""Written where a number was not measured."""
+"""Text of a number that was not measured."""
 EARLIER = "earlier run"
-"""The reference that stands for :attr:`Number.earlier`."""
+"""Reference of a comparison with :attr:`Number.earlier`."""
 
 
 class Detail(IntEnum):
-    """In which forms a part of a document is rendered; each form includes those before it."""
+    """Output formats that render a part of a document; each level includes the levels before it."""
 
     ALWAYS = 0
     VERBOSE = 1
-    """In a terminal with ``--verbose``."""
+    """Also in terminals with ``--verbose``."""
     PAGE = 2
-    """On HTML pages and in Markdown files, where room is not short."""
+    """Also on HTML pages and in Markdown files, where space is not limited."""
 
 
 Kind = Literal[
     "text", "name", "count", "parameters", "bytes", "latency", "ms", "whole", "seconds", "share", "error", "cosine",
     "decibels", "score", "difference", "bits",
 ]  # fmt: skip
-"""What the values of a column are. A ``name`` is a text that a program knows, such as that of a node."""
+"""Type of the values of a column. A ``name`` is an identifier, such as the name of a node."""
 
 
 def _count(value: float) -> str:
-    """Write a count; a mean of counts may have decimals."""
+    """Format a count; a mean of counts may have decimals."""
     return str(int(value)) if value == int(value) else f"{value:g}"
 
 
@@ -59,17 +59,17 @@ _WRITTEN: Mapping[Kind, Callable[[float], str]] = {
     "difference": "{:+.4f}".format,
     "bits": "{:.3g}".format,
 }
-"""Kind → how a number of it is written. Shares are from 0 to 1, times in milliseconds but for ``seconds``."""
+"""Kind → format of its numbers. Shares are from 0 to 1, times in milliseconds except for ``seconds``."""
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number with more to it than its value."""
+    """A number with a text or an earlier value."""
 
     value: float | None
-    """What a page sorts by."""
+    """Sort key on a page."""
     words: str = ""
-    """How it is written; empty: as the kind of its column says."""
+    """Formatted value; empty: formatted by the kind of the column."""
     earlier: float | None = None
     """The same number of an earlier run, to compare with on a page."""
 
@@ -79,15 +79,15 @@ class Nested:
     """The name of a module in a tree."""
 
     name: str
-    """Below its parent, indented by its level: in a terminal."""
+    """Name relative to the parent, indented by level: displayed in a terminal."""
     path: str
-    """Where it stands alone: on a page and in Markdown, where rows can be sorted."""
+    """Full path: displayed on a page and in Markdown, where rows can be sorted."""
     level: int = 0
 
 
 @dataclass(frozen=True)
 class Shortened:
-    """A long text, and what a terminal without ``--verbose`` displays of it."""
+    """A long text, and its short text for a terminal without ``--verbose``."""
 
     short: str
     full: str
@@ -95,7 +95,7 @@ class Shortened:
 
 @dataclass(frozen=True)
 class Linked:
-    """A text, and a file beside the page that tells more."""
+    """A text, and a link to a file beside the page."""
 
     words: str
     label: str
@@ -114,19 +114,19 @@ class Column:
     kind: Kind = "text"
     detail: Detail = Detail.ALWAYS
     key: str = ""
-    """The name by which options and JSON know it; a page tells it of the heading."""
+    """Name of the value in options and JSON; a page shows it as the tooltip of the heading."""
     is_dim: bool = False
-    """Displayed less brightly in a terminal."""
+    """True if a terminal prints the column dimmed."""
     tones: Mapping[str, Literal["good", "bad"]] = field(default_factory=dict)
-    """Values of few kinds, and whether each is good; a page can display the rows of one of them only."""
+    """Value → good or bad. A page can filter the rows by these values."""
 
     @property
     def is_number(self) -> bool:
-        """Whether it is aligned to the right, never folded, and sorted by value."""
+        """True if the column is aligned to the right, never folded, and sorted by value."""
         return self.kind not in ("text", "name")
 
     def words(self, cell: Cell) -> str:
-        """Return how a cell of this column is written."""
+        """Format a cell of this column."""
         match cell:
             case str():
                 return cell
@@ -149,7 +149,7 @@ class Column:
 
 
 def columns(*columns: str | tuple[str, Kind] | Column) -> list[Column]:
-    """Return columns of which a name, or a name and a kind, is enough.
+    """Make columns; a name, or a name and a kind, is enough for a plain column.
 
     >>> [column.kind for column in columns("module", ("nodes", "count"))]
     ['text', 'count']
@@ -161,8 +161,7 @@ def columns(*columns: str | tuple[str, Kind] | Column) -> list[Column]:
 
 
 Field = tuple[str, str | Shortened | None] | tuple[str, str | Shortened | None, Detail]
-"""A label, its value, and in which forms it is rendered where not in all. A field whose value is None is not rendered.
-"""
+"""Label, value, and the detail level if the field is not always rendered. A field with value None is not rendered."""
 
 
 @dataclass(frozen=True)
@@ -173,36 +172,36 @@ class Fields:
     detail: Detail = Detail.ALWAYS
 
     def visible(self, detail: Detail) -> list[tuple[str, str]]:
-        """Return the label and value of the rows with at most this detail."""
+        """Return label and value of the rows up to a detail level."""
         displayed = (row for row in self.rows if len(row) == 2 or row[2] <= detail)
         return [(row[0], _text_for(row[1], detail)) for row in displayed if row[1] is not None]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under the names of their columns."""
+    """Rows of cells with named columns."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
     name: str = ""
-    """Its anchor on a page."""
+    """Anchor of the table on a page."""
     heading: str = ""
-    """On a page and in Markdown; in a terminal the columns say it."""
+    """Heading on a page and in Markdown; not printed in a terminal."""
     detail: Detail = Detail.ALWAYS
     brief: Sequence[int] | None = None
-    """Positions of the rows without ``--verbose``, in their order there; None: all."""
+    """Positions of the rows without ``--verbose``, in display order; None: all rows."""
     rest: str = ""
-    """The line below brief rows where some are left out; ``{}`` in it is how many."""
+    """Line below brief rows if rows are omitted; ``{}`` stands for the number of omitted rows."""
     is_searched: bool = False
-    """Whether a page displays only the rows that hold a typed text; one table of a document."""
+    """True if a page filters the rows by a typed text; for one table of a document."""
     variants: Sequence[tuple[str, str]] = ()
-    """For each row an item and a variant of it, such as a model and a configuration: a page sets the numbers of one
-    variant beside those of another."""
+    """Item and variant of each row, such as a model and a configuration. A page compares the numbers of two variants
+    of an item."""
     references: Sequence[str] = ()
-    """What a page offers to compare with: variants, or :data:`EARLIER`."""
+    """References that a page offers for a comparison: variants, or :data:`EARLIER`."""
 
     def visible(self, detail: Detail) -> Table:
-        """Return the table with the columns and rows of this detail; ``rest`` is empty where no row is left out."""
+        """Return the table with the columns and rows of a detail level; ``rest`` is empty if no row is omitted."""
         columns = [index for index, column in enumerate(self.columns) if column.detail <= detail]
         brief = None if detail is not Detail.ALWAYS else self.brief
         rows = self.rows if brief is None else [self.rows[index] for index in brief if index < len(self.rows)]
@@ -237,14 +236,14 @@ class Branch:
 
     name: str
     path: str = ""
-    """A second name, less bright."""
+    """A second name, printed dimmed."""
     words: str = ""
-    """What is told of it; begins with the space before it."""
+    """Text after the name, with a leading space."""
     children: Sequence[Branch] = ()
     is_dim: bool = False
 
     def walk(self, level: int = 0) -> Iterator[tuple[Branch, int]]:
-        """Yield the branch and those below it, each with its level."""
+        """Yield the branch and its descendants, each with its level."""
         yield self, level
         for child in self.children:
             yield from child.walk(level + 1)
@@ -261,7 +260,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A sentence on a line of its own."""
+    """A sentence on a separate line."""
 
     words: str
     detail: Detail = Detail.ALWAYS
@@ -274,7 +273,7 @@ class Section:
     heading: str
     blocks: Sequence[Block]
     is_name: bool = False
-    """Whether the heading is a name that a program knows."""
+    """True if the heading is an identifier."""
     detail: Detail = Detail.ALWAYS
 
 
@@ -284,33 +283,33 @@ class Box:
 
     key: str
     parent: str
-    """Key of the box around it; empty for the outermost."""
+    """Key of the enclosing box; empty for the outermost box."""
     label: str
     size: float
-    """Its own, besides those inside it."""
+    """Size of the box itself, without its inner boxes."""
     shade: float
     words: str = ""
-    """Below the label; empty: its size with those inside it, and its share of the whole."""
+    """Text below the label; empty: size including the inner boxes, and its share of the whole."""
     lines: Sequence[str] = ()
-    """Details of the box that is selected; the first is its name in the tables."""
+    """Details of the selected box; the first line is the name of the module in the tables."""
     is_marked: bool = False
-    """Whether an outline and a sign make it stand out."""
+    """True if an outline and a sign mark the box."""
     kind: str = ""
-    """Class of the module: boxes can be coloured by it, and equal neighbours of one class folded into one box."""
+    """Class of the module. Boxes can be coloured by class; equal neighbours of one class are folded into one box."""
 
 
 @dataclass(frozen=True)
 class Shades:
-    """What the colours of boxes stand for. Without bounds, they span the values."""
+    """Meaning of the colours of boxes. Without bounds, the colours span the range of the values."""
 
     title: str
     low: float | None = None
     high: float | None = None
     is_logarithmic: bool = False
     is_dark_low: bool = False
-    """Whether a small value is dark; else a large one."""
+    """True if small values are dark; else large values are dark."""
     folded: Literal["sum", "max", "min"] = "max"
-    """The value of several boxes folded into one."""
+    """Aggregation of the values of folded boxes."""
 
 
 @dataclass(frozen=True)
@@ -320,16 +319,16 @@ class Boxes:
     boxes: Sequence[Box]
     heading: str = ""
     caption: str = ""
-    """Above one of several charts below a heading."""
+    """Text above the chart if a heading has several charts."""
     size_title: str = "size"
-    """What the width of a box stands for."""
+    """Meaning of the width of a box."""
     size_unit: str = ""
     shades: Shades | None = None
     """None: colours stand for classes only."""
     is_by_class: bool = False
-    """Whether the chart is coloured by class first; else by shade."""
+    """True if the chart is initially coloured by class; else by shade."""
     kind_title: str = "class"
-    """What the kinds of boxes are."""
+    """Meaning of the kinds of boxes."""
     detail: Detail = Detail.PAGE
 
 
@@ -340,19 +339,19 @@ class Bar:
     name: str
     value: float
     words: str
-    """Beside the bar: its value with a unit."""
+    """Text beside the bar: value with unit."""
     detail: str = ""
-    """Below the name, less bright."""
+    """Text below the name, printed dimmed."""
 
 
 @dataclass(frozen=True)
 class Bars:
-    """Names with a bar each, the largest first; bars below 0 lie left of the others."""
+    """Names with a bar each, in descending order; negative bars extend to the left."""
 
     bars: Sequence[Bar]
     heading: str
     caption: str = ""
-    """What the bars stand for."""
+    """Meaning of the bars."""
     detail: Detail = Detail.PAGE
 
 
@@ -368,9 +367,9 @@ class Dot:
     value: float
     low: float | None = None
     high: float | None = None
-    """Ends of the interval of the value; None where there is none."""
+    """Ends of the interval of the value; None: no interval."""
     size: float = 0.0
-    """Of the mark, at least 0."""
+    """Size of the mark, at least 0."""
     bar: float = 0.0
     bar_words: str = ""
     value_words: str = ""
@@ -379,16 +378,16 @@ class Dot:
 
 @dataclass(frozen=True)
 class Dots:
-    """Rows with a dot in an interval on the left and a bar on the right; no bars where they have no title."""
+    """Rows with a dot in an interval on the left and a bar on the right; no bars if the bars have no title."""
 
     dots: Sequence[Dot]
     heading: str
     value_title: str
     bar_title: str = ""
     value_line: float | None = None
-    """Where a line divides better from worse."""
+    """Position of a line that separates better from worse values."""
     bar_line: float | None = None
-    """The least bar that is accepted; None: no limit."""
+    """Minimum length of a bar; None: no limit."""
     detail: Detail = Detail.PAGE
 
 
@@ -400,13 +399,13 @@ Tone = Literal["", "good", "bad"]
 
 @dataclass(frozen=True)
 class Figure:
-    """One number that sums up a report. Its value stands in the fields or a table as well: only pages display it."""
+    """A key number of a report. Its value is also in the fields or a table: only pages display the figure."""
 
     label: str
     value: str
-    """With its unit."""
+    """Value with unit."""
     meaning: str
-    """What the number says, in one sentence or less."""
+    """Meaning of the number, in one sentence or less."""
     tone: Tone = ""
 
 
@@ -416,34 +415,34 @@ class Document:
 
     blocks: Sequence[Block]
     summary: Fields = Fields(())
-    """What it says as a whole: the last in a terminal, where the eye is, and the first on a page."""
+    """Overall result: printed last in a terminal, where the reader looks, and first on a page."""
     title: str = ""
-    """Of a page or a file. A terminal has none: the command stands above the answer."""
+    """Title of a page or a file. Not printed in a terminal, where the command precedes the result."""
     subject: str = ""
-    """What was measured, in the title of a window."""
+    """Name of the measured model, in the title of the window."""
     introduction: str = ""
-    """Below the title."""
+    """Text below the title."""
     figures: Sequence[Figure] = ()
-    """The few numbers that a page begins with."""
+    """Key numbers at the top of a page."""
     links: Sequence[Linked] = ()
     """Files that were written with the page."""
 
     @property
     def page_blocks(self) -> list[Block]:
-        """The blocks in the order of a page: the summary is below the fields that it begins with."""
+        """Blocks in the order of a page: the summary follows the first block of fields."""
         first, *others = [*self.blocks, self.summary]
         if isinstance(first, Fields) and others:
             return [Fields([*first.rows, *self.summary.rows]), *others[:-1]]
         return [self.summary, *self.blocks]
 
     def with_files(self, paths: Iterable[Path]) -> Document:
-        """Return the document with the files that were written besides, if there are any."""
+        """Return the document with the paths of additionally written files in the summary."""
         rows = [*self.summary.rows, *(("wrote", str(path)) for path in paths)]
         return replace(self, summary=Fields(rows))
 
 
 def visible(blocks: Iterable[Block], detail: Detail) -> Iterator[Block]:
-    """Yield the blocks that a form renders, with the texts for it, and without those in which nothing is left."""
+    """Yield the blocks of a detail level with their texts for this level; empty blocks are omitted."""
     for block in blocks:
         if block.detail > detail:
             continue
@@ -463,7 +462,7 @@ def visible(blocks: Iterable[Block], detail: Detail) -> Iterator[Block]:
 
 
 def first_of(words: Sequence[str], count: int, more: str) -> Shortened:
-    """Return a list of which a terminal displays the first, and one more where that one alone would be left.
+    """Shorten a list for a terminal to its first words; a single remaining word is not cut off.
 
     >>> first_of(["Add", "Mul", "Exp"], 1, "and {} others")
     Shortened(short='Add, and 2 others', full='Add, Mul, Exp')
@@ -473,7 +472,7 @@ def first_of(words: Sequence[str], count: int, more: str) -> Shortened:
 
 
 def note_fields(notes: Iterable[str]) -> list[Field]:
-    """Return a field for each note."""
+    """Make a field of each note."""
     return [("note", note) for note in notes]
 
 
@@ -481,10 +480,10 @@ _Part = TypeVar("_Part")
 
 
 def joined(*documents: Document) -> Document:
-    """Return one document of several, one after another."""
+    """Concatenate documents."""
     return Document([block for document in documents for block in (*document.blocks, document.summary)])
 
 
 def parts_document(parts: Mapping[str, _Part], document_of: Callable[[_Part], Document]) -> Document:
-    """Return one document of several parts, each below its name."""
+    """Make one document of several parts, each in a section with the name of the part."""
     return Document([Section(name, joined(document_of(part)).blocks) for name, part in parts.items()])

@@ -1,7 +1,6 @@
-"""Renders a document as one HTML page that needs no network: style, script and the data of its charts are inside.
+"""Renders a document as one HTML page without network access: style, script and the data of its charts are embedded.
 
-Bars and dots are elements with a width; the chart of boxes inside boxes is drawn by the script, which also sorts and
-filters tables.
+Bars and dots are elements with a width. The script draws the charts of nested boxes, and sorts and filters tables.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ if TYPE_CHECKING:
 
 TEMPLATE, STYLE, SCRIPT = "page.html", "page.css", "page.js"
 LONG = 20
-"""Chosen: characters from which a column of texts is as wide as a name needs."""
+"""Chosen: minimum number of characters of a text for which the column is as wide as a name."""
 
 
 def render_html(document: doc.Document) -> str:
-    """Return the page."""
+    """Render the page."""
     blocks = list(doc.visible(document.page_blocks, doc.Detail.PAGE))
     facts = blocks.pop(0) if blocks and isinstance(blocks[0], doc.Fields) else doc.Fields(())
     rows = facts.visible(doc.Detail.PAGE) if isinstance(facts, doc.Fields) else []
@@ -66,21 +65,21 @@ def _template() -> Template:
 
 
 def _finalized(value: Any) -> Any:
-    """Return what stands on the page: texts with every character printable, and what is HTML already as it is."""
+    """Make every character of a text printable; HTML markup stays unchanged."""
     return printable(value) if type(value) is str else value
 
 
 @dataclass(frozen=True)
 class _PageCell:
     pieces: Sequence[str]
-    """Its words, in pieces between which a narrow column breaks them first: after dots and slashes."""
+    """Text of the cell, split after dots and slashes, where a narrow column breaks lines first."""
     style: str
-    """Classes of the cell; empty for none. A narrow page displays a row as a card headed by its title."""
+    """CSS classes of the cell; may be empty. A narrow page displays a row as a card below its title cell."""
     value: float | None
-    """What it is sorted and compared by; None where it is no number."""
+    """Value for sorting and comparison; None for texts."""
     earlier: float | None
     share: str
-    """Of a share, the length of the bar behind it in percent; else empty."""
+    """Length of the background bar of a share in percent; else empty."""
     link: doc.Linked | None
 
 
@@ -117,13 +116,13 @@ def _page_cell(column: doc.Column, style: str, cell: doc.Cell) -> _PageCell:
 
 
 _MARKS = {"best": "★", "good": "●", "fair": "○", "bad": "✕"}
-"""Grade → mark. Chosen: their shapes tell them apart without colour."""
+"""Grade → mark. Chosen: the shapes are distinguishable without colour."""
 SMALLEST_MARK, LARGEST_MARK = 1.0, 1.8
-"""Chosen: sizes of the mark of size 0 and of the largest one, in heights of a letter."""
+"""Chosen: sizes of the smallest and of the largest mark, in heights of a letter."""
 
 
 def _percent(share: float) -> str:
-    """Return a share as a length of a style, within the room there is.
+    """Format a share as a CSS length in percent, clipped to 0–100.
 
     >>> _percent(0.5), _percent(1.2)
     ('50.00', '100.00')
@@ -133,7 +132,7 @@ def _percent(share: float) -> str:
 
 @dataclass(frozen=True)
 class _Scale:
-    """Places of values on a line from 0 to 1."""
+    """Linear scale from values to positions between 0 and 1."""
 
     low: float
     high: float
@@ -142,13 +141,13 @@ class _Scale:
         return (value - self.low) / (self.high - self.low) if self.high > self.low else 0.0
 
     def span(self, low: float, high: float) -> tuple[str, str]:
-        """Return where a line between two values begins, and how long it is."""
+        """Return start and length of the line between two values."""
         left, right = (min(max(self.place(value), 0.0), 1.0) for value in (low, high))
         return _percent(left), _percent(right - left)
 
 
 def _bar_rows(chart: doc.Bars) -> list[tuple[doc.Bar, tuple[str, str]]]:
-    """Return each bar with where it begins and how long it is."""
+    """Return each bar with its start and length."""
     bars = [bar for bar in chart.bars if math.isfinite(bar.value)]
     scale = _Scale(min(0.0, *(bar.value for bar in bars), 0.0), max(0.0, *(bar.value for bar in bars), 0.0))
     return [(bar, scale.span(min(0.0, bar.value), max(0.0, bar.value))) for bar in bars]
@@ -168,14 +167,14 @@ class _DotRow:
 class _DotChart:
     rows: Sequence[_DotRow]
     value_line: str
-    """Where the line that divides lies; empty: there is none."""
+    """Position of the line that separates better from worse values; empty: no line."""
     bar_line: str
     ends: tuple[str, str]
     """Values at both ends of the scale of the dots."""
 
 
 def _dot_chart(chart: doc.Dots) -> _DotChart:
-    """Return where everything lies in a chart of dots: rows keep names apart wherever marks lie."""
+    """Compute the positions in a chart of dots."""
     ends = [
         end for dot in chart.dots for end in (dot.value, dot.low, dot.high) if end is not None and math.isfinite(end)
     ]
@@ -205,14 +204,14 @@ def _dot_chart(chart: doc.Dots) -> _DotChart:
 
 
 def _with_room(values: Sequence[float]) -> tuple[float, float]:
-    """Return the ends of a scale on which no mark lies at an edge; from 0 where no value is below it."""
+    """Return the ends of a scale with a margin around all marks; the scale starts at 0 if no value is negative."""
     low, high = min([0.0, *values]), max([0.0, *values])
     room = 0.05 * (high - low) or 1.0
     return (low - room if low < 0 else 0.0), high + room
 
 
 def _box_data(chart: doc.Boxes) -> str:
-    """Return a chart as JSON that can stand in a page: no character of it ends the element around it."""
+    """Return a chart as JSON that can be embedded in a page: no character ends the enclosing element."""
     numbers = {box.key: number for number, box in enumerate(chart.boxes)}
     shades = chart.shades
     scale = None
@@ -242,7 +241,7 @@ def _box_rows(chart: doc.Boxes, numbers: dict[str, int]) -> Iterator[list[object
         parent = numbers.get(box.parent, -1) if box.parent else -1
         texts = [printable(text) for text in (box.label, box.kind, box.words)]
         size = box.size if math.isfinite(box.size) else 0.0
-        # JSON has no infinity; the ends of the scale bound it.
+        # JSON has no infinity: values are clipped to the largest float.
         shade = None if math.isnan(box.shade) else min(max(box.shade, -sys.float_info.max), sys.float_info.max)
         yield [
             -1 if numbers[box.key] == parent else parent,

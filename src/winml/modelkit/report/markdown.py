@@ -1,6 +1,6 @@
-"""Renders a document as Markdown, in which every foreign text reads as it is.
+"""Renders a document as Markdown, in which every foreign text is escaped.
 
-Charts are for pages: their numbers stand in tables.
+Charts are omitted: they are for HTML pages, and their numbers are also in tables.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from winml.modelkit.report import document as doc
 from winml.modelkit.words import printable
 
 _MEANINGFUL = re.compile(r"[\\`*\[\]|#~<>&]|(?<![^\W_])_|_(?![^\W_])")
-"""What Markdown reads as more than itself; an underscore only at the edge of a word."""
+"""Characters with a meaning in Markdown; an underscore has one only at the edge of a word."""
 _ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 
 
@@ -20,9 +20,9 @@ def render_markdown(document: doc.Document, *, level: int = 1, detail: doc.Detai
     """Return the document as Markdown text.
 
     Args:
-        document: What to render.
-        level: Of the heading with the title.
-        detail: How much of it.
+        document: The document to render.
+        level: Level of the heading with the title.
+        detail: Highest detail level to include.
     """
     groups = [[f"{'#' * level} {_markdown_text(document.title)}"]] if document.title else []
     groups += [[_line_text(document.introduction)]] if document.introduction else []
@@ -31,7 +31,7 @@ def render_markdown(document: doc.Document, *, level: int = 1, detail: doc.Detai
 
 
 def _groups(blocks: Iterable[doc.Block], level: int) -> Iterator[list[str]]:
-    """Yield the lines of each block, between which an empty line stands."""
+    """Yield the lines of each block; blocks are separated by an empty line."""
     for block in blocks:
         match block:
             case doc.Fields():
@@ -91,7 +91,7 @@ def _tree_lines(tree: doc.Tree) -> Iterator[str]:
 
 
 def _markdown_text(text: str) -> str:
-    r"""Return a foreign text as Markdown that shows it as it is, on one line.
+    r"""Escape a foreign text for Markdown, on one line.
 
     >>> _markdown_text("<b>layer_0|__init__</b>")
     '&lt;b&gt;layer_0\\|\\_\\_init\\_\\_&lt;/b&gt;'
@@ -100,7 +100,7 @@ def _markdown_text(text: str) -> str:
 
 
 def _line_text(text: str) -> str:
-    r"""Return a foreign text as a line of its own, where Markdown reads some beginnings as a list or a rule.
+    r"""Escape a foreign text on a separate line, where Markdown reads some beginnings as a list or a rule.
 
     >>> _line_text("- 1"), _line_text("1. x")
     ('\\- 1', '1\\. x')
@@ -109,7 +109,7 @@ def _line_text(text: str) -> str:
 
 
 def _code_span(text: str) -> str:
-    """Return a foreign text as a span of code, which shows it as it is, on one line.
+    """Format a foreign text as a code span on one line, with all characters unchanged.
 
     >>> _code_span("a`b")
     '`` a`b ``'
@@ -121,5 +121,5 @@ def _code_span(text: str) -> str:
 
 
 def _fence(text: str, *, least: int) -> str:
-    """Return more backquotes than any run of them in the text has."""
+    """Return a fence that is longer than every run of backquotes in the text."""
     return "`" * max(least, *(len(run) + 1 for run in re.findall("`+", text)), 0)

@@ -1,6 +1,6 @@
-"""Which modules does a shown tree have? Equal ones that follow each other are shown once, deep ones not at all.
+"""Selection of the modules in a displayed tree: equal consecutive modules are folded, deep modules are omitted.
 
-Modules are equal where their classes and all that is shown of them are equal, and so for every module inside. Renders
+Two modules are equal if their classes and displayed facts are equal, and so are all modules inside them. Renders
 nothing.
 """
 
@@ -11,36 +11,36 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 FEWEST_FOLDED = 3
-"""Chosen: two modules are as quickly seen as compared."""
+"""Chosen: two equal modules are read as quickly as a folded entry."""
 
 _Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
 class TreeLimits:
-    """How much of a tree is shown."""
+    """Limits of a displayed module tree."""
 
     depth: int | None = None
-    """Levels; None shows all."""
+    """Number of levels; None: all."""
     folds: bool = True
-    """Whether equal modules that follow each other are shown once."""
+    """True if equal consecutive modules are folded into one entry."""
 
 
 @dataclass(frozen=True)
 class DisplayedModule(Generic[_Item]):
-    """A module of a shown tree; of equal ones the first."""
+    """An entry of a displayed tree: a module, or the first of several equal modules."""
 
     item: _Item
     last: _Item
-    """The last of equal ones; else the module itself."""
+    """Last of several equal modules; else the module itself."""
     count: int
-    """How many are equal."""
+    """Number of equal modules."""
     children: tuple[DisplayedModule[_Item], ...]
     hidden: int
-    """Modules below it that are too deep to be shown."""
+    """Number of omitted modules below the last displayed level."""
 
     def name(self, of: Callable[[_Item], str]) -> str:
-        """Return a name of the module, or of equal ones what it ranges over: ``BertLayer.0 … .11``."""
+        """Return the name of the module; for equal modules the range of names: ``BertLayer.0 … .11``."""
         first, last = of(self.item), of(self.last)
         if first == last:
             return first
@@ -49,7 +49,7 @@ class DisplayedModule(Generic[_Item]):
 
     @property
     def count_words(self) -> str:
-        """How many are equal, and how many are hidden: `` × 12, equal``; empty where there is nothing to say."""
+        """Text with the numbers of equal and of hidden modules, such as `` × 12, equal``; empty for a single module."""
         equal = f" × {self.count}, equal" if self.count > 1 else ""
         return f"{equal} · {self.hidden} more below" if self.hidden else equal
 
@@ -60,10 +60,10 @@ class _Folder(Generic[_Item]):
     facts_of: Callable[[_Item], Hashable]
     limits: TreeLimits
     numbers: dict[Hashable, int] = field(default_factory=dict)
-    """What is shown of a module and all inside it → a number: equal numbers, equal modules."""
+    """Displayed facts of a module and the numbers of its children → number. Equal numbers mean equal modules."""
 
     def shown(self, items: Sequence[_Item], level: int) -> tuple[tuple[DisplayedModule[_Item], ...], tuple[int, ...]]:
-        """Return how modules of one level are shown, and the number of each."""
+        """Return the displayed modules of one level, and the number of each module."""
         displayed: list[DisplayedModule[_Item]] = []
         numbers: list[int] = []
         for item in items:
@@ -97,13 +97,13 @@ def displayed_modules(
     facts_of: Callable[[_Item], Hashable],
     limits: TreeLimits,
 ) -> tuple[DisplayedModule[_Item], ...]:
-    """Return the modules of a tree that are shown.
+    """Select the modules of a tree to display.
 
     Args:
         roots: Modules of the first level.
-        children_of: Returns the modules inside one.
-        facts_of: Returns its class and what is shown of it, but for its name and path.
-        limits: How much is shown.
+        children_of: Returns the child modules of a module.
+        facts_of: Returns the class and the displayed facts of a module, without its name and path.
+        limits: Limits of the tree.
     """
     return _Folder(children_of, facts_of, limits).shown(roots, 1)[0]
 
@@ -111,7 +111,7 @@ def displayed_modules(
 def displayed_rows(
     modules: Sequence[DisplayedModule[_Item]], level: int = 0
 ) -> Iterator[tuple[DisplayedModule[_Item], int]]:
-    """Yield shown modules, each before those inside it, with its level from 0."""
+    """Yield displayed modules in preorder, each with its level from 0."""
     for module in modules:
         yield module, level
         yield from displayed_rows(module.children, level + 1)

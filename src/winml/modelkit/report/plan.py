@@ -1,4 +1,4 @@
-"""What would a verb do? Which files it would read, write and remove, and in which steps.
+"""Plan of a verb: the files it would read, write and remove, and its steps.
 
 Standard library only: requests are refused, and plans made, before a model library is imported.
 """
@@ -20,16 +20,16 @@ class PlannedFile(Record):
     """A file that would be written."""
 
     path: Path
-    """Where. A ``*`` in the name of weights stands for digits of their content, which are not known yet."""
+    """Path. A ``*`` in the name of a weight file stands for the digits of the content hash, which is not known yet."""
     replaces: bool = False
-    """Whether a file there is replaced."""
+    """True if an existing file is replaced."""
     only_if: str = field(default="", metadata=entry(null_if_empty=True))
-    """On which condition it is written; empty: always."""
+    """Condition under which the file is written; empty: always."""
 
 
 @dataclass(frozen=True)
 class PlannedStep(Record):
-    """One step, with what it would do in one line."""
+    """One step, with a one-line description."""
 
     name: str
     words: str = field(metadata=entry("does"))
@@ -37,27 +37,27 @@ class PlannedStep(Record):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a verb would do. Who makes one has refused what can be refused without weights, and written nothing."""
+    """Plan of a verb. Everything that can be checked without weights has been checked; nothing has been written."""
 
     verb: str
     reads: tuple[Path, ...]
     writes: tuple[PlannedFile, ...]
     steps: tuple[PlannedStep, ...]
-    """In order, without :attr:`interrupted`, which comes before all of them."""
+    """Steps in order, without :attr:`interrupted`, which precedes them all."""
     notes: tuple[str, ...] = ()
-    """What was decided because nobody stated it, and why: one sentence each."""
+    """Automatic decisions and their reasons: one sentence each."""
     removes: tuple[Path, ...] = ()
-    """Weights of models that are replaced, which go unless a model names them; of a cache, folders of builds."""
+    """Weight files of replaced models, removed unless a model references them; for the cache, folders of builds."""
     interrupted: tuple[Interrupted, ...] = ()
-    """What commands that were killed left where files would be written."""
+    """Leftovers of killed commands in the directories of the written files."""
 
     def recover(self) -> None:
-        """Complete or remove what killed commands left; the first step of a run, before anything is read."""
+        """Complete or remove leftovers of killed commands; the first step of a run, before any file is read."""
         for directory in dict.fromkeys(found.directory for found in self.interrupted):
             settle_interrupted(directory)
 
     def as_record(self) -> dict[str, object]:
-        """Return a JSON-ready form."""
+        """Return the plan as JSON-ready values."""
         return {
             "schema_version": 1,
             "verb": self.verb,
@@ -74,18 +74,18 @@ class Plan:
 
 
 def interruptions_beside(outputs: Iterable[Path]) -> tuple[Interrupted, ...]:
-    """Return what killed commands left in the directories of files that would be written; changes nothing."""
+    """Return leftovers of killed commands in the directories of files that would be written; changes nothing."""
     directories = dict.fromkeys(path.parent for path in outputs)
     return tuple(found for directory in directories for found in interrupted_in(directory))
 
 
 def planned_file(path: Path, only_if: str = "") -> PlannedFile:
-    """Return a file that would be written, with what stands there now."""
+    """Plan a file, which replaces an existing file at its path."""
     return PlannedFile(path, path.exists(), only_if)
 
 
 def planned_data(model: Path, *, only_if: str = "") -> PlannedFile:
-    """Return the file of weights that a model may name, whose digits are those of its content."""
+    """Plan the external weight file of a model; its name contains the hash of its content."""
     return PlannedFile(data_path(model, "*"), only_if=only_if)
 
 

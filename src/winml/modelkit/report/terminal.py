@@ -1,7 +1,7 @@
-"""How does a document reach a terminal or a pipe? No name is lost, and no foreign text is obeyed.
+"""Renders a document in a terminal or a pipe, with complete names and without control characters of foreign texts.
 
-A terminal gets tables as wide as it is, with long names folded; a pipe gets every line whole. Charts are for pages:
-their numbers stand in tables.
+In a terminal, tables are as wide as the window and long names are folded; in a pipe, no line is folded. Charts are
+omitted: they are for HTML pages, and their numbers are also in tables.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from winml.modelkit.report import document as doc
 from winml.modelkit.words import printable
 
 _UNLIMITED = 1_000_000
-"""Chosen: columns for who reads a pipe; no line is as long."""
+"""Chosen: width for a pipe; no line is as long."""
 _LEAST_TEXT = 12
-"""Chosen: columns below which a folded name cannot be read. A terminal wraps a table that leaves less."""
+"""Chosen: minimum columns at which a folded name is readable. The terminal wraps the lines of a wider table."""
 _GAP = 1
-"""Specified: columns that rich puts beside a cell."""
+"""Specified: columns that rich adds on each side of a cell."""
 _TONES = {"good": "green", "bad": "red"}
 
 
 def console_for(stream: TextIO) -> Console:
-    """Return a console that is as wide as a terminal, and never cuts or wraps a line elsewhere.
+    """Return a console with the width of the terminal; if the stream is no terminal, no line is cut or wrapped.
 
-    Colour alone carries no information; it obeys ``NO_COLOR``. Codes of emojis and markup mean nothing in it.
+    Colour never carries information alone, and ``NO_COLOR`` is obeyed. Emoji codes and markup are not interpreted.
     """
     width = None if stream.isatty() else _UNLIMITED
     return Console(file=stream, width=width, markup=False, emoji=False, highlight=False)
@@ -40,9 +40,9 @@ def print_document(document: doc.Document, console: Console, *, verbose: bool = 
     """Print a document.
 
     Args:
-        document: What to print.
-        console: Where to print.
-        verbose: Print what is marked so as well, and every row of every table.
+        document: The document to print.
+        console: The console to print on.
+        verbose: Also print verbose blocks, and all rows of all tables.
     """
     detail = doc.Detail.VERBOSE if verbose else doc.Detail.ALWAYS
     blocks = list(doc.visible([*document.blocks, document.summary], detail))
@@ -50,7 +50,7 @@ def print_document(document: doc.Document, console: Console, *, verbose: bool = 
 
 
 def _label_widths(blocks: Iterable[doc.Block]) -> Iterable[int]:
-    """Yield the width of every label: all values of a document begin in one column."""
+    """Yield the width of every label, so that all values of a document start in one column."""
     for block in blocks:
         if isinstance(block, doc.Fields):
             yield from (cell_len(printable(row[0])) for row in block.rows)
@@ -59,7 +59,7 @@ def _label_widths(blocks: Iterable[doc.Block]) -> Iterable[int]:
 
 
 def _print_blocks(blocks: Sequence[doc.Block], console: Console, label_width: int) -> None:
-    """Print blocks, one empty line between two."""
+    """Print blocks, separated by an empty line."""
     for number, block in enumerate(blocks):
         if number:
             console.print()
@@ -96,7 +96,7 @@ def _add_branches(tree: rich_tree.Tree, branches: Iterable[doc.Branch]) -> None:
 
 
 def _print_table(table: doc.Table, console: Console) -> None:
-    """Print the table as wide as the console, or whole where names could not be read otherwise."""
+    """Print a table within the console width, or at full width if the names were unreadable otherwise."""
     rows = [
         [printable(column.words(cell)) for column, cell in zip(table.columns, row, strict=True)] for row in table.rows
     ]
