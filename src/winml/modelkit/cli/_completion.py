@@ -1,7 +1,8 @@
-"""Which values does a shell complete? Paths, names that are listed somewhere, and the modules of the model named.
+"""Shell completion of option values: paths, registered names, and modules of the named model.
 
-What completes a value follows from the name or metavar of its option, which mean the same in every verb. Lists are
-imported when a shell requests them. A model that cannot be read offers no modules: completion reports no errors.
+The completion of a value is chosen by the name or metavar of its option, which have one meaning in all verbs.
+Registries are imported when a shell requests a completion. A model that cannot be read offers no modules: completion
+reports no errors.
 """
 
 from __future__ import annotations
@@ -23,28 +24,28 @@ if TYPE_CHECKING:
 _PATHS = frozenset({"MODEL", "CHECKPOINT", "DATA", "FILE", "FOLDER", "PATH", "JSON"})
 """Words of a metavar that stand for a path: ``PATH|NAME``, ``[MODEL]``. ``JSON`` is a file or text."""
 _MODELS = ("model", "target", "folder")
-"""Parameters that name a model, in the order in which they are looked at."""
+"""Parameters that name a model, in the order of the search."""
 
 
 class _Path(click.types.StringParamType):
-    """Text that may be a path, such as a model, which is a file, a folder, or a name on the Hub."""
+    """Text that may be a path, such as a model, which is a file, a folder, or a Hub id."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002  # click's
-        """Return the request to complete files, which the shell knows."""
+        """Return a request for file completion, which the shell performs."""
         from click.shell_completion import CompletionItem
 
         return [CompletionItem(incomplete, type="file")]
 
 
 class _Listed(click.types.StringParamType):
-    """Text that may be one of several names."""
+    """Text with registered names as completions."""
 
     def __init__(self, names: Callable[[click.Context], Iterable[str]]) -> None:
-        """Take what returns the names, for what the command line states so far."""
+        """Store the function that returns the names for the partial command line."""
         self._names = names
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002  # click's
-        """Return the names that begin with what is typed; behind a comma, those of the next value."""
+        """Return the names that start with the typed text; after a comma, the names for the next value."""
         from click.shell_completion import CompletionItem
 
         typed, comma, last = incomplete.rpartition(",")
@@ -53,7 +54,7 @@ class _Listed(click.types.StringParamType):
 
 
 def _listed_in(module: str, name: str, *more: str) -> Callable[[click.Context], Iterable[str]]:
-    """Return a function that returns the names of a list or registry, which is imported when a shell requests it."""
+    """Return a function that lists the names of a registry, imported when a shell requests it."""
     return lambda _ctx: (*getattr(importlib.import_module(f"winml.modelkit.{module}"), name), *more)
 
 
@@ -64,7 +65,7 @@ def _tasks(_ctx: click.Context) -> Iterable[str]:
 
 
 def _modules(ctx: click.Context) -> Iterable[str]:
-    """Return module paths, then class names, of the model."""
+    """Return the module paths of the model, followed by its class names."""
     from winml.modelkit.builds.folder_transformation import part_modules
 
     try:
@@ -77,13 +78,13 @@ def _modules(ctx: click.Context) -> Iterable[str]:
 
 
 def _parts(ctx: click.Context) -> Iterable[str]:
-    """Return the names of the parts of the model, where the model has several parts."""
+    """Return the names of the parts of a model with several parts."""
     files = _files(ctx)
     return files if len(files) > 1 else ()
 
 
 def _files(ctx: click.Context) -> Mapping[str, Path]:
-    """Return the ONNX files of the model that the command line names, by part; nothing is fetched from the Hub."""
+    """Return the ONNX files of the model on the command line, by part; nothing is downloaded from the Hub."""
     from winml.modelkit.builds.found_models import onnx_file_in, part_files
     from winml.modelkit.file_names import ONLY_PART
 
@@ -104,15 +105,15 @@ _BY_NAME: Mapping[str, Callable[[click.Context], Iterable[str]]] = {
     "only": _listed_in("tune.records", "KINDS"),
     "do": _listed_in("sweep.plan", "STEPS"),
 }
-"""Name of an option → what lists its values."""
+"""Name of an option → function that lists its values."""
 _BY_METAVAR: Mapping[str, Callable[[click.Context], Iterable[str]]] = {"SELECTOR": _modules, "PART": _parts}
-"""Metavar → the same."""
+"""Metavar → function that lists the values."""
 
 
 def complete_arguments(params: Iterable[click.Parameter], args: list[str]) -> list[str]:
-    """Return the arguments of a line that is being completed, without an option whose value is still to come.
+    """Return the arguments of a partial command line, without a trailing option that has no value yet.
 
-    Click would stop there, before it reads the arguments that stand by their place, such as the model.
+    Click would stop at this option, before it reads positional arguments such as the model.
     """
     waiting = {
         name
@@ -124,7 +125,7 @@ def complete_arguments(params: Iterable[click.Parameter], args: list[str]) -> li
 
 
 def complete_values(params: Iterable[click.Parameter]) -> None:
-    """Let a shell complete the arguments of a verb, and the options whose values are known; in place."""
+    """Add shell completion to the arguments of a verb and to the options with known values; in place."""
     for param in params:
         if not isinstance(param.type, click.types.StringParamType):
             continue

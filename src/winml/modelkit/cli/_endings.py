@@ -1,4 +1,4 @@
-"""How does the command end? Every way out of a verb becomes a message on stderr and an exit status."""
+"""Ends the command: every exit of a verb becomes a message on stderr and an exit status."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ from winml.modelkit.errors import (
 from winml.modelkit.registries import damaged_package
 
 _SIGNALS = tuple(name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""Ctrl-C; a polite request to end, from a job scheduler or a container; a terminal that is gone."""
+"""Ctrl-C; a termination request of a job scheduler or a container; a closed terminal."""
 _received: list[int] = []
-"""Signals that were received, in order."""
+"""Received signals, in order."""
 _earlier: dict[int, Any] = {}
-"""Signal to what was done before on receiving it."""
+"""Signal → its previous handler."""
 _last: list[int] = []
-"""The signal by which the process ends."""
+"""The signal that ends the process."""
 _status: list[int] = []
-"""The status with which the process ends."""
+"""The exit status of the process."""
 _TALKS_AT_THE_END = "triton"
-"""Comes with torch for CUDA. Version 3.9 lists objects that live to the end on stderr when Python frees its modules."""
+"""Part of torch for CUDA. Version 3.9 prints leaked objects on stderr when Python frees its modules."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """An interruption whose message states what the verb left behind."""
+    """An interruption with a message on the files that the verb has written."""
 
 
 def catch_signals() -> None:
-    """Let a signal that asks the process to end raise KeyboardInterrupt, so that the verb tidies up."""
+    """Make termination signals raise KeyboardInterrupt, so that the verb cleans up."""
     for name in _SIGNALS:
         number = getattr(signal, name)
-        # A shell that starts a command in the background, or nohup, may have it ignore one.
+        # A shell that starts a command in the background, or nohup, may have set a signal to be ignored.
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             _earlier[number] = signal.signal(number, _interrupt)
 
@@ -64,11 +64,11 @@ def _interrupt(number: int, _frame: object) -> None:
 
 
 def exit_status(run: Callable[[], Any], *, debug: bool) -> int:
-    """Run a command, tell what went wrong, and return the exit status.
+    """Run a command, report errors on stderr, and return the exit status.
 
     Args:
-        run: Runs the verb, without the exits and messages of click.
-        debug: Show the traceback of an error that nobody foresaw.
+        run: Runs the verb, without exits and messages of click.
+        debug: Print the traceback of an unexpected error.
     """
     try:
         return run() or 0
@@ -77,18 +77,18 @@ def exit_status(run: Callable[[], Any], *, debug: bool) -> int:
     except click.ClickException as error:
         return _errors.report_click_error(error)
     except WinMLError as error:
-        # Before the verb runs, or in one of a plug-in that is no WinMLCommand.
+        # Raised before the verb runs, or in a plug-in verb that is no WinMLCommand.
         return _errors.report_error(error)
     except BaseException as error:
-        # Click turns an interruption into an error of its own.
+        # Click replaces an interruption by an Abort.
         cause = error.__cause__ if isinstance(error, click.Abort) and error.__cause__ is not None else error
         if _received and isinstance(cause, (KeyboardInterrupt, Exception)):
-            # A library may turn it into an error of its own, as extensions do while they are imported.
+            # A library may convert the interruption into a different error, as extension modules do on import.
             tell(f"interrupted: {cause if isinstance(cause, Interrupted) else _committed_words()}")
             return 128 + _received[0]
         if debug:
             traceback.print_exception(cause)
-        # An ending that is no Exception is none of ours: only code that is not ours ends the process like that.
+        # Our code raises subclasses of Exception only: any other BaseException comes from foreign code.
         named = _named_error(cause) if isinstance(cause, Exception) else ended_by_foreign_code(cause)
         if named is not None:
             return _errors.report_error(named)
@@ -99,7 +99,7 @@ def exit_status(run: Callable[[], Any], *, debug: bool) -> int:
 
 
 def _named_error(error: Exception) -> WinMLError | None:
-    """Return the error of ours that says what the system or an installed package lacks; None: a bug in winml."""
+    """Convert an error of the system or of an installed package into a WinMLError; None: a bug in winml."""
     if _errors.is_out_of_memory(error):
         return _errors.out_of_memory_error(error)
     if isinstance(error, OSError) and (named := _system_error(error)) is not None:
@@ -155,7 +155,7 @@ def _fails(query: Callable[[], object]) -> bool:
 
 
 def _declared_versions(library: str) -> str:
-    """Return which versions of a library winml declares, in brackets; empty where it is not installed as a package."""
+    """Return the required versions of a library in parentheses; empty if winml is not an installed package."""
     import importlib.metadata
 
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -166,7 +166,7 @@ def _declared_versions(library: str) -> str:
 
 
 def resuming_words() -> str:
-    """Return where an interrupted search saved its measurements; empty if nothing was saved."""
+    """Return a note on the folder with the saved measurements of an interrupted search; empty if nothing was saved."""
     from winml.modelkit.onnx.files.named_paths import committed_files
 
     saved = next(filter(None, map(_unfinished_folder, committed_files())), None)
@@ -174,7 +174,7 @@ def resuming_words() -> str:
 
 
 def _unfinished_folder(file: Path) -> Path | None:
-    """Return the folder of an interrupted search that a file lies in, however deep; None where it lies in none."""
+    """Return the folder of the interrupted search that contains a file at any depth; else None."""
     from winml.modelkit.file_names import UNFINISHED_PREFIX
 
     return next((folder for folder in file.parents if folder.name.startswith(UNFINISHED_PREFIX)), None)
@@ -191,7 +191,7 @@ def _committed_words() -> str:
 
 
 def tell_settled() -> None:
-    """Tell what became of files that a command which was killed had left unfinished, and which are still so."""
+    """Report how leftovers of killed commands were settled, and leftovers that remain."""
     from winml.modelkit.onnx.files.named_paths import taken_read, taken_settled
 
     notes = taken_settled()
@@ -211,26 +211,26 @@ def _shown(path: Path) -> str:
 
 
 def end_process(status: int, *, is_own_process: bool) -> None:
-    """Leave with a status, after the streams are written; an answer that cannot be written is a failure.
+    """Flush the streams and exit with a status; a result that cannot be written is a failure.
 
     Args:
-        status: What the command ended with.
-        is_own_process: Whether nothing else runs in this process. Then one that a signal asked to end, ends by it, so
-            that a shell's loop ends, too.
+        status: The status of the command.
+        is_own_process: True if nothing else runs in this process. A process that was asked to end by a signal then ends
+            by this signal, so that a loop in a shell ends, too.
     """
     from winml.modelkit.onnx.files.named_paths import committed_files
 
     problem = finish_streams()
-    # Who closes stdout wants no words of a work that was to write files.
+    # A user who closes stdout does not need the result of a command that writes files.
     is_dispensable = problem is not None and problem.errno == errno.EBADF and bool(committed_files())
     if problem is not None and not is_dispensable:
         done = f"; {_committed_words()}" if committed_files() else ""
         tell(f"error: the result cannot be written to stdout: {problem.strerror}{done}")
         tell("Redirect stdout to a writable location with free space.")
-        # An answer that is lost is none, whatever it was.
+        # A lost result counts as a failure, whatever the result was.
         status = WinMLError.exit_code if status in (0, _errors.NEGATIVE_RESULT) else status
     for number, handler in _earlier.items():
-        # Nothing is left to tidy up, and Python would show where it was interrupted.
+        # Cleanup is complete, and Python would print a traceback of the interruption.
         signal.signal(number, signal.SIG_DFL if is_own_process else handler)
     if _received and status == 128 + _received[0] and is_own_process and os.name == "posix":
         _last.append(_received[0])
@@ -241,7 +241,7 @@ def end_process(status: int, *, is_own_process: bool) -> None:
 
 @atexit.register
 def _end_last() -> None:
-    """End as the signal would have ended the process; registered first, so libraries have tidied up by then."""
+    """End the process by the received signal; registered first, to run after the cleanup of the libraries."""
     if _last:
         signal.signal(_last[0], signal.SIG_DFL)
         os.kill(os.getpid(), _last[0])

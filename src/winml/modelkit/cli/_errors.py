@@ -1,4 +1,4 @@
-"""How does an error become words on stderr, once, with the next thing to do?"""
+"""Conversion of errors into messages on stderr with a hint, printed once."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _MEMORY_HINT = (
     "machine with more memory."
 )
 _MEMORY_WORDS = ("bad_alloc", "bad allocation", "failed to map segment", "allocate memory", "out of memory")
-"""How loaders of libraries, C++ and torch say it, none of them as a MemoryError."""
+"""Messages of loaders, C++ and torch about a lack of memory; none is raised as a MemoryError."""
 _LOST_ERROR = "error return without exception set"
-"""What is left of an error in a C extension for which there was no memory either."""
+"""Message of a C extension that had no memory to create its error."""
 _LARGEST_INT = 2**63 - 1
-"""Specified: what tensors and C libraries take."""
+"""Specified: maximum of integers in tensors and C libraries."""
 NEGATIVE_RESULT = 3
-"""Specified: exit code of a valid negative answer: a limit is not met, or two files are not the same."""
+"""Specified: exit code of a valid negative result: a limit is not met, or two files differ."""
 _named_paths: list[str] = []
-"""What the command was given to read, for an error that names no file itself."""
+"""Input paths of the command, for errors that name no file."""
 
 
 def named_options(context: click.Context) -> dict[str, str]:
@@ -42,7 +42,7 @@ def named_options(context: click.Context) -> dict[str, str]:
 
 
 def _problem_of(value: object) -> str:
-    """Return what is wrong with a value whatever its option means; empty where nothing is."""
+    """Describe a value that is invalid for every option; empty if the value is valid."""
     if isinstance(value, str) and not value.strip():
         return "the text is empty."
     if isinstance(value, float) and math.isnan(value):
@@ -58,16 +58,16 @@ def _problem_of(value: object) -> str:
 
 
 class WinMLCommand(DocumentedCommand):
-    """A verb: the errors we name end it with their sentence and exit code."""
+    """A verb: a WinMLError ends the command with a message and its exit code."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
-        """Take what any command of click takes."""
+        """See :class:`click.Command`."""
         super().__init__(*arguments, **settings)
         self._add_libraries()
         complete_values(self.params)
 
     def _add_libraries(self) -> None:
-        """Let a verb that names an execution provider take the library of its plug-in, too."""
+        """Add ``--ep-library`` to a verb with an execution provider option."""
         place = next((number for number, param in enumerate(self.params) if param.name == "ep"), None)
         if place is None:
             return
@@ -77,9 +77,9 @@ class WinMLCommand(DocumentedCommand):
         self.params.insert(place + 1, option)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line.
+        """Parse the command line.
 
-        An empty text, as an unset variable of a shell leaves it, is no value of any option: who wrote it meant one.
+        An empty text, such as the value of an unset shell variable, is refused for every option: a value was intended.
         """
         if ctx.resilient_parsing:
             return super().parse_args(ctx, complete_arguments(self.params, args))
@@ -96,13 +96,13 @@ class WinMLCommand(DocumentedCommand):
         return remaining
 
     def _named_files(self, ctx: click.Context) -> list[str]:
-        """Return what the command line names and is there; outputs are left out."""
+        """Return the existing files and folders on the command line, without outputs."""
         values = [ctx.params.get(param.name or "") for param in self.params if param.name != "output"]
         return [str(value) for value in values if isinstance(value, (str, os.PathLike)) and os.path.lexists(value)]
 
     @staticmethod
     def _take_from_group(ctx: click.Context) -> None:
-        """Take the options that stood before all verbs as if they stood behind it."""
+        """Apply the options before the verb as if they stood after it."""
         passed = ctx.find_root().params
         for name in ("quiet", "verbose"):
             if passed.get(name) and name not in ctx.params:
@@ -116,10 +116,10 @@ class WinMLCommand(DocumentedCommand):
 
     @staticmethod
     def _name_libraries(ctx: click.Context) -> None:
-        """Name the libraries of plug-ins in the environment until the verb ends, for the processes it starts as well.
+        """Set the libraries of plug-ins in the environment until the verb ends; child processes inherit them.
 
         Raises:
-            UsageError: one is not ``NAME=PATH``, or is no file.
+            UsageError: a library is not ``NAME=PATH``, or the file does not exist.
         """
         if not (libraries := ctx.params.pop("ep_library", ())):
             return
@@ -131,9 +131,9 @@ class WinMLCommand(DocumentedCommand):
         ctx.call_on_close(lambda: os.environ.update({LIBRARY_VARIABLE: before}))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the verb. Without its option ``--debug``, no warning of Python is printed."""
+        """Run the verb. Without ``--debug``, Python warnings are suppressed."""
         if ctx.params.get("debug") is False:
-            # Libraries warn about their own future; what a user can act on comes as a note or an error of ours.
+            # Libraries warn about future changes; notes and errors of winml cover everything a user can act on.
             warnings.simplefilter("ignore")
         try:
             with spell_options(named_options(ctx)):
@@ -148,14 +148,14 @@ class WinMLCommand(DocumentedCommand):
 
 
 class WinMLGroup(DocumentedCommand, click.Group):
-    """A verb of several commands, with the same help."""
+    """A verb with subcommands, with the same help."""
 
 
 def report_error(error: WinMLError) -> int:
-    """Tell an error that we name: its sentence, and what to do next; returns the exit status."""
+    """Print the message and hint of a WinMLError; return the exit status."""
     where = f" ({error.step})" if error.step else ""
     tell(f"error{where}: {error.message}")
-    # Whatever could not be read or run for lack of memory, no advice about files helps.
+    # If memory is lacking, advice about files does not help, whatever failed.
     hint = _MEMORY_HINT if is_out_of_memory(error.__cause__) else error.hint
     if hint:
         tell(hint)
@@ -163,9 +163,9 @@ def report_error(error: WinMLError) -> int:
 
 
 def report_click_error(error: click.ClickException) -> int:
-    """Tell a wrong use of the command line, with the verb whose help shows the right one."""
+    """Print a usage error of click and a reference to the help of the verb; return the exit status."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        # Nothing is requested: the help is the whole output.
+        # Nothing was requested: the output is the help alone.
         for line in click.unstyle(error.format_message()).splitlines():
             tell(line)
         return error.exit_code
@@ -177,7 +177,7 @@ def report_click_error(error: click.ClickException) -> int:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Say whether an error, or one that it came of, is that of a process which gets no more memory."""
+    """Return True if an error, or an error in its chain of causes, is due to a lack of memory."""
     for link in error_chain(error):
         words = str(link)
         if isinstance(link, MemoryError) or getattr(link, "errno", None) == errno.ENOMEM:

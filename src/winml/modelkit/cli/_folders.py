@@ -1,4 +1,4 @@
-"""How do commands for ONNX files plan, run and answer? A build folder means its parts; ``--submodel`` names some."""
+"""Plan, run and output of commands on ONNX files. A build folder stands for its parts; ``--submodel`` selects some."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ResultT = TypeVar("_ResultT", bound=Any)
 
 
 def _folder_document(result: TransformedFolder[RecordT], describe: Callable[[RecordT], Document]) -> Document:
-    """Describe what became of a folder: of each part, and what came along."""
+    """Describe the result of a folder: its parts, and the copied files."""
     from winml.modelkit.report.document import Fields, joined, parts_document
     from winml.modelkit.words import size_words
 
@@ -37,14 +37,14 @@ def _folder_document(result: TransformedFolder[RecordT], describe: Callable[[Rec
 
 
 def named_parts(options: Mapping[str, Any], *, beside_weights: bool = False) -> Mapping[str, Path]:
-    """Return the files of the parts that the options of a verb mean; empty where they name no folder of several parts.
+    """Return the files of the parts that the options select; empty if the model is not a folder of several parts.
 
     Args:
-        options: ``target``, ``model`` and ``submodel`` among them.
-        beside_weights: Also those that were exported into the folder of their checkpoint.
+        options: Options with ``target``, ``model`` and ``submodel``.
+        beside_weights: Also accept parts exported into the folder of their checkpoint.
 
     Raises:
-        UsageError: the folder has no part of a name.
+        UsageError: the folder has no part with a requested name.
     """
     passed = [value for value in (options["target"], options["model"]) if value is not None]
     if len(passed) != 1:
@@ -55,7 +55,7 @@ def named_parts(options: Mapping[str, Any], *, beside_weights: bool = False) -> 
 
 
 def options_of_part(options: Mapping[str, object], path: Path) -> dict[str, object]:
-    """Return the options of a verb as if the file of a part were named."""
+    """Return the options of a verb with the file of a part as the model."""
     return {**options, "target": str(path), "model": None, "submodel": ()}
 
 
@@ -68,13 +68,13 @@ def show_parts(
     record: Callable[[_ResultT], Mapping[str, object]] = lambda result: result.as_record(),
     show: Callable[..., None] = show_result,
 ) -> None:
-    """Print the result of the only part of a model, or those of several parts, each under the name of its part.
+    """Print the result of a model with one part, or the results of several parts by part name.
 
     Args:
         results: Name of the part → result.
-        options: Those of the command, ``model`` among them.
-        describe: Describes a result for people.
-        of_several: Whether the model has several parts, of which one alone may have a result.
+        options: Options of the command, with ``model``.
+        describe: Makes the document of a result.
+        of_several: True if the model has several parts, even if only one part has a result.
         record: Returns the record of a result.
         show: Prints a record, as :func:`~winml.modelkit.cli._streams.show_result` does.
     """
@@ -95,7 +95,7 @@ def end_dry_run(plan: PlanT, options: Mapping[str, Any], refuse: Callable[[PlanT
     Args:
         plan: The plan of the command.
         options: Options of the command.
-        refuse: Raises an error of the run that shows before weights are read.
+        refuse: Raises errors of the run that are detectable before weights are read.
     """
     if not options["dry_run"]:
         return
@@ -113,7 +113,7 @@ def run_verb(
     describe: Callable[[RecordT], Document],
     write: Callable[[RecordT], list[Path]] = lambda _record: [],
 ) -> None:
-    """Make the plan of a request; print it where that is all that is asked for, else run it and print its record.
+    """Plan a request; print the plan for ``--dry-run``, else run it and print its record.
 
     Args:
         request: What is requested.

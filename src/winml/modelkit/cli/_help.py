@@ -1,7 +1,7 @@
-"""How is the help of a verb laid out? Options in groups: the common ones for ``--help``, all for ``--help-all``.
+"""Layout of the help of a verb: options in groups, the common options for ``--help``, all options for ``--help-all``.
 
-An option states its group and whether it is common where it is declared; no option is named here. ``--help`` also
-shortens: the first paragraph of the description, the first sentence of each option, and the first examples.
+An option declares its group and whether it is common; no option is named here. ``--help`` also shortens: it prints the
+first paragraph of the description, the first sentence of each option, and the first examples.
 """
 
 from __future__ import annotations
@@ -19,59 +19,59 @@ from winml.modelkit.fields import GENERAL, Field, in_groups
 
 _HELP_ALL = "--help-all"
 WIDTH = 100
-"""Most columns of the help. Chosen: what fits beside an editor; a narrower terminal gets fewer."""
+"""Maximum width of the help in columns. Chosen: fits beside an editor; a narrower terminal reduces it."""
 HELP_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
 """Settings of the context of a verb."""
 _EXAMPLES = 2
-"""Examples that ``--help`` shows. Chosen: the help of the largest verb then fits a screen of 45 lines."""
+"""Number of examples in ``--help``. Chosen: the help of the largest verb then fits a screen of 45 lines."""
 _NAMES = 28
-"""Most columns of the names of options; longer ones get a line to themselves."""
+"""Maximum width of option names in columns; longer names get a separate line."""
 _WITHOUT_GROUP = "Options"
 _LIMITLESS = 1_000_000
-"""Chosen: the help does not show upper limits from here on, which nobody reaches."""
+"""Chosen: upper limits from this value on are omitted from the help, since no user reaches them."""
 _IS_WHOLE = f"{__name__}.is_whole"
 
 
 class GroupedOption(click.Option):
-    """An option with its place in the help.
+    """An option with a group in the help.
 
     Attributes:
-        field: Its declaration.
-        config_key: Key of a build config that states the same; empty: none.
+        field: Declaration of the option.
+        config_key: Equivalent key of a build config; empty: no such key.
     """
 
     def __init__(self, names: Sequence[str], field: Field, *, config_key: str = "", **settings: Any) -> None:
-        """Take what any option of click takes, but for the help, which is that of the declaration."""
+        """See :class:`click.Option`; the help is taken from the declaration."""
         self.field = field
         super().__init__(names, **settings)
         self.group, self.is_common, self.config_key = field.group, field.is_common, config_key
 
     @property
     def help(self) -> str:
-        """What it does; read from the source of the declaration only if it is shown."""
+        """Help text, read from the source of the declaration when displayed."""
         return self.field.help
 
     @help.setter
     def help(self, _text: str | None) -> None:
-        """Ignore the help of click."""
+        """Ignore the help set by click."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return its row in the help; None where it is hidden."""
+        """Return the row of the option in the help; None if the option is hidden."""
         return None if self.hidden else self.row(ctx, is_brief=False)
 
     def row(self, ctx: click.Context, *, is_brief: bool) -> tuple[str, str]:
-        """Return its names, and what it does with its default, limits and whether it is repeatable.
+        """Return the names of the option, and its description with default, limits and repeatability.
 
         Args:
             ctx: The context of the command.
-            is_brief: One spelling, the first sentence, and of the rest only a default that is one word.
+            is_brief: One spelling, the first sentence, and of the remarks only a default of one word.
         """
         words = _words(self.help, ctx, is_brief=is_brief)
         remarks = self.remarks(ctx, is_brief=is_brief)
         return self._names(ctx, is_brief=is_brief), f"{words}  [{remarks}]" if remarks else words
 
     def remarks(self, ctx: click.Context, *, is_brief: bool = False) -> str:
-        """Return its default, which numbers it takes, and whether it is repeatable or required."""
+        """Return the default, the limits of numbers, and whether the option is repeatable or required."""
         default = _words(self.field.default_words, ctx) or self.get_help_extra(ctx).get("default", "")
         is_shown = default and not (is_brief and " " in default)
         remarks = (
@@ -83,7 +83,7 @@ class GroupedOption(click.Option):
         return "; ".join(filter(None, remarks))
 
     def _names(self, ctx: click.Context, *, is_brief: bool) -> str:
-        """Return its spellings with the metavar; brief: of the long ones, the first."""
+        """Return the spellings with the metavar; brief: only the first long spelling."""
         spellings = [self.opts, self.secondary_opts]
         if is_brief:
             spellings = [[name for name in names if name in _brief_of(names)] for names in spellings]
@@ -91,7 +91,7 @@ class GroupedOption(click.Option):
         return text if self.is_flag or self.count else f"{text} {self.make_metavar(ctx)}"
 
     def _limits(self) -> str:
-        """Return which numbers it takes."""
+        """Format the range of a numeric option."""
         if not isinstance(self.type, (click.IntRange, click.FloatRange)) or self.count:
             return ""
         low, high = self.type.min, self.type.max
@@ -101,7 +101,7 @@ class GroupedOption(click.Option):
 
 
 def _words(text: str, ctx: click.Context, *, is_brief: bool = False) -> str:
-    """Return a help text without marks of code, with the spelling of options it names; brief: its first sentence."""
+    """Format a help text: remove code marks, spell option names as flags; brief: the first sentence only."""
     options = (param for param in ctx.command.params if isinstance(param, click.Option))
     flags = {option.name: _brief_of(option.opts)[0] for option in options}
     words = re.sub(r"`([^`]*)`", lambda found: flags.get(found[1], found[1]), text)
@@ -109,35 +109,35 @@ def _words(text: str, ctx: click.Context, *, is_brief: bool = False) -> str:
 
 
 def _brief_of(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the first long spelling, and the short ones."""
+    """Return the first long spelling, and the short spellings."""
     long = [name for name in names if name.startswith("--")]
     return (*long[:1], *(name for name in names if name not in long))
 
 
 class GroupedArgument(click.Argument):
-    """An argument that the help describes, in its group."""
+    """An argument with a description and a group in the help."""
 
     is_common = True
 
     def __init__(self, names: Sequence[str], field: Field, **settings: Any) -> None:
-        """Take what any argument of click takes, with its declaration."""
+        """See :class:`click.Argument`; the description is taken from the declaration."""
         super().__init__(names, **settings)
         self.group, self._field = field.group, field
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
-        """Return its row in the help."""
+        """Return the row of the argument in the help."""
         return self.row(ctx, is_brief=False)
 
     def row(self, ctx: click.Context, *, is_brief: bool) -> tuple[str, str]:
-        """Return its name and what it means; brief: the first sentence."""
+        """Return the name and the description; brief: the first sentence."""
         return self.make_metavar(ctx), _words(self._field.help, ctx, is_brief=is_brief)
 
 
 class DocumentedCommand(click.Command):
-    """A command whose help is its docstring and its options in groups; lines after ``Examples:`` are the epilog."""
+    """A command with its docstring and its grouped options as help; lines after ``Examples:`` are the epilog."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
-        """Take what any command of click takes."""
+        """See :class:`click.Command`."""
         super().__init__(*arguments, **settings)
         description, _, self.epilog = inspect.cleandoc(self.help or "").partition("\n\nExamples:\n")
         self.help = description
@@ -147,7 +147,7 @@ class DocumentedCommand(click.Command):
         self.context_settings = {**HELP_SETTINGS, **self.context_settings}
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the help: the common options in groups, or all of them for ``--help-all``."""
+        """Write the help: the common options in groups, or all options for ``--help-all``."""
         _write_help(self, ctx, formatter)
 
 
@@ -159,19 +159,19 @@ def _show_all(ctx: click.Context, _param: click.Parameter, is_requested: bool) -
 
 
 def grouped_options(command: click.Command, ctx: click.Context) -> dict[str, list[click.Parameter]]:
-    """Return what the help of a command describes, by group, in the order of the help."""
+    """Return the described parameters of a command by group, in the order of the help."""
     groups: dict[str, list[click.Parameter]] = {}
     for param in command.get_params(ctx):
         is_described = isinstance(param, click.Option) or hasattr(param, "group")
         if is_described and param.get_help_record(ctx) is not None:
-            # A plug-in may have options of click, without a group.
+            # A plug-in may have plain click options, without a group.
             group = str(getattr(param, "group", GENERAL if "--help" in param.opts else _WITHOUT_GROUP))
             groups.setdefault(group, []).append(param)
     return {group: groups[group] for group in in_groups(groups)}
 
 
 def option_row(param: click.Parameter, ctx: click.Context, *, is_brief: bool = False) -> tuple[str, str]:
-    """Return the row of an option in the help; brief: as ``--help`` shows it."""
+    """Return the row of a parameter in the help; brief: as in ``--help``."""
     if isinstance(param, (GroupedOption, GroupedArgument)):
         return param.row(ctx, is_brief=is_brief)
     record = param.get_help_record(ctx)
@@ -180,7 +180,7 @@ def option_row(param: click.Parameter, ctx: click.Context, *, is_brief: bool = F
 
 
 def _write_help(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    """Write the help of a verb: the common options, or all where ``--help-all`` requested it."""
+    """Write the help of a verb: the common options, or all options for ``--help-all``."""
     is_whole = bool(ctx.meta.get(_IS_WHOLE))
     command.format_usage(ctx, formatter)
     description = command.help or ""
@@ -207,7 +207,7 @@ def _write_help(command: click.Command, ctx: click.Context, formatter: click.Hel
 
 
 def _write_rows(formatter: click.HelpFormatter, rows: Sequence[tuple[str, str]]) -> None:
-    """Write names and words in two columns, as click does; the name of an option is not broken at a hyphen."""
+    """Write names and descriptions in two columns, as click does; option names are not broken at hyphens."""
     indent = " " * formatter.current_indent
     width = min(max(len(names) for names, _ in rows), _NAMES) + 2
     room = max(formatter.width - width - len(indent), _NAMES)
@@ -222,7 +222,7 @@ def _write_rows(formatter: click.HelpFormatter, rows: Sequence[tuple[str, str]])
 
 
 def _heading(group: str) -> str:
-    """Return a heading, bold on a terminal; click removes the style elsewhere."""
+    """Format a heading, bold in a terminal; click removes the style elsewhere."""
     return group if os.environ.get("NO_COLOR") else click.style(group, bold=True)
 
 
@@ -234,7 +234,7 @@ def _write_text(formatter: click.HelpFormatter, text: str) -> None:
 
 
 def _write_verbs(group: click.Group, ctx: click.Context, formatter: click.HelpFormatter, *, is_whole: bool) -> None:
-    """Write what stands behind a verb of several; whole: with the options of each."""
+    """Write the subcommands of a group; whole: with the options of each subcommand."""
     inner = {name: group.commands[name] for name in group.list_commands(ctx)}
     with formatter.section(_heading("Commands")):
         formatter.write_dl([(name, command.get_short_help_str(WIDTH)) for name, command in inner.items()])

@@ -1,4 +1,4 @@
-"""Which options do several verbs share? Each is declared here, once."""
+"""Options shared by several verbs, declared once."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class NonEmptyPath(click.Path):
-    """A path, as a ``Path``; an empty text, as an unset variable of a shell leaves it, is none."""
+    """A path, converted to ``Path``; an empty text, such as the value of an unset shell variable, is refused."""
 
     def __init__(self) -> None:
-        """Take files and folders, there or not; who reads or writes says which of them is wanted."""
+        """Accept files and folders, existing or not; the reader or writer of the path checks its kind."""
         super().__init__(path_type=Path)
 
     def convert(
@@ -58,7 +58,7 @@ def model_argument(help: str) -> Callable[[_F], _F]:
     """Return the argument MODEL, and the option ``-m``, which may name the model instead.
 
     Args:
-        help: The kinds of models; the help adds the form of a file on the Hub.
+        help: The accepted kinds of models; the help adds the syntax of a file on the Hub.
     """
     help = f"{help} A file on the Hub is OWNER/NAME/PATH.onnx."
     return _all_of(
@@ -73,13 +73,13 @@ def _load_options(*offered_with: Group) -> Callable[[_F], _F]:
 
 
 def option(name: str, kind: Any, help: str, group: str, *, default: Any = None, **details: Any) -> Callable[[_F], _F]:
-    """Return an option of one command that is no field of its request; declared as the fields are.
+    """Return an option of one command that is no field of its request, declared like a field.
 
     Args:
         name: Name of its value.
-        kind: Type of its value, such as ``int``; ``bool``: a switch, which is off by default.
-        help: What it does. ``--help`` shows the first sentence.
-        group: Heading of the help under which it is listed.
+        kind: Type of its value, such as ``int``; ``bool``: a switch, off by default.
+        help: Help text. ``--help`` prints the first sentence.
+        group: Heading of the help under which the option is listed.
         default: Value without the option.
         details: Further attributes of :class:`~winml.modelkit.fields.Field`.
     """
@@ -87,19 +87,19 @@ def option(name: str, kind: Any, help: str, group: str, *, default: Any = None, 
 
 
 def reference_option(help: str) -> Callable[[_F], _F]:
-    """Return the option that names the checkpoint to compare with; without a value, the recorded one."""
+    """Return the option that names the checkpoint to compare with; without a value, the recorded checkpoint."""
     settings: dict[str, Any] = {"is_flag": False, "flag_value": RECORDED, "metavar": "[CHECKPOINT]"}
     return grouped_option("--reference", group=VERIFICATION, is_common=True, help=help, **settings)
 
 
 def grouped_option(*names: str, help: str, group: str, is_common: bool = False, **settings: Any) -> Callable[[_F], _F]:
-    """Return an option with settings of click that no declaration has, with its group in the help."""
+    """Return an option with click settings that a declaration cannot express, in a group of the help."""
     field = Field(names[-1], Any, None, group, text=help, is_common=is_common)
     return click.option(*names, cls=GroupedOption, field=field, **settings)
 
 
 def grouped_argument(name: str, *, help: str, group: str = MODEL, **settings: Any) -> Callable[[_F], _F]:
-    """Return an argument that is no field of a request, with its group in the help."""
+    """Return an argument that is no field of a request, in a group of the help."""
     return click.argument(name, cls=GroupedArgument, field=Field(name, str, None, group, text=help), **settings)
 
 
@@ -108,7 +108,7 @@ def _declared_option(option: Field, config_key: str = "") -> Callable[[_F], _F]:
 
     Args:
         option: The field.
-        config_key: Key of a build config that states the same; empty: none.
+        config_key: Equivalent key of a build config; empty: no such key.
     """
     if option.is_argument:
         type_ = NonEmptyPath() if option.annotation is Path else None
@@ -147,10 +147,10 @@ def _declared_option(option: Field, config_key: str = "") -> Callable[[_F], _F]:
 
 
 class _Choice(click.Choice[Any]):
-    """One of several values; another is met with the nearest."""
+    """One of several values; the error of an invalid value suggests the nearest valid value."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
-        """Return what there is, and what was probably meant."""
+        """List the valid values and suggest the nearest."""
         from winml.modelkit.options import nearest  # imports pydantic
 
         guess = nearest(str(value), map(str, self.choices))
@@ -166,8 +166,8 @@ def request_options(kind: type[Any]) -> Callable[[_F], _F]:
     """Return the options that a request declares, and ``--dry-run``.
 
     Args:
-        kind: The request. Where it has options of a section of a build config (``section``, ``declaring``), these are
-            options as well, and the config is.
+        kind: The request. If it contains options of a section of a build config (``section``, ``declaring``), these and
+            ``--config`` are added.
     """
     keys: dict[type, str] = {kind: ""}
     config: list[Callable[[_F], _F]] = []
@@ -188,15 +188,15 @@ def request_options(kind: type[Any]) -> Callable[[_F], _F]:
 
 
 reading_options = _load_options("source")
-"""Adds the options that state how a checkpoint is read."""
+"""Options for reading a checkpoint."""
 source_options = _load_options("source", "export")
-"""Adds the options that state how a checkpoint is read, and which of its graphs are exported."""
+"""Options for reading a checkpoint and selecting its exported graphs."""
 random_options = _load_options("random")
-"""Adds the options that state what is drawn at random."""
+"""Options for random values."""
 _weight_options = _load_options("weights")
-"""Adds the options that state the type of the weights."""
+"""Options for the data type of the weights."""
 input_options = declared_options_of(fields_of(InputFields))
-"""Adds the options that state the inputs and their sizes."""
+"""Options for the inputs and their sizes."""
 _dynamic_options = _all_of(
     declared_options_of(fields_of(DynamicFields)),
     option(
@@ -208,13 +208,13 @@ _dynamic_options = _all_of(
         metavar="AXES",
     ),
 )
-"""Adds the options that make dimensions dynamic."""
+"""Options for dynamic dimensions."""
 checkpoint_options = _all_of(source_options, _weight_options, random_options, input_options, _dynamic_options)
-"""Adds the options that state how a checkpoint is loaded and exported."""
+"""Options for loading and exporting a checkpoint."""
 
 
 def tree_options(help: str) -> Callable[[_F], _F]:
-    """Return the options that state how much a verb shows that shows the module tree."""
+    """Return the options for the level of detail of a displayed module tree."""
     return _all_of(
         grouped_option("-v", "--verbose", count=True, group=OUTPUT, help=f"{help} -vv: do not fold repeated modules."),
         option("depth", int, "Levels of the module tree to show.", OUTPUT, minimum=1, default_words="all"),
@@ -227,19 +227,19 @@ def _format_option(*formats: str) -> Callable[[_F], _F]:
 
 
 format_option = _format_option("table", "json")
-"""Adds the option that states the output format."""
+"""Option for the output format."""
 debug_option = option("debug", bool, "Show warnings of libraries, and the traceback of a failure.", GENERAL)
-"""Adds the option that shows warnings of libraries and tracebacks."""
+"""Option for warnings of libraries and tracebacks."""
 
 
 def result_options(
     *, quiet: str = "Print errors only.", verbose: str = "", formats: tuple[str, ...] = ("table", "json")
 ) -> Callable[[_F], _F]:
-    """Return the options that state how much of the result is printed and in which format, and ``--debug``.
+    """Return the options for detail and format of the printed result, and ``--debug``.
 
     Args:
-        quiet: Help of ``--quiet``; empty: the command does not have it.
-        verbose: Help of ``--verbose``; empty: the command does not have it.
+        quiet: Help of ``--quiet``; empty: the command has no such option.
+        verbose: Help of ``--verbose``; empty: the command has no such option.
         formats: Values of ``--format``; the first is the default.
     """
     flags = {"verbose": verbose, "quiet": quiet}

@@ -1,4 +1,4 @@
-"""How is progress shown? One line per step on stderr; a terminal also sees the running one."""
+"""Progress on stderr: one line per step; a terminal also shows the running step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def show_step(event: StepEvent) -> None:
-    """Show that a step started or ended; how far it is, is shown from time to time."""
+    """Show that a step started or ended; the progress of a long step is updated periodically."""
     head = f"[{event.number}/{event.total}] {event.name}"
     is_terminal = own_stderr().isatty()
     if event.finished is None:
@@ -30,19 +30,19 @@ def show_step(event: StepEvent) -> None:
             tell(f"{head} …", start="\r", end="")
         return
     line = f"{head:<28} {event.finished.seconds:6.2f} s  {event.finished.summary}"
-    # The carriage return writes over the line of the running step.
+    # The carriage return overwrites the line of the running step.
     tell(f"{line:<{_LONG_STEPS.width}}" if is_terminal else line, start="\r" if is_terminal else "")
 
 
 LINE_S = 10.0
-"""Seconds between two lines of progress where no terminal shows it. Chosen: a log of an hour stays readable, and
-whoever follows it sees that something goes on."""
+"""Seconds between two lines of progress without a terminal. Chosen: a log of an hour stays readable, and its reader
+sees that the command is active."""
 SHORT_S = 3.0
-"""Chosen: nobody waits for a step so short; a terminal then shows each second how far it is."""
+"""Chosen: no progress is needed for a step this short; afterwards a terminal updates the progress each second."""
 
 
 class _LongSteps:
-    """Shows how far steps are that take long, from a thread of its own; the innermost of several."""
+    """Shows the progress of long steps from a separate thread; of nested steps, the innermost."""
 
     def __init__(self) -> None:
         self._steps: list[tuple[str, RunningStep]] = []
@@ -50,10 +50,10 @@ class _LongSteps:
         self._is_followed = False
         self._paused = 0
         self.width = 0
-        """Characters of the longest line that was written over."""
+        """Length of the longest line that was overwritten."""
 
     def follow(self, head: str, step: RunningStep) -> bool:
-        """Show a step until it is over; say whether it was not shown already."""
+        """Show a step until it is over; return False if the step was shown already."""
         with self._lock:
             if any(step is other for _, other in self._steps):
                 return False
@@ -65,7 +65,7 @@ class _LongSteps:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Show nothing as long as the block lasts."""
+        """Show no progress inside the block."""
         self._paused += 1
         try:
             yield
@@ -94,18 +94,18 @@ class _LongSteps:
 
 
 _TICK_S = 0.5
-"""Chosen: often enough for a line each second."""
+"""Chosen: frequent enough for one line per second."""
 _LONG_STEPS = _LongSteps()
 steps_paused = _LONG_STEPS.paused
-"""Block in which long steps are not shown, since it shows more itself."""
+"""Context manager without progress of long steps, for a block with more detailed progress."""
 
 
 @contextmanager
 def shown_wait(words: str) -> Iterator[None]:
-    """Show how far the work of the block is, where it takes long; nothing is left on a terminal.
+    """Show the progress of long work inside the block; the line is erased from a terminal afterwards.
 
     Args:
-        words: What is done, such as ``comparing``.
+        words: Name of the work, such as ``comparing``.
     """
     from winml.modelkit.progress import RunningStep, running_step
 
@@ -121,11 +121,11 @@ def shown_wait(words: str) -> Iterator[None]:
 
 @contextmanager
 def live_progress(*, quiet: bool, counted: str = "run") -> Iterator[Callable[[int, float], None] | None]:
-    """Return what shows how far a measurement is: a bar on a terminal, else a line now and then. None when quiet.
+    """Yield a function that shows the progress of a measurement: a bar in a terminal, else periodic lines; None: quiet.
 
     Args:
-        quiet: Whether nothing is to be shown.
-        counted: What the numbers count, one of them.
+        quiet: Show nothing.
+        counted: Singular noun of the counted units.
     """
     if quiet:
         yield None
@@ -144,7 +144,7 @@ def live_progress(*, quiet: bool, counted: str = "run") -> Iterator[Callable[[in
         TimeElapsedColumn(),
         TextColumn("{task.fields[left]}"),
     )
-    # Drawn only when told to, so that nothing of ours runs beside the clock.
+    # Drawn on request only, so that no thread runs beside a latency measurement.
     bar = Progress(*columns, console=Console(file=own_stderr()), transient=True, auto_refresh=False)
     task = bar.add_task("", total=1.0, counted="", left="")
     pace = _Pace()
@@ -164,7 +164,7 @@ def live_progress(*, quiet: bool, counted: str = "run") -> Iterator[Callable[[in
 
 @dataclass
 class _Pace:
-    """How fast a measurement comes along, from its first report on: what was done before it may have taken longer.
+    """Pace of a measurement since its first report: earlier work may have been slower.
 
     >>> pace = _Pace()
     >>> pace.left_words(100.0, 0.1), pace.left_words(102.0, 0.3), pace.left_words(110.0, 0.1)
@@ -174,16 +174,16 @@ class _Pace:
     began: float = 0.0
     """Time of the first report."""
     first: float = 0.0
-    """Share that was done then."""
+    """Completed share at the first report."""
     last: float = 1.0
-    """Share that was reported last; where a smaller one follows, another measurement began."""
+    """Share of the latest report; a smaller share starts another measurement."""
 
     def left_words(self, now: float, share: float) -> str:
-        """Return an estimate of the time that is left; empty where nothing can be estimated.
+        """Estimate the remaining time; empty if no estimate is possible.
 
         Args:
             now: Seconds on a clock.
-            share: What is done of the measurement, 0 to 1.
+            share: Completed share of the measurement, 0 to 1.
         """
         if share < self.last:
             self.began, self.first = now, share
@@ -194,7 +194,7 @@ class _Pace:
 
 
 def _progress_lines(counted: str) -> Callable[[int, float], None]:
-    """Return what writes how far a measurement is, at most every :data:`LINE_S` seconds."""
+    """Return a function that prints the progress of a measurement at most every :data:`LINE_S` seconds."""
     last, pace = time.monotonic(), _Pace()
 
     def show(done: int, share: float) -> None:
@@ -211,10 +211,10 @@ def _progress_lines(counted: str) -> Callable[[int, float], None]:
 
 @contextmanager
 def sweep_progress(ended: list[str], *, quiet: bool) -> Iterator[SweepListener]:
-    """Yield the listener that shows a sweep: a line for each cell that ended; a terminal also sees what is running.
+    """Yield a listener that prints a line for each finished cell; a terminal also shows the running cells.
 
     Args:
-        ended: Gets the id of every cell that ended.
+        ended: Receives the id of every finished cell.
         quiet: Show nothing.
     """
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""How do the options of a command become requests? For a model to load, with a build config, or for a model to run.
+"""Requests from command-line options: to load a model, with or without a build config, or to run a model.
 
 An option takes precedence over the build config.
 """
@@ -35,14 +35,14 @@ _RequestT = TypeVar("_RequestT", bound=FileRequest[Any, Any])
 _DECIDES_THE_SAME = {"task": "model_class", "model_class": "task"}
 """Key of the loader section → the key that a user who gives this one did not speak of."""
 FOR_CHECKPOINTS = (*(option.name for option in declared_options() if not option.is_for_onnx), "input_specs")
-"""Options that say how a checkpoint becomes a graph, which an ONNX file already is."""
+"""Options for loading and exporting a checkpoint, refused for an ONNX file."""
 
 
 def model_request(options: Mapping[str, Any]) -> ModelRequest:
-    """Return the request the options of :mod:`~winml.modelkit.cli._options` make.
+    """Make a model request from the options of :mod:`~winml.modelkit.cli._options`.
 
     Args:
-        options: Values by the name of the option; a verb that does not offer one leaves it out.
+        options: Values by option name; options that the verb does not offer are missing.
 
     Raises:
         ConfigError: ``--input-specs``, ``--shape-config`` or ``--dynamic-axes`` is malformed.
@@ -71,10 +71,10 @@ def model_request(options: Mapping[str, Any]) -> ModelRequest:
 def sizes_by_name(options: Mapping[str, Any]) -> dict[str, int]:
     """Return the sizes of ``--shape-config`` and ``--batch-size`` by name or key.
 
-    Names are an ONNX file's own, so any may stand here.
+    Names are not checked, because ONNX files define them.
 
     Raises:
-        ConfigError: the text is malformed, or a size is no whole number.
+        ConfigError: the text is malformed, or a size is not an integer.
         UsageError: the two options disagree.
     """
     value = read_sizes(options["shape_config"]) if options["shape_config"] else {}
@@ -94,14 +94,14 @@ def config_option(help: str) -> Callable[[_F], _F]:
 
 
 def read_build_config(place: str | None, *, section: str = "") -> WinMLBuildConfig:
-    """Read a build config, or a section of it alone; tell what in it had to be changed or is not used.
+    """Read a build config, or one of its sections; print notes on changed and unused keys.
 
     Args:
         place: File or text; None: the default config.
-        section: Which section may stand alone.
+        section: Section that may be passed without the enclosing config.
 
     Raises:
-        ConfigError: it cannot be read, or is no valid config.
+        ConfigError: the text cannot be read, or is no valid config.
     """
     from winml.modelkit.builds.config import SECTIONS, WinMLBuildConfig, parse_build_config
     from winml.modelkit.options import read_json
@@ -118,15 +118,15 @@ def read_build_config(place: str | None, *, section: str = "") -> WinMLBuildConf
 
 
 def read_request(kind: type[_RequestT], options: Mapping[str, Any]) -> _RequestT:
-    """Return the request that the command line makes, with its config section: the command line wins over it.
+    """Make the request of the command line and its config section; the command line takes precedence.
 
     Args:
         kind: The request; its options are those of :func:`~winml.modelkit.cli._options.request_options`.
-        options: Values by the name of the option.
+        options: Values by option name.
 
     Raises:
-        ConfigError: the config or a value is wrong.
-        UsageError: a value is none that there is.
+        ConfigError: the config or a value is invalid.
+        UsageError: a value is not available.
     """
     values: dict[str, Any] = {}
     section = None
@@ -142,11 +142,11 @@ def read_request(kind: type[_RequestT], options: Mapping[str, Any]) -> _RequestT
 
 
 def stated_fields(declaring: type, options: Mapping[str, object]) -> dict[str, Any]:
-    """Return the fields of a request that the command line states, by name.
+    """Return the fields of a request that are specified on the command line, by name.
 
     Args:
-        declaring: The request, or what declares a part of it.
-        options: Values by the name of the option.
+        declaring: The request, or the class that declares a part of it.
+        options: Values by option name.
 
     Raises:
         ConfigError: a value cannot be read.
@@ -155,7 +155,7 @@ def stated_fields(declaring: type, options: Mapping[str, object]) -> dict[str, A
 
 
 def stated_values(fields: Iterable[Field], options: Mapping[str, object]) -> dict[str, Any]:
-    """Return the values of the options that the command line states, by name; raises as :func:`stated_fields`."""
+    """Return the options that are specified on the command line, by name; raises as :func:`stated_fields`."""
     context = click.get_current_context()
     return {
         field.name: options[field.name] if field.read is None else field.read(options[field.name])
@@ -165,12 +165,12 @@ def stated_values(fields: Iterable[Field], options: Mapping[str, object]) -> dic
 
 
 def is_stated(context: click.Context, name: str) -> bool:
-    """Say whether the command line states an option."""
+    """Return True if an option is specified on the command line."""
     return context.get_parameter_source(name) not in (None, ParameterSource.DEFAULT)
 
 
 def configured_options(options: Mapping[str, Any], config: WinMLBuildConfig) -> dict[str, Any]:
-    """Return the options; the loader section of a config replaces those that the command line does not state.
+    """Merge the loader section of a config into the options; options on the command line take precedence.
 
     Errors of the command then name keys of the section.
     """
@@ -238,7 +238,7 @@ def export_section(config: WinMLBuildConfig) -> WinMLExportConfig:
     """Return the export section of the config of ``--config``.
 
     Raises:
-        ConfigError: it is null.
+        ConfigError: the section is null.
     """
     if config.export is None:
         raise ConfigError(
@@ -249,14 +249,14 @@ def export_section(config: WinMLBuildConfig) -> WinMLExportConfig:
 
 
 def model_name(options: Mapping[str, Any], taken: str) -> str:
-    """Return the model, given as argument or with ``-m``.
+    """Return the model, specified as argument or with ``-m``.
 
     Args:
-        options: Values by the name of the option, ``target`` and ``model`` among them.
-        taken: What a verb takes, for the hint.
+        options: Values by option name, with ``target`` and ``model``.
+        taken: Kinds of models that the verb accepts, for the hint.
 
     Raises:
-        UsageError: there is none, or two.
+        UsageError: no model is specified, or two models are.
     """
     passed: list[str] = [value for value in (options["target"], options["model"]) if value is not None]
     if len(passed) != 1:
@@ -270,15 +270,15 @@ def model_name(options: Mapping[str, Any], taken: str) -> str:
 
 
 def found_model(name: str, options: Mapping[str, Any], refused: Iterable[str] = FOR_CHECKPOINTS) -> FoundModel:
-    """Return the ONNX file or the checkpoint that a name means, after checks that need no heavy import.
+    """Find the ONNX file or checkpoint of a name, with all checks that need no heavy import.
 
     Args:
         name: The model.
-        options: Values by the name of the option.
+        options: Values by option name.
         refused: Options that do not apply to an ONNX file.
 
     Raises:
-        UsageError: nothing is at the path, or an option does not apply to an ONNX file.
+        UsageError: nothing exists at the path, or an option does not apply to an ONNX file.
     """
     from winml.modelkit.builds.found_models import FoundModel, onnx_file
     from winml.modelkit.models.request import resolve_source
@@ -293,15 +293,15 @@ def found_model(name: str, options: Mapping[str, Any], refused: Iterable[str] = 
 
 
 def runnable_model(options: Mapping[str, Any]) -> tuple[FoundModel, dict[str, Any]]:
-    """Return the model, and the fields of its ``RunOptions`` that say what it is fed.
+    """Return the model, and the fields of ``RunOptions`` for its inputs.
 
-    What can be refused by looking at names and paths is refused here, before anything heavy is imported.
+    Names and paths are checked here, before any heavy import.
 
     Args:
-        options: Values by the name of the option, ``target`` and ``model`` among them.
+        options: Values by option name, with ``target`` and ``model``.
 
     Raises:
-        UsageError: no model or two, nothing at its path, or an option that has no meaning for an ONNX file.
+        UsageError: no model or two, nothing at its path, or an option that does not apply to an ONNX file.
     """
     name = model_name(options, "an ONNX file, a build folder, a Hub id, a checkpoint folder or file.py:factory")
     from winml.modelkit.onnx.files.named_paths import refuse_missing_values
@@ -317,14 +317,14 @@ def runnable_model(options: Mapping[str, Any]) -> tuple[FoundModel, dict[str, An
 
 
 def exported_path(model: FoundModel, on_step: Callable[[StepEvent], None] | None) -> Path:
-    """Return the ONNX file of a model; where it is exported now, say on stderr what is kept of that.
+    """Return the ONNX file of a model; after an export, report on stderr the size of the result in the cache.
 
     Args:
-        model: What the options name.
-        on_step: Shows a step of the export; None: nothing is said.
+        model: The model of the command line.
+        on_step: Shows a step of the export; None: nothing is reported.
 
     Raises:
-        WinMLError: whatever the export raises.
+        WinMLError: as the export raises.
     """
     if model.path is not None:
         return model.path
@@ -354,10 +354,10 @@ def refuse_checkpoint_options(
     names: Iterable[str],
     hint: str = "Omit it, or specify the checkpoint that the file was exported from.",
 ) -> None:
-    """Refuse the options that say how a checkpoint becomes a graph, which an ONNX file already is.
+    """Refuse options for loading and exporting a checkpoint, because the model is an ONNX file.
 
     Raises:
-        UsageError: names the first of ``names`` that was given.
+        UsageError: names the first specified option of ``names``.
     """
     refused = frozenset(names)
     for parameter in click.get_current_context().command.params:
@@ -367,10 +367,10 @@ def refuse_checkpoint_options(
 
 
 def files_read(model: FoundModel, options: Mapping[str, Any]) -> tuple[Path, ...]:
-    """Return the files a verb reads: those of the model and those its options name; none of them may be replaced.
+    """Return the files that a verb reads: files of the model and of its options; none of them may be replaced.
 
     Raises:
-        WinMLError: the model names nothing that can be used.
+        WinMLError: the model is not usable.
     """
     passed = (options[name] for name in ("input_data", "shape_config", "input_specs"))
     return (

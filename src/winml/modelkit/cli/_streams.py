@@ -1,7 +1,7 @@
-"""What becomes of stdout and stderr?
+"""Ownership of stdout and stderr.
 
-Stdout is kept for the answer: what libraries and the user's own code print goes to stderr, their warnings nowhere. A
-stream that does not take what is written never stops the work; why is told at the end.
+Stdout is reserved for the result: output of libraries and of user code is redirected to stderr, and their warnings are
+dropped. A failed write to a stream never stops the command; the reason is reported at the end.
 """
 
 from __future__ import annotations
@@ -28,48 +28,48 @@ if TYPE_CHECKING:
     from winml.modelkit.report.document import Document, Linked
 
 _READER_LEFT = (errno.EPIPE, *((errno.EINVAL,) if sys.platform == "win32" else ()))
-"""Specified: error of a pipe nobody reads from any more."""
+"""Specified: errors of a pipe without a reader."""
 
 _own: dict[str, TextIO] = {}
-"""The stderr of the command while other code runs, which may close or replace ``sys.stderr``."""
+"""The stderr of the command while foreign code runs, which may close or replace ``sys.stderr``."""
 
 
 class _EnduringFile(io.FileIO):
-    """A file that drops what it cannot take, and keeps the reason."""
+    """A file that drops data after a failed write, and stores the reason."""
 
     problem: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Write all of it, or drop it."""
+        """Write the data, or drop it after an error."""
         view = memoryview(data).cast("B")
         try:
             written = super().write(view)
             if written is None:
-                # Whoever made the stream non-blocking gets all of it nevertheless.
+                # A parent process may have made the stream non-blocking: wait, so that no output is lost.
                 select.select([], [self], [])
                 return 0
         except OSError as error:
-            # Not the error itself, whose traceback would keep the buffer.
+            # The error itself has a traceback that keeps the buffer alive.
             self.problem = self.problem or OSError(error.errno, error.strerror)
             return view.nbytes
         return written
 
 
 class _SharedStream(io.TextIOWrapper):
-    """A stream for other code; others write to it as well, so it cannot be closed."""
+    """A stream for foreign code; ``close`` only flushes it, because other code writes to it as well."""
 
     def close(self) -> None:
-        """Write what is buffered."""
+        """Flush the buffer."""
         with contextlib.suppress(OSError, ValueError):
             self.flush()
 
 
 def open_streams() -> None:
-    """Give the command streams of its own, whatever it was started with and whatever other code does to its streams."""
+    """Create streams for the command, independent of the original streams and of changes by foreign code."""
     for descriptor, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_RDWR)):
         if not _is_open(descriptor):
-            # Else the next file that is opened would be taken for the stream. Of stdout, an answer that is lost is to
-            # be told, so it takes nothing; of stderr, nobody could be told.
+            # A closed descriptor would be reused by the next opened file. Stdout is opened read-only, so that a lost
+            # result fails and is reported; stderr accepts and drops all output, since no report is possible.
             os.open(os.devnull, mode)
     if sys.stdin is None:
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  # lives as long as the process
@@ -86,11 +86,11 @@ def _is_open(descriptor: int) -> bool:
 
 
 def _own_stream(stream: TextIO | None, original: TextIO | None, descriptor: int) -> TextIO:
-    """Return a stream on a descriptor that other code does not know; the given one where it is not the process's."""
+    """Return a private stream on a descriptor; if the stream is not the original one, return it unchanged."""
     if stream is not None:
         buffer = getattr(stream, "buffer", None)
         raw = getattr(buffer, "raw", buffer)  # PYTHONUNBUFFERED leaves the buffer out
-        # Not the console of Windows, nor what a test or a notebook has in its place.
+        # Exclude the console of Windows, and the streams of a test or a notebook.
         if stream is not original or type(raw) is not io.FileIO or raw.fileno() != descriptor:
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")
@@ -98,7 +98,7 @@ def _own_stream(stream: TextIO | None, original: TextIO | None, descriptor: int)
         with contextlib.suppress(OSError):
             stream.flush()
     raw = _EnduringFile(os.dup(descriptor), "w")
-    # A terminal that lacks a sign shows another in its place; it never stops the command.
+    # A character that the terminal lacks is replaced; it never stops the command.
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
         encoding="utf-8" if stream is None else stream.encoding,
@@ -108,7 +108,7 @@ def _own_stream(stream: TextIO | None, original: TextIO | None, descriptor: int)
 
 
 def finish_streams() -> OSError | None:
-    """Write what is buffered; return why the answer could not be written: None where it was, or its reader has left."""
+    """Flush the streams; return the write error of the result: None without error, or if the reader has left."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
@@ -118,17 +118,17 @@ def finish_streams() -> OSError | None:
 
 
 def own_stderr() -> TextIO:
-    """Return the stderr of the command, also while other code runs."""
+    """Return the stderr of the command, also while foreign code runs."""
     return _own.get("stderr", sys.stderr)
 
 
 def tell(message: str, *, start: str = "", end: str = "\n") -> None:
-    """Write a message to stderr on one line, in characters that can be printed; texts that are very long are cut.
+    """Write a message to stderr on one line, with printable characters only; very long texts are shortened.
 
     Args:
-        message: A sentence; it may hold foreign texts.
-        start: Written before it as it is, such as a carriage return.
-        end: Written after it as it is.
+        message: A sentence; may contain foreign texts.
+        start: Unescaped text before the message, such as a carriage return.
+        end: Unescaped text after the message.
     """
     stream = own_stderr()
     with contextlib.suppress(OSError, ValueError):
@@ -138,10 +138,10 @@ def tell(message: str, *, start: str = "", end: str = "\n") -> None:
 
 @contextlib.contextmanager
 def library_output_to_stderr() -> Iterator[None]:
-    """Send what is printed inside the block to stderr, also by code that writes to the descriptor itself.
+    """Redirect output inside the block to stderr, including output of code that writes to the descriptor itself.
 
-    The streams that code inside the block sees are not those of the command: it may close or replace them. Nor does
-    a change of the working directory outlast the block.
+    Code inside the block sees other stream objects than the command: it may close or replace them. A change of the
+    working directory is undone at the end of the block.
     """
     streams = sys.stdout, sys.stderr
     outer = dict(_own)
@@ -159,12 +159,12 @@ def library_output_to_stderr() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _redirected_descriptors() -> Iterator[TextIO | None]:
-    """Let descriptor 1 be stderr, and put both back; yields a stream for stderr, None where there are none."""
+    """Redirect descriptor 1 to stderr, and restore both; yields a stream for stderr, None without descriptors."""
     try:
         for stream in (sys.stdout, sys.stderr):
             stream.fileno()
     except (io.UnsupportedOperation, ValueError, AttributeError):
-        # As a notebook has them.
+        # Streams of a notebook have no descriptors.
         yield None
         return
     retained = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
@@ -181,12 +181,12 @@ def _redirected_descriptors() -> Iterator[TextIO | None]:
 
 
 def print_json(record: Mapping[str, object]) -> None:
-    """Write a record on stdout."""
+    """Write a record to stdout."""
     print_json_text(json_text(record))
 
 
 def print_json_text(text: str) -> None:
-    """Write JSON on stdout; letters are escaped if stdout is not UTF-8, which is what programs read JSON as."""
+    """Write JSON to stdout; if stdout is not UTF-8, which JSON readers expect, non-ASCII letters are escaped."""
     encoding = getattr(sys.stdout, "encoding", None)
     if encoding is not None and codecs.lookup(encoding).name != "utf-8":
         import json
@@ -201,7 +201,7 @@ def json_text(record: Mapping[str, object]) -> str:
 
 
 def plain_json_text(value: Mapping[str, object]) -> str:
-    """Return indented JSON; letters of all languages stay readable, and no character moves a terminal."""
+    """Return indented JSON with letters of all languages unescaped and control characters escaped."""
     import json
 
     return json_printable(json.dumps(value, indent=2, ensure_ascii=False))
@@ -214,13 +214,13 @@ def show_answer(
     describe: Callable[[], Document],
     **texts: Callable[[Path], str],
 ) -> None:
-    """Write the files of an answer, all or none of them, and print the answer in the requested format.
+    """Write the files of a result, all or none of them, and print the result in the requested format.
 
     Args:
-        record: The answer.
-        files: Option → the files that it names.
-        options: Options of the command, ``overwrite`` and ``format_`` among them.
-        describe: Describes the answer for people.
+        record: The result.
+        files: Option → its files.
+        options: Options of the command, with ``overwrite`` and ``format_``.
+        describe: Makes the document of the result.
         texts: Option other than ``output`` → function that returns the text of one of its files.
 
     Raises:
@@ -238,13 +238,14 @@ def show_result(
     *,
     is_answer: bool = False,
 ) -> None:
-    """Print a result: as JSON if requested, else for people.
+    """Print a result: as JSON if requested, else as text.
 
     Args:
-        record: The result for a program.
-        options: Those of the verb: ``format_`` and, where it has them, ``quiet`` and ``verbose``.
-        describe: Describes the result for people.
-        is_answer: Whether it is all that the verb is for, which ``--quiet`` does not silence; else it tells of files.
+        record: The result as JSON-ready values.
+        options: Options of the verb: ``format_`` and, if present, ``quiet`` and ``verbose``.
+        describe: Makes the document of the result.
+        is_answer: True if printing the result is the purpose of the verb, so that ``--quiet`` does not suppress it;
+            else the printed result only describes files.
     """
     if options["format_"] == "json":
         print_json(record)
@@ -259,15 +260,15 @@ def show_result(
 def write_answer(
     files: Mapping[str, Sequence[Path]], texts: Mapping[str, Callable[[Path], str]], *, overwrite: bool
 ) -> list[Path]:
-    """Write the files of an answer, all or none of them; return their paths.
+    """Write the files of a result, all or none of them; return their paths.
 
     Args:
-        files: Option → the files that it names.
+        files: Option → its files.
         texts: Option → function that returns the text of one of these files.
-        overwrite: Replace files that are there.
+        overwrite: Replace existing files.
 
     Raises:
-        WriteError: one cannot be written.
+        WriteError: a file cannot be written.
     """
     return write_files(
         {path: partial(texts[option], path) for option, paths in files.items() for path in paths}, overwrite=overwrite
@@ -278,11 +279,11 @@ def write_files(texts: Mapping[Path, Callable[[], str]], *, overwrite: bool) -> 
     """Write files, all or none of them; return their paths.
 
     Args:
-        texts: Path → what returns the text of the file.
-        overwrite: Replace files that are there.
+        texts: Path → function that returns the text of the file.
+        overwrite: Replace existing files.
 
     Raises:
-        WriteError: one cannot be written.
+        WriteError: a file cannot be written.
     """
     from winml.modelkit.onnx.files.output_files import OutputFiles
 
@@ -300,16 +301,17 @@ _OPENED_BY = {
     "model": "– the ONNX model, for Netron or Model Explorer",
     "exclude_list": "– the modules that stay in float, for --per-module",
 }
-"""Option that names a file → what it holds, and what opens it."""
+"""Option that names a file → content of the file, and its viewers."""
 
 
 def page_text(document: Document, page: Path, files: Mapping[str, Sequence[Path]]) -> str:
-    """Return a report as the text of a page.
+    """Render a report as an HTML page.
 
     Args:
         document: The report.
-        page: The file the page is written to.
-        files: Option → the files it names that are written with the page; others, such as the page, are left out.
+        page: Path of the page.
+        files: Option → its files, which are written with the page; options without a viewer, such as the page, get no
+            link.
     """
     from winml.modelkit.report.html import render_html
 

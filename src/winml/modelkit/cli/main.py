@@ -1,4 +1,4 @@
-"""How is ``winml`` started? Finds the verb, runs it, and ends with the exit code its outcome deserves."""
+"""Entry point of ``winml``: finds the verb, runs it, and exits with its exit code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COMMANDS = {
     "sys": "Show versions, execution providers, devices and memory.",
     "tune": "Find the fastest variant of a model on this machine within a quality limit.",
 }
-"""Verb → what it does."""
+"""Verb → description."""
 
 _ELSEWHERE = {
     "build": "builds.command",
@@ -59,19 +59,19 @@ VERBS: Registry[click.Command] = Registry(
     lambda: click.Command,
     refuse=lambda name, verb: "" if verb.name == name else f"it calls itself {verb.name}",
 )
-"""Verb → its command; those of plug-ins are imported when they are run or listed."""
+"""Verb → its command; commands of plug-ins are imported when they are run or listed."""
 
 _COMPLETION = "_WINML_COMPLETE"
-"""Variable by which a shell asks for completions; click reads it."""
+"""Environment variable by which a shell requests completions; read by click."""
 
 COLLECTION_THRESHOLD = 150_000
-"""Containers made before Python looks for cyclic garbage. A command lives for seconds and mostly imports, where none
-is to be found: with Python's own 700 the search takes a fifth of the time until a model is loaded (measured: 3.6 s
-against 2.9 s; with 50,000 it still takes 0.07 s, and without end no less than now)."""
+"""Allocations of containers before Python searches for cyclic garbage. A command runs for seconds and mostly imports
+modules, which leave no garbage: with Python's default of 700, the search takes a fifth of the time until a model is
+loaded (measured: 3.6 s against 2.9 s; with 50,000 still 0.07 s, and with no limit no less than with this value)."""
 
 
 class _LazyGroup(click.Group):
-    """Knows its verbs by name and imports only the one that is asked for."""
+    """Lists the verbs by name and imports only the requested verb."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
         return sorted(VERBS)
@@ -121,15 +121,15 @@ def _run(argv: Sequence[str] | None) -> Any:
     except SystemExit as leave:
         if _COMPLETION not in os.environ:
             raise
-        # Click ends the process once a shell has its completions.
+        # Click ends the process after it has printed completions.
         return leave.code
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run ``winml`` and leave the process.
+    """Run ``winml`` and exit the process.
 
     Args:
-        argv: Arguments after the program's name; None takes those of the process.
+        argv: Arguments after the program's name; None: the arguments of the process.
     """
     gc.set_threshold(COLLECTION_THRESHOLD)
     catch_signals()
