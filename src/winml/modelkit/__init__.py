@@ -1,7 +1,7 @@
-"""What may a caller use?
+"""Public names of winml.
 
-Everything a caller may rely on is in ``__all__`` and is fetched on first use, so that importing this package costs
-nothing and brings in neither torch nor transformers. Anything imported from deeper down may move without notice.
+Every supported name is in ``__all__`` and is imported on first use, so that importing this package is fast and
+imports neither torch nor transformers. All other names may move without notice.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     if name.startswith(_INFERENCE_PREFIX):
-        # One for each entry of the task table, which stands in one place.
+        # Names come from the task table, which is defined there alone.
         classes = importlib.import_module(f"{__name__}.generate.auto_model").INFERENCE_CLASSES
         if name in classes:
             return classes[name]

@@ -1,6 +1,6 @@
 """The array types that functions of every room take and return.
 
-Standard library only: numpy is named for type checkers, and imported where an array or a data type is made.
+Standard library only: numpy is named for type checkers, and imported when an array or a data type is made.
 """
 
 from __future__ import annotations

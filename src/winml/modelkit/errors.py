@@ -45,17 +45,17 @@ from types import ModuleType
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 _LIBRARIES = frozenset({"huggingface_hub", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "torch", "transformers"})
-"""Those of which private names are used, which move without notice (docs/decisions/0004-private-seams.md)."""
+"""Libraries of which private names are used, which move without notice (docs/decisions/0004-private-seams.md)."""
 
 
 class WinMLError(Exception):
     """Base of all errors of winml.
 
     Attributes:
-        message: What failed, the value, and what was expected.
-        hint: What to do next, or an empty string.
-        step: Which step of the flow failed (``step 4 of 8, ONNX export``), or an empty string.
-        frozen: Names of dynamic dimensions that the graph or the model does not support, if that is the failure.
+        message: The failure, the value, and the expectation.
+        hint: Next step for the user, or an empty string.
+        step: Failed step of the flow (``step 4 of 8, ONNX export``), or an empty string.
+        frozen: Names of dynamic dimensions that the graph or the model does not support, if this is the failure.
     """
 
     exit_code: ClassVar[int] = 1
@@ -135,9 +135,9 @@ class ExportError(StageError):
     """A torch module could not be exported.
 
     Attributes:
-        operator: The unsupported operator, such as ``aten::diff``, if that is the reason.
+        operator: The unsupported operator, such as ``aten::diff``, if this is the reason.
         module: Dotted path of the module whose forward failed, if known.
-        is_by_value: Whether the forward branches on the value of a tensor that the exporter does not have.
+        is_by_value: True if the forward branches on the value of a tensor, which the exporter does not have.
     """
 
     def __init__(self, message: str, *, hint: str = "", operator: str | None = None, module: str | None = None) -> None:
@@ -148,11 +148,11 @@ class ExportError(StageError):
 
 
 class NormalizeError(StageError):
-    """A normalization pass failed, or did not do what it declares."""
+    """A normalization pass failed, or violated its declaration."""
 
 
 class OptimizeError(StageError):
-    """A graph could not be optimized: an engine failed, or a pass did not do what it declares."""
+    """A graph could not be optimized: an engine failed, or a pass violated its declaration."""
 
 
 class QuantizeError(StageError):
@@ -181,13 +181,13 @@ class VerificationError(WinMLError):
     """Two models that should have equal outputs do not, or the outputs cannot be compared.
 
     Attributes:
-        is_graph_wrong: Whether the graph is the likely cause, not the reference or the inputs.
+        is_graph_wrong: True if the graph is the likely cause, not the reference or the inputs.
         inputs: Input values for which the outputs differ, by name, if both models ran.
         most: Name of a dynamic dimension → largest size with equal outputs, if only larger sizes differ.
-        is_silent: Whether all outputs are equal but none depends on the inputs, so that a wrong graph would
-            go unnoticed.
-        is_quality: Whether a result of fewer bits is below its minimum SQNR, which another export would not change.
-        is_normalization_wrong: Whether the graph before normalization passes the same verification.
+        is_silent: True if all outputs are equal but none depends on the inputs, so that a wrong graph would go
+            unnoticed.
+        is_quality: True if a quantized result is below its minimum SQNR, which another export would not change.
+        is_normalization_wrong: True if the graph before normalization passes the same verification.
     """
 
     exit_code = 3
@@ -209,7 +209,7 @@ class InternalError(WinMLError):
 
 
 def error_chain(error: BaseException | None, *, with_context: bool = True) -> Iterator[BaseException]:
-    """Yield an error and the errors that caused it, the first cause last; each once, since chains can be circular.
+    """Yield an error and its causes, the first cause last; each error once, since chains can be circular.
 
     Args:
         error: The error; None yields nothing.
@@ -224,16 +224,16 @@ def error_chain(error: BaseException | None, *, with_context: bool = True) -> It
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a library's error message, or its type where it is empty; for use in our messages."""
+    """Return the first line of a foreign error's message, or its type if the message is empty; for use in messages."""
     lines = str(error).strip().splitlines()
     return lines[0].strip() if lines else type(error).__name__
 
 
 def place_of(error: BaseException) -> str:
-    """Return ``file:line: `` of the innermost line that raised it and is the user's; empty where there is none.
+    """Return ``file:line: `` of the innermost line of user code that raised an error; empty if there is no such line.
 
-    Lines of this package, of Python and of installed libraries are nobody's who reads the message; where no other is
-    left, the innermost line of a library is named.
+    Lines of this package, of Python and of installed libraries are skipped. If no line of user code is found, the
+    innermost line of a library is returned.
     """
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     foreign = [place for place in frames if not place[0].startswith(("<", str(Path(__file__).parent)))]
@@ -243,10 +243,10 @@ def place_of(error: BaseException) -> str:
 
 
 def failed_import(error: BaseException) -> str:
-    """Return the name of the package whose import raised an error; empty where it was raised by anything else.
+    """Return the name of the package whose import raised an error; empty for all other errors.
 
-    Code of this package and the user's script, whose line is told, is no package. Of an import error with a cause, the
-    package is that of the cause: transformers raises one for whatever its modules import.
+    This package is skipped, and so is the script of the user, whose line is reported instead. If an import error has
+    a cause, the package of the cause is returned: transformers raises an import error for every error in one of its modules.
     """
     if isinstance(error, ImportError) and error.__cause__ is not None and (name := failed_import(error.__cause__)):
         return name
@@ -256,7 +256,7 @@ def failed_import(error: BaseException) -> str:
 
 
 def import_error(error: BaseException) -> InputError | None:
-    """Return the error that names an installed package whose import raised; None if anything else raised."""
+    """Return the error that names an installed package whose import failed; None for all other errors."""
     package = failed_import(error)
     if not package:
         return None
@@ -269,9 +269,9 @@ def import_error(error: BaseException) -> InputError | None:
 
 
 def missing_name(error: BaseException) -> str:
-    """Return which name the installed version of a library does not have: ``torch 2.14.1 has no torch.jit._script``.
+    """Return the name that the installed version of a library lacks: ``torch 2.14.1 has no torch.jit._script``.
 
-    Empty where the error is any other, or was raised in code that is not of this package.
+    Empty for all other errors, and for errors raised outside of this package.
     """
     if isinstance(error, ImportError):
         imported = re.match(r"cannot import name '(\w+)'", str(error))
@@ -294,12 +294,12 @@ def missing_name(error: BaseException) -> str:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Say whether a library written in Rust panicked: such an exception is no ``Exception``, and has no public type."""
+    """Return True if a library written in Rust panicked: the exception is no ``Exception`` and has no public type."""
     return type(error).__name__ == "PanicException" and not isinstance(error, Exception)
 
 
 def ended_by_foreign_code(error: BaseException) -> InputError:
-    """Return the error for code of a model that ends the process, by ``sys.exit`` or an exception of its own kind."""
+    """Return the error for code of a model that ends the process, by ``sys.exit`` or a ``BaseException``."""
     text = " ".join(str(error).split())
     if is_panic(error):
         return InputError(f"{place_of(error)}a library failed on what it was given: {text}", hint="Check the files.")

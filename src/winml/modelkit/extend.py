@@ -1,8 +1,8 @@
 """What may a plug-in package use? The contracts of its objects, with a guarantee of stability.
 
-Everything in ``__all__`` keeps its name and meaning, and the fields it has, as long as :data:`CONTRACT` is the same; a
-field that is added has a default. How a package names what it adds: docs/how_to/extend.md. Each name is fetched on
-first use, so that a plug-in is as cheap to import as what it uses.
+Every name in ``__all__`` keeps its meaning and its fields as long as :data:`CONTRACT` is the same; a new field has a
+default. Registration of a package's objects: docs/how_to/extend.md. Each name is imported on first use, so that a
+plug-in imports only the modules it uses.
 """
 
 from __future__ import annotations

@@ -22,15 +22,15 @@ MODEL, INPUTS, SIZES, OUTPUT = "Model", "Inputs", "Sizes", "Output"
 EXPORT, QUANTIZATION, CALIBRATION = "Export", "Quantization", "Calibration"
 DATASET, LIMITS, GENERATION = "Dataset", "Metrics and limits", "Generation"
 VERIFICATION, DEVICE, ADVANCED, GENERAL = "Verification", "Device", "Advanced", "General"
-"""Groups of options that several verbs have. A group of one verb is declared with its options."""
+"""Groups of options that several verbs share. A group of one verb is declared with its options."""
 
 _FIRST = (MODEL, INPUTS, SIZES, OUTPUT)
 _LAST = (DATASET, LIMITS, VERIFICATION, DEVICE, GENERATION, ADVANCED, GENERAL)
-"""Order of the groups in the help and the reference; all further ones stand between, in the order of declaration."""
+"""Order of the groups in the help and the reference; all other groups are between, in the order of declaration."""
 
 
 RECORDED = "recorded"
-"""Value of ``--reference`` without one: the checkpoint that the file says it was exported from."""
+"""Value of ``--reference`` without an argument: the checkpoint recorded in the file."""
 
 
 @dataclass(frozen=True)
@@ -38,60 +38,60 @@ class Field:
     """The declaration of one option."""
 
     name: str
-    """Of the field, of the key in a config, and of the keyword in Python."""
+    """Name of the field, of the key in a config, and of the keyword in Python."""
     annotation: Any
-    """Its type as annotated, such as ``str | None``."""
+    """Annotated type, such as ``str | None``."""
     default: Any
     group: str
-    """Heading of the help under which it is listed."""
+    """Heading of the help under which the option is listed."""
     text: str = ""
-    """What it does, if that is computed or stated for several options; empty: the docstring below the field."""
+    """Help text, if it is computed or shared by several options; empty: the docstring below the field."""
     declaring: type | None = None
-    """The class whose source holds that docstring."""
+    """The class with the docstring of the field in its source."""
     is_common: bool = False
-    """Whether ``--help`` lists it; ``--help-all`` lists every option."""
+    """True if ``--help`` lists the option; ``--help-all`` lists every option."""
     default_words: str = ""
-    """The default as the help shows it, with its unit, where the value itself does not tell."""
+    """Text of the default in the help, with unit, if the value itself is not clear."""
     offered_with: str = ""
-    """Of an option of loading: the set of options that a verb offers together."""
+    """Set of loading options that a verb offers together."""
     minimum: int | None = None
     maximum: int | None = None
     above: int | None = None
-    """What a number has to be larger than."""
+    """Exclusive lower bound of a number."""
     min_length: int | None = None
-    """Fewest characters of a text, or of each text of several."""
+    """Minimum length of a text, or of each text of a list."""
     metavar: str | None = None
-    """What stands for its value in the help; None: its type."""
+    """Placeholder of the value in the help; None: its type."""
     short: str = ""
-    """Its short spelling on the command line, if it has one."""
+    """Short spelling on the command line; empty: none."""
     spelling: str = ""
-    """Its option on the command line, where that is not made of the name: ``--enable-x/--disable-x``; several with a
-    space between them."""
+    """Spelling on the command line, if not derived from the name: ``--enable-x/--disable-x``; several are separated
+    by spaces."""
     is_repeatable: bool = False
-    """Whether it may be stated several times."""
+    """True if the option may be repeated."""
     only: tuple[Any, ...] | None = None
-    """The values that the command takes, where those are not all."""
+    """Values accepted by the command, if it does not accept all."""
     is_required: bool = False
-    """Whether the command does nothing without it."""
+    """True if the command requires the option."""
     is_argument: bool = False
-    """Whether the command takes it by its place and not by a name; it is required then."""
+    """True for a positional argument, which is required."""
     in_command: bool = True
-    """Whether the command has it; else Python alone."""
+    """True if the command has the option; else it exists in Python only."""
     read: Callable[[Any], Any] | None = None
-    """Makes its value of what the command line says; None: that is the value."""
+    """Converts the text of the command line to the value; None: the text is the value."""
     is_for_onnx: bool = False
-    """Of an option of loading, whether it also has a meaning where the model is an ONNX file already."""
+    """True if a loading option also applies to an ONNX file."""
 
     @property
     def help(self) -> str:
-        """What it does, in one or several sentences. ``--help`` shows the first one."""
+        """Help text of one or several sentences. ``--help`` prints the first sentence."""
         if self.text or self.declaring is None:
             return self.text
         return " ".join(field_docstrings(self.declaring).get(self.name, "").split())
 
     @property
     def flag(self) -> str:
-        """The option of the command: ``--trust-remote-code``."""
+        """Main spelling on the command line: ``--trust-remote-code``."""
         return self.spelling.partition(" ")[0].partition("/")[0] or f"--{self.name.replace('_', '-')}"
 
     def option(self, value: object = None) -> str:
@@ -101,13 +101,13 @@ class Field:
 
     @property
     def description(self) -> str:
-        """What it does and what applies by default, for the schema of a config."""
+        """Help text and default, for the schema of a config."""
         is_described = self.default_words and self.default in (None, (), {})
         return f"{self.help} Default: {self.default_words}." if is_described else self.help
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """The values it may have, where they are listed."""
+        """Accepted values, if they are enumerated."""
         if self.only is not None or self.read is not None:
             return self.only or ()
         return tuple(
@@ -119,7 +119,7 @@ class Field:
 
     @property
     def is_switch(self) -> bool:
-        """Whether it is on or off, or left open."""
+        """True for a Boolean option, including an optional one."""
         return bool in (self.annotation, *get_args(self.annotation))
 
 
@@ -137,7 +137,7 @@ def stated_options(record: object, declaring: type | None = None) -> dict[str, s
 def refuse_stated(
     record: object, names: Iterable[str], words: str, hint: str, *, declaring: type | None = None
 ) -> None:
-    """Refuse the first of some options that a record states.
+    """Refuse the first of several options if a record states it.
 
     Args:
         record: A request, or a record of options.
@@ -155,14 +155,14 @@ def refuse_stated(
 
 
 def declare(default: Any, group: str, **details: Any) -> Any:
-    """Return a field of a dataclass that is an option.
+    """Declare a dataclass field as an option.
 
-    The docstring below the field is its help: ``--help`` shows the first sentence; ``--help-all``, the config and the
-    reference show all.
+    The docstring below the field is its help: ``--help`` prints the first sentence; ``--help-all``, the config and
+    the reference print the whole text.
 
     Args:
-        default: Its value where nobody states one.
-        group: Heading of the help under which it is listed.
+        default: Default value.
+        group: Heading of the help under which the option is listed.
         details: Attributes of :class:`Field`, such as ``short="-m"`` or ``minimum=1``.
     """
     metadata = {"group": group, **details}
@@ -173,7 +173,7 @@ def declare(default: Any, group: str, **details: Any) -> Any:
 
 @functools.cache
 def fields_of(declaring: type) -> tuple[Field, ...]:
-    """Return the options that a dataclass declares, in order; fields of other kinds are left out."""
+    """Return the options that a dataclass declares, in order; other fields are omitted."""
     return tuple(_field_of(declaring, item) for item in dataclasses.fields(declaring) if "group" in item.metadata)
 
 
@@ -191,7 +191,8 @@ def _field_of(declaring: type, item: dataclasses.Field[Any]) -> Field:
 def field_docstrings(kind: type) -> dict[str, str]:
     """Return the docstrings below the fields of a class, by field; ``{}`` without source.
 
-    Only the help and schemas need them. The source is searched, not parsed: parsing would take as long as the help.
+    Only the help and schemas need them. The source is searched with a regular expression, because parsing would take
+    as long as printing the help.
     """
     file = Path(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
     source = file.read_text(encoding="utf-8") if file.suffix == ".py" and file.is_file() else ""
@@ -201,7 +202,7 @@ def field_docstrings(kind: type) -> dict[str, str]:
 
 
 def in_groups(groups: Iterable[str]) -> list[str]:
-    """Return headings, each once, in the order of the help and the reference."""
+    """Return unique headings in the order of the help and the reference."""
     found = dict.fromkeys(groups)
     between = [group for group in found if group not in (*_FIRST, *_LAST)]
     return [*(group for group in _FIRST if group in found), *between, *(group for group in _LAST if group in found)]
@@ -210,9 +211,9 @@ def in_groups(groups: Iterable[str]) -> list[str]:
 def read_columns(
     texts: Iterable[str], option: str = "columns", *, hint: str = "Such as text=review."
 ) -> dict[str, str]:
-    """Return role → column of texts ``role=column``; one text may hold several, with a comma between them.
+    """Parse texts ``role=column`` to role → column; a text may contain several pairs, separated by commas.
 
-    Which roles there are is decided elsewhere.
+    Roles are validated elsewhere.
 
     >>> read_columns(["text=review,label=stars"])
     {'text': 'review', 'label': 'stars'}

@@ -7,19 +7,19 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 MODEL_SUFFIX = ".onnx"
 BUILT_MODEL_NAME = "model.onnx"
-"""The result of the last stage of a build of one part."""
+"""Result of the last stage of a build of one part."""
 ONLY_PART = "model"
-"""The name of the part of a model that has one only; files do not bear it."""
+"""Part name of a model with a single part; not used in file names."""
 ENCODER, DECODER = "encoder", "decoder"
-"""The names of the parts of an encoder-decoder."""
+"""Part names of an encoder-decoder model."""
 PROMPT = "prompt"
-"""The name of the part that reads a prompt, of a decoder of fixed sizes; what reads a token then is the decoder."""
+"""Name of the part that reads the prompt, for a decoder of fixed sizes; the decoder then reads single tokens."""
 VISION, EMBEDDING = "vision", "embedding"
-"""The names of the parts before the decoder, in a model that is shown images."""
+"""Names of the parts before the decoder of a vision-language model."""
 BUILD_CONFIG_NAME = "winml_build_config.json"
 BUILD_MANIFEST_NAME = "build_manifest.json"
 EVALUATION_NAME = "eval.json"
-"""What a build that judges its result found."""
+"""Evaluation result in a build folder."""
 BUILD_LOCK_NAME = ".winml-build.lock"
 SWEEP_LOCK_NAME = ".winml-sweep.lock"
 SWEEP_PLAN_NAME = "sweep.json"
@@ -28,99 +28,99 @@ SWEEP_TABLE_NAME = "results.csv"
 SWEEP_PAGE_NAME = "results.html"
 SWEEP_CELL_NAME = "cell.json"
 SWEEP_LOG_NAME = "log.txt"
-"""In the folder of a sweep: what is asked for, what was found in three forms; and of each
-model in each configuration, what was found and what libraries printed."""
+"""Files in the folder of a sweep: the plan, and the results in three formats; for each configuration of a model, its
+result and the output of libraries."""
 ADAPTER_SUFFIX = ".onnx_adapter"
-"""End of the name of an adapter that ONNX Runtime switches on: ``<name>.onnx_adapter`` beside the model."""
+"""File name suffix of an adapter that ONNX Runtime activates: ``<name>.onnx_adapter`` beside the model."""
 EXPORTED_NAME = "export.onnx"
 OPTIMIZED_NAME = "optimized.onnx"
 QUANTIZED_NAME = "quantized.onnx"
 COMPILED_NAME = "compiled.onnx"
-"""What each stage of a build writes, for a model of one part."""
+"""Results of the stages of a build, for a model of one part."""
 EXTRACT_MANIFEST_NAME = "extract_manifest.json"
-"""Names the models in a folder of cut out modules."""
+"""Manifest of the models in a folder of extracted modules."""
 SIDECAR_SUFFIX = "_htp_metadata.json"
 _REPORT_SUFFIX = "_htp_export_report.md"
 PARTIAL_PREFIX = ".winml-partial-"
-"""Start of the name of a hidden folder of files being written; the next command that writes beside it removes one that
-a killed process left."""
+"""Name prefix of a hidden folder of files being written; a leftover of a killed process is removed by the next
+command that writes beside it."""
 UNFINISHED_PREFIX = ".winml-unfinished-"
-"""Start of the name of a hidden folder beside an output: what was found for it; with it, an interrupted run goes on."""
+"""Name prefix of a hidden folder beside an output, with intermediate results; an interrupted run resumes from them."""
 UNFINISHED_LOCK_NAME = "work.lock"
 TEMPORARY_PREFIX = "winml-temporary-"
-"""Start of the name of a folder of the system's temporary files."""
+"""Name prefix of a folder for the system's temporary files."""
 OWNER_LOCK_NAME = "owner.lock"
-"""In a folder of files being written: locked as long as the process that made it lives."""
+"""Lock in a folder of files being written: held as long as the process that made the folder lives."""
 JOURNAL_NAME = "journal.json"
-"""In a hidden folder: what is still to be put in place, once all of it is written."""
+"""Journal in a hidden folder: files still to be moved to their final names, after all are written."""
 DATA_DIGITS = 12
-"""Hexadecimal digits of a digest of its content in the name of a data file."""
+"""Number of hexadecimal digits of the content digest in the name of a data file."""
 CHECKPOINT_CONFIG_NAME = "config.json"
-"""The name transformers gives the config of a checkpoint."""
+"""Name used by transformers for the config of a checkpoint."""
 GENERATION_CONFIG_NAME = "generation_config.json"
-"""The name transformers gives what decides how a checkpoint generates."""
+"""Name used by transformers for the generation settings of a checkpoint."""
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
-"""The name transformers gives what it knows of a tokenizer besides its vocabulary."""
+"""Name used by transformers for the settings of a tokenizer, without its vocabulary."""
 TOKENIZER_NAME = "tokenizer.json"
-"""The name of a tokenizer that is whole in one file."""
+"""Name of a tokenizer that is complete in one file."""
 GENAI_CONFIG_NAME = "genai_config.json"
-"""The name onnxruntime-genai gives the description of a model."""
+"""Name used by onnxruntime-genai for the description of a model."""
 AUDIO_PROCESSOR_NAME = "audio_processor_config.json"
-"""The name onnxruntime-genai gives the description of what makes features of recordings."""
+"""Name used by onnxruntime-genai for the description of the audio feature extractor."""
 MODEL_CARD_NAME = "README.md"
-"""The name the Hub gives the card of a model."""
+"""Name used by the Hub for the model card."""
 TUNE_RESULT_NAME = "tune.json"
-"""The answer of a tuning, in its folder."""
+"""Result of a tuning, in its folder."""
 TUNE_PAGE_NAME = "tune.html"
 TUNE_STATE_NAME = "tune_state.json"
-"""What a tuning has measured so far; with it, an interrupted one goes on."""
+"""Measurements of a tuning; an interrupted tuning resumes from them."""
 TUNE_LOCK_NAME = ".winml-tune.lock"
 TUNED_NAME = "best"
-"""The folder of the build that won a tuning."""
+"""Folder of the build that won a tuning."""
 TUNE_CANDIDATES_NAME = "candidates"
-"""The folder of the builds that a tuning compares."""
+"""Folder of the builds that a tuning compares."""
 TUNE_EXPORT_NAME = "exported"
-"""The folder of the export that a tuning starts from, where it cannot be made the same again."""
+"""Folder of the export that a tuning starts from, if the export is not reproducible."""
 TUNE_FIXED_NAME = "fixed.onnx"
-"""Beside it: the file that is tuned, with the dynamic dimensions fixed at which it is run."""
+"""File beside the export: the tuned model with dynamic dimensions fixed to the measured sizes."""
 OPTIMIZED_SUFFIX = "_opt"
 _MEASURED_SUFFIX = ".measured.json"
-"""End of the name of a file beside an answer that is not finished: what was measured for it."""
+"""Name suffix of a file beside an unfinished result: its measurements."""
 
 
 def unfinished_work_path(output: Path) -> Path:
-    """Return the folder of what was found for a file that is not finished: ``.winml-unfinished-<name>`` beside it."""
+    """Return the folder of intermediate results of an unfinished output: ``.winml-unfinished-<name>`` beside it."""
     return output.with_name(f"{UNFINISHED_PREFIX}{output.name}")
 
 
 def part_path(model: Path, part: str, *, of_several: bool) -> Path:
-    """Return where one part of a model is written that as a whole would go to ``model``.
+    """Return the path of one part of a model that is written to ``model``.
 
-    A model of one part goes there itself, one of several to ``<stem>_<part>.onnx`` beside it.
+    A model of one part is written to ``model`` itself, a model of several parts to ``<stem>_<part>.onnx`` beside it.
     """
     return model.with_name(f"{model.stem}_{part}{model.suffix}") if of_several else model
 
 
 def built_part_name(part: str, *, of_several: bool) -> str:
-    """Return the name of a finished part in the folder of a build: ``<part>.onnx``, ``model.onnx`` for the only one."""
+    """Return the name of a finished part in a build folder: ``<part>.onnx``, or ``model.onnx`` for a single part."""
     return f"{part}.onnx" if of_several else BUILT_MODEL_NAME
 
 
 def data_path(model: Path, digest: str) -> Path:
-    """Return where the weights of a model go when they are kept outside: ``<name>.onnx.<12 digits>.data`` beside it.
+    """Return the path of the external weights of a model: ``<name>.onnx.<12 digits>.data`` beside it.
 
-    The digits are the first of a digest of the content, so no other weights have this name, whatever is written here.
+    The digits are the first digits of the content digest, so the name is unique to these weights.
     """
     return model.with_name(f"{model.name}.{digest[:DATA_DIGITS]}.data")
 
 
 def unfinished_data_path(model: Path) -> Path:
-    """Return where weights are kept outside while they are written, and their digest is not known."""
+    """Return the path of external weights while they are written and their digest is unknown."""
     return model.with_name(f"{model.name}.data")
 
 
 def numbered_data_path(model: Path, number: int) -> Path:
-    """Return where weights of a model go for readers that look for them by name.
+    """Return the path of the external weights of a model for readers that expect a fixed name.
 
     >>> numbered_data_path(Path("model.onnx"), 0).name, numbered_data_path(Path("model.onnx"), 1).name
     ('model.onnx_data', 'model.onnx_data_1')
@@ -129,19 +129,20 @@ def numbered_data_path(model: Path, number: int) -> Path:
 
 
 def optimized_path(model: Path) -> Path:
-    """Return where a model goes that was optimized outside of a build: ``<stem>_opt.onnx`` beside it."""
+    """Return the path of a model that was optimized outside of a build: ``<stem>_opt.onnx`` beside it."""
     return model.with_name(f"{model.stem}{OPTIMIZED_SUFFIX}{model.suffix}")
 
 
 def measured_path(output: Path) -> Path:
-    """Return where measurements are kept until the answer made of them is written: ``<name>.measured.json``."""
+    """Return the path of the measurements of an unfinished result: ``<name>.measured.json``."""
     return output.with_name(f"{output.name}{_MEASURED_SUFFIX}")
 
 
 def is_data_of(model: str, name: str) -> bool:
-    """Say whether a file has the name of weights of a model.
+    """Return True if a file name is the name of external weights of a model.
 
-    Earlier versions wrote ``<name>.onnx.data``, as other tools do; some write ``<name>.onnx_data``, and ``_data_1``.
+    Earlier versions and other tools write ``<name>.onnx.data``; some tools write ``<name>.onnx_data`` and
+    ``_data_1``.
 
     >>> is_data_of("model.onnx", "model.onnx.0123456789ab.data"), is_data_of("model.onnx", "other.onnx.data")
     (True, False)
@@ -150,23 +151,23 @@ def is_data_of(model: str, name: str) -> bool:
 
 
 def sidecar_path(model: Path) -> Path:
-    """Return where the module tree and the tags of a model are written: ``<stem>_htp_metadata.json`` beside it."""
+    """Return the path of the module tree and the tags of a model: ``<stem>_htp_metadata.json`` beside it."""
     return model.with_name(f"{model.stem}{SIDECAR_SUFFIX}")
 
 
 def report_path(model: Path) -> Path:
-    """Return where the Markdown report of an export is written: ``<stem>_htp_export_report.md`` beside it."""
+    """Return the path of the Markdown report of an export: ``<stem>_htp_export_report.md`` beside it."""
     return model.with_name(f"{model.stem}{_REPORT_SUFFIX}")
 
 
 _LONGEST_NAME = 255
-"""Bytes: the longest name of a file on every usual file system."""
+"""Longest file name in bytes, on every usual file system."""
 
 
 def stays_inside(name: str) -> bool:
-    """Say whether the name of a file, ``/`` between parts, is one, and does not lead out of the folder it is in.
+    """Return True if a file name, with ``/`` between parts, is valid and does not lead out of its folder.
 
-    The answer is the same on every system.
+    The result is the same on every operating system.
 
     >>> stays_inside("1_Pooling/config.json"), stays_inside("../config.json"), stays_inside("C:config.json")
     (True, False, False)
@@ -182,7 +183,7 @@ def stays_inside(name: str) -> bool:
 
 
 def is_plain_name(name: str) -> bool:
-    """Say whether a name is that of a file or folder right inside another.
+    """Return True if a name is the name of a file or folder directly inside another folder.
 
     >>> is_plain_name("1_Pooling"), is_plain_name(".."), is_plain_name("a/b")
     (True, False, False)
@@ -197,11 +198,11 @@ _OUTPUT_SUFFIXES = frozenset({
 })  # fmt: skip
 """Models and their data, records, reports, vocabularies and templates of tokenizers, and images."""
 CARD_NAME = re.compile(r"(README|LICEN[SC]E|NOTICE|USE_POLICY|COPYING)([._-].*)?", re.IGNORECASE)
-"""How the Hub's checkpoints name their card, licence and what goes with it."""
+"""Names of model cards, licences and related files in checkpoints on the Hub."""
 
 
 def is_output_name(name: str) -> bool:
-    """Return True if commands write files of this name; hidden files, scripts and libraries are none of them.
+    """Return True if commands write files of this name; False for hidden files, scripts and libraries.
 
     >>> is_output_name("model.onnx_data_1"), is_output_name(".bashrc"), is_output_name("conftest.py")
     (True, False, False)
@@ -213,7 +214,7 @@ def is_output_name(name: str) -> bool:
 
 
 def files_folder(model: Path) -> Path:
-    """Return the folder with the configs and the tokenizer of a model: its own, or the one above where it has none."""
+    """Return the folder with the configs and the tokenizer of a model: its folder, or else the parent folder."""
     own, above = model.parent, model.parent.parent
     names = (CHECKPOINT_CONFIG_NAME, TOKENIZER_NAME, GENAI_CONFIG_NAME)
     has_own = any((own / name).is_file() for name in names)

@@ -1,7 +1,7 @@
 """Which metadata keys does winml write into an ONNX file? Every ``winml.*`` key is defined here and nowhere else.
 
-Also spelled here: the keys of torch and Model Explorer that we read or write beside ours. What each holds is
-specified in docs/reference/formats.md.
+Also defined here: keys of torch and Model Explorer that are read or written. The values are specified in
+docs/reference/formats.md.
 """
 
 from __future__ import annotations
@@ -13,47 +13,47 @@ DEPTH_KEY = "winml.hierarchy.depth"
 MODULE_KEY = "winml.hierarchy.module"
 SOURCE_KEY = "winml.hierarchy.source"
 MODULES_KEY = "winml.hierarchy.modules"
-"""The modules a merged node stands for, as a JSON list of module paths, where they are several."""
+"""Modules of a merged node, as a JSON list of module paths, if there are several."""
 TREE_KEY = "winml.hierarchy.tree"
 
 INPUTS_KEY = "winml.io.inputs"
 OUTPUTS_KEY = "winml.io.outputs"
 DIMENSIONS_KEY = "winml.io.dimensions"
-"""Smallest and largest size of each dynamic dimension for which the graph was made, if it has such bounds."""
+"""Minimum and maximum size of each dynamic dimension that the graph supports, if bounded."""
 MODEL_KEY = "winml.model"
 EXPORT_KEY = "winml.export"
 PART_KEY = "winml.part"
-"""Which part of a model of several the file is, and which of its outputs feeds which input."""
+"""Part of the model that the file contains, and the connections of its outputs to inputs."""
 NORMALIZED_KEY = "winml.normalized"
 """JSON with ``version`` and ``fingerprint``."""
 QUANTIZATION_KEY = "winml.quantization"
-"""Of a node: its precision and what it is (``weight``, ``activation``, ``operator``). Of the model: what was asked for
-and what came of it, module by module."""
+"""On a node: its precision and role (``weight``, ``activation``, ``operator``). On the model: request and result, per
+module."""
 ADAPTERS_KEY = "winml.adapters"
-"""Of a model whose adapters are switched at run time: their names, and the modules that have inputs for them."""
+"""On a model with adapters switched at run time: names of the adapters, and the modules with inputs for them."""
 FLOAT_SOURCE_KEY = "winml.quantization.source"
-"""Of a quantized model: name and digest of the float file that it was made from."""
+"""On a quantized model: name and digest of its float source file."""
 COMPILE_KEY = "winml.compile"
-"""Which execution provider compiled the file, in which version, for which device and with which options."""
+"""Execution provider that compiled the file, its version, device and options."""
 CUT_KEY = "winml.module"
-"""Which call of which module a cut model is."""
+"""Module and call that an extracted model contains."""
 
 FUNCTIONS_KEY = "winml.functions"
-"""Of a model whose modules are functions: what inlining alone does not give back."""
+"""On a model with modules as functions: information that inlining alone does not restore."""
 RELATIVE_KEY = "winml.function.relative"
-"""Of a node in a function that several calls share: its metadata, with ``{tag}``, ``{module}`` and
-``{namespace}`` where those of the call go."""
+"""On a node in a function shared by several calls: its metadata, with ``{tag}``, ``{module}`` and ``{namespace}`` as
+placeholders for the values of the call."""
 FUNCTION_CALL_KEY, FUNCTION_NODE_KEY = "winml.function.call", "winml.function.node"
-"""On nodes in memory while functions are inlined, never in a file: what their call is, and what they were."""
+"""On nodes in memory during the inlining of functions, never in a file: the identity of their call, and of the node."""
 FUNCTION_DOMAIN = "winml.module"
-"""The domain of functions that are modules; of operators, not of metadata."""
+"""Domain of functions that are modules; an operator domain, not a metadata key."""
 
 NAMESPACE_KEY = "namespace"
-"""The scope in the form Model Explorer groups by; torch's own."""
+"""Scope in the format that Model Explorer groups by; written by torch."""
 TORCH_PREFIX = "pkg.torch."
 ONNXSCRIPT_PREFIX = "pkg.onnxscript."
 STACK_TRACE_KEY = "pkg.torch.onnx.stack_trace"
-"""The lines of Python a node came from, as torch's dynamo exporter names it."""
+"""Python source lines of a node, written by torch's dynamo exporter."""
 SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 CLASSES_KEY = "pkg.torch.onnx.class_hierarchy"
 BUILDER_SCOPES_KEY = "pkg.onnxscript.name_scopes"

@@ -1,8 +1,8 @@
 """Parses and validates the JSON that users pass as options.
 
-Syntax errors name line and column, unknown keys the nearest known key, and wrong values the field. Other JSON files are
-read here as well: up to a limit, and without what only looks like JSON to Python (nested too deeply, half of a
-character). Does not know what the options mean.
+Syntax errors name line and column, unknown keys the nearest known key, and wrong values the field. Other JSON files
+are read here as well, with a size limit and without invalid JSON that Python accepts (deep nesting, lone surrogates).
+Independent of the meaning of the options.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from winml.modelkit.errors import ConfigError, UsageError, opt, spell
 from winml.modelkit.fields import Field, field_docstrings, fields_of
 
 JSON_LIMIT_BYTES = 100_000_000
-"""Chosen: the limit that the safetensors format sets for its header, and ten times the largest index of weights."""
+"""Chosen: the header limit of the safetensors format, and ten times the largest weight index."""
 _DEEPEST = 100
-"""Chosen: configs nest a handful of levels; Python follows a thousand and then fails wherever it happens to be."""
+"""Chosen: configs have a handful of levels; Python supports a thousand and then fails at an arbitrary place."""
 _PIECE_BYTES = 1 << 20
-"""Chosen: larger than nearly every config."""
+"""Chosen: larger than almost every config."""
 _INHERITED = ("/dev/fd/", "/dev/stdin", "/proc/")
-"""Where the open files of a process stand: a pipe from there has a writer, as in ``--shape-config <(command)``."""
+"""Paths of open files of a process: a pipe at such a path has a writer, as in ``--shape-config <(command)``."""
 
 
 class _NamedErrors(type(pydantic.BaseModel)):  # type: ignore[misc]  # pydantic's own metaclass has no public name
-    """Replaces bases that declare options by validated fields, and names wrong values to callers in Python."""
+    """Replaces bases that declare options by validated fields, and reports wrong values to Python callers."""
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **settings: Any) -> Any:
-        """Create a record; a base whose fields :func:`winml.modelkit.fields.declare` made is no base at run time."""
+        """Create a record; a base with fields of :func:`winml.modelkit.fields.declare` is not a base at run time."""
         declaring = [base for base in bases if dataclasses.is_dataclass(base)]
         fields = {field.name: field for base in declaring for field in fields_of(base)}
         declared = {name: pydantic.Field(**_default(field)) for name, field in fields.items()}
@@ -56,14 +56,14 @@ class _NamedErrors(type(pydantic.BaseModel)):  # type: ignore[misc]  # pydantic'
 
 
 def _as_tuples(value: object) -> object:
-    """Return a list as the tuple that a record holds; JSON, and callers in Python, write lists."""
+    """Convert nested lists to the tuples of a record; JSON and Python callers use lists."""
     return tuple(map(_as_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 if TYPE_CHECKING:
     _Checked = pydantic.BaseModel
 else:
-    # Of a metaclass without a public name mypy cannot tell that this one derives from it.
+    # mypy cannot see the base class of a metaclass without a public name.
     class _Checked(pydantic.BaseModel, metaclass=_NamedErrors):
         pass
 
@@ -72,17 +72,16 @@ class Options(_Checked):
     """Base of every options record: frozen, strict, unknown keys are errors.
 
     Raises:
-        ConfigError: an unknown key (names the nearest known one) or a value of the wrong kind (names the field).
+        ConfigError: an unknown key (names the nearest known key) or a value of the wrong kind (names the field).
     """
 
     ways_out: ClassVar[Mapping[str, str]] = {}
-    """What to write instead, for messages: of keys that other tools have in such a record, and of fields that are
-    written wrongly."""
+    """Alternatives for error messages: key of another tool, or field with a wrong value → hint."""
 
     section: ClassVar[str] = ""
-    """Section of a build config that the record is; empty: it is none."""
+    """Section of a build config that the record represents; empty: no section."""
     declared: ClassVar[tuple[Field, ...]] = ()
-    """Options that a base of the class declares."""
+    """Options declared by a base of the class."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -96,8 +95,8 @@ class Options(_Checked):
     def __get_pydantic_json_schema__(cls, schema: Any, handler: pydantic.GetJsonSchemaHandler) -> dict[str, Any]:
         """Describe each field by its docstring.
 
-        Read when a schema is written: pydantic's ``use_attribute_docstrings`` reads the source of every class that is
-        declared, which takes 30 to 70 ms for each once torch is imported.
+        The docstrings are read only when a schema is written: pydantic's ``use_attribute_docstrings`` reads the
+        source of every declared class, which takes 30 to 70 ms per class once torch is imported.
         """
         written = handler(schema)
         properties = handler.resolve_ref_schema(written).get("properties", {})
@@ -136,7 +135,7 @@ def _limited(field: Field) -> Any:
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
-    """Return the member of ``names`` that ``word`` was probably meant to be, or None."""
+    """Return the member of ``names`` most similar to ``word``, or None."""
     word, candidates = word.lower(), {candidate.lower(): candidate for candidate in sorted(names)}
     matches = difflib.get_close_matches(word, candidates, n=1, cutoff=0.5)
     if matches:
@@ -146,7 +145,7 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
 
 
 def unknown_key_message(key: str, keys: Iterable[str], label: str) -> str:
-    """Return the message for an unknown key, with the nearest of ``keys``."""
+    """Format the message for an unknown key, with the nearest of ``keys``."""
     names = sorted(keys)
     guess = nearest(key, names)
     ending = f"did you mean {guess!r}?" if guess else f"known keys: {', '.join(names)}"
@@ -154,14 +153,14 @@ def unknown_key_message(key: str, keys: Iterable[str], label: str) -> str:
 
 
 Drop = Annotated[float, pydantic.Field(allow_inf_nan=False)] | Annotated[str, pydantic.Field(pattern=r"^[\d.]+%$")]
-"""The most by which a metric may be worse: a number, or a share of the baseline, such as ``5%``."""
+"""Maximum decrease of a metric: a number, or a share of the baseline, such as ``5%``."""
 
 
 def read_drop(text: str) -> tuple[str, Drop]:
-    """Read ``METRIC=NUMBER`` or ``METRIC=PERCENT%``; returns the metric and the drop.
+    """Parse ``METRIC=NUMBER`` or ``METRIC=PERCENT%`` to the metric and the drop.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the text has neither format.
 
     >>> read_drop("accuracy=0.05"), read_drop("perplexity = 2 %")
     (('accuracy', 0.05), ('perplexity', '2%'))
@@ -183,7 +182,7 @@ def read_drop(text: str) -> tuple[str, Drop]:
 
 
 def drop_at(drop: Drop, baseline: float) -> float:
-    """Return the most by which a metric may be worse than a value.
+    """Return the maximum decrease of a metric in absolute terms.
 
     >>> drop_at(0.05, 2.0), drop_at("5%", 2.0)
     (0.05, 0.1)
@@ -192,7 +191,7 @@ def drop_at(drop: Drop, baseline: float) -> float:
 
 
 def drop_words(drop: Drop) -> str:
-    """Return a drop as users write it."""
+    """Format a drop in the syntax of the option."""
     return drop if isinstance(drop, str) else f"{drop:g}"
 
 
@@ -201,10 +200,10 @@ def read_json(text_or_path: str | os.PathLike[str], option: str) -> tuple[Any, s
 
     Args:
         text_or_path: A path, or a text that starts with ``{`` or ``[``.
-        option: Name of the option it came from, for messages (``--shape-config``).
+        option: Name of the option, for messages (``--shape-config``).
 
     Returns:
-        The parsed value and a label for it, for further messages.
+        The parsed value and its label for further messages.
 
     Raises:
         ConfigError: the file is missing or unreadable, or the text is not JSON (names line and column).
@@ -226,17 +225,17 @@ def read_json(text_or_path: str | os.PathLike[str], option: str) -> tuple[Any, s
 
 
 def parse_json(text: str, label: str) -> tuple[Any, str]:
-    """Read JSON text.
+    """Parse JSON text.
 
     Args:
         text: The text.
-        label: Name of the option or file it came from, for messages.
+        label: Name of its option or file, for messages.
 
     Returns:
         The parsed value and ``label``, as :func:`read_json` does.
 
     Raises:
-        ConfigError: it is not JSON (names line and column), or an object has a key twice.
+        ConfigError: the text is not JSON (names line and column), or an object has a duplicate key.
     """
     try:
         return load_json(text, **_STRICT), label
@@ -245,10 +244,10 @@ def parse_json(text: str, label: str) -> tuple[Any, str]:
 
 
 class JsonError(ValueError):
-    """A file cannot be read, or holds no JSON; the message says why, without the name of the file.
+    """A file cannot be read, or contains no JSON; the message states the reason without the name of the file.
 
     Attributes:
-        hint: What to do next, or an empty string.
+        hint: Next step for the user, or an empty string.
     """
 
     def __init__(self, message: str, *, hint: str = "") -> None:
@@ -261,36 +260,36 @@ def read_json_file(path: Path, *, may_be_pipe: bool = False, **hooks: Any) -> An
 
     Args:
         path: The file.
-        may_be_pipe: Whether a pipe that this process was started with, or a device, will do as well.
+        may_be_pipe: Also accept a pipe that this process was started with, or a device.
         hooks: As for :func:`json.loads`.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        JsonError: it is not a regular file, too large, not UTF-8 or not JSON.
+        FileNotFoundError: the file does not exist.
+        JsonError: the file is not a regular file, too large, not UTF-8 or not JSON.
     """
     return load_json(read_text_file(path, may_be_pipe=may_be_pipe), **hooks)
 
 
 def read_text_file(path: Path, *, may_be_pipe: bool = False) -> str:
-    """Read a text file of at most ``JSON_LIMIT_BYTES``, such as a template that may stand in a JSON file as well.
+    """Read a text file of at most ``JSON_LIMIT_BYTES``, such as a template that JSON files may contain as well.
 
     Args:
         path: The file.
         may_be_pipe: As for :func:`read_json_file`.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        JsonError: it is not a regular file, too large or not UTF-8.
+        FileNotFoundError: the file does not exist.
+        JsonError: the file is not a regular file, too large or not UTF-8.
     """
     try:
         mode = path.stat().st_mode
         is_inherited = may_be_pipe and (not stat.S_ISFIFO(mode) or os.fspath(path).startswith(_INHERITED))
-        # Opening a pipe that nobody writes to would wait for ever.
+        # Opening a pipe without a writer would block forever.
         if not stat.S_ISREG(mode) and (stat.S_ISDIR(mode) or not is_inherited):
             raise JsonError("is a directory" if stat.S_ISDIR(mode) else "is not a regular file", hint=_GIVE_FILE)
         with path.open("rb") as file:
             content = b""
-            # In pieces: asked for all at once, Python sets the limit aside in memory.
+            # In pieces, because a single read would allocate the limit in memory.
             while len(content) <= JSON_LIMIT_BYTES and (piece := file.read(_PIECE_BYTES)):
                 content += piece
     except FileNotFoundError:
@@ -298,7 +297,7 @@ def read_text_file(path: Path, *, may_be_pipe: bool = False) -> str:
     except OSError as error:
         raise JsonError(f"cannot be read: {error.strerror or error}", hint=_GIVE_FILE) from error
     except ValueError as error:
-        # The name holds what no file system takes.
+        # The name contains a character that no file system accepts.
         raise JsonError(f"cannot be read: {error}", hint=_GIVE_FILE) from error
     if len(content) > JSON_LIMIT_BYTES:
         raise JsonError(f"is larger than {JSON_LIMIT_BYTES} bytes, the limit of a JSON file", hint=_GIVE_FILE)
@@ -309,10 +308,10 @@ def read_text_file(path: Path, *, may_be_pipe: bool = False) -> str:
 
 
 def load_json(text: str, **hooks: Any) -> Any:
-    """Parse JSON text; ``hooks`` are those of :func:`json.loads`.
+    """Parse JSON text; ``hooks`` are passed to :func:`json.loads`.
 
     Raises:
-        JsonError: it is not JSON (names line and column), nested too deeply, or holds half of a character.
+        JsonError: the text is not JSON (names line and column), nested too deeply, or contains a lone surrogate.
     """
     try:
         value = json.loads(text, **hooks)
@@ -326,7 +325,7 @@ def load_json(text: str, **hooks: Any) -> Any:
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
-        # Such as a number of more digits than Python reads.
+        # For example, a number with more digits than Python converts.
         raise JsonError(f"not valid JSON: {error}") from None
     _refuse_unusable(value)
     return value
@@ -355,11 +354,11 @@ def _stored_float(digits: str) -> float:
 
 
 _INT64_DIGITS = 20
-"""Specified: digits of the smallest number, with its sign."""
+"""Specified: length of the smallest 64-bit integer, including its sign."""
 
 
 def _refuse_unusable(value: Any) -> None:
-    """Refuse what Python parses and fails at later: deep nesting, and texts that no UTF-8 file can hold."""
+    """Refuse values that Python parses but cannot process later: deep nesting, and texts that UTF-8 cannot encode."""
     level = [value]
     for _ in range(_DEEPEST):
         below: list[Any] = []
@@ -403,7 +402,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, object]:
 
 
 def _refuse_constant(name: str) -> None:
-    # Python accepts NaN and infinities, which JSON does not have and no option needs.
+    # Python accepts NaN and infinities, which are invalid JSON and which no option needs.
     raise ValueError(f"{name} is not a JSON value")
 
 
@@ -411,7 +410,7 @@ _STRICT: dict[str, object] = {
     "object_pairs_hook": _without_duplicates,
     "parse_constant": _refuse_constant,
 }
-"""What is refused in the JSON of users beside what is no JSON."""
+"""Hooks that refuse duplicate keys, NaN and infinities in the JSON of users."""
 _GIVE_FILE = "Pass the path of a JSON file."
 
 
@@ -419,12 +418,13 @@ def parse_options(options: type[_OptionsT], value: Any, label: str) -> _OptionsT
     """Validate parsed JSON against an options record.
 
     Raises:
-        ConfigError: an unknown key (names the nearest known one) or a value of the wrong kind (names the field).
+        ConfigError: an unknown key (names the nearest known key) or a value of the wrong kind (names the field).
     """
     if not isinstance(value, dict):
         raise ConfigError(f"{label}: expected a JSON object, got {type(value).__name__}")
     try:
-        # JSON mode reads arrays as tuples and numbers as floats where the record says so, and stays strict otherwise.
+        # JSON mode converts arrays to tuples and numbers to floats if the record declares them, and is strict
+        # otherwise.
         return options.model_validate_json(json.dumps(value))
     except pydantic.ValidationError as error:
         raise _validation_error(options, error, label) from None
@@ -433,17 +433,17 @@ def parse_options(options: type[_OptionsT], value: Any, label: str) -> _OptionsT
 def options_of(
     record: type[_OptionsT], options: _OptionsT | None, keywords: Mapping[str, Any], function: str
 ) -> _OptionsT:
-    """Return the options of a Python function that takes them as a record or as keywords.
+    """Return the options of a Python function that accepts them as a record or as keywords.
 
     Args:
-        record: Their record.
-        options: The record that a caller passes, or None.
+        record: Class of the options.
+        options: The record of the caller, or None.
         keywords: The keywords.
-        function: Its name, for messages.
+        function: Name of the function, for messages.
 
     Raises:
-        ConfigError: an unknown keyword (names the nearest known one) or a value of the wrong kind.
-        UsageError: there are both.
+        ConfigError: an unknown keyword (names the nearest known keyword) or a value of the wrong kind.
+        UsageError: both are passed.
     """
     if options is None:
         return parse_options(record, dict(keywords), function)
@@ -457,7 +457,7 @@ def options_of(
 
 def _validation_error(options: type[pydantic.BaseModel], error: pydantic.ValidationError, label: str) -> ConfigError:
     problems = error.errors(include_url=False)
-    # A misspelled key also leaves the right one missing; report the misspelled one.
+    # A misspelled key also leaves the correct key missing; report the misspelled key.
     problem = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
     if problem["type"] == "extra_forbidden":
         *outer, key = problem["loc"]
@@ -468,7 +468,7 @@ def _validation_error(options: type[pydantic.BaseModel], error: pydantic.Validat
         if hint := _way_out(record, key):
             return ConfigError(f"{place}: unknown key {key!r}", hint=hint)
         return ConfigError(unknown_key_message(str(key), known_keys, place))
-    # The last element of the location may name a validator of pydantic, which is not in the JSON.
+    # The last element of the location may name a pydantic validator, which is not in the JSON.
     location = ".".join(element for element in map(str, problem["loc"]) if "-" not in element and "[" not in element)
     reason = str(problem["msg"]).removeprefix("Value error, ")
     value = repr(problem["input"])
@@ -484,7 +484,7 @@ def _way_out(record: type[pydantic.BaseModel], key: str | int) -> str:
 
 
 def _record_at(options: type[pydantic.BaseModel], location: Iterable[str | int]) -> type[pydantic.BaseModel]:
-    """Return the record at a location inside another; indices of lists are skipped."""
+    """Return the type of the record at a location inside another record; list indices are skipped."""
     for element in location:
         field = options.model_fields.get(element) if isinstance(element, str) else None
         if field is not None:
@@ -493,8 +493,8 @@ def _record_at(options: type[pydantic.BaseModel], location: Iterable[str | int])
 
 
 def _records_in(annotation: Any) -> Iterator[type[pydantic.BaseModel]]:
-    """Yield the records an annotation mentions (``tuple[Record, ...] | None``)."""
-    # Python 3.10 calls dict[str, int] a type, and is asked in vain whether it is a subclass.
+    """Yield the record types in an annotation (``tuple[Record, ...] | None``)."""
+    # Python 3.10 treats dict[str, int] as a type, and issubclass fails for it.
     if isinstance(annotation, type) and get_origin(annotation) is None and issubclass(annotation, pydantic.BaseModel):
         yield annotation
     for argument in get_args(annotation):

@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 _LEAST_DONE = 0.02
-"""Share of the work from which the rest is estimated. Chosen: start-up and the first item say little of the others."""
+"""Minimum completed share for an estimate. Chosen: start-up and the first item are not representative."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class StepTiming(Record):
 
 @dataclass(frozen=True)
 class StepEvent:
-    """A step started, came further, or finished."""
+    """A step started, progressed, or finished."""
 
     number: int
     """Position, from 1."""
     total: int
     name: str
     finished: StepTiming | None = None
-    """None while it runs."""
+    """None while the step is running."""
     running: RunningStep | None = None
-    """How far it is; None where nobody counts."""
+    """Progress of the step; None: not counted."""
 
 
 @dataclass
@@ -54,33 +54,33 @@ class RunningStep:
 
     summary: str = ""
     done: float = 0
-    """Share of its work that is done, as far as it is counted."""
+    """Completed share of its work, if counted."""
     counted: str = ""
-    """The same in words, such as ``layer 3 of 24``."""
+    """Completed work in words, such as ``layer 3 of 24``."""
     inner: str = ""
-    """The same of what runs inside of it."""
+    """Completed work of the nested step, in words."""
     started: float = field(default_factory=time.monotonic)
     is_over: bool = False
-    """Whether it ended, or failed."""
+    """True if the step ended, or failed."""
     outer: RunningStep | None = None
-    """The step that it runs in."""
+    """The enclosing step."""
     tell: Callable[[], None] = field(default=lambda: None, compare=False)
-    """Tells whoever listens that it came further."""
+    """Notifies the listener of progress."""
 
     @property
     def progress(self) -> str:
-        """What is done of it and of what runs inside: ``step 1 of 3, layer 3 of 24``."""
+        """Completed work of the step and its nested step: ``step 1 of 3, layer 3 of 24``."""
         return ", ".join(filter(None, (self.counted, self.inner)))
 
     @property
     def words(self) -> str:
-        """Time so far, what is done, and an estimate of the rest: ``12 s, layer 3 of 24, about 84 s left``."""
+        """Elapsed time, completed work, and estimated remaining time: ``12 s, layer 3 of 24, about 84 s left``."""
         seconds = time.monotonic() - self.started
         left = f"about {seconds * (1 / self.done - 1):.0f} s left" if self.done >= _LEAST_DONE else ""
         return ", ".join(filter(None, (f"{seconds:.0f} s", self.progress, left)))
 
     def outward(self) -> Iterator[RunningStep]:
-        """Yield the step and those it runs in, the outermost last."""
+        """Yield the step and its enclosing steps, the outermost last."""
         step: RunningStep | None = self
         while step is not None:
             yield step
@@ -92,7 +92,7 @@ _innermost: ContextVar[RunningStep | None] = ContextVar("innermost", default=Non
 
 @contextmanager
 def running_step(step: RunningStep) -> Iterator[None]:
-    """Let work that is counted in the block count for a step, which is over when the block ends."""
+    """Count the work of the block as progress of a step, which is over when the block ends."""
     step.outer = _innermost.get()
     token = _innermost.set(step)
     try:
@@ -105,13 +105,13 @@ def running_step(step: RunningStep) -> Iterator[None]:
 
 
 def count_progress(done: float, total: float, counted: str, *, is_told: bool = False) -> None:
-    """Note how far the step is that runs in this thread; without one, nothing.
+    """Update the progress of the step that runs in this thread; no effect without a step.
 
     Args:
-        done: Amount of work that is done.
-        total: Amount of all of it.
-        counted: The same in words, such as ``layer 3 of 24``.
-        is_told: Whether listeners hear of it at once; for work that takes long.
+        done: Completed amount of work.
+        total: Total amount of work.
+        counted: Completed work in words, such as ``layer 3 of 24``.
+        is_told: Notify listeners at once; for long work.
     """
     if (running := _innermost.get()) is None or not total:
         return
@@ -125,10 +125,10 @@ def count_progress(done: float, total: float, counted: str, *, is_told: bool = F
 
 @contextmanager
 def part_of_step(words: str) -> Iterator[None]:
-    """Tell which part of the running step the block is; what is counted in it is counted of the part.
+    """Report the block as a part of the running step; progress inside the block is progress of the part.
 
     Args:
-        words: The part, such as ``step 2 of 3, module 3 of 24``; parts need not take equally long.
+        words: The part, such as ``step 2 of 3, module 3 of 24``; parts may differ in duration.
     """
     count_progress(0, 1, words, is_told=True)
     with running_step(RunningStep()):
@@ -136,11 +136,11 @@ def part_of_step(words: str) -> Iterator[None]:
 
 
 def counted(items: Sequence[_T], words: str) -> Iterator[_T]:
-    """Yield items and note which one of how many is worked on, until all are done; then nothing is counted.
+    """Yield items and count each as progress of the running step; the count is reset at the end.
 
     Args:
-        items: What is worked on one by one; each takes about as long.
-        words: What one is called, such as ``random input``.
+        items: Items of similar duration, processed one by one.
+        words: Singular noun of an item, such as ``random input``.
     """
     for number, item in enumerate(items):
         count_progress(number, len(items), f"{words} {number + 1} of {len(items)}")
@@ -180,7 +180,7 @@ class StepClock:
         self._listener(StepEvent(number, total, name, timing))
 
     def timings(self) -> tuple[StepTiming, ...]:
-        """Return the finished steps, and the running one with its time so far."""
+        """Return the finished steps, and the running step with its elapsed time."""
         return (*self._finished, *([self._timing_of_running()] if self._running else []))
 
     def _timing_of_running(self) -> StepTiming:

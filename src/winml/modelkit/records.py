@@ -1,9 +1,9 @@
 """Writes records as JSON objects, field by field, and reads them back.
 
 A record is a frozen dataclass. Its JSON object has an entry for each field, in declared order, and for each property
-that :func:`recorded` marks. What differs from name and value (another key, rounding, an entry left out) is metadata
-of the field, made by :func:`entry`. Paths and times become text, tuples lists. NaN and infinity become null: JSON
-has no such numbers. The objects are specified in ``docs/reference/formats.md``.
+that :func:`recorded` marks. Differences from name and value (another key, rounding, an omitted entry) are metadata of
+the field, made by :func:`entry`. Paths and times become text, tuples lists. NaN and infinity become null: JSON has no
+such numbers. The objects are specified in ``docs/reference/formats.md``.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 _ENTRY = "entry"
-"""Where the metadata of a field holds how it is written, and the getter of a property as well."""
+"""Key of the entry in the metadata of a field, and its attribute name on the getter of a property."""
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """How an attribute is written; see :func:`entry`."""
+    """JSON format of an attribute; see :func:`entry`."""
 
     key: str = ""
     """Its key, if that is not the name."""
@@ -74,7 +74,7 @@ class _Entry:
 
 
 def _selected(written: Any, keys: tuple[str, ...]) -> Any:
-    """Return only some entries of a JSON object, or of each of an array of them."""
+    """Return selected entries of a JSON object, or of each object of an array."""
     if isinstance(written, list):
         return [_selected(item, keys) for item in written]
     return None if written is None else {key: written[key] for key in keys if key in written}
@@ -95,7 +95,7 @@ GetterT = TypeVar("GetterT", bound=Callable[[Any], Any])
 
 
 def recorded(metadata: Mapping[str, Any] | None = None) -> Callable[[GetterT], GetterT]:
-    """Mark a method as an entry of the record, or, below ``@property``, a property; with :func:`entry` if need be."""
+    """Mark a method, or a property below ``@property``, as an entry of the record, with optional :func:`entry`."""
 
     def mark(getter: GetterT) -> GetterT:
         vars(getter)[_ENTRY] = (metadata or entry())[_ENTRY]
@@ -107,8 +107,8 @@ def recorded(metadata: Mapping[str, Any] | None = None) -> Callable[[GetterT], G
 class Record:
     """Base of frozen dataclasses that are written as JSON objects.
 
-    Class keywords are entries that are the same in every record, and stand first. ``digits`` rounds the numbers of all
-    fields that do not say it themselves.
+    Class keywords are constant entries of every record, and are written first. ``digits`` rounds the numbers of all
+    fields without ``digits``.
 
     >>> @dataclass(frozen=True)
     ... class Timing(Record, schema_version=1):
@@ -125,7 +125,7 @@ class Record:
     _digits: ClassVar[int | None] = None
 
     def __init_subclass__(cls, *, digits: int | None = None, **constants: int | str) -> None:
-        """Remember what the class says of all its records."""
+        """Store the constant entries and the digits of the class."""
         super().__init_subclass__()
         cls._constants = {**cls._constants, **constants}
         cls._digits = cls._digits if digits is None else digits
@@ -143,31 +143,31 @@ class Record:
 
     @classmethod
     def from_fields(cls: type[RecordT], values: Any) -> RecordT:  # noqa: PYI019  # Python 3.10 has no Self
-        """Return a record with these values, as JSON has them: a mapping of the names of fields, nested ones as well.
+        """Make a record of JSON values: a mapping of field names, also for nested records.
 
         Raises:
             ValueError: a field is missing or unknown, or its value is of the wrong kind.
         """
-        # Strict reading takes arrays for tuples from JSON text only.
+        # Strict mode converts arrays to tuples only in JSON text.
         import pydantic
 
         return pydantic.TypeAdapter(cls).validate_json(json.dumps(values))
 
 
 def record_keys(kind: type[Record]) -> tuple[str, ...]:
-    """Return the keys that records of a class can have, in order, without those of inlined ones."""
+    """Return the keys that records of a class can have, in order, without keys of inlined records."""
     return (*kind._constants, *dict.fromkeys(form.within or form.key for _, form in _entries(kind) if not form.inline))
 
 
 def json_value(value: Any, digits: int | None = None) -> Any:
-    """Return a value as JSON has it.
+    """Convert a value to JSON-ready values.
 
     Args:
         value: Text, number, path, time, record, or mappings and sequences of these.
-        digits: Decimal places of numbers; those of records are as the record says.
+        digits: Decimal places of numbers; records use their own digits.
 
     Raises:
-        TypeError: JSON has nothing for it.
+        TypeError: JSON has no equivalent of the value.
     """
     if value is None or isinstance(value, (str, int)):
         return value
@@ -187,11 +187,11 @@ def json_value(value: Any, digits: int | None = None) -> Any:
 
 
 _ENTRIES: dict[type[Record], tuple[tuple[str, _Entry], ...]] = {}
-"""Of each class that was written: its attributes in order."""
+"""Class of written records → its attributes in order."""
 
 
 def _entries(kind: type[Any]) -> list[tuple[str, _Entry]]:
-    """Return the attributes that are written, in order: fields, then properties, each of the base class first."""
+    """Return the written attributes in order: fields, then properties, each with attributes of the base class first."""
     plain = _Entry()
     forms = {item.name: item.metadata.get(_ENTRY, plain) for item in dataclasses.fields(kind)}
     for base in reversed(kind.__mro__):

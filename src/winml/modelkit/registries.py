@@ -1,8 +1,9 @@
 """Which object does a name refer to? Built-in ones, and those that installed packages add through entry points.
 
-A name is known without importing the object behind it: built-in names stand in the code, names of plug-ins in the
-``entry_points.txt`` of their distribution. A plug-in that cannot be used is named in :func:`installed_plug_ins` and
-left out of listings; asking for its name says which package to remove. What the objects are is decided elsewhere.
+A name is known without importing its object: built-in names are in the code, names of plug-ins in the
+``entry_points.txt`` of their distribution. An unusable plug-in is listed by :func:`installed_plug_ins` and omitted
+from other listings; the error of a request for its name states the package to remove. Meaning and use of the objects
+are defined elsewhere.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
 
 CONTRACT = "v1"
-"""Version of the contracts in ``extend``; a plug-in package names the one it was written for in the entry-point group
+"""Version of the contracts in ``extend``; a plug-in package states its version in the entry-point group
 ``winml.contract``."""
 
 _REGISTRIES: Mapping[str, str] = {
@@ -43,12 +44,12 @@ _REGISTRIES: Mapping[str, str] = {
     "tasks": "winml.modelkit.evaluate.tasks.table:TASK_DEFINITIONS",
     "verbs": "winml.modelkit.cli.main:VERBS",
 }
-"""Entry-point group, without what stands before the dot → where its registry stands."""
+"""Entry-point group without namespace → target of its registry."""
 
 _NAMESPACE, _CONTRACT = "winml", "contract"
-"""Entry-point groups are ``winml.layouts`` and so on; ``winml.contract`` says which contracts a package is for."""
+"""Entry-point groups are named ``winml.layouts`` etc.; ``winml.contract`` states the contracts of a package."""
 _METADATA_SUFFIXES = (".dist-info", ".egg-info")
-"""Specified: how installers call the folder in which they describe a distribution."""
+"""Specified: suffixes of the folders in which installers describe a distribution."""
 _ENTRY_POINTS = "entry_points.txt"
 
 try:
@@ -62,7 +63,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True)
 class PlugIn(Record):
-    """One name that an installed package adds."""
+    """A name added by an installed package."""
 
     group: str
     """Group of the entry point, without its namespace: ``layouts``."""
@@ -70,9 +71,9 @@ class PlugIn(Record):
     package: str
     version: str
     target: str
-    """``module:object`` of what it stands for."""
+    """``module:object`` of the entry point."""
     problem: str = ""
-    """Why it cannot be used; empty where it can."""
+    """Reason why the plug-in is unusable; empty if usable."""
 
     def refusal(self, what: str) -> UsageError:
         """Return the error for a request of this name."""
@@ -83,18 +84,18 @@ class PlugIn(Record):
 
 
 class Names(Mapping[str, T_co], Generic[T_co]):
-    """Name → object, for names that users write; ``Annotated[str, names]`` is a field that holds one of them."""
+    """Name → object, for names in options; ``Annotated[str, names]`` is a field with one of the names."""
 
     def __init__(self, kind: str, named: Mapping[str, Any]) -> None:
         """Declare names.
 
         Args:
-            kind: What a name stands for, for messages: ``mode``.
+            kind: Noun for the objects, for messages: ``mode``.
             named: Name → object.
         """
         self.kind, self._named = kind, named
 
-    # Annotations of fields are hashed, and no two tables of names are equal.
+    # Annotations of fields are hashed; tables of names compare by identity.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -110,25 +111,25 @@ class Names(Mapping[str, T_co], Generic[T_co]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name."""
+        """All names."""
         return tuple(self._named)
 
     def find(self, name: str, option: str) -> T_co:
-        """Return the object of a name that a user wrote.
+        """Return the object of a name specified by a user.
 
         Args:
             name: The name.
-            option: What it was written for, for the message: ``--layout``.
+            option: The option with the name, for messages: ``--layout``.
 
         Raises:
-            UsageError: there is no such name (suggests the nearest), or its plug-in cannot be used.
+            UsageError: the name is unknown (suggests the nearest name), or its plug-in is unusable.
         """
         if name in self:
             return self[name]
         raise UsageError(f"{option} {name}: no such {self.kind}", hint=self._guess(name))
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        """Validate a field that is annotated with this, as ``Annotated[str, LAYOUTS]``: one of its names."""
+        """Validate a field annotated with the table, as ``Annotated[str, LAYOUTS]``: its value is one of the names."""
         from pydantic import AfterValidator
 
         return AfterValidator(self._check).__get_pydantic_core_schema__(source, handler)
@@ -136,7 +137,7 @@ class Names(Mapping[str, T_co], Generic[T_co]):
     def __get_pydantic_json_schema__(
         self, schema: Any, handler: Callable[[Any], Mapping[str, Any]]
     ) -> dict[str, object]:
-        """Describe such a field: the names there are, those of installed plug-ins included."""
+        """Describe such a field by its names, including names of installed plug-ins."""
         return {"enum": list(self.names), **handler(schema)}
 
     def _check(self, name: str) -> str:
@@ -152,9 +153,9 @@ class Names(Mapping[str, T_co], Generic[T_co]):
 
 
 class Registry(Names[T_co]):
-    """Name → object, built-in ones first, then those of plug-ins in the order of their names.
+    """Name → object, built-in objects first, then objects of plug-ins in the order of their names.
 
-    ``name in registry`` knows every name; iterating leaves out plug-ins that cannot be used, and imports the others.
+    ``name in registry`` knows every name; iteration omits unusable plug-ins, and imports the others.
     """
 
     def __init__(
@@ -168,11 +169,11 @@ class Registry(Names[T_co]):
         """Declare a registry.
 
         Args:
-            group: Group of the entry points that add to it, without its namespace: ``layouts``.
-            kind: What a name stands for, for messages: ``layout``.
-            built_in: Name → object, or ``module:object`` of one that is imported on first use.
-            contract: Returns the type that objects of plug-ins need to have.
-            refuse: Takes a name and its object; returns why it cannot be used, or an empty string.
+            group: Group of its entry points, without its namespace: ``layouts``.
+            kind: Noun for the objects, for messages: ``layout``.
+            built_in: Name → object, or ``module:object`` of an object that is imported on first use.
+            contract: Returns the required type of plug-in objects.
+            refuse: Takes a name and its object; returns why the object is unusable, or an empty string.
         """
         super().__init__(kind, built_in)
         self.group, self._built_in = group, built_in
@@ -186,8 +187,8 @@ class Registry(Names[T_co]):
         """Return the object of a name.
 
         Raises:
-            KeyError: there is no such name.
-            UsageError: it is that of a plug-in that cannot be used.
+            KeyError: the name is unknown.
+            UsageError: the plug-in of the name is unusable.
         """
         if name in self._built_in:
             target = self._built_in[name]
@@ -213,12 +214,12 @@ class Registry(Names[T_co]):
 
     @property
     def built_in_names(self) -> tuple[str, ...]:
-        """Names that winml brings."""
+        """Names of the built-in objects."""
         return tuple(self._built_in)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name, also of plug-ins that cannot be used; nothing is imported."""
+        """All names, including names of unusable plug-ins; imports nothing."""
         return (*self._built_in, *self._plug_ins())
 
     def _check(self, name: str) -> str:
@@ -227,14 +228,14 @@ class Registry(Names[T_co]):
         return name
 
     def part(self, name: str, target: str) -> Any:
-        """Return what the object of a name refers to, imported on first use.
+        """Return a target that the object of a name refers to, imported on first use.
 
         Args:
             name: The name.
             target: ``module:object``.
 
         Raises:
-            UsageError: it is of a plug-in and cannot be imported.
+            UsageError: the target belongs to a plug-in and cannot be imported.
         """
         if name in self._built_in:
             return _resolved(target)
@@ -251,7 +252,7 @@ class Registry(Names[T_co]):
         return f"{plug_in.package} {plug_in.version}"
 
     def reported(self) -> tuple[PlugIn, ...]:
-        """Return every plug-in of the group, with what is wrong with it; imports them."""
+        """Return all plug-ins of the group with their problems; imports them."""
         usable = self._plug_ins()
         return tuple(self._checked(p)[0] if usable.get(p.name) is p else self._unreachable(p) for p in self._found())
 
@@ -259,7 +260,7 @@ class Registry(Names[T_co]):
         return _installed(search_path()).get(self.group, ())
 
     def _plug_ins(self) -> Mapping[str, PlugIn]:
-        """Return the plug-ins that own their names: no built-in has it, and none before it."""
+        """Return the plug-ins that own their names: neither built-in objects nor earlier plug-ins have the name."""
         owners: dict[str, PlugIn] = {}
         for plug_in in self._found():
             if plug_in.name not in self._built_in:
@@ -271,7 +272,7 @@ class Registry(Names[T_co]):
         return replace(plug_in, problem=f"{owner} has a {self.kind} of this name")
 
     def _checked(self, plug_in: PlugIn) -> tuple[PlugIn, Any]:
-        """Return a plug-in with what is wrong with it, and its object."""
+        """Return a plug-in with its problem, and its object."""
         if plug_in.problem:
             return plug_in, None
         if plug_in not in self._loaded:
@@ -290,15 +291,15 @@ class Registry(Names[T_co]):
 
 
 def installed_sources(group: str) -> dict[str, str]:
-    """Return the names that plug-ins add to a group, each with package and version; nothing is imported."""
+    """Return the names that plug-ins add to a group, with package and version; imports nothing."""
     found = _installed(search_path()).get(group, ())
     return {plug_in.name: f"{plug_in.package} {plug_in.version}" for plug_in in found}
 
 
 def installed_plug_ins() -> tuple[PlugIn, ...]:
-    """Return every plug-in of every installed package, with what is wrong with it; imports them.
+    """Return all plug-ins of all installed packages with their problems; imports them.
 
-    A package whose description cannot be read is listed with the file instead of a name.
+    A package with unreadable metadata is listed with the file in place of a name.
     """
     found: list[PlugIn] = []
     for group, plug_ins in sorted(_installed(search_path()).items()):
@@ -313,9 +314,9 @@ def installed_plug_ins() -> tuple[PlugIn, ...]:
 
 
 def search_path() -> tuple[str, ...]:
-    """Return where this process searches for modules, without working directories that nobody named.
+    """Return the module search path of this process, without implicit working directories.
 
-    Python itself adds the working directory as an empty entry, and for an empty entry of ``PYTHONPATH``, as in
+    Python adds the working directory as an empty entry, and also for an empty entry of ``PYTHONPATH``, as in
     ``PYTHONPATH=$UNSET:folder``.
     """
     entries = [entry for entry in sys.path if entry not in ("", os.curdir)]
@@ -332,26 +333,26 @@ def _resolved(target: str) -> Any:
 
 
 def _imported(target: str) -> tuple[str, Any]:
-    """Return why an object of a plug-in cannot be imported, or an empty string and the object."""
+    """Import an object of a plug-in; return the problem and None, or an empty string and the object."""
     try:
-        # Stdout is for results, which may be JSON.
+        # Stdout is reserved for results, which may be JSON.
         with contextlib.redirect_stdout(sys.stderr):
             return "", _resolved(target)
     except (Exception, SystemExit) as error:
-        # winml sys names no path.
+        # Paths are removed, because winml sys prints no paths.
         words = re.sub(r"\(?(?<!\w)(?:/|[A-Za-z]:[\\/])\S+", "…", first_line(error))
         return f"{target} cannot be imported: {type(error).__name__}: {words}", None
 
 
 @functools.cache
 def _installed(places: tuple[str, ...]) -> Mapping[str, tuple[PlugIn, ...]]:
-    """Return the entry points of packages that add to winml, by group, in the order of their names.
+    """Return the entry points of all packages for winml, by group, in the order of their names.
 
-    Only files that name a group of ours are parsed: reading the others takes 2 ms for a hundred distributions, where
+    Only files with a group of winml are parsed: reading the others takes 2 ms for a hundred distributions, while
     ``importlib.metadata`` takes 35 to 150 ms to import and 5 to 10 ms to read them (measured).
 
     Args:
-        places: Where Python looks for modules.
+        places: Module search path.
     """
     found: dict[str, list[PlugIn]] = {}
     seen: set[str] = set()
@@ -388,7 +389,7 @@ def _description(folder: Path) -> _Description:
 
     distribution = Distribution.at(folder)
     package, _, version = folder.name.rpartition(".")[0].partition("-")
-    # A damaged METADATA: the name of the folder states both as well.
+    # If METADATA is damaged, the name of the folder still states package and version.
     with contextlib.suppress(ValueError, KeyError, TypeError, OSError, ImportError):
         package, version = distribution.name or package, distribution.version or version
     try:
@@ -405,7 +406,7 @@ def _description(folder: Path) -> _Description:
 def damaged_package(error: BaseException) -> tuple[str, Path] | None:
     """Return the installed package whose metadata raised an error, and the damaged file.
 
-    Libraries read the metadata of every installed package, and Python does not name the one that it cannot read.
+    Libraries read the metadata of every installed package, and Python does not name the unreadable file.
 
     Returns:
         Name of the package and path of the file; ``None`` for any other error.

@@ -8,14 +8,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __version__ = "0.3.0"
-"""Also read by the build, so that the distribution and the package cannot disagree."""
+"""Also read by the build, so that the versions of distribution and package are equal."""
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs the packages of an extra, wherever winml itself came from.
+    """Return the command that installs the packages of an extra, for every kind of installation of winml.
 
-    Names the extra where winml was installed from a folder that is still there, and otherwise its packages: a wheel may
-    be on no package index.
+    The command names the extra if winml was installed from a folder that still exists, and otherwise its packages,
+    because a wheel may not be on a package index.
 
     Args:
         extra: Name of the extra, such as ``eval``.
@@ -34,8 +34,8 @@ def install_command(extra: str) -> str:
 
 
 def _source_folder(direct_url: str | None) -> Path | None:
-    """Return the folder that an installation is from, by what pip wrote of it; None where there is none now."""
-    # Not with this module, which is imported before the working directory leaves the search path.
+    """Return the source folder of an installation, read from ``direct_url.json`` of pip; None if it does not exist."""
+    # Imported late: this module is imported before the working directory leaves the search path.
     import json
     from pathlib import Path
     from urllib.parse import urlsplit

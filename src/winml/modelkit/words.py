@@ -8,26 +8,26 @@ import unicodedata
 from collections.abc import Sequence
 
 MOST_DB = 200.0
-"""Chosen: an exact answer has an infinite ratio, which JSON cannot hold; rounding of float64 is at about 300."""
+"""Chosen: equal outputs have an infinite ratio, which JSON cannot represent; rounding of float64 is at about 300."""
 
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Specified: Unicode categories of what moves the cursor, changes the direction of writing, ends a line or cannot be
-encoded: control and format characters, lone surrogates, separators of lines."""
+"""Specified: Unicode categories of characters that move the cursor, change the writing direction, end a line or
+cannot be encoded: control and format characters, lone surrogates, line separators."""
 _CONTROLS = frozenset({"Cc", "Cs"})
-"""Of these, what a terminal obeys and what no stream encodes."""
+"""Unprintable categories that terminals interpret or streams cannot encode."""
 LONGEST_TEXT = 200
-"""Characters of one foreign text in a message. Chosen: two lines of a terminal."""
+"""Maximum number of characters of a foreign text in a message. Chosen: two lines of a terminal."""
 _LONGEST_MESSAGE = 2000
-"""Characters of a message. Chosen: longer than any of ours."""
+"""Maximum number of characters of a message. Chosen: longer than every regular message."""
 _LONG_TEXT = re.compile(
     rf"(?P<open>['\"])?(?P<text>(?(open)(?:(?!(?P=open)).){{{LONGEST_TEXT + 1},}}|\S{{{LONGEST_TEXT + 1},}}))"
     r"(?(open)(?P=open))"
 )
-"""A quoted text, or one without a space."""
+"""A long text, either quoted or without spaces."""
 
 
 def first_words(words: Sequence[object], count: int, rest: str = "more") -> str:
-    """Return the first of several texts, and how many more there are.
+    """List the first texts, and the number of remaining texts.
 
     >>> first_words(["Add", "Mul", "Exp"], 2), first_words(["Add", "Mul"], 2)
     ('Add, Mul and 1 more', 'Add, Mul')
@@ -37,7 +37,7 @@ def first_words(words: Sequence[object], count: int, rest: str = "more") -> str:
 
 
 def size_words(size_bytes: int) -> str:
-    """Return a size in the largest unit that leaves at least one.
+    """Format a size in the largest unit with a value of at least one.
 
     >>> size_words(999), size_words(90_868_376)
     ('999 B', '90.9 MB')
@@ -51,7 +51,7 @@ def size_words(size_bytes: int) -> str:
 
 
 def count_words(count: int) -> str:
-    """Return a number of parameters.
+    """Format a number of parameters.
 
     >>> count_words(950), count_words(22_713_216), count_words(7_240_000_000)
     ('950', '22.7 M', '7.24 B')
@@ -66,7 +66,7 @@ _SINGULAR_VERBS = {"are": "is", "were": "was", "have": "has"}
 
 
 def count_noun(count: int, noun: str, verb: str = "") -> str:
-    """Return a number of things, and the verb that agrees with it.
+    """Format a count with its noun, and optionally a verb that agrees in number.
 
     >>> count_noun(1, "node"), count_noun(2, "node")
     ('1 node', '2 nodes')
@@ -78,7 +78,7 @@ def count_noun(count: int, noun: str, verb: str = "") -> str:
 
 
 def time_words(milliseconds: float) -> str:
-    """Return a time in milliseconds, without the unit.
+    """Format a time in milliseconds, without the unit.
 
     >>> time_words(1.23456), time_words(123.456)
     ('1.235', '123.5')
@@ -87,7 +87,7 @@ def time_words(milliseconds: float) -> str:
 
 
 def decibel_words(sqnr_db: float) -> str:
-    """Return a ratio of signal to error in a column of such.
+    """Format an SQNR in decibels for a table column.
 
     >>> decibel_words(36.25), decibel_words(MOST_DB)
     ('36.2', 'equal')
@@ -96,7 +96,7 @@ def decibel_words(sqnr_db: float) -> str:
 
 
 def percent_words(share: float) -> str:
-    """Return a share in percent; one that is not whole is never shown as such.
+    """Format a share in percent; only a share of exactly 1 is written as 100 %.
 
     >>> percent_words(1.0), percent_words(0.99999)
     ('100 %', '99.99 %')
@@ -114,10 +114,10 @@ def shape_words(dtype: str, shape: Sequence[int | str | None]) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return a foreign text on one line, without a character that a terminal or a page obeys instead of showing it.
+    r"""Escape a foreign text to one line without characters that a terminal or a page interprets.
 
-    Control characters (escape sequences, newlines), marks of the direction of writing and other format characters, and
-    lone surrogates are spelled as Python spells them.
+    Control characters (escape sequences, newlines), direction marks and other format characters, and lone surrogates
+    are escaped in Python syntax.
 
     >>> printable("a\x1b[31m\n\u202eb")
     'a\\x1b[31m\\n\\u202eb'
@@ -134,9 +134,9 @@ def _spelled(character: str) -> str:
 
 
 def terminal_text(text: str) -> str:
-    r"""Return a text of several lines, without a character that a terminal obeys; newlines and tabs stay.
+    r"""Escape characters that a terminal interprets in a text of several lines; newlines and tabs are kept.
 
-    Signs that belong to writing, such as the joiners of emoji and of Persian, stay as well.
+    Format characters of scripts, such as the joiners of emoji and of Persian, are kept as well.
 
     >>> terminal_text("a\tb\n\x1b[31m\r\x9b")
     'a\tb\n\\x1b[31m\\r\\x9b'
@@ -148,7 +148,7 @@ def terminal_text(text: str) -> str:
 
 
 def json_printable(text: str) -> str:
-    r"""Return JSON text whose strings hold no such character: they are escaped, so that the text means the same.
+    r"""Escape unprintable characters in the strings of JSON text, without changing their values.
 
     >>> json_printable('"\u202e"')
     '"\\u202e"'
@@ -166,7 +166,7 @@ def _json_spelled(character: str) -> str:
 
 
 def message_words(text: str) -> str:
-    """Return a message on one line, in which every text can be printed; one that is very long is cut, its length said.
+    """Format a message as printable text on one line; very long texts are cut and their length is stated.
 
     >>> message_words("node '" + "x" * 5000 + "' is unknown")[-50:]
     "xxxxxxxxxxxxxxxxxxx… (5000 characters)' is unknown"
